@@ -1,0 +1,133 @@
+"""What an allreduce costs on this machine, or on an emulated network, beside its closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from labkit.bench.timing import check, timed
+from labkit.cluster import Cluster
+from labkit.communicator import ALGORITHMS, Communicator, check_algorithm, refuse_unmetered
+from labkit.network import Network
+from labkit.schedules import ALLREDUCE
+from labkit.simulate import closed_form
+
+MIB = 2**20
+SIZES = (MIB, 4 * MIB, 16 * MIB)
+SLICE = 0.25  # seconds spent on one algorithm and size in one repeat
+
+Row = dict[str, Any]
+
+
+def measure(
+    workers: int = 2,
+    network: str | Network | None = None,
+    algorithms: Sequence[str] | None = None,
+    sizes: Sequence[int] = SIZES,
+    repeats: int = 5,
+) -> list[Row]:
+    """Time float32 allreduces of all algorithms and sizes, interleaved, and check their results.
+
+    An allreduce lasts as long as its slowest rank, from a common start. "shared_memory" works on
+    buffers from `Communicator.allocate`, the others on ordinary memory; "mpi" is the library's
+    own in-place Allreduce.
+
+    Args:
+        workers: ranks.
+        network: a network to emulate; None: this machine's own.
+        algorithms: default: all that can run there.
+        sizes: bytes of the buffer.
+        repeats: rounds over all algorithms and sizes; a median each.
+
+    Returns:
+        One row an algorithm and size: median, least and 90th percentile of the repeats' medians,
+        p50 and p99 of all single calls (ms), algbw and busbw (bytes/s), `correct`; on an emulated
+        network also the closed form and the error against it, else the ratio to "mpi".
+    """
+    chosen = list(algorithms or (ALLREDUCE if network is not None else ALGORITHMS))
+    for algorithm in chosen:
+        check_algorithm(algorithm)
+        refuse_unmetered(algorithm, network)
+    with Cluster(workers=workers) as cluster:
+        cases = cluster.call(_sweep, chosen, list(sizes), repeats, ranks=workers, network=network)[
+            0
+        ]
+    rows = [_row(case, workers, Network.parse(network), repeats) for case in cases]
+    return rows if network is not None else _with_ratios(rows)
+
+
+def _sweep(
+    communicator: Communicator, algorithms: list[str], sizes: list[int], repeats: int
+) -> list[dict[str, Any]]:
+    """On each rank: seconds of single calls, by repeat; the slowest rank's counts."""
+    cases: dict[tuple[str, int], list[np.ndarray]] = {}
+    correct: dict[tuple[str, int], bool] = {}
+    buffers = {
+        (shared, nbytes): communicator.allocate(nbytes // 4)
+        if shared
+        else np.zeros(nbytes // 4, np.float32)
+        for nbytes in sizes
+        for shared in {algorithm == "shared_memory" for algorithm in algorithms}
+    }
+    for _ in range(repeats):
+        for nbytes in sizes:
+            for algorithm in algorithms:
+                buffer = buffers[algorithm == "shared_memory", nbytes]
+                case = (algorithm, nbytes)
+                right = check(communicator, algorithm, buffer)
+                correct[case] = correct.get(case, True) and right
+                cases.setdefault(case, []).append(_times(communicator, algorithm, buffer))
+    return [
+        {"algorithm": a, "bytes": n, "seconds": seconds, "correct": correct[a, n]}
+        for (a, n), seconds in cases.items()
+    ]
+
+
+def _times(communicator: Communicator, algorithm: str, buffer: np.ndarray) -> np.ndarray:
+    """Seconds of single calls: one to learn how many fill a slice, then those."""
+    first = timed(communicator, algorithm, buffer, 1)
+    return timed(communicator, algorithm, buffer, int(np.clip(SLICE / first[0], 3, 50)))
+
+
+def _row(case: dict[str, Any], workers: int, network: Network | None, repeats: int) -> Row:
+    medians = [float(np.median(seconds)) for seconds in case["seconds"]]
+    single = np.concatenate(case["seconds"])
+    median = float(np.median(medians))
+    algbw = case["bytes"] / median
+    row = {
+        "bench": "collectives",
+        "case": f"{case['algorithm']} {case['bytes']} bytes",
+        "what": "allreduce",
+        "algorithm": case["algorithm"],
+        "bytes": case["bytes"],
+        "workers": workers,
+        "network": None if network is None else str(network),
+        "clock": "wall",
+        "median_ms": 1e3 * median,
+        "min_ms": 1e3 * min(medians),
+        "p90_ms": 1e3 * float(np.percentile(medians, 90)),
+        "p50_ms": 1e3 * float(np.percentile(single, 50)),
+        "p99_ms": 1e3 * float(np.percentile(single, 99)),
+        "repeats": repeats,
+        "calls": len(single),
+        "algbw": algbw,
+        "busbw": algbw * 2 * (workers - 1) / workers,
+        "correct": case["correct"],
+    }
+    if network is not None:
+        form = closed_form(case["algorithm"], workers, case["bytes"], network)
+        row |= {"closed_form_ms": 1e3 * form, "error": median / form - 1 if form else 0.0}
+    return row
+
+
+def _with_ratios(rows: list[Row]) -> list[Row]:
+    """Beside each time its ratio to that of the library at the same size."""
+    library = {row["bytes"]: row["median_ms"] for row in rows if row["algorithm"] == "mpi"}
+    return [
+        row | {"ratio_to_mpi": row["median_ms"] / library[row["bytes"]]}
+        if row["bytes"] in library
+        else row
+        for row in rows
+    ]

@@ -1,0 +1,332 @@
+"""`labkit bench …`: benchmarks from the command line, as a table and as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+Row = dict[str, Any]
+
+
+@click.group()
+def bench() -> None:
+    """Measure this machine; medians of interleaved repeats, with their spread."""
+
+
+def _numbers(_: click.Context, __: click.Parameter, text: str) -> list[int]:
+    try:
+        return [int(float(part)) for part in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no list of numbers such as 1e6,4e6") from None
+
+
+@bench.command()
+@click.option("--workers", default=2, show_default=True, help="MPI ranks.")
+@click.option("--network", default=None, help="Emulate this network; default: the machine's own.")
+@click.option("--algorithms", default=None, help="Names with commas; default: all that can run.")
+@click.option("--bytes", "sizes", default="1048576,4194304,16777216", callback=_numbers)
+@click.option("--repeats", default=5, show_default=True)
+@click.option(
+    "--json", "file", type=click.Path(path_type=Path), help="Write rows here, one a line."
+)
+def collectives(
+    workers: int,
+    network: str | None,
+    algorithms: str | None,
+    sizes: list[int],
+    repeats: int,
+    file: Path | None,
+) -> None:
+    """Time every allreduce algorithm beside the MPI library's own, or beside its closed form."""
+    from labkit.bench.collectives import measure
+
+    names = algorithms.split(",") if algorithms else None
+    rows = measure(workers, network, names, sizes, repeats)
+    beside = (
+        {"ratio_to_mpi": "ratio"}
+        if network is None
+        else {"closed_form_ms": "formula ms", "error": "error"}
+    )
+    click.echo(
+        _table(
+            rows,
+            {
+                "algorithm": "algorithm",
+                "bytes": "bytes",
+                "median_ms": "median ms",
+                "min_ms": "least",
+                "p90_ms": "p90",
+                "p99_ms": "p99 of calls",
+                "busbw": "busbw B/s",
+                **beside,
+                "correct": "correct",
+            },
+        )
+    )
+    _write(rows, file)
+
+
+@bench.command()
+@click.option("--rate", default="100Mb,1Gb", show_default=True, help="Bits/s; several with commas.")
+@click.option("--algorithms", default="ring,master_worker", show_default=True)
+@click.option("--bytes", "sizes", default="65536,262144,1048576,4194304", callback=_numbers)
+@click.option("--repeats", default=5, show_default=True)
+@click.option(
+    "--json", "file", type=click.Path(path_type=Path), help="Write rows here, one a line."
+)
+def link(rate: str, algorithms: str, sizes: list[int], repeats: int, file: Path | None) -> None:
+    """Hold the emulated network against a real rate-limited link (Linux, root, iproute2)."""
+    from labkit.bench.link import measure
+    from labkit.bench.namespaces import FRAME
+
+    rows = measure(rate.split(","), sizes, algorithms.split(","), repeats)
+    for facts in {row["rate"]: row for row in rows}.values():
+        click.echo(
+            f"{facts['rate']}: latency {1e6 * facts['latency']:.0f} us as measured; payload "
+            f"{facts['payload']} of {FRAME} bytes of a frame; after a pause {facts['burst']} "
+            f"bytes pass at line speed, {facts['burst_ms']:.2g} ms less"
+        )
+    click.echo(
+        _table(
+            rows,
+            {
+                "rate": "rate",
+                "algorithm": "algorithm",
+                "bytes": "bytes",
+                "median_ms": "real ms",
+                "min_ms": "least",
+                "max_ms": "most",
+                "emulated_ms": "emulated ms",
+                "emulated_min_ms": "least",
+                "emulated_max_ms": "most",
+                "closed_form_ms": "formula ms",
+                "error": "error",
+                "correct": "correct",
+            },
+        )
+    )
+    _write(rows, file)
+
+
+def _names(_: click.Context, __: click.Parameter, text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+@bench.command()
+@click.option("--workers", default=2, show_default=True, help="MPI ranks of one thread.")
+@click.option(
+    "--cases",
+    default="mlp-1024,mlp-2048,cnn",
+    show_default=True,
+    callback=_names,
+    help="Models, with commas; there is deep-mlp, too.",
+)
+@click.option("--schedules", default="sequential,overlap", show_default=True, callback=_names)
+@click.option("--algorithm", default="auto", show_default=True, help="How buckets are summed.")
+@click.option("--network", default=None, help="Emulate this network; default: the machine's own.")
+@click.option("--repeats", default=5, show_default=True, help="Rounds over everything.")
+@click.option("--bucket-bytes", default=4 * 2**20, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--peer",
+    "peers",
+    default=None,
+    callback=_names,
+    help="Other frameworks beside it, what is installed of multi_worker_mirrored,ddp,horovod.",
+)
+@click.option(
+    "--json", "file", type=click.Path(path_type=Path), help="Write rows here, one a line."
+)
+def exchange(
+    workers: int,
+    cases: list[str],
+    schedules: list[str],
+    algorithm: str,
+    network: str | None,
+    repeats: int,
+    bucket_bytes: int,
+    peers: list[str],
+    file: Path | None,
+) -> None:
+    """What the exchange of gradients adds to a training step, beside other frameworks."""
+    from labkit.bench.exchange import measure
+    from labkit.bench.peers import rows as beside
+
+    _check_exchange(workers, schedules, algorithm, network, repeats)
+    beside.check(peers, network)
+    rows = measure(workers, cases, schedules, algorithm, network, repeats, bucket_bytes)
+    click.echo(_table([_with_spread(row) for row in rows], EXCHANGE | {"recording": "recording"}))
+    for row in rows:
+        if "why" in row:
+            click.echo(f"{row['case']} {row['what']}: {row['algorithm']}, {row['why']}")
+    if peers:
+        found, remarks = beside.measure(peers, cases, workers, repeats)
+        if found:
+            click.echo(_table([_with_spread(row) for row in found], EXCHANGE | {"version": ""}))
+        for remark in remarks:
+            click.echo(f"peer {remark}", err=True)
+        rows += found
+    _write(rows, file)
+
+
+@bench.command()
+@click.option("--compressors", default=None, callback=_names, help="Names with commas; or all.")
+@click.option("--elements", default=5_800_000, show_default=True, help="Of the float32 vector.")
+@click.option("--repeats", default=5, show_default=True)
+@click.option(
+    "--json", "file", type=click.Path(path_type=Path), help="Write rows here, one a line."
+)
+def compression(compressors: list[str], elements: int, repeats: int, file: Path | None) -> None:
+    """Time every compressor on one thread, beside a copy of the same bytes."""
+    from labkit.bench.compression import measure
+
+    rows = measure(compressors or None, elements, repeats)
+    errors = ["" if row["error"] is None else f"{row['error']:.2%}" for row in rows]
+    click.echo(
+        _table(
+            [row | {"lost": error} for row, error in zip(rows, errors, strict=True)],
+            {
+                "case": "compressor",
+                "what": "what",
+                "median_ms": "median ms",
+                "min_ms": "least",
+                "p90_ms": "p90",
+                "to_copy": "copies",
+                "bytes": "bytes",
+                "ratio": "ratio",
+                "lost": "error",
+            },
+        )
+    )
+    _write(rows, file)
+
+
+@bench.command()
+@click.option("--workers", default=2, show_default=True, help="Stages, a rank of one thread each.")
+@click.option("--schedules", default="gpipe,1f1b", show_default=True, callback=_names)
+@click.option("--repeats", default=5, show_default=True)
+@click.option(
+    "--json", "file", type=click.Path(path_type=Path), help="Write rows here, one a line."
+)
+def pipeline(workers: int, schedules: list[str], repeats: int, file: Path | None) -> None:
+    """Time pipelines beside one process that takes the same micro-batches."""
+    from labkit.bench.pipeline import measure
+
+    rows = measure(workers, schedules, repeats=repeats)
+    columns = {
+        "case": "case",
+        "median_ms": "median ms",
+        "min_ms": "least",
+        "p90_ms": "p90",
+        "one_ms": "one process ms",
+        "stage_ms": "ms a stage and micro-batch",
+        "speedup": "speed-up",
+        "at_most": "at most",
+        "share": "share",
+    }
+    click.echo(_table(rows, columns))
+    _write(rows, file)
+
+
+EXCHANGE = {
+    "case": "case",
+    "what": "what",
+    "median_ms": "median ms",
+    "min_ms": "least",
+    "p90_ms": "p90",
+    "added": "added ms (least to most)",
+    "same_weights": "same weights",
+}
+
+
+def _with_spread(row: Row) -> Row:
+    """The row with what it adds to the local step, and its spread, in one cell."""
+    more: Row = {}
+    if "added_ms" in row:
+        least, most = row["added_min_ms"], row["added_max_ms"]
+        more["added"] = f"{row['added_ms']:.3g} ({least:.3g} to {most:.3g})"
+    if "recording_share" in row:
+        more["recording"] = f"{row['recording_share']:.2%} of the step"
+    return row | more
+
+
+def _check_exchange(
+    workers: int, schedules: Sequence[str], algorithm: str, network: str | None, repeats: int
+) -> None:
+    from labkit.communicator import ALGORITHMS, refuse_unmetered
+    from labkit.errors import InvalidInput
+    from labkit.exchange import SCHEDULES
+
+    if workers < 2 or repeats < 1:
+        raise InvalidInput(
+            f"workers={workers}, repeats={repeats}: an exchange wants 2 workers or more, and a "
+            "median 1 repeat or more"
+        )
+    for field, values, allowed in (
+        ("schedule", schedules, SCHEDULES),
+        ("algorithm", [algorithm], ("auto", *ALGORITHMS)),
+    ):
+        unknown = [value for value in values if value not in allowed]
+        if unknown or not values:
+            given = repr(unknown[0]) if unknown else "nothing"
+            raise InvalidInput(f"{field}={given} is not known; allowed: {', '.join(allowed)}")
+    if "priority" in schedules:
+        raise InvalidInput(
+            "schedule='priority' has a training loop of its own, which the plain steps of this "
+            "benchmark are not; notebooks/scheduling.ipynb times it"
+        )
+    refuse_unmetered(algorithm, network)
+
+
+def _table(rows: Sequence[Row], columns: dict[str, str]) -> str:
+    from labkit.listing import table
+
+    cells = [[_shown(name, row.get(name)) for name in columns] for row in rows]
+    return table(cells, list(columns.values()))
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return {True: "yes", False: "NO", None: ""}.get(value, str(value))
+    if name == "error":
+        return f"{value:+.1%}"
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.3g}" if value < 1e5 else f"{value:.2e}"
+
+
+def _write(rows: Sequence[Row], file: Path | None) -> None:
+    if file is None:
+        return
+    from labkit.store import write_atomically
+
+    write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
+    click.echo(f"rows: {file}")
+
+
+@click.command()
+@click.argument("algorithm")
+@click.option("--workers", default=8, show_default=True, help="Ranks; up to 10,000.")
+@click.option("--bytes", "nbytes", default=1e8, show_default=True, help="Of the buffer.")
+@click.option("--network", default="1GbE", show_default=True)
+@click.option("--gamma", default=0.0, show_default=True, help="Seconds to add one byte.")
+def simulate(algorithm: str, workers: int, nbytes: float, network: str, gamma: float) -> None:
+    """Predict an allreduce on any network and any number of ranks, without processes."""
+    from labkit.schedules import ALLREDUCE
+    from labkit.simulate import closed_form
+    from labkit.simulate import simulate as predict
+
+    result = predict(algorithm, workers, nbytes, network, gamma=gamma)
+    click.echo(
+        f"{algorithm}, {workers} ranks, {nbytes:,.0f} bytes, {network}, simulated: "
+        f"{1e3 * result.seconds:,.3f} ms; most messages of a rank {result.messages.max():,.0f}, "
+        f"most bytes sent by a rank {result.sent.max():,.0f}"
+    )
+    if algorithm in ALLREDUCE:
+        from labkit.network import Network
+
+        form = closed_form(algorithm, workers, nbytes, Network.named(network), gamma)
+        click.echo(f"closed form: {1e3 * form:,.3f} ms")

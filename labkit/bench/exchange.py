@@ -1,0 +1,172 @@
+"""What the exchange of gradients adds to a training step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from labkit.bench.steps import CASES, Model
+from labkit.cluster import Cluster
+from labkit.communicator import Communicator
+from labkit.errors import InvalidInput
+from labkit.network import Network
+
+WARM, STEPS = 10, 50
+Row = dict[str, Any]
+
+
+def measure(
+    workers: int = 2,
+    cases: Sequence[str] = ("mlp-1024", "mlp-2048", "cnn"),
+    schedules: Sequence[str] = ("sequential", "overlap"),
+    algorithm: str = "auto",
+    network: str | Network | None = None,
+    repeats: int = 5,
+    bucket_bytes: int = 4 * 2**20,
+) -> list[Row]:
+    """Time local steps, exchanged steps and the bare allreduce of the same bytes, interleaved.
+
+    "local" is the same step on all ranks at once without exchange. A step lasts as long as its
+    slowest rank, from a common start; 10 warm-up steps, then 50 timed ones a repeat.
+
+    Args:
+        workers: ranks of one thread.
+        cases: names of `labkit.bench.steps.CASES`.
+        schedules: of the exchange.
+        algorithm: see `Exchange`.
+        network: a network to emulate; None: this machine's own.
+        repeats: rounds over everything.
+        bucket_bytes: see `Exchange`.
+
+    Returns:
+        One row a case and kind ("local", "raw allreduce", a schedule): median, least and 90th
+        percentile of the repeats' medians (ms); for schedules also what they add to the local
+        step, by repeat and as the median, and whether all ranks ended with the same weights.
+    """
+    unknown = [name for name in cases if name not in CASES]
+    if unknown:
+        raise InvalidInput(f"case {unknown[0]!r} is not known; allowed: {', '.join(CASES)}")
+    network = Network.parse(network)
+    rows = []
+    with Cluster(workers=workers) as cluster:
+        for name in cases:
+            found = cluster.call(
+                _measure,
+                *(name, list(schedules), algorithm, repeats, bucket_bytes),
+                ranks=workers,
+                network=network,
+            )[0]
+            rows += [row | _head(name, workers, network, repeats) for row in _rows(found)]
+    return rows
+
+
+def _measure(
+    communicator: Communicator,
+    name: str,
+    schedules: list[str],
+    algorithm: str,
+    repeats: int,
+    bucket_bytes: int,
+) -> dict[str, Any]:
+    """On each rank: seconds of steps, a median a repeat, by kind."""
+    from labkit.exchange import Exchange
+
+    steps: dict[str, Callable[[], Any]] = {
+        "local": Model(CASES[name], communicator.rank).step(lambda gradients: gradients)
+    }
+    exchanges, models = {}, {}
+    for schedule in schedules:
+        exchanges[schedule] = Exchange(communicator, algorithm, schedule, bucket_bytes)
+        models[schedule] = Model(CASES[name], communicator.rank)
+        steps[schedule] = models[schedule].step(exchanges[schedule].mean)
+    for step in steps.values():
+        for _ in range(WARM):
+            step()
+    chosen = exchanges[schedules[0]].choice
+    buffer = communicator.allocate(CASES[name].parameters)
+    steps["raw allreduce"] = lambda: communicator.allreduce(buffer, chosen.algorithm)
+    seconds: dict[str, list[float]] = {kind: [] for kind in steps}
+    for _ in range(repeats):
+        for kind, step in steps.items():
+            buffer[...] = 0.0
+            seconds[kind].append(_median(communicator, step))
+    same = {
+        kind: len(set(communicator.allgather(model.checksum()))) == 1
+        for kind, model in models.items()
+    }
+    return {
+        "seconds": seconds,
+        "same": same,
+        "nbytes": 4 * CASES[name].parameters,
+        "why": {kind: exchange.describe() for kind, exchange in exchanges.items()},
+        "events": {
+            kind: _events(exchange, WARM + repeats * STEPS) for kind, exchange in exchanges.items()
+        },
+    }
+
+
+def _median(communicator: Communicator, step: Callable[[], Any]) -> float:
+    own = []
+    for _ in range(STEPS):
+        communicator.meet("the next step of a benchmark")
+        start = time.perf_counter()
+        step()
+        own.append(time.perf_counter() - start)
+    return float(np.median(np.max(communicator.allgather(own), axis=0)))
+
+
+def _events(exchange: Any, steps: int) -> dict[str, float]:
+    """Events that a step has recorded, and what appending one costs, measured here and now."""
+    from labkit.exchange import Timeline
+
+    timeline, count = Timeline(), 10_000
+    start = time.perf_counter()
+    for _ in range(count):
+        timeline.add("pack", 0, start)
+    cost = (time.perf_counter() - start) / count
+    recorded = len(exchange.timeline.events) / steps
+    return {"events_per_step": recorded, "seconds_per_event": cost}
+
+
+def _rows(found: dict[str, Any]) -> list[Row]:
+    local = np.array(found["seconds"]["local"])
+    rows = []
+    for kind, seconds in found["seconds"].items():
+        row: Row = {"what": kind, "bytes": found["nbytes"], **_spread(np.array(seconds))}
+        if kind in found["same"]:
+            added = np.array(seconds) - local
+            events = found["events"][kind]
+            recording = events["events_per_step"] * events["seconds_per_event"]
+            row |= {
+                "added_ms": 1e3 * float(np.median(added)),
+                "added_min_ms": 1e3 * float(added.min()),
+                "added_max_ms": 1e3 * float(added.max()),
+                "same_weights": found["same"][kind],
+                "recording_share": recording / float(np.median(seconds)),
+                **events,
+                **found["why"][kind],
+            }
+        rows.append(row)
+    return rows
+
+
+def _spread(seconds: np.ndarray) -> Row:
+    return {
+        "median_ms": 1e3 * float(np.median(seconds)),
+        "min_ms": 1e3 * float(seconds.min()),
+        "p90_ms": 1e3 * float(np.percentile(seconds, 90)),
+    }
+
+
+def _head(name: str, workers: int, network: Network | None, repeats: int) -> Row:
+    return {
+        "bench": "exchange",
+        "case": name,
+        "workers": workers,
+        "network": None if network is None else str(network),
+        "clock": "wall",
+        "repeats": repeats,
+    }

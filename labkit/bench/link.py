@@ -1,0 +1,200 @@
+"""The emulation held against a real link of the same rate, latency and payload share."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from labkit.bench.namespaces import ADDRESSES, FRAME, burst, rate_limited_link, require_means
+from labkit.bench.timing import sweep
+from labkit.cluster import Cluster
+from labkit.errors import InvalidInput, LabkitError
+from labkit.network import Network
+from labkit.schedules import ALLREDUCE
+from labkit.simulate import closed_form
+
+KIB = 2**10
+SIZES = (64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB)
+ALGORITHMS = ("ring", "master_worker")
+RATES = ("100Mb", "1Gb")
+SLICE = 0.5  # seconds spent on one algorithm and size in one repeat
+UNITS = {"Mb": 10**6, "Gb": 10**9}
+
+Row = dict[str, Any]
+Case = tuple[str, int, int]  # algorithm, bytes, calls
+
+
+def measure(
+    rates: Sequence[str] = RATES,
+    sizes: Sequence[int] = SIZES,
+    algorithms: Sequence[str] = ALGORITHMS,
+    repeats: int = 5,
+) -> list[Row]:
+    """Time float32 allreduces of two ranks on a real link and on its emulation, interleaved.
+
+    The real link joins two network namespaces of this machine through `tbf` queues; two
+    processes carry out the same plans over TCP. The emulated network has the latency measured
+    there (half the median round trip of one byte) and the share of the nominal rate that TCP and
+    IP leave to payload: 1448 of the 1514 bytes of a full Ethernet frame.
+
+    Args:
+        rates: of the link in bits/s, each direction, such as "100Mb" or "1Gb".
+        sizes: bytes of the buffer.
+        algorithms: names of `labkit.schedules.ALLREDUCE`.
+        repeats: rounds over both links, all algorithms and sizes; a median each.
+
+    Returns:
+        One row a rate, algorithm and size: median, least and greatest of the repeats' medians on
+        the real link (`median_ms` …) and on the emulated one (`emulated_ms` …), the closed form,
+        `error` = emulated / real - 1, `correct`, and what the link was.
+
+    Raises:
+        InvalidInput: a rate, size or algorithm that cannot be.
+        LabkitError: no root, no iproute2, or a kernel without the parts.
+    """
+    bits = {rate: _bits(rate) for rate in rates}
+    unknown = [name for name in algorithms if name not in ALLREDUCE]
+    if unknown:
+        raise InvalidInput(f"algorithms={unknown} are not known; allowed: {', '.join(ALLREDUCE)}")
+    if min(sizes, default=0) < 4 or repeats < 1:
+        raise InvalidInput(f"bytes={sizes}, repeats={repeats}: give sizes from 4, repeats from 1")
+    wanted = [(algorithm, nbytes) for nbytes in sizes for algorithm in algorithms]
+    require_means()
+    with Cluster(workers=2) as cluster:
+        return [row for rate in rates for row in _at(rate, bits[rate], cluster, wanted, repeats)]
+
+
+def _at(
+    rate: str, bits: int, cluster: Cluster, wanted: list[tuple[str, int]], repeats: int
+) -> list[Row]:
+    """The rows of one rate."""
+    with _ranks_joined_at(bits) as ranks:
+        link = ranks.answer()
+        network = Network(
+            latency=link["latency"], bandwidth=bits / 8 * link["payload"] / FRAME, name=rate
+        )
+        forms = [closed_form(algorithm, 2, nbytes, network) for algorithm, nbytes in wanted]
+        cases: list[Case] = [
+            (algorithm, nbytes, int(np.clip(SLICE / form, 3, 50)))
+            for (algorithm, nbytes), form in zip(wanted, forms, strict=True)
+        ]
+        real, emulated = [], []
+        for _ in range(repeats):
+            ranks.ask(cases)
+            real.append(ranks.answer())
+            emulated.append(cluster.call(sweep, cases, network=network)[0])
+    free = burst(bits)
+    facts = {"rate": rate, "burst": free, "burst_ms": 8e3 * free / bits, **link}
+    times = np.array([real, emulated])  # (link, repeat, case, (s, correct))
+    return [
+        _row(case, form, times[:, :, number], facts)
+        for number, (case, form) in enumerate(zip(cases, forms, strict=True))
+    ]
+
+
+def _row(case: Case, form: float, times: np.ndarray, facts: dict[str, Any]) -> Row:
+    algorithm, nbytes, calls = case
+    real, emulated = 1e3 * times[:, :, 0]
+    return {
+        "bench": "link",
+        "case": f"{algorithm} {nbytes} bytes at {facts['rate']}",
+        "what": "allreduce",
+        "algorithm": algorithm,
+        "bytes": nbytes,
+        "workers": 2,
+        "network": f"{facts['rate']} between two namespaces",
+        "clock": "wall",
+        "median_ms": float(np.median(real)),
+        "min_ms": float(real.min()),
+        "p90_ms": float(np.percentile(real, 90)),
+        "max_ms": float(real.max()),
+        "emulated_ms": float(np.median(emulated)),
+        "emulated_min_ms": float(emulated.min()),
+        "emulated_max_ms": float(emulated.max()),
+        "closed_form_ms": 1e3 * form,
+        "error": float(np.median(emulated) / np.median(real) - 1),
+        "repeats": times.shape[1],
+        "calls": calls * times.shape[1],
+        "correct": bool(times[:, :, 1].all()),
+        **facts,
+    }
+
+
+def _bits(rate: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(Mb|Gb)", rate)
+    if not found or float(found[1]) * UNITS[found[2]] < UNITS["Mb"]:
+        raise InvalidInput(
+            f"rate={rate!r} is impossible; give bits a second from 1Mb up, such as 100Mb or 1Gb"
+        )
+    return round(float(found[1]) * UNITS[found[2]])
+
+
+class _Ranks:
+    """The two processes at the ends of the link; lines of JSON in and out."""
+
+    def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
+        self._processes = processes
+        self._lines()  # both are ready: rank 0 listens, so that rank 1 may call
+        self._say("")
+
+    def ask(self, cases: list[Case]) -> None:
+        """Hand both the same cases."""
+        self._say(json.dumps(cases))
+
+    def answer(self) -> Any:
+        """What rank 0 answers, once both have. Raises: LabkitError, with what ranks said last."""
+        return json.loads(self._lines()[0])
+
+    def end(self) -> list[str]:
+        """End both; the last line that each wrote about an error."""
+        for process in self._processes:
+            process.kill()
+        said = [process.communicate()[1].strip() for process in self._processes]
+        return [text.splitlines()[-1] if text else "nothing" for text in said]
+
+    def _say(self, line: str) -> None:
+        with suppress(BrokenPipeError):  # a rank that has ended is noticed when it should answer
+            for process in self._processes:
+                assert process.stdin is not None  # for the type checker: a pipe was asked for
+                process.stdin.write(line + "\n")
+                process.stdin.flush()
+
+    def _lines(self) -> list[str]:
+        lines = []
+        for process in self._processes:
+            assert process.stdout is not None  # as above
+            lines.append(process.stdout.readline())
+            if not lines[-1]:
+                first, second = self.end()
+                raise LabkitError(
+                    f"the real link's ranks ended early; rank 0 said: {first}; rank 1: {second}"
+                )
+        return lines
+
+
+@contextmanager
+def _ranks_joined_at(bits: int) -> Iterator[_Ranks]:
+    """Two ranks at the ends of a link of so many bits/s; they end before it is removed."""
+    with rate_limited_link(bits) as namespaces, ExitStack() as started:
+        processes = []
+        for rank, namespace in enumerate(namespaces):
+            inside = ("ip", "netns", "exec", namespace)
+            process = subprocess.Popen(
+                [*inside, sys.executable, "-m", "labkit.bench.pair", str(rank), ADDRESSES[0]],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C reaches labkit, which ends them
+            )
+            started.enter_context(process)
+            started.callback(process.kill)
+            processes.append(process)
+        yield _Ranks(processes)

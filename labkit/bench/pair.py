@@ -1,0 +1,164 @@
+"""Two ranks joined by TCP, which carry out the same plans with the same executor as MPI's."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.bench.timing import check, sweep
+from labkit.communicator.emulation import sleep_until
+from labkit.communicator.executor import Executor
+from labkit.communicator.plan import Plan, plan
+from labkit.communicator.traffic import Traffic
+from labkit.errors import LabkitError
+from labkit.schedules import ALLREDUCE
+
+PORT = 20000
+LIMIT = 30.0  # seconds without a byte
+LEAD = 3e-3  # seconds from the agreement on a start to the start: both have heard of it by then
+PINGS = 300
+IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")  # of the reader's own namespace
+
+
+class Wire:
+    """One stream connection with what the executor asks of MPI: Isend, Irecv and a wait for all.
+
+    Sending and receiving go on at the same time. With two ranks there is one peer, and the
+    order of a stream is the order of its messages: no tags are needed.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._sends: list[memoryview] = []
+        self._receives: list[memoryview] = []
+
+    def Isend(self, data: np.ndarray, peer: int, tag: int) -> None:  # noqa: N802 (mpi4py's name)
+        """Send these bytes in the next `wait`."""
+        self._sends.append(data.data.cast("B"))
+
+    def Irecv(self, data: np.ndarray, peer: int, tag: int) -> None:  # noqa: N802 (mpi4py's name)
+        """Fill these bytes in the next `wait`."""
+        self._receives.append(data.data.cast("B"))
+
+    def wait(self, _: list[Any]) -> None:
+        """Complete all sends and receives. Raises: LabkitError, when nothing moves."""
+        wire = [self._connection]
+        while self._sends or self._receives:
+            readable, writable, _ = select.select(
+                wire if self._receives else [], wire if self._sends else [], [], LIMIT
+            )
+            if not (readable or writable):
+                raise LabkitError(f"nothing has moved over the link for {LIMIT:.0f} s")
+            if readable:
+                received = self._connection.recv_into(self._receives[0])
+                if received == 0:
+                    raise LabkitError("the other rank has closed the connection")
+                _advance(self._receives, received)
+            if writable:
+                _advance(self._sends, self._connection.send(self._sends[0]))
+
+
+class Pair:
+    """The ranks at the two ends of a `Wire`, as far as `timing.Ranks` asks."""
+
+    size = 2
+
+    def __init__(self, connection: socket.socket, rank: int) -> None:
+        self.rank = rank
+        self._wire = Wire(connection)
+        self._executor = Executor(self._wire, Traffic(), self._wire.wait, sleep_until, None)
+        self._plans: dict[tuple[str, int], Plan] = {}
+
+    def allreduce(self, buffer: np.ndarray, algorithm: str) -> None:
+        """Carry out the schedule of this name, as MPI's ranks do."""
+        key = (algorithm, len(buffer))
+        if key not in self._plans:
+            self._plans[key] = plan(ALLREDUCE[algorithm](self.size), self.rank, len(buffer))
+        self._executor.run(self._plans[key], buffer, tag=0)
+
+    def meet(self, what: str = "") -> None:
+        """Agree on a moment of the clock that both ends share, and wait for it."""
+        ready = self.allgather(time.monotonic())
+        sleep_until(max(ready) + LEAD)
+
+    def allgather(self, value: Any) -> list[Any]:
+        """The values of both ranks, as JSON."""
+        own = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        length = self._exchange(np.frombuffer(struct.pack("!q", len(own)), np.uint8), 8)
+        (theirs,) = struct.unpack("!q", length)
+        other = json.loads(self._exchange(own, theirs))
+        return [value, other] if self.rank == 0 else [other, value]
+
+    def latency(self) -> float:
+        """Half the median round trip of one byte, in s; the same value on both ranks."""
+        byte = np.zeros(1, np.uint8)
+        trips = []
+        for _ in range(PINGS):
+            start = time.perf_counter()
+            for sender in (0, 1):
+                (self._wire.Isend if self.rank == sender else self._wire.Irecv)(byte, 0, 0)
+                self._wire.wait([])
+            trips.append(time.perf_counter() - start)
+        half: float = self.allgather(float(np.median(trips)) / 2)[0]
+        return half
+
+    def _exchange(self, data: np.ndarray, theirs: int) -> bytes:
+        received = np.zeros(theirs, np.uint8)
+        self._wire.Isend(data, 1 - self.rank, 0)
+        self._wire.Irecv(received, 1 - self.rank, 0)
+        self._wire.wait([])
+        return received.tobytes()
+
+
+def _advance(queue: list[memoryview], nbytes: int) -> None:
+    queue[0] = queue[0][nbytes:]
+    if not queue[0]:
+        del queue[0]
+
+
+def _connected(rank: int, address: str) -> socket.socket:
+    """This rank's end of the connection; rank 0 says that it listens before rank 1 calls."""
+    # Reno opens its window until something is lost, and here nothing is: the link alone decides.
+    reno = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+    with socket.socket() as end:
+        end.setsockopt(*reno)
+        end.settimeout(LIMIT)
+        if rank == 0:
+            end.bind((address, PORT))
+            end.listen(1)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        if rank == 0:
+            return end.accept()[0]
+        end.connect((address, PORT))
+        return end.dup()
+
+
+def main() -> None:
+    """`python -m labkit.bench.pair RANK ADDRESS`: cases from stdin, a line each, results out."""
+    rank, address = int(sys.argv[1]), sys.argv[2]
+    with suppress(OSError):  # read-only in some containers; a paused connection then restarts slow
+        IDLE.write_text("0")
+    with _connected(rank, address) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        pair = Pair(connection, rank)
+        for algorithm in ("ring", "master_worker"):  # opens TCP's windows
+            check(pair, algorithm, np.zeros(2**18, np.float32))
+        payload = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+        print(json.dumps({"latency": pair.latency(), "payload": payload}), flush=True)
+        for line in sys.stdin:
+            print(json.dumps(sweep(pair, json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""PyTorch's DistributedDataParallel over gloo."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from importlib import import_module
+from itertools import pairwise
+from os import environ
+from typing import Any
+
+import numpy as np
+
+from labkit.bench.peers.meeting import LIMIT, Meeting, measure, same
+from labkit.bench.steps import MOMENTUM, RATE, Case
+
+
+def join(meeting: Meeting, task: dict[str, Any]) -> Peer:
+    """Start the process group; processes find each other through a file, and talk on loopback."""
+    environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    torch = import_module("torch")  # by name: it is no dependency of labkit's
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{task['meeting']}.gloo",
+        rank=meeting.rank,
+        world_size=meeting.size,
+        timeout=timedelta(seconds=LIMIT),
+    )
+    return Peer(meeting, torch)
+
+
+class Peer:
+    """The steps of one process."""
+
+    def __init__(self, meeting: Meeting, torch: Any) -> None:
+        self._meeting, self._torch = meeting, torch
+        self.version = f"PyTorch {torch.__version__}"
+
+    def measure(self, case: Case, repeats: int) -> dict[str, Any]:
+        """Seconds of local steps, exchanged steps and the bare sum; whether weights agree."""
+        torch, distributed = self._torch, self._torch.distributed
+        alone, inner = self._model(case), self._model(case)
+        together = torch.nn.parallel.DistributedDataParallel(inner)
+        buffer = torch.zeros(case.parameters)
+        steps = {
+            "local": self._step(case, alone),
+            "step": self._step(case, together),
+            "raw allreduce": lambda: distributed.all_reduce(buffer),
+        }
+        seconds = measure(self._meeting, steps, repeats)
+        ones = torch.full((8,), float(self._meeting.rank + 1))
+        distributed.all_reduce(ones)
+        right = np.allclose(ones.numpy(), self._meeting.size * (self._meeting.size + 1) / 2)
+        checksum = float(sum(p.detach().double().abs().sum() for p in inner.parameters()))
+        return {
+            "seconds": seconds,
+            "same_weights": same(self._meeting, checksum) and bool(right),
+        }
+
+    def leave(self) -> None:
+        """End the process group."""
+        self._torch.distributed.destroy_process_group()
+
+    def _step(self, case: Case, model: Any) -> Callable[[], float]:
+        torch = self._torch
+        x, y = (torch.from_numpy(array) for array in case.data(self._meeting.rank))
+        optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM)
+        loss = torch.nn.CrossEntropyLoss()
+
+        def step() -> float:
+            optimizer.zero_grad()
+            value = loss(model(x), y)
+            value.backward()
+            optimizer.step()
+            return float(value)
+
+        return step
+
+    def _model(self, case: Case) -> Any:
+        """The case's model with its weights; PyTorch has them (out, in) and (out, in, y, x)."""
+        torch = self._torch
+        layers = self._perceptron(case) if case.widths else self._convolutions()
+        model = torch.nn.Sequential(*layers)
+        with torch.no_grad():
+            for parameter, array in zip(model.parameters(), case.arrays(), strict=True):
+                order = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}[array.ndim]
+                parameter.copy_(torch.from_numpy(array.transpose(order)))
+        return model
+
+    def _perceptron(self, case: Case) -> list[Any]:
+        nn = self._torch.nn
+        layers: list[Any] = []
+        for inputs, outputs in pairwise((784, *case.widths)):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        return [*layers, nn.Linear(case.widths[-1], 10)]
+
+    def _convolutions(self) -> list[Any]:
+        nn = self._torch.nn
+        return [
+            nn.Unflatten(1, (1, 28, 28)),
+            *(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10)),
+        ]

@@ -1,0 +1,68 @@
+"""Horovod's TensorFlow binding: `DistributedGradientTape` in a custom loop, started by mpirun."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from labkit.bench.peers.meeting import Meeting, measure, same
+from labkit.bench.steps import Case, Model
+
+
+def join(meeting: Meeting, task: dict[str, Any]) -> Peer:
+    """Start Horovod."""
+    return Peer(meeting)
+
+
+class Peer:
+    """The steps of one process."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        import tensorflow as tf
+
+        # By name: it is no dependency of labkit's, so nothing knows its types.
+        horovod, hvd = import_module("horovod"), import_module("horovod.tensorflow")
+        hvd.init()
+        if (hvd.rank(), hvd.size()) != (meeting.rank, meeting.size):
+            raise RuntimeError(
+                f"Horovod says rank {hvd.rank()} of {hvd.size()}, mpirun says {meeting.rank} of "
+                f"{meeting.size}: it was built for another MPI than the mpirun found first on PATH"
+            )
+        self._hvd, self._meeting = hvd, meeting
+        self.version = f"Horovod {horovod.__version__}, TensorFlow {tf.__version__}"
+
+    def measure(self, case: Case, repeats: int) -> dict[str, Any]:
+        """Seconds of local steps, exchanged steps and the bare sum; whether weights agree."""
+        import tensorflow as tf
+
+        hvd, rank = self._hvd, self._meeting.rank
+        alone, together = Model(case, rank), Model(case, rank)
+        buffer = tf.zeros([case.parameters])
+
+        def mean(gradients: list[Any]) -> list[Any]:
+            # What DistributedGradientTape does with them.
+            return [
+                hvd.allreduce(gradient, op=hvd.Average, name=f"{case.name}.{number}")
+                for number, gradient in enumerate(gradients)
+            ]
+
+        @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        def add(values: Any) -> Any:
+            return hvd.allreduce(values, op=hvd.Sum, name=f"sum.{values.shape[0]}")
+
+        steps = {
+            "local": alone.step(lambda gradients: gradients),
+            "step": together.step(mean),
+            "raw allreduce": lambda: add(buffer),
+        }
+        seconds = measure(self._meeting, steps, repeats)
+        total = self._meeting.size * (self._meeting.size + 1) / 2
+        right = np.allclose(add(tf.fill([8], float(rank + 1))), total)
+        agree = same(self._meeting, together.checksum())
+        return {"seconds": seconds, "same_weights": agree and bool(right)}
+
+    def leave(self) -> None:
+        """End Horovod, and MPI with it."""
+        self._hvd.shutdown()

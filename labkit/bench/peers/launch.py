@@ -1,0 +1,220 @@
+"""Finds peers, starts their processes on this machine, and ends them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any
+
+from labkit.bench.peers.meeting import Meeting
+from labkit.errors import InvalidInput, LabkitError
+
+START, CASE = 120.0, 300.0  # seconds: to be up, and for each case
+RANK = Path(__file__).with_name("rank.py")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A framework to measure beside labkit, and the Python that has it."""
+
+    name: str
+    python: str
+
+
+@dataclass(frozen=True)
+class _Kind:
+    module: str
+    install: str
+    variable: str = ""  # environment variable that may name another Python
+
+
+PEERS: Mapping[str, _Kind] = {
+    "multi_worker_mirrored": _Kind("tensorflow", "pip install tensorflow"),
+    "ddp": _Kind("torch", "pip install torch", "LABKIT_TORCH_PYTHON"),
+    "horovod": _Kind(
+        "horovod",
+        "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_MPI=1 pip install horovod "
+        "(it wants cmake, a C++ compiler and an MPI)",
+        "LABKIT_HOROVOD_PYTHON",
+    ),
+}
+
+
+def find(name: str) -> Found | str:
+    """The peer, or a sentence that says how to install it.
+
+    Raises:
+        InvalidInput: there is no such peer.
+    """
+    if name not in PEERS:
+        raise InvalidInput(f"peer={name!r} is not known; allowed: {', '.join(PEERS)}")
+    kind = PEERS[name]
+    if find_spec(kind.module) is not None:
+        return Found(name, sys.executable)
+    python = os.environ.get(kind.variable, "") if kind.variable else ""
+    if python and _has(python, kind.module):
+        return Found(name, python)
+    if not kind.variable:
+        return f"{name}: {kind.module} is not installed: {kind.install}"
+    tried = f"nor in {kind.variable}={python}" if python else f"and {kind.variable} is not set"
+    return (
+        f"{name}: {kind.module} is not installed in this Python, {tried}: {kind.install}, or let "
+        f"{kind.variable} name a Python that has it"
+    )
+
+
+def run(peer: Found, cases: Sequence[str], workers: int, repeats: int) -> list[dict[str, Any]]:
+    """Measure a peer on these cases, one thread a process.
+
+    Returns:
+        A record a case: `case`, `version`, `seconds` (kind of step -> a median a repeat),
+        `same_weights`.
+
+    Raises:
+        LabkitError: a process failed or did not end; with the last line that it wrote.
+    """
+    with tempfile.TemporaryDirectory(prefix="labkit-peer-") as name:
+        folder = Path(name)
+        meeting = folder / "meeting"
+        meeting.write_bytes(bytes(Meeting.size_of(workers)))
+        task = {
+            "peer": peer.name,
+            "size": workers,
+            "cases": list(cases),
+            "repeats": repeats,
+            "meeting": str(meeting),
+            "ports": _free_ports(workers),
+        }
+        commands = _commands(peer, task)
+        environment = _environment(peer)
+        with ExitStack() as started:
+            processes = [
+                started.enter_context(_process(command, environment, folder / f"rank{number}"))
+                for number, command in enumerate(commands)
+            ]
+            _finish(peer.name, processes, folder, START + CASE * len(cases))
+        lines = (folder / "rank0.out").read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def _commands(peer: Found, task: dict[str, Any]) -> list[list[str]]:
+    """One command a process; Horovod's are started by the mpirun that it was built for."""
+    if peer.name != "horovod":
+        return [
+            [peer.python, str(RANK), json.dumps(task | {"rank": rank})]
+            for rank in range(task["size"])
+        ]
+    rank = [peer.python, str(RANK), json.dumps(task | {"rank": None})]
+    # Its background thread polls MPI: let it yield, and bind each process to a core.
+    fits = task["size"] <= (os.cpu_count() or 1)
+    place = ("--bind-to", "core") if fits else ("--bind-to", "none", "--oversubscribe")
+    mca = ("--mca", "mpi_yield_when_idle", "1", "--mca", "btl", "^tcp")
+    return [[_mpirun(peer.python), "-np", str(task["size"]), *place, *mca, *rank]]
+
+
+def _mpirun(python: str) -> str:
+    """That beside the peer's Python; else the system's, not the one that labkit brings along."""
+    own = str(Path(sys.executable).parent)
+    places = os.environ.get("PATH", "").split(os.pathsep)
+    if python != sys.executable:
+        places = [str(Path(python).parent), *(place for place in places if place != own)]
+    found = shutil.which("mpirun", path=os.pathsep.join(places))
+    if found is None:
+        raise LabkitError("Horovod wants the mpirun of the MPI it was built for; none is on PATH")
+    return found
+
+
+def _environment(peer: Found) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_"))}
+    if peer.python != sys.executable:
+        kept.pop("PYTHONPATH", None)
+    return kept | {
+        "TF_NUM_INTRAOP_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "HOROVOD_FUSION_THRESHOLD": "0",  # without two copies; the fastest setting measured
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "no_proxy": "127.0.0.1,localhost",
+    }
+
+
+@contextmanager
+def _process(
+    command: list[str], environment: dict[str, str], files: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a session of its own, which is ended with everything that it started."""
+    with _file(files, "out") as out, _file(files, "err") as err:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()  # mpirun then ends its ranks
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _file(files: Path, ending: str) -> IO[bytes]:
+    return files.with_suffix(f".{ending}").open("wb")
+
+
+def _finish(
+    name: str, processes: Sequence[subprocess.Popen[bytes]], folder: Path, limit: float
+) -> None:
+    """Wait until all have ended well; raise as soon as one has not."""
+    end = time.monotonic() + limit
+    while any(process.poll() is None for process in processes):
+        failed = [number for number, process in enumerate(processes) if process.poll()]
+        if failed or time.monotonic() > end:
+            break
+        time.sleep(0.1)
+    for number, process in enumerate(processes):
+        if process.poll():
+            said = (folder / f"rank{number}.err").read_text(errors="replace").splitlines()
+            words = [line for line in said if re.search("[a-z]", line)]  # mpirun draws rules
+            last = words[-1].strip() if words else f"exit code {process.returncode}"
+            raise LabkitError(f"{name} ended early on rank {number}: {last}")
+    if any(process.poll() is None for process in processes):
+        raise LabkitError(f"{name} did not end within {limit:.0f} s")
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports of the loopback address that nobody uses now."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _has(python: str, module: str) -> bool:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    try:
+        return subprocess.run([python, "-c", code], capture_output=True, timeout=60).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False

@@ -1,0 +1,85 @@
+"""TensorFlow's MultiWorkerMirroredStrategy: RING over gRPC, a custom loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from labkit.bench.peers.meeting import Meeting, measure, same
+from labkit.bench.steps import Case, Model
+
+
+def join(meeting: Meeting, task: dict[str, Any]) -> Peer:
+    """Start the strategy; before TensorFlow is imported, it wants to know who takes part."""
+    workers = [f"127.0.0.1:{port}" for port in task["ports"]]
+    cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": meeting.rank}}
+    os.environ["TF_CONFIG"] = json.dumps(cluster)
+    return Peer(meeting)
+
+
+class Peer:
+    """The steps of one process."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        import tensorflow as tf
+
+        kind = tf.distribute.experimental
+        self._options = kind.CommunicationOptions(
+            implementation=kind.CommunicationImplementation.RING
+        )
+        self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
+            communication_options=self._options
+        )
+        self._meeting = meeting
+        self.version = f"TensorFlow {tf.__version__}"
+
+    def measure(self, case: Case, repeats: int) -> dict[str, Any]:
+        """Seconds of local steps, exchanged steps and the bare sum; whether weights agree."""
+        import tensorflow as tf
+
+        rank = self._meeting.rank
+        alone, together = Model(case, rank), Model(case, rank)
+        buffer = tf.zeros([case.parameters])
+        mean, total = tf.distribute.ReduceOp.MEAN, tf.distribute.ReduceOp.SUM
+
+        @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        def step(x: Any, y: Any) -> Any:
+            def body(x: Any, y: Any) -> Any:
+                return together.train(x, y, lambda gradients: self._reduce(mean, gradients))
+
+            return self._strategy.run(body, (x, y))
+
+        @tf.function  # type: ignore[untyped-decorator]  # as above
+        def add(values: Any) -> Any:
+            return self._strategy.run(lambda values: self._reduce(total, values), (values,))
+
+        steps = {
+            "local": alone.step(lambda gradients: gradients),
+            "step": lambda: step(together.x, together.y).numpy(),
+            "raw allreduce": lambda: add(buffer),
+        }
+        seconds = measure(self._meeting, steps, repeats)
+        right = np.allclose(add(tf.fill([8], float(rank + 1))), _sum_to(self._meeting.size))
+        agree = same(self._meeting, together.checksum())
+        return {"seconds": seconds, "same_weights": agree and bool(right)}
+
+    def leave(self) -> None:
+        """End the process at once: the strategy's threads can hang a normal exit."""
+        sys.stdout.flush()
+        os._exit(0)
+
+    def _reduce(self, operation: Any, values: Any) -> Any:
+        import tensorflow as tf
+
+        with tf.device("/cpu:0"):  # an argument of a tf.function has no device, and one is needed
+            values = tf.nest.map_structure(tf.identity, values)
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(operation, values, options=self._options)
+
+
+def _sum_to(size: int) -> float:
+    return size * (size + 1) / 2

@@ -1,0 +1,139 @@
+"""Training steps to measure: small models with plain variables, so that a framework's own costs
+do not hide those of the exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+RATE, MOMENTUM = 0.01, 0.9
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and a batch: hidden widths of an MLP on 784 inputs, or the small CNN (none)."""
+
+    name: str
+    widths: tuple[int, ...]
+    batch: int
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the weights, each followed by its bias."""
+        if not self.widths:
+            return [(3, 3, 1, 32), (3, 3, 32, 64), (9216, 128), (128, 10)]
+        sizes = (784, *self.widths, 10)
+        return list(pairwise(sizes))
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights and biases."""
+        return sum(int(np.prod(shape)) + shape[-1] for shape in self.shapes)
+
+    def arrays(self) -> list[np.ndarray]:
+        """Weights and biases at the start, dense (in, out), convolutions (y, x, in, out)."""
+        rng = np.random.default_rng(7)
+        found: list[np.ndarray] = []
+        for shape in self.shapes:
+            scale = np.float32(np.sqrt(2 / np.prod(shape[:-1])))
+            found += [rng.standard_normal(shape, np.float32) * scale]
+            found += [np.zeros(shape[-1], np.float32)]
+        return found
+
+    def data(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        """A rank's batch: x (batch, 784) and classes y (batch,)."""
+        own = np.random.default_rng(1000 + rank)
+        x = own.standard_normal((self.batch, 784), np.float32)
+        return x, own.integers(0, 10, self.batch)
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("mlp-1024", (1024, 1024), 32),
+        Case("mlp-2048", (2048, 2048), 64),
+        Case("cnn", (), 64),
+        Case("deep-mlp", (1024,) * 8, 256),
+    )
+}
+
+
+class Model:
+    """The model of a case, its data on one rank, and SGD with momentum.
+
+    Args:
+        case: what to build; weights are the same on every rank.
+        rank: whose data.
+    """
+
+    def __init__(self, case: Case, rank: int) -> None:
+        import tensorflow as tf
+
+        x, y = case.data(rank)
+        self.case = case
+        self.weights = [tf.Variable(array) for array in case.arrays()]
+        self.momenta = [tf.Variable(tf.zeros_like(weight)) for weight in self.weights]
+        self.x, self.y = tf.constant(x), tf.constant(y.astype(np.int32))
+
+    def loss(self, x: Any, y: Any) -> Any:
+        """Mean cross-entropy of the batch."""
+        import tensorflow as tf
+
+        scores = self._perceptron(x) if self.case.widths else self._convolutions(x)
+        return tf.reduce_mean(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=scores)
+        )
+
+    def step(self, mean: Callable[[list[Any]], list[Any]]) -> Callable[[], Any]:
+        """A compiled training step; `mean` stands between gradients and update."""
+        import tensorflow as tf
+
+        @tf.function(jit_compile=False)  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        def step(x: Any, y: Any) -> Any:
+            return self.train(x, y, mean)
+
+        return lambda: step(self.x, self.y).numpy()
+
+    def train(self, x: Any, y: Any, mean: Callable[[list[Any]], list[Any]]) -> Any:
+        """The operations of one step; its loss."""
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = self.loss(x, y)
+        gradients = mean(tape.gradient(loss, self.weights))
+        for weight, momentum, gradient in zip(self.weights, self.momenta, gradients, strict=True):
+            tf.raw_ops.ResourceApplyKerasMomentum(
+                var=weight.handle,
+                accum=momentum.handle,
+                lr=RATE,
+                grad=gradient,
+                momentum=MOMENTUM,
+            )
+        return loss
+
+    def checksum(self) -> float:
+        """Equal where all weights are."""
+        return float(sum(np.abs(w.numpy().astype(np.float64)).sum() for w in self.weights))
+
+    def _perceptron(self, x: Any) -> Any:
+        import tensorflow as tf
+
+        *hidden, last = zip(self.weights[::2], self.weights[1::2], strict=True)
+        for weight, bias in hidden:
+            x = tf.nn.relu(tf.nn.bias_add(x @ weight, bias))
+        return tf.nn.bias_add(x @ last[0], last[1])
+
+    def _convolutions(self, x: Any) -> Any:
+        import tensorflow as tf
+
+        w = self.weights
+        x = tf.reshape(x, (-1, 28, 28, 1))
+        x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, w[0], 1, "VALID"), w[1]))
+        x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, w[2], 1, "VALID"), w[3]))
+        x = tf.reshape(tf.nn.max_pool2d(x, 2, 2, "VALID"), (-1, 9216))
+        x = tf.nn.relu(tf.nn.bias_add(x @ w[4], w[5]))
+        return tf.nn.bias_add(x @ w[6], w[7])

@@ -1,0 +1,76 @@
+"""How benchmarks check and time an allreduce, whatever carries its messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Ranks(Protocol):
+    """What a timed allreduce needs; `Communicator` is one."""
+
+    rank: int
+    size: int
+
+    def meet(self, what: str = ...) -> None:
+        """Come back at the same time as the other ranks."""
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Everybody's value, by rank."""
+
+    def allreduce(self, buffer: np.ndarray, algorithm: str) -> None:
+        """The sum of all buffers, in place."""
+
+
+def check(ranks: Ranks, algorithm: str, buffer: np.ndarray) -> bool:
+    """Whether whole numbers, which add exactly, come out right on every rank; also the warm-up."""
+    index = np.arange(len(buffer)) % 1000
+    buffer[...] = index * (ranks.rank + 1)
+    ranks.allreduce(buffer, algorithm)
+    total = ranks.size * (ranks.size + 1) // 2
+    return all(ranks.allgather(bool(np.array_equal(buffer, index * total))))
+
+
+def timed(ranks: Ranks, algorithm: str, buffer: np.ndarray, calls: int) -> np.ndarray:
+    """Seconds of each call, from a common start to the end of the slowest rank, shape (calls,)."""
+    buffer[...] = 0.0  # sums of sums would overflow
+    own = []
+    for _ in range(calls):
+        ranks.meet("the next call of a benchmark")
+        start = time.perf_counter()
+        ranks.allreduce(buffer, algorithm)
+        own.append(time.perf_counter() - start)
+    slowest: np.ndarray = np.max(ranks.allgather(own), axis=0)
+    return slowest
+
+
+def sweep(ranks: Ranks, cases: list[tuple[str, int, int]]) -> list[tuple[float, bool]]:
+    """Of each (algorithm, bytes, calls): the median call in s, and whether sums are right."""
+    done = []
+    for algorithm, nbytes, calls in cases:
+        buffer = np.zeros(nbytes // 4, np.float32)
+        right = check(ranks, algorithm, buffer)
+        done.append((float(np.median(timed(ranks, algorithm, buffer, calls))), right))
+    return done
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Median, least and 90th percentile of the repeats' medians, ms."""
+    return {
+        "median_ms": 1e3 * float(np.median(seconds)),
+        "min_ms": 1e3 * min(seconds),
+        "p90_ms": 1e3 * float(np.percentile(seconds, 90)),
+    }
+
+
+def added(seconds: Sequence[float], local: Sequence[float]) -> dict[str, float]:
+    """What exchanging adds to the local step of the same repeat: median, least and most, ms."""
+    more = 1e3 * (np.asarray(seconds) - np.asarray(local))
+    return {
+        "added_ms": float(np.median(more)),
+        "added_min_ms": float(more.min()),
+        "added_max_ms": float(more.max()),
+    }

@@ -1,0 +1,43 @@
+"""An engine or controller process that ends itself when the keeper of its cluster is gone.
+
+python -m labkit.cluster.engine engine|controller [arguments of ipyparallel]
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from labkit.cluster.lease import Lock
+
+LOOK_EVERY = 1.0  # seconds
+
+
+def watch(lock_path: Path, with_group: bool) -> None:
+    """Kill this process (and its process group) as soon as nobody holds the keeper's lock."""
+
+    def look() -> None:
+        lock = Lock(lock_path)
+        while lock.is_held():
+            time.sleep(LOOK_EVERY)
+        if with_group:
+            os.killpg(os.getpgid(0), signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=look, name="labkit-lease", daemon=True).start()
+
+
+if __name__ == "__main__":
+    role = sys.argv.pop(1)
+    # The controller leads a group of its own, with its schedulers in it.
+    watch(Path(os.environ["LABKIT_KEEPER"]), with_group=role == "controller")
+    if role == "controller":
+        sys.argv[0] = "ipcontroller"
+        from ipyparallel.controller.app import main
+    else:
+        from ipyparallel.engine.app import main
+    main()

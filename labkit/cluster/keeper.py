@@ -1,0 +1,175 @@
+"""The keeper of one cluster: starts controller and engines, and ends them with the last lease.
+
+    python -m labkit.cluster.keeper FOLDER WORKERS THREADS
+
+It is the parent of everything that a cluster starts, so nothing is left when it has ended;
+engines and controller also end by themselves when it is killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ipyparallel as ipp
+import psutil
+from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
+
+from labkit import mpi, store
+from labkit.cluster.lease import Lock, is_wanted, locked
+from labkit.errors import LabkitError
+
+LOOK_EVERY = 0.5  # seconds
+
+
+class Controller(LocalControllerLauncher):
+    """The controller, under watch."""
+
+    # Lists, as the traits that they stand for.
+    controller_cmd = [sys.executable, "-m", "labkit.cluster.engine", "controller"]  # noqa: RUF012
+
+
+class Engines(MPIEngineSetLauncher):
+    """All ranks under one mpiexec, each an engine under watch."""
+
+    mpi_cmd = mpi.mpiexec()
+    engine_cmd = [sys.executable, "-m", "labkit.cluster.engine", "engine"]  # noqa: RUF012
+    engine_args = ["--IPEngine.enable_nanny=False"]  # noqa: RUF012 - the keeper watches
+
+
+class Keeper:
+    """Holds one cluster.
+
+    Args:
+        folder: where the cluster's files are.
+        workers: ranks.
+        threads: TensorFlow's threads in each.
+    """
+
+    def __init__(self, folder: Path, workers: int, threads: int) -> None:
+        self.folder, self.workers, self.threads = folder, workers, threads
+        self.cluster: Any = None
+
+    def start(self) -> None:
+        """Start controller and engines; write cluster.json when all engines have registered."""
+        os.environ.update(mpi.environment(self.threads))
+        os.environ["LABKIT_KEEPER"] = str(self.folder / "keeper.lock")
+        self.cluster = ipp.Cluster(
+            n=self.workers,
+            controller=Controller,
+            engines=Engines,
+            cluster_id="labkit",
+            profile_dir=str(self.folder / "profile"),
+            controller_args=["--nodb"],
+            delay=0,
+            load_profile=False,
+            shutdown_atexit=False,  # the keeper ends its children itself
+            log_level=logging.WARNING,
+        )
+        self.cluster.start_cluster_sync()
+        client = self.cluster.connect_client_sync()
+        while len(client.ids) < self.workers:
+            if self.engines_ended():
+                raise LabkitError(f"mpiexec ended: {self._said()}")
+            time.sleep(0.05)
+        client.close()
+        self.say("ready")
+
+    def keep(self) -> str:
+        """Wait until nobody wants the cluster any more, or its engines have ended; say which."""
+        last_wanted = time.monotonic()
+        while True:
+            time.sleep(LOOK_EVERY)
+            if self.engines_ended():
+                return "the engines have ended"
+            if is_wanted(self.folder):
+                last_wanted = time.monotonic()
+            elif time.monotonic() - last_wanted > 2 * LOOK_EVERY:
+                return "nobody holds a lease"
+
+    def engines_ended(self) -> bool:
+        """Whether mpiexec is gone."""
+        return self.cluster.engine_set is None or self.cluster.engine_set.poll() is not None
+
+    def _said(self) -> str:
+        lines = self.cluster.engine_set.get_output().splitlines()
+        told = [line.strip() for line in lines if line.strip(" -")]
+        return " ".join(told)[-500:] or "it said nothing"
+
+    def say(self, state: str, message: str = "") -> None:
+        """Write cluster.json."""
+        store.write_json(
+            self.folder / "cluster.json",
+            {
+                "state": state,
+                "message": message,
+                "workers": self.workers,
+                "threads": self.threads,
+                "pid": os.getpid(),
+            },
+        )
+
+    def stop(self) -> None:
+        """End every process that this one has started."""
+        children = psutil.Process().children(recursive=True)
+        for child in children:
+            _signal(child, signal.SIGTERM)
+        _, alive = psutil.wait_procs(children, timeout=2)
+        for child in alive:
+            _signal(child, signal.SIGKILL)
+        psutil.wait_procs(alive, timeout=2)
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return
+
+
+def main(folder: Path, workers: int, threads: int) -> None:
+    """Keep a cluster until nobody wants it."""
+    lock = Lock(folder / "keeper.lock")
+    # Who asks whether it is held holds it for a moment.
+    tries = 0
+    while not lock.acquire():
+        tries += 1
+        if tries > 40:
+            raise SystemExit("this cluster has a keeper already")
+        time.sleep(0.05)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    keeper = Keeper(folder, workers, threads)
+
+    def end(message: str) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        keeper.say("ended", message)
+        keeper.stop()
+        lock.release()
+
+    keeper.say("starting")
+    try:
+        keeper.start()
+    except BaseException as error:  # the process that starts us waits, and holds the start lock
+        end(f"{type(error).__name__}: {error}")
+        raise
+    try:
+        while True:
+            message = keeper.keep()
+            # Under the start lock: who has come in the meantime keeps the cluster up, and who
+            # comes now waits, and then starts a cluster of their own.
+            with locked(folder / "start.lock"):
+                if keeper.engines_ended() or not is_wanted(folder):
+                    return end(message)
+    except BaseException as error:
+        with locked(folder / "start.lock"):
+            end("stopped" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}")
+        raise
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

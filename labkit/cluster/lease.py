@@ -1,0 +1,97 @@
+"""Leases: a cluster lives as long as a process holds one, and a lease dies with its process.
+
+A lease is a lock on a file. The operating system takes the lock away when its holder ends,
+however it ends, and keeps it while the holder is busy, stopped or asleep, so no clock and no
+heartbeat can be wrong about it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Lock:
+    """A lock on a file, held by this process until it is released or the process ends."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def acquire(self, wait: bool = False) -> bool:
+        """Take the lock; without `wait`, say at once whether that worked."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError:
+            return False
+        return True
+
+    def release(self) -> None:
+        """Give the lock back."""
+        os.close(self._file)
+
+    def is_held(self) -> bool:
+        """Whether another process holds it; this one must not."""
+        if not self.acquire():
+            return True
+        fcntl.lockf(self._file, fcntl.LOCK_UN)
+        return False
+
+
+class Lease(Lock):
+    """This process's claim on a cluster."""
+
+    def __init__(self, folder: Path) -> None:
+        name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        super().__init__(folder / f"lease-{name}")
+        self.acquire()
+        # It appears among the leases when it is held: the keeper takes away those that are not.
+        (folder / "leases").mkdir(exist_ok=True)
+        self.path = self.path.rename(folder / "leases" / name)
+
+    def release(self) -> None:
+        """End the claim; the cluster ends with the last one."""
+        self.path.unlink(missing_ok=True)
+        super().release()
+
+
+def is_wanted(folder: Path) -> bool:
+    """Whether another process holds a lease on the cluster of this folder."""
+    for path in (folder / "leases").glob("*"):
+        lock = Lock(path)
+        held = lock.is_held()
+        lock.release()
+        if held:
+            return True
+        path.unlink(missing_ok=True)
+    return False
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock for the length of a block, waiting for it."""
+    lock = Lock(path)
+    lock.acquire(wait=True)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def wait_until_free(path: Path, seconds: float) -> bool:
+    """Wait until nobody holds the lock; False when that takes longer."""
+    lock, end = Lock(path), time.monotonic() + seconds
+    try:
+        while lock.is_held():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+        return True
+    finally:
+        lock.release()

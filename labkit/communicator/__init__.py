@@ -1,0 +1,22 @@
+"""Communicator: what ranks say to each other, metered and with a limit on every wait."""
+
+from labkit.communicator.algorithms import ALGORITHMS, check_algorithm, refuse_unmetered
+from labkit.communicator.board import Mismatch, RankFailed, WaitTooLong
+from labkit.communicator.mpi import Communicator
+from labkit.communicator.traffic import Traffic
+from labkit.communicator.window import Window
+from labkit.communicator.world import alone, world
+
+__all__ = [
+    "ALGORITHMS",
+    "Communicator",
+    "Mismatch",
+    "RankFailed",
+    "Traffic",
+    "WaitTooLong",
+    "Window",
+    "alone",
+    "check_algorithm",
+    "refuse_unmetered",
+    "world",
+]

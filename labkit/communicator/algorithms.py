@@ -1,0 +1,53 @@
+"""The ways to sum buffers by name, and which of them a network can be emulated for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from labkit.errors import InvalidInput
+from labkit.network import Network
+from labkit.schedules import ALLREDUCE, Schedule, hierarchical
+
+# What moves data without messages that labkit sends itself, so that no network can be emulated.
+UNMETERED = {
+    "mpi": "the MPI library sends its messages itself",
+    "shared_memory": "ranks read each other's memory and send no messages",
+}
+ALGORITHMS = (*UNMETERED, *ALLREDUCE)
+
+
+def check_algorithm(algorithm: str) -> None:
+    """Raise InvalidInput, with all names, for one that is not known."""
+    if algorithm not in ALGORITHMS:
+        raise InvalidInput(
+            f"algorithm={algorithm!r} is not known; allowed: {', '.join(ALGORITHMS)}"
+        )
+
+
+def refuse_unmetered(algorithm: str, network: object) -> None:
+    """An emulated network needs messages that labkit sends itself.
+
+    Raises:
+        InvalidInput: naming what to choose instead.
+    """
+    if network is not None and algorithm in UNMETERED:
+        raise InvalidInput(
+            f"algorithm={algorithm!r} cannot run on the emulated network {str(network)!r}: "
+            f"{UNMETERED[algorithm]}; choose one of {', '.join(ALLREDUCE)}, or network=None"
+        )
+
+
+def schedule_for(
+    algorithm: str, network: Network | None, hosts: Callable[[], list[list[int]]]
+) -> Schedule:
+    """The schedule of this name, laid out on the emulated network, or on the real hosts.
+
+    Args:
+        hosts: returns the ranks of each real host.
+    """
+    if network is not None:
+        return network.schedule(algorithm)
+    if algorithm == "hierarchical":
+        return partial(hierarchical, hosts=hosts())
+    return ALLREDUCE[algorithm]

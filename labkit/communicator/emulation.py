@@ -1,0 +1,95 @@
+"""An emulated network on the wall clock: data move at once, and arrive when they would."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from labkit.network import Links, Network
+
+SPIN = 150e-6  # seconds; below this a sleep is less exact than a loop
+
+
+class Emulation:
+    """This rank's view of the emulated links.
+
+    A sender books its links and sends along when the first byte leaves; the receiver books its
+    own and sleeps until the delivery. The links' state lies in memory that the ranks of the host
+    share, because emulated hosts share uplinks and one-sided access books both ends; all ranks
+    read the same monotonic clock. Ranks must be on one real host.
+
+    Args:
+        comm: an mpi4py communicator of ranks on one host.
+        network: what to emulate.
+    """
+
+    def __init__(self, comm: Any, network: Network) -> None:
+        from mpi4py import MPI
+
+        self.rank = comm.rank
+        self._links = Links(network, comm.size)
+        length = len(self._links.busy)
+        self._window = MPI.Win.Allocate_shared(8 * length if comm.rank == 0 else 0, 8, comm=comm)
+        memory: Any = self._window.Shared_query(0)[0]
+        self._links.busy = np.ndarray(length, np.float64, memory)
+        if comm.rank == 0:
+            self._links.busy[:] = 0.0
+        comm.Barrier()
+
+    def depart(self, destination: int, nbytes: int) -> float:
+        """Book this rank's links for a message; when its first byte leaves, by the shared clock."""
+        with self._booking():
+            return self._links.depart(self.rank, destination, nbytes, time.monotonic())
+
+    def arrive(self, messages: list[tuple[float, int, int]]) -> float:
+        """Book the links into this rank; when the last of the messages is delivered.
+
+        Args:
+            messages: (time of first byte, source, bytes) of those that arrive in one round.
+        """
+        with self._booking():
+            times = [
+                self._links.arrive(source, self.rank, nbytes, first_byte)
+                for first_byte, source, nbytes in sorted(messages)
+            ]
+        return max(times, default=0.0)
+
+    def transfer(self, source: int, destination: int, nbytes: int) -> float:
+        """Book both ends at once, as one-sided access does; the time of delivery."""
+        with self._booking():
+            first = self._links.depart(source, destination, nbytes, time.monotonic())
+            return self._links.arrive(source, destination, nbytes, first)
+
+    def close(self) -> None:
+        """Free the shared state (collective)."""
+        self._links.busy = np.zeros(0)
+        self._window.Free()
+
+    @contextmanager
+    def _booking(self) -> Iterator[None]:
+        self._window.Lock(0)
+        try:
+            yield
+        finally:
+            self._window.Unlock(0)
+
+
+def sleep_until(moment: float, exact: bool = True) -> None:
+    """Sleep until a time of the monotonic clock, to some ten microseconds.
+
+    Args:
+        moment: when to wake.
+        exact: loop for the last bit, for which a sleep is too coarse.
+    """
+    while (left := moment - time.monotonic()) > 0:
+        if not exact:
+            time.sleep(left)
+        elif left > SPIN:
+            time.sleep(left - SPIN)
+        else:
+            os.sched_yield()

@@ -1,0 +1,100 @@
+"""The executor: carries out a rank's rows of a schedule on real buffers over MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from labkit.communicator.emulation import Emulation
+from labkit.communicator.plan import Message, Plan, Step
+from labkit.communicator.traffic import Traffic
+
+
+class Executor:
+    """Runs plans of this rank.
+
+    Args:
+        comm: the mpi4py communicator that carries the messages.
+        traffic: the meter.
+        wait: completes MPI requests, or raises when that takes too long.
+        sleep_until: sleeps until a time of the monotonic clock.
+        emulation: the network to emulate, or None.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        traffic: Traffic,
+        wait: Callable[[list[Any]], None],
+        sleep_until: Callable[[float], None],
+        emulation: Emulation | None,
+    ) -> None:
+        self._comm, self._traffic, self._emulation = comm, traffic, emulation
+        self._wait, self._sleep_until = wait, sleep_until
+        self._scratch = np.zeros(0, np.uint8)
+        self.paced = False  # hand a message over only when its links are free
+
+    def run(self, plan: Plan, buffer: np.ndarray, tag: int) -> None:
+        """Carry out the plan on a flat, contiguous buffer, in place."""
+        needed = plan.scratch * buffer.itemsize
+        if self._scratch.nbytes < needed:
+            self._scratch = np.zeros(needed, np.uint8)
+        scratch = self._scratch[:needed].view(buffer.dtype)
+        for step in plan.steps:
+            self._exchange(step, buffer, scratch, tag)
+            for copy in step.copies:
+                buffer[copy.first : copy.last] = _received(copy, buffer, scratch)
+            for total in step.sums:
+                _add(total.first, total.last, total.terms, buffer, scratch)
+
+    def _exchange(self, step: Step, buffer: np.ndarray, scratch: np.ndarray, tag: int) -> None:
+        """All messages of a round; back when those for this rank are delivered."""
+        requests, headers = [], []
+        for message in step.receives:
+            if self._emulation:
+                headers.append(np.zeros(1))
+                requests.append(self._comm.Irecv(headers[-1], message.peer, tag))
+            target = _received(message, buffer, scratch).view(np.uint8)
+            requests.append(self._comm.Irecv(target, message.peer, tag))
+        for message in step.sends:
+            data = buffer[message.first : message.last].view(np.uint8)
+            if self._emulation:
+                first_byte = np.array([self._emulation.depart(message.peer, data.nbytes)])
+                if self.paced:
+                    self._sleep_until(float(first_byte[0]))
+                requests.append(self._comm.Isend(first_byte, message.peer, tag))
+            requests.append(self._comm.Isend(data, message.peer, tag))
+            self._traffic.messages += 1
+            self._traffic.wire_bytes += data.nbytes
+        self._wait(requests)
+        if self._emulation and step.receives:
+            arrivals = [
+                (float(header[0]), message.peer, (message.last - message.first) * buffer.itemsize)
+                for header, message in zip(headers, step.receives, strict=True)
+            ]
+            self._sleep_until(self._emulation.arrive(arrivals))
+
+
+def _received(message: Message, buffer: np.ndarray, scratch: np.ndarray) -> np.ndarray:
+    if message.place < 0:
+        return buffer[message.first : message.last]
+    return scratch[message.place : message.place + message.last - message.first]
+
+
+def _add(
+    first: int, last: int, terms: tuple[int, ...], buffer: np.ndarray, scratch: np.ndarray
+) -> None:
+    """The sum in the order of `terms`; the own value joins where its turn is."""
+    own = buffer[first:last]
+    parts = [own if place < 0 else scratch[place : place + last - first] for place in terms]
+    if parts[0] is own or len(parts) == 2:  # a + b has the same bits as b + a
+        others = parts[1:] if parts[0] is own else parts[:1]
+        for part in others:
+            np.add(own, part, out=own)
+        return
+    total = parts[0]
+    for part in parts[1:]:
+        np.add(total, part, out=total)
+    own[...] = total

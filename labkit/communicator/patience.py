@@ -1,0 +1,105 @@
+"""How a rank waits: never silently, and without taking the core of who computes."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from labkit.communicator.board import Board, Mismatch, WaitTooLong
+from labkit.communicator.emulation import sleep_until
+from labkit.communicator.traffic import Traffic
+from labkit.errors import LabkitError
+
+DEADLOCK = 2.0  # seconds in which ranks that wait in different calls cannot both be only late
+NAP = 20e-6  # seconds
+LATE = 300e-6  # seconds by which a sleep may last too long
+SPINS = 250  # polls before the first nap; about 0.3 ms
+_CHECK_EVERY = 16  # polls between two looks at the board and the clock
+
+
+class Patience:
+    """Waits of one rank, each in a call that has a name; what makes waiting pointless is raised.
+
+    Args:
+        board: where ranks of this host tell each other how they are.
+        traffic: the meter of seconds waited.
+        rank: this rank.
+        limit: seconds after which a wait raises `WaitTooLong`.
+        alone: whether the board tells of all ranks, so that a deadlock can be seen on it.
+
+    Attributes:
+        trouble: the first error that a wait has raised.
+        polite: sleep between polls instead of spinning.
+    """
+
+    def __init__(
+        self, board: Board, traffic: Traffic, rank: int, limit: float, alone: bool
+    ) -> None:
+        self.board, self.traffic, self.rank, self.limit = board, traffic, rank, limit
+        self.trouble: LabkitError | None = None
+        self.polite = False
+        self.place = ""
+        self._sees_all, self._collective, self._since = alone, False, 0.0
+
+    def enter(self, place: str, collective: bool = True) -> None:
+        """Name the call whose waits come next; collective: it waits for all others."""
+        self.place, self._collective = place, collective
+
+    def begin(self) -> float:
+        """A wait begins now; the time, by `time.perf_counter`."""
+        self.board.enter(self.place, waiting=self._collective)
+        self._since = time.perf_counter()
+        return self._since
+
+    def complete(self, requests: list[Any]) -> None:
+        """Wait for MPI requests, looking around now and then."""
+        from mpi4py import MPI
+
+        start = self.begin()
+        polls = 0
+        while not MPI.Request.Testall(requests):
+            self.pause(polls)
+            polls += 1
+        self.traffic.wait_seconds += time.perf_counter() - start
+
+    def sleep_until(self, moment: float) -> None:
+        """Sleep until a time of the monotonic clock: a message is on its way, nobody is late."""
+        time.sleep(max(0.0, moment - time.monotonic() - LATE))
+        sleep_until(moment, exact=not self.polite)  # which may have changed meanwhile
+
+    def pause(self, polls: int) -> None:
+        """Between two polls: let others have the core, and look around now and then.
+
+        A short wait is a loop. A longer one naps: a loop would slow down the rank that it waits
+        for, where two cores are threads of one.
+        """
+        if polls < SPINS and not self.polite:
+            os.sched_yield()
+            return
+        time.sleep(NAP)
+        if polls % _CHECK_EVERY == 0:
+            self.look_around()
+
+    def look_around(self) -> None:
+        """Raise if waiting has become pointless, and remember why.
+
+        Raises:
+            RankFailed, Mismatch, WaitTooLong: see `Communicator`.
+        """
+        waited = time.perf_counter() - self._since
+        try:
+            self.board.check()
+            if waited > DEADLOCK and self._sees_all and self._collective:
+                calls = self.board.deadlock(DEADLOCK)
+                if calls:
+                    raise Mismatch(f"ranks wait for each other in different calls: {calls}")
+            if waited > self.limit:
+                raise WaitTooLong(
+                    f"rank {self.rank} has waited {waited:.0f} s in {self.place}: "
+                    f"{self.board.elsewhere(self.place)}; "
+                    f"a longer wait is allowed by limit={2 * self.limit:.0f}"
+                )
+        except LabkitError as error:
+            self.trouble = error
+            raise

@@ -1,0 +1,85 @@
+"""Collectives over values of unequal size: payloads gathered, sparse vectors summed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from labkit.communicator.algorithms import UNMETERED
+from labkit.communicator.pieces import Union, cut, joined
+from labkit.communicator.sparse import Part, SparseSum, cut_sparse
+from labkit.communicator.variable import Courier
+from labkit.schedules import Round, allgather_ring, boundaries, count_chunks
+
+
+class Payloads:
+    """What one rank does in them.
+
+    A schedule of an allreduce adds up whatever can be added. Sets of payloads are added by
+    uniting them, so that every algorithm gathers; the ring's second half alone gathers already.
+
+    Args:
+        comm: the mpi4py communicator.
+        courier: carries the messages of schedules.
+        rounds: the rounds of an allreduce by its name.
+        gather_here: a barrier that notices who is missing, before a collective of the library.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        courier: Courier,
+        rounds: Callable[[str], Sequence[Round]],
+        gather_here: Callable[[], None],
+    ) -> None:
+        self._comm, self._rank, self._size = comm, comm.rank, comm.size
+        self._courier, self._rounds, self._gather_here = courier, rounds, gather_here
+
+    def gather(self, data: np.ndarray, algorithm: str) -> list[np.ndarray]:
+        """The bytes of every rank, in rank order."""
+        if self._size == 1:
+            return [data]
+        if algorithm in UNMETERED:
+            return self._library_gather(data)
+        if algorithm == "ring":
+            chunks: list[dict[int, np.ndarray]] = [{} for _ in range(self._size)]
+            chunks[self._rank] = {self._rank: data}
+            rounds: Sequence[Round] = list(allgather_ring(self._size))
+            chunks = self._courier.run(rounds, chunks, Union())
+            return [chunk[rank] for rank, chunk in enumerate(chunks)]
+        rounds = self._rounds(algorithm)
+        chunks = cut(data, self._rank, count_chunks(rounds))
+        return joined(self._courier.run(rounds, chunks, Union()), self._size)
+
+    def sparse_sum(
+        self, indices: np.ndarray, values: np.ndarray, length: int, algorithm: str
+    ) -> np.ndarray:
+        """The sum of the ranks' sparse vectors, dense."""
+        if self._size == 1 or algorithm in UNMETERED:
+            return self._sum_of_gathered(indices, values, length, algorithm)
+        rounds = self._rounds(algorithm)
+        edges = boundaries(length, count_chunks(rounds)).tolist()
+        parts: list[Part] = cut_sparse(indices, values, edges)
+        summed = self._courier.run(rounds, parts, SparseSum(edges, values.dtype))
+        return np.concatenate([part.dense() for part in summed])
+
+    def _sum_of_gathered(
+        self, indices: np.ndarray, values: np.ndarray, length: int, algorithm: str
+    ) -> np.ndarray:
+        data = np.concatenate([indices.view(np.uint8), values.view(np.uint8)])
+        total = np.zeros(length, values.dtype)
+        for piece in self.gather(data, algorithm):
+            held = len(piece) // (indices.itemsize + values.itemsize) * indices.itemsize
+            places = piece[:held].copy().view(indices.dtype)  # copies are aligned
+            total[places] += piece[held:].copy().view(values.dtype)
+        return total
+
+    def _library_gather(self, data: np.ndarray) -> list[np.ndarray]:
+        self._gather_here()
+        lengths = self._comm.allgather(data.nbytes)
+        whole = np.zeros(sum(lengths), np.uint8)
+        self._comm.Allgatherv(data, (whole, lengths))
+        self._courier.meter((self._size - 1) * data.nbytes)  # the least that it can send
+        return np.split(whole, np.cumsum(lengths)[:-1])

@@ -1,0 +1,125 @@
+"""Schedules over values whose size the receiver does not know: payloads, sparse sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from labkit.communicator.emulation import Emulation
+from labkit.communicator.traffic import Traffic
+from labkit.schedules import Round
+
+Value = TypeVar("Value")
+TAG = (1 << 14) - 1  # no plan has so many before it
+
+
+class Kind(Protocol[Value]):
+    """How values of one kind are added, and what they are as bytes."""
+
+    def add(self, values: Sequence[Value]) -> Value:
+        """The sum, in this order."""
+
+    def to_bytes(self, values: Sequence[Value]) -> np.ndarray:
+        """What a message that carries these values holds, uint8."""
+
+    def from_bytes(self, data: np.ndarray, first: int, count: int) -> list[Value]:
+        """The values in a message, of `count` chunks from `first` on."""
+
+
+class Courier:
+    """Carries out a schedule on this rank's chunks, one value a chunk.
+
+    A header goes before each message, with its length; it belongs to the transport and is not
+    metered, as with MPI's own.
+
+    Args:
+        comm, traffic, wait, sleep_until, emulation: as for `Executor`.
+        rank: this rank.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        rank: int,
+        traffic: Traffic,
+        wait: Callable[[list[Any]], None],
+        sleep_until: Callable[[float], None],
+        emulation: Emulation | None,
+    ) -> None:
+        self._comm, self._rank, self._traffic = comm, rank, traffic
+        self._wait, self._sleep_until, self._emulation = wait, sleep_until, emulation
+
+    def run(self, rounds: Sequence[Round], chunks: list[Value], kind: Kind[Value]) -> list[Value]:
+        """The chunks after the last round."""
+        for each in rounds:
+            sends, receives = each.sent_by(self._rank).rows(), each.received_by(self._rank).rows()
+            if not sends and not receives:
+                continue
+            outgoing = [
+                (destination, kind.to_bytes(chunks[chunk : chunk + span]))
+                for _, destination, chunk, span, _ in sends
+            ]
+            incoming = self._exchange(outgoing, [row[0] for row in receives])
+            chunks = _received(chunks, receives, incoming, kind, self._rank)
+        return chunks
+
+    def meter(self, nbytes: int) -> None:
+        """Count a message."""
+        self._traffic.messages += 1
+        self._traffic.wire_bytes += nbytes
+
+    def _exchange(
+        self, outgoing: list[tuple[int, np.ndarray]], sources: list[int]
+    ) -> list[np.ndarray]:
+        """All messages of a round; back when those for this rank are delivered."""
+        headers = [np.zeros(2) for _ in sources]
+        requests = [
+            self._comm.Irecv(h, source, TAG) for h, source in zip(headers, sources, strict=True)
+        ]
+        for destination, data in outgoing:
+            first_byte = 0.0
+            if self._emulation:
+                first_byte = self._emulation.depart(destination, data.nbytes)
+            header = np.array([first_byte, float(data.nbytes)])
+            requests.append(self._comm.Isend(header, destination, TAG))
+            self.meter(data.nbytes)
+        self._wait(requests)
+        incoming = [np.zeros(int(header[1]), np.uint8) for header in headers]
+        requests = [
+            self._comm.Irecv(data, source, TAG)
+            for data, source in zip(incoming, sources, strict=True)
+        ]
+        requests += [self._comm.Isend(data, destination, TAG) for destination, data in outgoing]
+        self._wait(requests)
+        if self._emulation and sources:
+            arrivals = [
+                (float(header[0]), source, int(header[1]))
+                for header, source in zip(headers, sources, strict=True)
+            ]
+            self._sleep_until(self._emulation.arrive(arrivals))
+        return incoming
+
+
+def _received(
+    chunks: list[Value],
+    receives: list[tuple[int, int, int, int, bool]],
+    incoming: list[np.ndarray],
+    kind: Kind[Value],
+    rank: int,
+) -> list[Value]:
+    """The chunks after a round: replaced, or added in order of rank, the own value included."""
+    after = list(chunks)
+    contributions: dict[int, list[tuple[int, Value]]] = {}
+    for (source, _, chunk, span, reduce), data in zip(receives, incoming, strict=True):
+        for number, value in enumerate(kind.from_bytes(data, chunk, span), start=chunk):
+            if reduce:
+                found = contributions.setdefault(number, [(rank, chunks[number])])
+                found.append((source, value))
+            else:
+                after[number] = value
+    for number, found in contributions.items():
+        ordered = sorted(found, key=lambda pair: pair[0])
+        after[number] = kind.add([value for _, value in ordered])
+    return after

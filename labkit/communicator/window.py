@@ -1,0 +1,68 @@
+"""Windows: memory that other ranks read and write without its owner's help."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from labkit.communicator.emulation import Emulation, sleep_until
+from labkit.communicator.traffic import Traffic
+
+
+class Window:
+    """One-sided access: `put` and `get` move bytes; only the caller takes part.
+
+    Back from a call, the data have arrived, on an emulated network when they would have. Who
+    writes where and when is for the callers to agree on.
+
+    Args:
+        comm: an mpi4py communicator.
+        nbytes: size of this rank's memory.
+        traffic: the meter.
+        emulation: the network to emulate, or None.
+
+    Attributes:
+        memory: this rank's bytes.
+    """
+
+    def __init__(
+        self, comm: Any, nbytes: int, traffic: Traffic, emulation: Emulation | None
+    ) -> None:
+        from mpi4py import MPI
+
+        self._mpi, self._rank = MPI, comm.rank
+        self._traffic, self._emulation = traffic, emulation
+        self._window = MPI.Win.Allocate(nbytes, 1, comm=comm)
+        memory: Any = self._window.tomemory()
+        self.memory = np.ndarray(nbytes, np.uint8, memory)
+        self.memory[...] = 0
+        comm.Barrier()
+
+    def put(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
+        """Write an array's bytes into the memory of a rank, from `offset` on."""
+        self._access(self._window.Put, data, rank, offset, source=self._rank, destination=rank)
+
+    def get(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
+        """Read a rank's bytes, from `offset` on, into an array."""
+        self._access(self._window.Get, data, rank, offset, source=rank, destination=self._rank)
+
+    def close(self) -> None:
+        """Free the memory (collective)."""
+        self.memory = np.zeros(0, np.uint8)
+        self._window.Free()
+
+    def _access(
+        self, call: Any, data: np.ndarray, rank: int, offset: int, source: int, destination: int
+    ) -> None:
+        start = time.perf_counter()
+        self._window.Lock(rank, self._mpi.LOCK_SHARED)
+        call([data.reshape(-1).view(np.uint8), self._mpi.BYTE], rank, [offset, data.nbytes])
+        self._window.Unlock(rank)
+        self._traffic.messages += 1
+        self._traffic.payload_bytes += data.nbytes
+        self._traffic.wire_bytes += data.nbytes if source != destination else 0
+        if self._emulation is not None and source != destination:
+            sleep_until(self._emulation.transfer(source, destination, data.nbytes))
+        self._traffic.transfer_seconds += time.perf_counter() - start

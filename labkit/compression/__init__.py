@@ -1,0 +1,85 @@
+"""Gradient compressors: the published ways to say less, one a file."""
+
+from labkit.compression.base import (
+    Compressor,
+    Gather,
+    Mean,
+    Payload,
+    Reduced,
+    Reduction,
+    Request,
+    SparseMean,
+    State,
+    Tensor,
+)
+from labkit.compression.bfloat16 import BFloat16
+from labkit.compression.chain import Chain
+from labkit.compression.dgc import DGC
+from labkit.compression.errorfeedback import ErrorFeedback
+from labkit.compression.float16 import Float16
+from labkit.compression.int8 import Int8
+from labkit.compression.lockstep import reduce_all
+from labkit.compression.onebit import OneBit
+from labkit.compression.parse import Nested, parse
+from labkit.compression.powersgd import PowerSGD
+from labkit.compression.qsgd import QSGD
+from labkit.compression.randomk import RandomK
+from labkit.compression.signmajority import SignMajority
+from labkit.compression.terngrad import TernGrad
+from labkit.compression.threshold import Threshold
+from labkit.compression.topk import TopK
+from labkit.compression.wire import from_bytes, nbytes, to_bytes
+
+COMPRESSORS: dict[str, type[Compressor]] = {
+    kind.__name__: kind
+    for kind in (
+        Float16,
+        BFloat16,
+        Int8,
+        QSGD,
+        TernGrad,
+        OneBit,
+        SignMajority,
+        TopK,
+        RandomK,
+        Threshold,
+        DGC,
+        PowerSGD,
+        ErrorFeedback,
+        Chain,
+    )
+}
+
+__all__ = [
+    "COMPRESSORS",
+    "DGC",
+    "QSGD",
+    "BFloat16",
+    "Chain",
+    "Compressor",
+    "ErrorFeedback",
+    "Float16",
+    "Gather",
+    "Int8",
+    "Mean",
+    "Nested",
+    "OneBit",
+    "Payload",
+    "PowerSGD",
+    "RandomK",
+    "Reduced",
+    "Reduction",
+    "Request",
+    "SignMajority",
+    "SparseMean",
+    "State",
+    "Tensor",
+    "TernGrad",
+    "Threshold",
+    "TopK",
+    "from_bytes",
+    "nbytes",
+    "parse",
+    "reduce_all",
+    "to_bytes",
+]

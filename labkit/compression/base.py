@@ -1,0 +1,173 @@
+"""What every compressor is: a generator between collectives, and the requests that it yields."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+from labkit.checked import Checked
+
+Tensor: TypeAlias = Any  # tf.Tensor; TensorFlow has no types
+State: TypeAlias = Any  # a nest of tensors
+Payload: TypeAlias = Mapping[str, Tensor]  # parts, each of one dimension
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Asks for the mean of the ranks' values, summed on the way; all have the same shape."""
+
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Asks for the payloads of all ranks, in rank order."""
+
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class SparseMean:
+    """Asks for the mean of sparse vectors, a dense tensor (length,); sums are merged on the way.
+
+    Args:
+        indices: int32 (k,), ascending, each once.
+        values: (k,).
+        length: of the dense vector.
+    """
+
+    indices: Tensor
+    values: Tensor
+    length: int
+
+
+Request: TypeAlias = Mean | Gather | SparseMean
+
+
+class Reduced(NamedTuple):
+    """What a reduction returns.
+
+    mean: what is applied, the same on all ranks. sent: what this rank has contributed, as the
+    others have understood it; the mean of `sent` over the ranks is `mean`, except for votes.
+    state: for the next step.
+    """
+
+    mean: Tensor
+    sent: Tensor
+    state: State
+
+
+Reduction: TypeAlias = Generator[Request, Any, Reduced]
+
+
+class Compressor(Checked):
+    """How a gradient is said in fewer bytes: fields are what a notebook names.
+
+    A simple compressor gives `encode` and `decode`, from which `reduce` follows; others write
+    `reduce` themselves. `encode` and `decode` are functions of TensorFlow without side effects:
+    what they need of the past is in `state`. Tensors are flat float32 or float64, (n,), unless
+    `by_layer`.
+
+    Attributes:
+        linear: payloads have one float part, "values", that may be summed on the way.
+        unbiased: the expectation of what is decoded is what was encoded.
+        by_layer: works on each layer's tensor in its own shape, not on a flat bucket of layers.
+        votes: `mean` is not the mean of what ranks sent.
+        shared: random choices are the same on all ranks.
+        sparse: few elements are sent as they are, in the float part "values".
+        memory: the state keeps what was not sent, `residual`.
+        conserves: sent + residual = tensor + old residual.
+        spreads: what is lost may be larger than the tensor, so that feeding it back diverges.
+        rounding: relative error of a sum on the way, where payloads are added in few bits.
+        xla: encode and decode are compiled by XLA.
+        eager: methods that are not compiled, since their shapes differ from step to step.
+    """
+
+    linear: ClassVar[bool] = False
+    unbiased: ClassVar[bool] = False
+    by_layer: ClassVar[bool] = False
+    votes: ClassVar[bool] = False
+    shared: ClassVar[bool] = False
+    sparse: ClassVar[bool] = False
+    memory: ClassVar[bool] = False
+    conserves: ClassVar[bool] = False
+    spreads: ClassVar[bool] = False
+    rounding: ClassVar[float] = 0.0
+    xla: ClassVar[bool] = False
+    eager: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, optimizer: str, options: Mapping[str, Any]) -> None:
+        """Refuse an optimizer, by its Keras name and arguments, that contradicts the method."""
+
+    def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
+        """The state before the first step: here a key of random choices, int32 (2,).
+
+        Args:
+            shape: of the tensors to come.
+            rank: whose state; random choices of ranks differ, unless `shared`.
+            seed: of random choices.
+            ranks: how many take part.
+        """
+        import tensorflow as tf
+
+        first = (seed * 65_537 + (0 if self.shared else rank + 1)) % 2**31
+        return tf.constant([first, 0], tf.int32)
+
+    def encode(self, tensor: Tensor, key: Tensor) -> Payload:
+        """What is sent for a tensor.
+
+        Args:
+            tensor: flat, (n,).
+            key: int32 (2,), of random choices; another one in each step.
+        """
+        raise NotImplementedError(f"{type(self).__name__} writes its own reduce")
+
+    def decode(self, payload: Payload) -> Tensor:
+        """What a payload says, flat, (n,); it needs nothing but the payload."""
+        raise NotImplementedError(f"{type(self).__name__} writes its own reduce")
+
+    def reduce(self, tensor: Tensor, state: State) -> Reduction:
+        """Mean over the ranks: yields requests, receives their results, returns `Reduced`."""
+        payload = compiled(self, "encode")(tensor, state)
+        decode = compiled(self, "decode")
+        if self.linear:
+            mean = decode({**payload, "values": (yield Mean(payload["values"]))})
+            sent = decode(payload)
+        else:
+            sent, mean = decode(payload), self.average((yield Gather(payload)))
+        return Reduced(mean, sent, next_key(state))
+
+    def residual(self, state: State) -> Tensor | None:
+        """What the state carries over to the next step, or None for compressors without memory."""
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Name and fields."""
+        return {"name": type(self).__name__, **self.model_dump(mode="json")}
+
+    def average(self, payloads: Sequence[Payload]) -> Tensor:
+        """What the payloads of all ranks say together."""
+        decode = compiled(self, "decode")
+        total = decode(payloads[0])
+        for payload in payloads[1:]:
+            total = total + decode(payload)
+        return total / len(payloads)
+
+
+def next_key(key: Tensor) -> Tensor:
+    """The key of the next step's random choices."""
+    import tensorflow as tf
+
+    return key + tf.constant([0, 1], tf.int32)
+
+
+@lru_cache(maxsize=256)
+def compiled(compressor: Compressor, method: str) -> Any:
+    """A method of a compressor as a compiled function of TensorFlow."""
+    import tensorflow as tf
+
+    if method in compressor.eager:
+        return getattr(compressor, method)
+    return tf.function(getattr(compressor, method), jit_compile=compressor.xla, autograph=False)

@@ -1,0 +1,106 @@
+"""The greatest elements of a momentum that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field, NonNegativeInt, PositiveFloat
+
+from labkit.compression.base import (
+    Compressor,
+    Reduced,
+    Reduction,
+    SparseMean,
+    State,
+    Tensor,
+    compiled,
+    next_key,
+)
+from labkit.compression.topk import TopK
+from labkit.errors import InvalidInput
+
+STAGES = 4  # of the warm-up: 75, 93.75, 98.4375 and 99.6 % are not sent
+
+
+class DGC(Compressor):
+    r"""Momentum on each rank before the sum; what is great enough is sent, the rest waits.
+
+    \(u \leftarrow m u + g\), \(v \leftarrow v + u\); the greatest of v are sent; where they
+    stood, v and u become zero (momentum factor masking). Conserved: v after + sent = v before +
+    u. Training starts with more: \(4^{-1}, 4^{-2}, 4^{-3}, 4^{-4}\) of the elements, a quarter
+    of the warm-up each. The optimizer must have no momentum of its own.
+
+    Args:
+        ratio: of the elements, how many are sent after the warm-up.
+        momentum: m; 0: none.
+        clip_norm: of the mean gradient. Each rank's own is scaled down to at most this norm times
+            the root of the number of ranks: the mean of independent ones then has it; None: no
+            clipping.
+        warmup_steps: steps until `ratio` is reached; 0: at once.
+
+    Source: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep Gradient Compression, 2018, arXiv
+    1712.01887. Differs from it: the norm that is clipped is that of a bucket, not of all layers
+    together; the threshold comes from a sample of 128 n/k elements; no Nesterov momentum.
+    """
+
+    memory: ClassVar[bool] = True
+
+    ratio: float = Field(0.001, gt=0, le=1)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    clip_norm: PositiveFloat | None = None
+    warmup_steps: NonNegativeInt = 0
+
+    def check(self, optimizer: str, options: Mapping[str, Any]) -> None:
+        """The momentum is in here: the optimizer must be SGD without any."""
+        if optimizer != "sgd" or options.get("momentum"):
+            momentum = f" with momentum={options['momentum']}" if options.get("momentum") else ""
+            raise InvalidInput(
+                "DGC corrects the momentum of SGD itself, which "
+                f"optimizer={optimizer!r}{momentum} would apply twice; use "
+                "optimizer='sgd' without momentum, and DGC(momentum=…)"
+            )
+
+    def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
+        """Key; velocity u and accumulation v, zeros; the norm that this many ranks clip to."""
+        import tensorflow as tf
+
+        # The paper's 1/sqrt(n) is for parts of a sum; here each rank brings n times its part.
+        limit = tf.constant((self.clip_norm or 0) * ranks**0.5)
+        return super().start(shape, rank, seed), tf.zeros(shape), tf.zeros(shape), limit
+
+    def density(self, step: int) -> float:
+        """Share of the elements that is sent in a step, counted from 0."""
+        if step >= self.warmup_steps:
+            return self.ratio
+        return max(self.ratio, 0.25 ** (1 + step * STAGES // self.warmup_steps))
+
+    def reduce(self, tensor: Tensor, state: State) -> Reduction:
+        """Mean of what ranks send of their accumulations."""
+        import tensorflow as tf
+
+        key, velocity, waiting, limit = state
+        velocity, waiting = compiled(self, "accumulate")(tensor, velocity, waiting, limit)
+        top = TopK(ratio=self.density(int(key[1])))  # a key counts the steps
+        payload = compiled(top, "encode")(waiting, key)
+        indices = payload["indices"]
+        mean = yield SparseMean(indices, payload["values"], tensor.shape[0])
+        sent = top.decode(payload)
+        nothing = tf.zeros_like(payload["values"])
+        velocity = tf.tensor_scatter_nd_update(velocity, indices[:, None], nothing)
+        return Reduced(mean, sent, (next_key(key), velocity, waiting - sent, limit))
+
+    def accumulate(
+        self, tensor: Tensor, velocity: Tensor, waiting: Tensor, limit: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Velocity and accumulation with a step's gradient; both (n,)."""
+        import tensorflow as tf
+
+        if self.clip_norm is not None:
+            tensor = tf.clip_by_norm(tensor, tf.cast(limit, tensor.dtype))
+        velocity = self.momentum * tf.cast(velocity, tensor.dtype) + tensor
+        return velocity, tf.cast(waiting, tensor.dtype) + velocity
+
+    def residual(self, state: State) -> Tensor:
+        """The accumulation v, (n,)."""
+        return state[2]

@@ -1,0 +1,87 @@
+"""What a compressor did not send is sent later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import field_validator
+
+from labkit.compression.base import Compressor, Reduced, Reduction, State, Tensor
+from labkit.compression.parse import Nested
+
+
+class ErrorFeedback(Compressor):
+    r"""Adds to each gradient what of the earlier ones has not been sent.
+
+    \(c = g + e\); \(\hat c\) is sent by the inner compressor; \(e \leftarrow c - \hat c\).
+    Nothing is lost: sent + residual = gradient + old residual.
+
+    Args:
+        inner: the compressor, or its name, or a mapping of its name and fields.
+
+    Raises:
+        InvalidInput: the inner one has a memory of its own, or votes, or sends more than there is.
+
+    Source: S. U. Stich, J.-B. Cordonnier, M. Jaggi, Sparsified SGD with Memory, 2018, arXiv
+    1809.07599; S. P. Karimireddy, Q. Rebjock, S. U. Stich, M. Jaggi, Error Feedback Fixes SignSGD
+    and other Gradient Compression Schemes, 2019, arXiv 1901.09847. Differs from them: the
+    residual is in units of the gradient, not of the step: a learning rate that changes applies
+    to what was left over before the change, too.
+    """
+
+    memory: ClassVar[bool] = True
+    conserves: ClassVar[bool] = True
+
+    inner: Nested
+
+    @field_validator("inner")
+    @classmethod
+    def _fits(cls, inner: Compressor) -> Compressor:
+        name = type(inner).__name__
+        if inner.memory:
+            raise ValueError(
+                f"ErrorFeedback(inner={name}): {name} already keeps what it did not send; use it "
+                "alone"
+            )
+        if inner.votes:
+            raise ValueError(
+                f"ErrorFeedback(inner={name}): a vote is not the mean of what ranks sent, so that "
+                "there is nothing to conserve; use it alone, or OneBit"
+            )
+        if inner.spreads:
+            raise ValueError(
+                f"ErrorFeedback(inner={inner!r}): what it loses in a step may be larger than what "
+                "it was given, so that the residual would grow for ever; use it alone, or one that "
+                "loses less: QSGD(levels=127), RandomK(rescale=False), OneBit, TopK, …"
+            )
+        return inner
+
+    @property
+    def by_layer(self) -> bool:  # type: ignore[override]  # the inner one decides
+        """Works on each layer's tensor in its own shape."""
+        return self.inner.by_layer
+
+    @property
+    def rounding(self) -> float:  # type: ignore[override]  # the inner one decides
+        """Relative error of a sum on the way."""
+        return self.inner.rounding
+
+    def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
+        """A residual of zero and the inner compressor's state."""
+        import tensorflow as tf
+
+        return tf.zeros(shape), self.inner.start(shape, rank, seed, ranks)
+
+    def reduce(self, tensor: Tensor, state: State) -> Reduction:
+        """The inner compressor's reduction of gradient and residual."""
+        import tensorflow as tf
+
+        residual, inner = state
+        corrected = tensor + tf.cast(residual, tensor.dtype)
+        mean, sent, inner = yield from self.inner.reduce(corrected, inner)
+        return Reduced(mean, sent, (corrected - tf.cast(sent, tensor.dtype), inner))
+
+    def residual(self, state: State) -> Tensor:
+        """What has not been sent yet, in the tensor's shape."""
+        return state[0]

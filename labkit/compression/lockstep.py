@@ -1,0 +1,57 @@
+"""All ranks of a reduction in one process, without MPI: generators stepped side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from labkit.compression.base import (
+    Compressor,
+    Gather,
+    Mean,
+    Reduced,
+    Request,
+    SparseMean,
+    State,
+    Tensor,
+)
+from labkit.errors import LabkitError
+
+
+def reduce_all(
+    compressor: Compressor, tensors: Sequence[Tensor], states: Sequence[State]
+) -> list[Reduced]:
+    """What each rank's reduction returns, when rank r brings `tensors[r]` and `states[r]`."""
+    reductions = [compressor.reduce(t, s) for t, s in zip(tensors, states, strict=True)]
+    answers: list[Any] = [None] * len(reductions)
+    while True:
+        requests, ended = [], []
+        for reduction, answer in zip(reductions, answers, strict=True):
+            try:
+                requests.append(reduction.send(answer))
+            except StopIteration as end:
+                ended.append(end.value)
+        if ended and requests:
+            raise LabkitError(f"{compressor!r}: some ranks ended while others ask for a collective")
+        if ended:
+            return ended
+        answers = [reply_to(requests)] * len(reductions)
+
+
+def reply_to(requests: Sequence[Request]) -> Any:
+    """What all ranks receive for the requests that they yielded together, by rank."""
+    import tensorflow as tf
+
+    first = requests[0]
+    if isinstance(first, Gather):
+        return [request.payload for request in requests if isinstance(request, Gather)]
+    total: Any = None
+    for request in requests:
+        if isinstance(request, SparseMean):
+            value = tf.scatter_nd(request.indices[:, None], request.values, [request.length])
+        elif isinstance(request, Mean):
+            value = request.value
+        else:
+            raise LabkitError(f"ranks yielded {type(first).__name__} and {type(request).__name__}")
+        total = value if total is None else total + value
+    return total / tf.cast(len(requests), total.dtype)

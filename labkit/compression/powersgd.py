@@ -1,0 +1,103 @@
+"""Low-rank factors of each layer's gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import ClassVar
+
+from pydantic import Field
+
+from labkit.compression.base import (
+    Compressor,
+    Mean,
+    Reduced,
+    Reduction,
+    State,
+    Tensor,
+    compiled,
+    next_key,
+)
+
+
+class PowerSGD(Compressor):
+    r"""Two thin factors of each matrix, one step of a power iteration, summed on the way.
+
+    \(P = \mathrm{orth}(\mathrm{mean}(M_r Q))\), \(Q = \mathrm{mean}(M_r^\top P)\),
+    \(\bar g = P Q^\top\): \(r (n + m)\) numbers instead of \(n m\). Best under `ErrorFeedback`.
+    Vectors, and matrices that are smaller than their factors, are sent as they are.
+
+    Args:
+        approximation_rank: columns of the factors; lower: fewer bytes, more error.
+        warm_start: begin with the last step's Q, which gets better from step to step; if not,
+            with a random one.
+
+    Source: T. Vogels, S. P. Karimireddy, M. Jaggi, PowerSGD, 2019, arXiv 1905.13727. Differs from
+    it: Householder's QR orthogonalises, not Gram-Schmidt, so that a gradient of zero does not
+    stop the iteration; Keras keeps a kernel's outputs last, so that matrices are the transposes
+    of the paper's.
+    """
+
+    by_layer: ClassVar[bool] = True
+    shared: ClassVar[bool] = True
+
+    approximation_rank: int = Field(2, ge=1)
+    warm_start: bool = True
+
+    def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
+        """Key and Q (m, r) of the first step; all ranks have the same."""
+        key = super().start(shape, rank, seed)
+        _, columns = _matrix(shape)
+        return key, self.random(key, columns)
+
+    def random(self, key: Tensor, columns: int) -> Tensor:
+        """A Q to start with, (columns, r)."""
+        import tensorflow as tf
+
+        return tf.random.stateless_normal([columns, self.approximation_rank], key)
+
+    def elements(self, shape: Sequence[int]) -> int:
+        """How many numbers a rank hands over for a layer of this shape."""
+        return min(prod(shape), self.approximation_rank * sum(_matrix(shape)))
+
+    def reduce(self, tensor: Tensor, state: State) -> Reduction:
+        """Mean over the ranks, of rank `approximation_rank`."""
+        key, q = state
+        if self.elements(tensor.shape) == prod(tensor.shape):
+            mean = yield Mean(tensor)
+            return Reduced(mean, tensor, (next_key(key), q))
+        if not self.warm_start:
+            q = self.random(key, q.shape[0])
+        p = yield Mean(compiled(self, "project")(tensor, q))
+        p, own = compiled(self, "project_back")(tensor, p)
+        q = yield Mean(own)
+        mean, sent = compiled(self, "expand")(tensor, p, q, own)
+        return Reduced(mean, sent, (next_key(key), q))
+
+    def project(self, tensor: Tensor, q: Tensor) -> Tensor:
+        """M Q, (n, r)."""
+        import tensorflow as tf
+
+        return tf.matmul(tf.reshape(tensor, _matrix(tensor.shape)), tf.cast(q, tensor.dtype))
+
+    def project_back(self, tensor: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """P, orthonormal, (n, r), and the transpose of M by it, (m, r)."""
+        import tensorflow as tf
+
+        p = tf.linalg.qr(p).q
+        # A matrix is read faster by its rows: (r, n) by (n, m) rather than (m, n) by (n, r).
+        rows = tf.matmul(tf.transpose(p), tf.reshape(tensor, _matrix(tensor.shape)))
+        return p, tf.transpose(rows)
+
+    def expand(self, like: Tensor, p: Tensor, q: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        """P by the ranks' Q and P by this rank's, in the layer's shape."""
+        import tensorflow as tf
+
+        mean, sent = (tf.matmul(p, factor, transpose_b=True) for factor in (q, own))
+        return tf.reshape(mean, like.shape), tf.reshape(sent, like.shape)
+
+
+def _matrix(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of a layer's matrix: its inputs by its outputs; a vector is one column."""
+    rows = prod(shape[:-1]) if len(shape) > 1 else prod(shape)
+    return rows, shape[-1] if len(shape) > 1 else 1

@@ -1,0 +1,69 @@
+"""Random rounding to levels between zero and the norm."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from labkit.compression.base import Compressor, Payload, Tensor
+from labkit.compression.bits import pack, unpack
+from labkit.compression.blocks import scaled, split, to_levels
+
+
+class QSGD(Compressor):
+    r"""A norm, and for each element a sign and one of s levels, chosen at random.
+
+    \(\hat g_i = \|g\|\, \mathrm{sign}(g_i)\, \xi_i / s\), where \(\xi_i\) is one of the two whole
+    numbers around \(s |g_i| / \|g\|\), so that \(E\,\hat g = g\) and
+    \(E \|\hat g - g\|^2 \le \min(d / s^2, \sqrt d / s) \|g\|^2\) with d elements a norm. An
+    element takes the least whole number of bits that holds 2 s + 1 values: 2, 4, 8 for s = 1, 7,
+    127.
+
+    Args:
+        levels: s, from 1 to 127.
+        bucket: elements that share a norm; more of them: fewer bytes, more variance; None: all.
+
+    Source: D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, QSGD, 2017, arXiv 1610.02132.
+    Differs from it: codes of a fixed width instead of Elias codes; always the 2-norm, where the
+    paper's experiments scale by the maximum, too.
+    """
+
+    unbiased: ClassVar[bool] = True
+    xla: ClassVar[bool] = True
+
+    levels: int = Field(7, ge=1, le=127)
+    bucket: int | None = Field(512, ge=1)
+
+    @property
+    def spreads(self) -> bool:  # type: ignore[override]  # the fields decide
+        """Whether the bound of the variance, relative to the square of the norm, is 1 or more."""
+        if self.bucket is None:
+            return True
+        return self.bucket >= self.levels**2
+
+    @property
+    def bits(self) -> int:
+        """Of an element."""
+        return (2 * self.levels).bit_length()
+
+    def encode(self, tensor: Tensor, key: Tensor) -> Payload:
+        """Packed "codes", uint8, "norms" (buckets,), and "length", int32 (1,)."""
+        import tensorflow as tf
+
+        norms = tf.concat([tf.norm(rows, axis=1) for rows in split(tensor, self.bucket)], 0)
+        units = scaled(tf.ones_like(tensor), norms / self.levels, self.bucket)
+        codes = pack(to_levels(tensor, units, self.levels, key), self.bits)
+        return {"codes": codes, "norms": norms, "length": tf.constant(list(tensor.shape))}
+
+    def decode(self, payload: Payload) -> Tensor:
+        """Levels times the norm's share, (n,)."""
+        import tensorflow as tf
+
+        norms = payload["norms"]
+
+        def level(code: Tensor) -> Tensor:
+            return tf.cast(code, norms.dtype) - self.levels
+
+        levels = unpack(payload["codes"], self.bits, payload["length"][0], level)
+        return scaled(levels, norms / self.levels, self.bucket)

@@ -1,0 +1,79 @@
+"""Elements drawn at random, the same on all ranks."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from labkit.compression.base import Compressor, Payload, Tensor
+from labkit.compression.sparse import count, scatter
+
+
+class RandomK(Compressor):
+    r"""One element of each of k equal pieces, the same on all ranks.
+
+    \(k = \max(1, \mathrm{round}(\mathrm{ratio} \cdot n))\). Only values travel, and are summed
+    on the way. As it is, \(E\,\hat g = \frac{k}{n} g\), which is what `ErrorFeedback` wants; with
+    `rescale`, \(\hat g_i = \frac{n}{k} g_i\) where drawn, \(E\,\hat g = g\) and
+    \(E \|\hat g - g\|^2 = (\frac{n}{k} - 1) \|g\|^2\).
+
+    Args:
+        ratio: of the elements, how many are sent.
+        rescale: make the expectation that of the gradient.
+
+    Source: S. U. Stich, J.-B. Cordonnier, M. Jaggi, Sparsified SGD with Memory, 2018, arXiv
+    1809.07599; rescaled: J. Wangni, J. Wang, J. Liu, T. Zhang, Gradient Sparsification for
+    Communication-Efficient Distributed Optimization, 2017, arXiv 1710.09854. Differs from them:
+    one element of each piece instead of any k, with the same expectation; where k does not
+    divide n, pieces differ by one element, and each is scaled by its own length.
+    """
+
+    linear: ClassVar[bool] = True
+    shared: ClassVar[bool] = True
+    sparse: ClassVar[bool] = True
+
+    ratio: float = Field(0.01, gt=0, le=1)
+    rescale: bool = False
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]  # the fields decide
+        """The expectation of what is decoded is what was encoded."""
+        return self.rescale
+
+    @property
+    def spreads(self) -> bool:  # type: ignore[override]  # the fields decide
+        """n/k times an element is sent."""
+        return self.rescale
+
+    def encode(self, tensor: Tensor, key: Tensor) -> Payload:
+        """Parts "values" (k,), "key" of the draw, int32 (2,), and "length", int32 (1,)."""
+        import tensorflow as tf
+
+        n = tensor.shape[0]
+        indices, pieces = _draw(key, count(self.ratio, n), n)
+        values = tf.gather(tensor, indices)
+        if self.rescale:
+            values *= tf.cast(pieces, values.dtype)
+        return {"values": values, "key": key, "length": tf.constant([n])}
+
+    def decode(self, payload: Payload) -> Tensor:
+        """The values where they were drawn, else zero, (n,)."""
+        import tensorflow as tf
+
+        values, n = payload["values"], payload["length"][0]
+        indices, _ = _draw(payload["key"], tf.size(values), n)
+        return scatter(indices, values, n)
+
+
+def _draw(key: Tensor, k: Tensor | int, n: Tensor | int) -> tuple[Tensor, Tensor]:
+    """An index out of each of k pieces of n elements, int32 (k,), and the pieces' lengths (k,)."""
+    import tensorflow as tf
+
+    k, n = tf.cast(k, tf.int64), tf.cast(n, tf.int64)
+    bounds = tf.range(k + 1) * n // tf.maximum(k, 1)
+    pieces = bounds[1:] - bounds[:-1]
+    # Of double precision, so that no element of a long piece is out of reach.
+    place = tf.random.stateless_uniform([k], key, dtype=tf.float64)
+    drawn = bounds[:-1] + tf.cast(place * tf.cast(pieces, tf.float64), tf.int64)
+    return tf.cast(drawn, tf.int32), pieces

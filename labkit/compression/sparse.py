@@ -1,0 +1,80 @@
+"""What compressors share that send few elements and say where they stand."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from labkit.compression.base import (
+    Compressor,
+    Payload,
+    Reduced,
+    Reduction,
+    SparseMean,
+    State,
+    Tensor,
+    compiled,
+    next_key,
+)
+
+ROW = 16  # elements that are looked at together: most rows of a top 1 % hold none
+
+
+class Sparse(Compressor):
+    """Sends the elements that `select` finds, with their indices; sums are merged on the way."""
+
+    sparse: ClassVar[bool] = True
+    eager: ClassVar[tuple[str, ...]] = ("decode",)
+
+    def select(self, tensor: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Indices of what is sent, int32 (k,), ascending, and its values (k,)."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it sends")
+
+    def encode(self, tensor: Tensor, key: Tensor) -> Payload:
+        """Parts "indices", int32 (k,), ascending; "values" (k,); "length", int32 (1,)."""
+        import tensorflow as tf
+
+        indices, values = self.select(tensor, key)
+        return {"indices": indices, "values": values, "length": tf.constant([tensor.shape[0]])}
+
+    def decode(self, payload: Payload) -> Tensor:
+        """The values where they stood, else zero, (n,)."""
+        return scatter(payload["indices"], payload["values"], payload["length"][0])
+
+    def reduce(self, tensor: Tensor, state: State) -> Reduction:
+        """Mean of the sparse vectors of all ranks."""
+        payload = compiled(self, "encode")(tensor, state)
+        mean = yield SparseMean(payload["indices"], payload["values"], tensor.shape[0])
+        return Reduced(mean, self.decode(payload), next_key(state))
+
+
+def count(ratio: float, length: int) -> int:
+    """Elements that are sent of so many: at least 1, unless there is none."""
+    return min(length, max(1, round(ratio * length)))
+
+
+def scatter(indices: Tensor, values: Tensor, length: Tensor) -> Tensor:
+    """A dense vector, (length,), from values (k,) at indices, int32 (k,)."""
+    import tensorflow as tf
+
+    # Faster than tf.scatter_nd; ten times as slow where indices are int64.
+    return tf.math.unsorted_segment_sum(values, indices, length)
+
+
+def above(tensor: Tensor, threshold: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Indices, int32 (k,), ascending, and values of all elements at least this great in size.
+
+    Rows are looked through first and then the elements of those that hold one: faster than
+    `tf.where` on all elements, and a value that was just looked at is near.
+    """
+    import tensorflow as tf
+
+    whole = tensor.shape[0] // ROW * ROW
+    rows = tf.reshape(tensor[:whole], [-1, ROW])
+    held = tf.where(tf.reduce_max(tf.abs(rows), 1) >= threshold)[:, 0]  # (rows that hold one,)
+    near = tf.reshape(tf.gather(rows, held), [-1])  # all elements of these rows
+    found = tf.where(tf.abs(near) >= threshold)[:, 0]
+    inside = tf.gather(held, found // ROW) * ROW + found % ROW
+    rest = tensor[whole:]
+    behind = tf.where(tf.abs(rest) >= threshold)[:, 0]
+    indices = tf.cast(tf.concat([inside, behind + whole], 0), tf.int32)
+    return indices, tf.concat([tf.gather(near, found), tf.gather(rest, behind)], 0)

@@ -1,0 +1,18 @@
+"""Data sets by name, as NumPy arrays: found in a folder, or fetched once from their publishers."""
+
+from __future__ import annotations
+
+from labkit.datasets.catalogue import DATASETS, DatasetSpec, available, check, ensure, load, locate
+from labkit.datasets.dataset import Dataset, Shapes
+
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "DatasetSpec",
+    "Shapes",
+    "available",
+    "check",
+    "ensure",
+    "load",
+    "locate",
+]

@@ -1,0 +1,24 @@
+"""Model compression for deployment: what a trained model may lose, and what that saves."""
+
+from __future__ import annotations
+
+from labkit.deployment.base import Compressed, Method
+from labkit.deployment.compare import compare
+from labkit.deployment.low_rank import LowRank
+from labkit.deployment.prune import Prune
+from labkit.deployment.quantize import Quantize
+from labkit.deployment.sparse_file import read_sparse, write_sparse
+
+METHODS: dict[str, type[Method]] = {kind.__name__: kind for kind in (Quantize, Prune, LowRank)}
+
+__all__ = [
+    "METHODS",
+    "Compressed",
+    "LowRank",
+    "Method",
+    "Prune",
+    "Quantize",
+    "compare",
+    "read_sparse",
+    "write_sparse",
+]

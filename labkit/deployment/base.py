@@ -1,0 +1,87 @@
+"""What every method of model compression is: a model in, a smaller model and its file out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from labkit.checked import Checked
+from labkit.datasets import Dataset
+
+if TYPE_CHECKING:
+    import keras
+
+
+class Compressed(NamedTuple):
+    """A compressed model, and what was done to it in a few words."""
+
+    model: keras.Model
+    what: str
+
+
+class Method(Checked):
+    """How a trained model is made smaller: fields are what a notebook names.
+
+    Attributes:
+        family: the same for methods that differ in their fields only.
+        suffix: of the file that `write` makes.
+    """
+
+    family: ClassVar[str]
+    suffix: ClassVar[str] = ".keras"
+
+    @property
+    def label(self) -> str:
+        """The method's name in tables and figures, unique among methods of other fields."""
+        raise NotImplementedError
+
+    @property
+    def extra_epochs(self) -> int:
+        """Passes over the training data that the method trains and the original did not have."""
+        return 0
+
+    def apply(self, model: keras.Model, data: Dataset) -> Compressed:
+        """Return a compressed copy; the given model stays as it is.
+
+        Raises: InvalidInput, where the method cannot do anything with this model.
+        """
+        raise NotImplementedError
+
+    def write(self, model: keras.Model, path: Path) -> None:
+        """Write the model to a file that `read` opens; its size is what deployment carries."""
+        model.save(path)
+
+    def read(self, path: Path) -> keras.Model:
+        """Open what `write` wrote."""
+        import keras
+
+        model: keras.Model = keras.models.load_model(path)
+        return model
+
+
+def config_of(model: keras.Model) -> dict[str, Any]:
+    """The model without its values, as JSON has it; no optimizer, loss and metrics."""
+    import keras
+
+    config = dict(keras.saving.serialize_keras_object(model))
+    config.pop("compile_config", None)
+    return config
+
+
+def copy_of(model: keras.Model) -> keras.Model:
+    """A copy that shares nothing, uncompiled: what it saves holds no optimizer state."""
+    import keras
+
+    copied: keras.Model = keras.saving.deserialize_keras_object(config_of(model))
+    copied.set_weights(model.get_weights())
+    return copied
+
+
+def layers_of(model: keras.Model) -> Iterator[Any]:
+    """The layers of a model and of the models in it, in order."""
+    for layer in model.layers:
+        if hasattr(layer, "layers"):
+            yield from layers_of(layer)
+        else:
+            yield layer

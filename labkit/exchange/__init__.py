@@ -1,0 +1,16 @@
+"""Exchange: how the ranks' gradients meet inside the training step."""
+
+from labkit.exchange.compressed import Layer, Seen
+from labkit.exchange.exchange import BUCKET_BYTES, SCHEDULES, Exchange, NotFinite
+from labkit.exchange.timeline import Timeline, chrome_trace
+
+__all__ = [
+    "BUCKET_BYTES",
+    "SCHEDULES",
+    "Exchange",
+    "Layer",
+    "NotFinite",
+    "Seen",
+    "Timeline",
+    "chrome_trace",
+]

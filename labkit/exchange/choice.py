@@ -1,0 +1,74 @@
+"""Which algorithm is fastest here: measured on real ranks, computed on an emulated network."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.communicator import Communicator
+
+CALLS = 7
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm, and why it was chosen."""
+
+    algorithm: str
+    why: str
+
+
+def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool = True) -> Choice:
+    """The algorithm to sum buckets of so many bytes with (collective, the same on all ranks).
+
+    "auto" tries what this machine offers, `CALLS` times each after a warm-up, interleaved, and
+    takes the least median of the slowest rank; on an emulated network the simulator decides. Of
+    compressed buckets (not `dense`) nobody knows the bytes beforehand: without an emulated network
+    the library's own collectives carry them.
+    """
+    if algorithm != "auto":
+        return Choice(algorithm, "as asked for")
+    if communicator.network is not None:
+        return _simulated(communicator, nbytes)  # the same arithmetic on all ranks
+    if not dense:
+        return Choice("mpi", "payloads are small and of unequal size: the library's collectives")
+    candidates = ["mpi", "ring"]
+    if communicator.on_one_host:
+        candidates.append("shared_memory")
+    return _measured(communicator, candidates, nbytes)
+
+
+def _simulated(communicator: Communicator, nbytes: int) -> Choice:
+    from labkit.schedules import ALLREDUCE
+    from labkit.simulate import simulate
+
+    network = communicator.network
+    assert network is not None
+    seconds = {
+        name: simulate(name, communicator.size, nbytes, network).seconds for name in ALLREDUCE
+    }
+    return _least(seconds, f"simulated for {nbytes / 1e6:.3g} MB on {network}")
+
+
+def _measured(communicator: Communicator, candidates: list[str], nbytes: int) -> Choice:
+    buffer = communicator.allocate(max(nbytes // 4, 1))
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(1 + CALLS):
+        for name in candidates:
+            communicator.meet("the choice of an algorithm")
+            start = time.perf_counter()
+            communicator.allreduce(buffer, name)
+            times[name].append(time.perf_counter() - start)
+    slowest = {
+        name: float(np.median(np.max(communicator.allgather(own[1:]), axis=0)))
+        for name, own in times.items()
+    }
+    return _least(slowest, f"measured for {nbytes / 1e6:.3g} MB on {communicator.size} ranks")
+
+
+def _least(seconds: dict[str, float], how: str) -> Choice:
+    ranked = sorted(seconds, key=lambda name: seconds[name])
+    told = ", ".join(f"{name} {1e3 * seconds[name]:.3g} ms" for name in ranked[:3])
+    return Choice(ranked[0], f"{how}: {told}")

@@ -1,0 +1,268 @@
+"""Experiment: all that defines a run, checked before a rank starts, with a hash as its name."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Literal, Self
+
+import numpy as np
+from pydantic import (
+    BaseModel,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SerializeAsAny,
+    field_validator,
+    model_validator,
+)
+
+from labkit import datasets, models
+from labkit.checked import Checked
+from labkit.errors import InvalidInput
+from labkit.network import Network
+from labkit.options import lookup
+from labkit.strategies import STRATEGIES, AllReduce, Strategy
+
+SCHEMA = 1
+# By name here, so that a wrong one is refused without importing Keras.
+OPTIMIZERS = [
+    "sgd",
+    "rmsprop",
+    "adam",
+    "adamw",
+    "adadelta",
+    "adagrad",
+    "adamax",
+    "adafactor",
+    "nadam",
+    "ftrl",
+    "lion",
+    "lamb",
+    "muon",
+    "schedulefreeadamw",
+]
+
+
+class Experiment(Checked):
+    """A question to the lab: a model, data, a way to train over ranks, and the world it runs in.
+
+    Args:
+        name: label of its runs; default: made of model, data set, strategy and workers.
+        model: a name of `labkit.models.MODELS`, or a callable that returns a Keras model. A model
+            that it has compiled keeps its loss, metrics and optimizer.
+        model_options: of a named model, such as `{"widths": [512, 512]}`.
+        dataset: a name of `labkit.datasets.DATASETS`, arrays `(x, y)`, or a callable that returns
+            a `tf.data.Dataset` of samples or of batches.
+        dataset_options: of a named data set, such as `{"rows": 1000}`.
+        validation: arrays or a callable, held out; a named data set brings its own test rows.
+        strategy: what the workers exchange, and when; an object, or the name of one.
+        workers: ranks.
+        threads: TensorFlow's threads in each rank.
+        network: a `Network`, or the name of one, to emulate; None: the real one.
+        clock: "wall"; "virtual" is refused until its strategies are there.
+        epochs: passes over the data.
+        steps: cap on the steps of an epoch.
+        batch_size: samples of all ranks together in one step.
+        optimizer: name of a Keras optimizer.
+        optimizer_options: its further arguments, such as `{"momentum": 0.9}`.
+        learning_rate: for one worker; None: the optimizer's own default.
+        learning_rate_scaling: "linear" multiplies the rate by the workers, "sqrt" by their root.
+        warmup_epochs: over which the rate grows from that of one worker to the scaled one.
+        loss: name of a Keras loss; default: what the task wants.
+        metrics: names of Keras metrics; default: what the task wants.
+        precision: Keras dtype policy.
+        feed: "shard": each rank reads its rows; "scatter": rank 0 reads and scatters.
+        capacities: a rank's share of each batch, a number a rank; default: equal.
+        callbacks: a callable that returns a list of Keras callbacks for each rank.
+        seed: of weights and shuffling.
+        repeats: number of seeds to run, from `seed` on.
+        gate: hold the run against one process before its speed is believed.
+    """
+
+    name: str = ""
+    model: str | Callable[..., Any] = "mlp"
+    model_options: dict[str, Any] = Field(default_factory=dict)
+    dataset: str | Callable[..., Any] | tuple[Any, ...] = "digits"
+    dataset_options: dict[str, Any] = Field(default_factory=dict)
+    validation: Callable[..., Any] | tuple[Any, ...] | None = None
+    strategy: SerializeAsAny[Strategy] = AllReduce()
+    workers: PositiveInt = 1
+    threads: PositiveInt = 1
+    network: str | Network | None = None
+    clock: Literal["wall", "virtual"] = "wall"
+    epochs: PositiveInt = 1
+    steps: PositiveInt | None = None
+    batch_size: PositiveInt = 256
+    optimizer: str = "sgd"
+    optimizer_options: dict[str, Any] = Field(default_factory=dict)
+    learning_rate: PositiveFloat | None = None
+    learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
+    warmup_epochs: float = Field(default=0.0, ge=0)
+    loss: str | None = None
+    metrics: tuple[str, ...] | None = None
+    precision: Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"] = "float32"
+    feed: Literal["shard", "scatter"] = "shard"
+    capacities: tuple[PositiveFloat, ...] | None = None
+    callbacks: Callable[..., Any] | None = None
+    seed: int = Field(default=0, ge=0)
+    repeats: PositiveInt = 1
+    gate: bool = True
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _strategy(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"name": value}
+        if isinstance(value, dict):
+            fields = dict(value)
+            return lookup(STRATEGIES, fields.pop("name", None), "strategy")(**fields)
+        return value
+
+    @field_validator("network")
+    @classmethod
+    def _network(cls, value: str | Network | None) -> str | Network | None:
+        Network.parse(value)
+        return value
+
+    @field_validator("optimizer")
+    @classmethod
+    def _optimizer(cls, value: str) -> str:
+        if value not in OPTIMIZERS:
+            raise ValueError(f"optimizer={value!r} is not known; allowed: {', '.join(OPTIMIZERS)}")
+        return value
+
+    @field_validator("dataset", "validation", mode="before")
+    @classmethod
+    def _arrays(cls, value: Any) -> Any:
+        if isinstance(value, str) or callable(value) or value is None:
+            return value
+        if not isinstance(value, tuple | list):
+            raise ValueError(
+                f"data are a name, a callable or arrays (x, y), not a {type(value).__name__}"
+            )
+        if len(value) != 2:
+            raise ValueError(f"arrays are given as (x, y), not as {len(value)} parts")
+        for leaf in leaves(value):
+            if not getattr(leaf, "shape", ()):
+                raise ValueError(
+                    f"x and y are arrays, or nests of arrays, with a row a sample; "
+                    f"got {type(leaf).__name__}: use numpy.asarray"
+                )
+        rows = {len(leaf) for leaf in leaves(value)}
+        if len(rows) != 1 or rows == {0}:
+            raise ValueError(f"x and y must have the same number of rows, above 0; got {rows}")
+        return tuple(value)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        shapes = None
+        if isinstance(self.dataset, str):
+            shapes = datasets.check(self.dataset, self.dataset_options)
+        if isinstance(self.model, str):
+            models.check(self.model, self.model_options, shapes)
+        if self.capacities is not None and len(self.capacities) != self.workers:
+            raise InvalidInput(
+                f"capacities has {len(self.capacities)} numbers for workers={self.workers}; "
+                "give one a worker"
+            )
+        if self.clock == "virtual":
+            raise InvalidInput(
+                "clock='virtual' comes with the asynchronous strategies; use clock='wall'"
+            )
+        if self.feed == "scatter" and callable(self.dataset):
+            raise InvalidInput("feed='scatter' wants arrays or a named data set, not a callable")
+        self.strategy.check(self)
+        return self
+
+    @property
+    def label(self) -> str:
+        """Its name, or one made of what it runs."""
+        if self.name:
+            return self.name
+        model, data = (v if isinstance(v, str) else _label(v) for v in (self.model, self.dataset))
+        return f"{model}-{data}-{type(self.strategy).__name__.lower()}-w{self.workers}"
+
+    @cached_property
+    def hash8(self) -> str:
+        """Eight hexadecimal digits that name the content: equal experiments have equal ones."""
+        return digest({k: v for k, v in self.to_json().items() if k != "name"})[:8]
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON values; callables by name and source, arrays by shape and checksum."""
+        record: dict[str, Any] = {"schema": SCHEMA}
+        for field in type(self).model_fields:
+            value = getattr(self, field)
+            record[field] = value.to_json() if isinstance(value, Strategy) else _json(value)
+        return record
+
+    def replace(self, **fields: Any) -> Experiment:
+        """The same experiment with other values, checked again."""
+        return Experiment(**{f: getattr(self, f) for f in type(self).model_fields} | fields)
+
+
+def digest(record: Any) -> str:
+    """SHA-256 of a JSON value."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def leaves(value: Any) -> list[Any]:
+    """Arrays in a nest of tuples, lists and dictionaries."""
+    if isinstance(value, dict):
+        return [leaf for key in sorted(value) for leaf in leaves(value[key])]
+    if isinstance(value, tuple | list):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [value]
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _json(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_json(item) for item in value]
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if callable(value):
+        return {"callable": _label(value), "source": _source(value)} | _captured(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if hasattr(value, "shape"):
+        array = np.ascontiguousarray(value)
+        checksum = hashlib.sha256(array.tobytes()).hexdigest()
+        return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": checksum}
+    return value
+
+
+def _label(value: Any) -> str:
+    return getattr(value, "__name__", type(value).__name__) if callable(value) else "arrays"
+
+
+def _source(function: Any) -> str:
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):  # typed into a bare interpreter: its code stands for its source
+        import cloudpickle
+
+        return "sha256 " + hashlib.sha256(cloudpickle.dumps(function)).hexdigest()
+
+
+def _captured(function: Any) -> dict[str, Any]:
+    """Values that a function brings along: two models of one factory differ in nothing else."""
+    if not inspect.isfunction(function):
+        return {}
+    parameters = inspect.signature(function).parameters.values()
+    values = {p.name: p.default for p in parameters if p.default is not p.empty}
+    values |= inspect.getclosurevars(function).nonlocals
+    plain = {k: _json(v) for k, v in values.items() if hasattr(v, "dtype") or _is_plain(v)}
+    return {"captured": plain} if plain else {}
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

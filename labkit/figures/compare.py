@@ -1,0 +1,180 @@
+"""The public figures and the table: panels from learning and speed, laid out on one canvas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from labkit.figures import entries as naming
+from labkit.figures import learning, speed
+from labkit.figures.entries import OVERSUBSCRIBED, Entry, clock_and_network
+from labkit.figures.panel import Panel
+from labkit.privacy import scrub
+from labkit.run import KEY_METRICS, Run, key_metrics, verdict
+
+if TYPE_CHECKING:
+    import pandas
+
+    from labkit.figures.canvas import Figure
+
+
+def compare(runs: Iterable[Run] | Run) -> Figure:
+    """Loss and test results over steps and seconds, samples/s, speed-up and efficiency of runs.
+
+    The legend names only the parameters that differ; the band is the spread of seeds. A run whose
+    equivalence gate failed has no speed. `figure.layout.meta["alt"]` says it in words. Raises
+    LabkitError where there are no runs.
+    """
+    shown = _entries(runs)
+    curve_panels, curve_words = _learning_panels(shown)
+    rows = [curve_panels[:2], curve_panels[2:], [_throughput(shown), *_scaling_panels(shown)]]
+    points = speed.scalings(shown)
+    words = [curve_words, speed.throughput_in_words(shown), speed.speedup_in_words(points)]
+    return _figure(shown, rows, words)
+
+
+def curves(runs: Iterable[Run] | Run) -> Figure:
+    """Loss and test results of runs, over steps and over seconds of training."""
+    shown = _entries(runs)
+    panels, words = _learning_panels(shown)
+    return _figure(shown, [panels[:2], panels[2:]], [words])
+
+
+def throughput(runs: Iterable[Run] | Run) -> Figure:
+    """Samples a second of each run, with the speeds of its slow and fast steps as whisker."""
+    shown = _entries(runs)
+    return _figure(shown, [[_throughput(shown)]], [speed.throughput_in_words(shown)])
+
+
+def speedup(runs: Iterable[Run] | Run) -> Figure:
+    """Speed-up and efficiency of runs against those with workers=1, strong and weak."""
+    shown = _entries(runs)
+    words = speed.speedup_in_words(speed.scalings(shown)) or speed.NO_BASELINE
+    return _figure(shown, [_scaling_panels(shown)], [words, speed.refusals(shown)])
+
+
+def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
+    """One row a run: the differing parameters, state, the gate's verdict, key metrics."""
+    import pandas as pd
+
+    found = [runs] if isinstance(runs, Run) else list(runs)
+    differences = naming.differences(found)
+    rows = [
+        row | {"state": _state(run), "gate": verdict(run)} | key_metrics(run)
+        for run, row in zip(found, differences, strict=True)
+    ]
+    differing = dict.fromkeys(name for row in differences for name in row)
+    measured = [name for name in KEY_METRICS if any(name in row for row in rows)]
+    index = pd.Index(naming.labels(found), name="run")
+    return pd.DataFrame(rows, columns=[*differing, "state", "gate", *measured], index=index)
+
+
+def show(figure: Figure) -> None:
+    """Display a figure in a notebook, or in a browser from a script; nothing offers a cloud."""
+    from labkit.figures.canvas import CONFIG
+
+    try:
+        from IPython.core.getipython import get_ipython
+        from IPython.display import display
+    except ImportError:
+        get_ipython = None
+    if get_ipython is not None and get_ipython() is not None:
+        display(figure)
+    else:
+        figure.show(config=CONFIG)
+
+
+def _entries(runs: Iterable[Run] | Run) -> list[Entry]:
+    return naming.entries([runs] if isinstance(runs, Run) else runs)
+
+
+def _learning_panels(shown: Sequence[Entry]) -> tuple[list[Panel], str]:
+    """Loss over steps and seconds, test results over steps and seconds; and the words for all."""
+    losses = [(entry, learning.loss_curve(entry.run.history)) for entry in shown]
+    measure, measured = learning.epoch_measure(shown)
+    axes = {"step": "step", "seconds": "seconds of training since the first step"}
+    faint = len(shown) <= learning.FEW
+    panels = []
+    for over, x in axes.items():
+        traces = [
+            trace
+            for entry, curve in losses
+            if curve is not None and not (over == "seconds" and entry.gate_failed)
+            for trace in learning.loss_traces(entry, curve, over, faint)
+        ]
+        note = (speed.refusals(shown) if over == "seconds" else "") or "no history"
+        title, y = f"Training loss by {over}", "loss, mean over ranks"
+        panels.append(Panel(title, x, y, traces, note, note != "no history", link=over))
+    for over, x in axes.items():
+        timed = [entry for entry in shown if not (over == "seconds" and entry.gate_failed)]
+        found = (learning.epoch_trace(entry, measure, over) for entry in timed)
+        traces = [trace for trace in found if trace is not None]
+        look = {"tickformat": ".0%"} if measure == "val_accuracy" else {}
+        title, note = f"{measured} by {over}", "no validation data"
+        panels.append(Panel(title, x, measured.lower(), traces, note, y_axis=look, link=over))
+    words = "; ".join(f"{e.label}: {learning.in_words(e, curve)}" for e, curve in losses)
+    return panels, words
+
+
+def _throughput(shown: Sequence[Entry]) -> Panel:
+    return Panel(
+        title="Throughput\nwhisker: p10 to p90 of step time",
+        x="",
+        y="samples/s",
+        traces=speed.throughput_traces(shown),
+        note=speed.refusals(shown) or "no speed was measured",
+        always_note=bool(speed.refusals(shown)),
+        x_axis={"showticklabels": False, "range": [-0.6, len(shown) - 0.4], "showgrid": False},
+        y_axis={"rangemode": "tozero"},
+    )
+
+
+def _scaling_panels(shown: Sequence[Entry]) -> list[Panel]:
+    points = speed.scalings(shown)
+    ticks = sorted({point.workers for point in points})
+    note = speed.refusals(shown) or ("" if points else speed.NO_BASELINE)
+    if not points and speed.NO_BASELINE not in note:
+        note = f"{note}\n{speed.NO_BASELINE}"
+    return [
+        Panel(
+            title=f"{title}\n{speed.kinds(points)}",
+            x="workers",
+            y=y,
+            traces=speed.scaling_traces(points, percent=percent),
+            note=note,
+            always_note=bool(note) and not percent,
+            x_axis={"tickvals": ticks} if ticks else {},
+            y_axis={"rangemode": "tozero"},
+        )
+        for title, y, percent in (
+            ("Speed-up over 1 worker", "speed-up", False),
+            ("Efficiency", "efficiency, %", True),
+        )
+    ]
+
+
+def _figure(
+    shown: Sequence[Entry], rows: Sequence[Sequence[Panel]], words: Sequence[str]
+) -> Figure:
+    from labkit.figures.canvas import draw
+
+    count = "1 run" if len(shown) == 1 else f"{len(shown)} runs"
+    title = f"{count} · {clock_and_network(shown)}"
+    remarks = _remarks(shown)
+    alt = ". ".join(part for part in [title, *remarks, *words] if part) + "."
+    return draw(rows, shown, title, " · ".join(remarks), alt)
+
+
+def _remarks(shown: Sequence[Entry]) -> list[str]:
+    """What a reader must know of all panels: too few cores, runs without results."""
+    busy = any(entry.metrics.get("oversubscribed") for entry in shown)
+    empty = [entry for entry in shown if not entry.metrics]
+    lines = [f"{e.label}: no results ({_state(e.run)})" for e in empty[:2]]
+    more = [f"{len(empty) - 2} more without results"] if len(empty) > 2 else []
+    return [*([OVERSUBSCRIBED] if busy else []), *lines, *more]
+
+
+def _state(run: Run) -> str:
+    status = run.status
+    cause = scrub(str(status.get("cause") or ""))
+    return f"{status['state']}: {cause}" if cause else str(status["state"])

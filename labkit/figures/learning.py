@@ -1,0 +1,162 @@
+"""Learning curves: loss of every step and test results of every epoch, over steps and seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.figures.entries import Entry
+
+if TYPE_CHECKING:
+    import pandas
+
+POINTS = 300  # a panel shows no more; of many runs half, so that a hundred are drawn at once
+FEW = 8  # above so many runs the unsmoothed lines would only be fog
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """Mean loss over ranks at each step; of several seeds mean, least and greatest.
+
+    step, seconds, loss, low, high: shape (steps,); smooth: the loss, smoothed; seeds: how many.
+    seconds: of training since the end of the first step, which traces and compiles.
+    """
+
+    step: np.ndarray
+    seconds: np.ndarray
+    loss: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    seeds: int
+
+    @property
+    def done(self) -> np.ndarray:
+        """Steps done at each point: 1, 2, 3, … as the records of the epochs count them."""
+        return np.asarray(self.step - self.step[0] + 1)
+
+    @property
+    def smooth(self) -> np.ndarray:
+        """The loss averaged over about a twentieth of the run."""
+        return smoothed(self.loss)
+
+
+def loss_curve(history: pandas.DataFrame) -> LossCurve | None:
+    r"""The mean over ranks, weighted by samples: \(\sum_r n_r \ell_r / \sum_r n_r\) at each step.
+
+    A step takes as long as on its slowest rank. Steps that not all seeds reached are left out.
+    None for a history without rows.
+    """
+    if history.empty:
+        return None
+    rows = history[["seed", "step", "loss", "samples", "seconds"]].copy()
+    # A rank with an empty batch reports no loss; NaN x 0 must not spoil the others' mean.
+    known = rows["loss"].notna()
+    rows["weight"] = rows["samples"].where(known, 0)
+    rows["weighted"] = (rows["loss"] * rows["weight"]).where(rows["weight"] > 0, 0.0)
+    steps = rows.groupby(["seed", "step"]).agg(
+        weighted=("weighted", "sum"), weight=("weight", "sum"), seconds=("seconds", "max")
+    )
+    steps["loss"] = steps["weighted"] / steps["weight"].where(steps["weight"] > 0)
+    loss = steps["loss"].unstack("seed")
+    seconds = steps["seconds"].unstack("seed")
+    reached = seconds.notna().all(axis=1)
+    loss, seconds = loss[reached], seconds[reached].cumsum()
+    seconds -= seconds.iloc[0]
+    return LossCurve(
+        step=loss.index.to_numpy(),
+        seconds=seconds.mean(axis=1).to_numpy(),
+        loss=loss.mean(axis=1, skipna=False).to_numpy(),
+        low=loss.min(axis=1).to_numpy(),
+        high=loss.max(axis=1).to_numpy(),
+        seeds=loss.shape[1],
+    )
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """A centred moving mean over a twentieth of the values; at the ends over what is there."""
+    width = len(values) // 40
+    if width == 0:
+        return values
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    place = np.arange(len(values))
+    first, last = np.maximum(place - width, 0), np.minimum(place + width + 1, len(values))
+    return np.asarray((total[last] - total[first]) / (last - first))
+
+
+def loss_traces(entry: Entry, curve: LossCurve, over: str, faint: bool) -> list[dict[str, Any]]:
+    """Traces of one run's loss: the band of its seeds or the unsmoothed line, then the line."""
+    points = POINTS if faint else POINTS // 2
+    keep = np.unique(np.linspace(0, len(curve.step) - 1, points).round().astype(int))
+    x = _thin((curve.done if over == "step" else curve.seconds)[keep])
+    quiet = {"x": x, "mode": "lines", "showlegend": False, "hoverinfo": "skip"} | entry.style
+    traces = []
+    if curve.seeds > 1:
+        edge = {"line": {"width": 0}}
+        fill = {"fill": "tonexty", "fillcolor": transparent(entry.color, 0.2)}
+        traces += [
+            quiet | edge | {"y": _thin(smoothed(curve.low)[keep])},
+            quiet | edge | fill | {"y": _thin(smoothed(curve.high)[keep])},
+        ]
+    elif faint:
+        line = {"color": transparent(entry.color, 0.3), "width": 1}
+        traces.append(quiet | {"y": _thin(curve.loss[keep]), "line": line})
+    line = {"color": entry.color, "dash": entry.dash, "width": 2}
+    main = {"x": x, "y": _thin(curve.smooth[keep]), "mode": "lines", "line": line}
+    return [*traces, main | {"showlegend": False} | entry.style]
+
+
+def epoch_measure(shown: Sequence[Entry]) -> tuple[str, str]:
+    """The key and the words of what epochs are judged by: accuracy, where there is any."""
+    found = {name for entry in shown for epoch in _epochs(entry) for name in epoch}
+    if "val_accuracy" in found:
+        return "val_accuracy", "Test accuracy"
+    return "val_loss", "Test loss"
+
+
+def epoch_trace(entry: Entry, measure: str, over: str) -> dict[str, Any] | None:
+    """One run's test results, a marker an epoch; None where it has none."""
+    points = [epoch for epoch in _epochs(entry) if epoch.get(measure) is not None]
+    if not points:
+        return None
+    # As for the loss: what the first step takes to trace and compile stands apart.
+    start = (entry.metrics.get("first_step_ms") or 0.0) / 1000 if over == "seconds" else 0
+    return {
+        "x": [max(epoch[over] - start, 0) for epoch in points],
+        "y": [epoch[measure] for epoch in points],
+        "mode": "lines+markers",
+        "line": {"color": entry.color, "dash": entry.dash, "width": 2},
+        "marker": {"symbol": entry.symbol, "size": 7},
+        "showlegend": False,
+    } | entry.style
+
+
+def in_words(entry: Entry, curve: LossCurve | None) -> str:
+    """`loss 2.3 → 0.21 in 60 steps and 0.3 s, test accuracy 0.95`."""
+    parts = []
+    if curve is not None and len(curve.step):
+        ends = f"{curve.smooth[0]:.3g} → {curve.smooth[-1]:.3g}"
+        time = "" if entry.gate_failed else f" and {curve.seconds[-1]:.3g} s"
+        parts.append(f"loss {ends} in {len(curve.step)} steps{time}")
+    for key, words in (("test_accuracy", "test accuracy"), ("test_loss", "test loss")):
+        if entry.metrics.get(key) is not None:
+            parts.append(f"{words} {entry.metrics[key]:.3g}")
+            break
+    return ", ".join(parts) or "no curve"
+
+
+def transparent(color: str, alpha: float) -> str:
+    """`#0072B2` at an opacity, as CSS."""
+    red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha})"
+
+
+def _epochs(entry: Entry) -> list[dict[str, Any]]:
+    return list(entry.metrics.get("epochs") or [])
+
+
+def _thin(values: np.ndarray) -> np.ndarray:
+    """Half the digits: six are more than a figure shows."""
+    return values.astype(np.float32)

@@ -1,0 +1,171 @@
+"""The predicted Gantt of pipeline schedules: which stage does what with which micro-batch, when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.errors import InvalidInput
+from labkit.figures.entries import INK, safe_text
+from labkit.figures.line import Line
+from labkit.figures.panel import Panel, lanes_axis
+from labkit.figures.units import seconds_text
+from labkit.schedules.pipeline.table import Table
+from labkit.simulate.pipeline import PipelineSimulation
+
+if TYPE_CHECKING:
+    from labkit.figures.canvas import Figure
+
+LANE = 28  # pixels a lane
+# Okabe and Ito (2008), as in `entries`: told apart with any colour vision.
+ACTIONS = {
+    "forward": ("forward", "#56B4E9"),
+    "backward": ("backward", "#E69F00"),
+    "backward_input": ("backward, input part", "#D55E00"),
+    "backward_weight": ("backward, weight part", "#009E73"),
+}
+MESSAGE = ("message, from its first byte to its delivery", INK)
+PALEST = 0.45  # opacity of a rank's last chunk
+
+
+def pipeline_gantt(simulations: PipelineSimulation | Iterable[PipelineSimulation]) -> Figure:
+    """A Gantt a schedule, one under the other on the same scale of time: one bar a computation.
+
+    The number in a bar is its micro-batch; a rank's later chunks are paler. Where nothing is drawn
+    the rank waits.
+
+    Args: simulations: one or several, of `simulate_pipeline`.
+    Raises: InvalidInput, where there is none.
+    """
+    from labkit.figures.canvas import draw
+
+    shown = [simulations] if isinstance(simulations, PipelineSimulation) else list(simulations)
+    if not shown:
+        raise InvalidInput("no pipeline to draw: give what simulate_pipeline returns")
+    end = 1e3 * max(each.seconds for each in shown)
+    title = f"Pipeline · simulation · network {_networks(shown)}"
+    alt = ". ".join([title, *(f"{_called(each)}; {_in_words(each)}" for each in shown)]) + "."
+    present = {action for each in shown for action in each.table.action.tolist()}
+    legend = [ACTIONS[action] for action in ACTIONS if action in present]
+    if any(_messages(each) for each in shown):
+        legend.append(MESSAGE)
+    figure = draw(
+        [[_panel(each, end)] for each in shown],
+        [Line(name, color, "solid", "square") for name, color in legend],
+        title,
+        "number: micro-batch; empty: the rank waits",
+        alt,
+        LANE * max(each.table.ranks for each in shown),
+    )
+    figure.update_layout(barmode="overlay", bargap=0.12, margin={"l": 80})
+    return figure
+
+
+def _panel(each: PipelineSimulation, end: float) -> Panel:
+    lanes = [_lane(each.table, rank) for rank in range(each.table.ranks)]
+    actions = [action for action in ACTIONS if (each.table.action == action).any()]
+    return Panel(
+        title=f"{_called(each)}\n{_in_words(each)}",
+        x="time, ms",
+        y="",
+        traces=[*_messages(each), *(_bars(each, action) for action in actions)],
+        x_axis={"range": [-0.01 * end, 1.01 * end]},
+        y_axis=lanes_axis(lanes),
+        link="time",
+    )
+
+
+def _lane(table: Table, rank: int) -> str:
+    return f"stage {rank}" if table.chunks == 1 else f"rank {rank}"
+
+
+def _bars(each: PipelineSimulation, action: str) -> dict[str, Any]:
+    """One bar a computation of this kind."""
+    name, color = ACTIONS[action]
+    table = each.table
+    rows = table.action == action
+    paler = (1 - PALEST) / max(table.chunks - 1, 1)
+    start, length = 1e3 * each.start[rows], 1e3 * (each.stop - each.start)[rows]
+    stages, microbatches = table.stage[rows], table.microbatch[rows]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "x": length,
+        "base": start,
+        "y": [_lane(table, rank) for rank in table.rank[rows]],
+        "customdata": np.column_stack([stages, microbatches, start]),
+        "text": [str(number) for number in microbatches],
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "marker": {
+            "color": color,
+            "opacity": 1 - paler * table.chunk[rows],
+            "line": {"color": "white", "width": 0.5},
+        },
+        "hovertemplate": f"{name} of micro-batch %{{customdata[1]:.0f}} at stage "
+        "%{customdata[0]:.0f}<br>%{customdata[2]:.3f} ms, for %{x:.3f} ms<extra>%{y}</extra>",
+        "legendgroup": name,
+        "name": safe_text(name),
+        "showlegend": False,
+    }
+
+
+def _messages(each: PipelineSimulation) -> list[dict[str, Any]]:
+    """A line a message, from its sender to its receiver; none where messages take no time."""
+    table = each.table
+    rows = np.flatnonzero((table.action == "send") & (each.stop > each.start))
+    if not len(rows):
+        return []
+    name, color = MESSAGE
+    times = [(1e3 * each.start[row], 1e3 * each.stop[row], None) for row in rows]
+    ends = [
+        (_lane(table, stage % table.ranks), _lane(table, peer % table.ranks), None)
+        for stage, peer in zip(table.stage[rows], table.peer[rows], strict=True)
+    ]
+    line = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [time for pair in times for time in pair],
+        "y": [lane for pair in ends for lane in pair],
+        "line": {"color": color, "width": 1},
+        "opacity": 0.6,
+        "hoverinfo": "skip",
+        "legendgroup": name,
+        "name": safe_text(name),
+        "showlegend": False,
+    }
+    return [line]
+
+
+def _called(each: PipelineSimulation) -> str:
+    """`1f1b, 4 stages, 8 micro-batches: 12.3 ms`"""
+    table = each.table
+    stages = f"{table.stages} stage{'s' if table.stages > 1 else ''}"
+    if table.chunks > 1:
+        stages += f" on {table.ranks} ranks"
+    what = "time step" if table.recurrent else "micro-batch"
+    plural = "" if table.microbatches == 1 else "s" if table.recurrent else "es"
+    return f"{table.name}, {stages}, {table.microbatches} {what}{plural}: " + seconds_text(
+        each.seconds
+    )
+
+
+def _in_words(each: PipelineSimulation) -> str:
+    """`bubble 27 % of the time; the ranks compute 80 %, 70 % of it`"""
+    shares = each.utilisation()
+    words = f"bubble {each.bubble_share:.1%} of the time"
+    if np.ptp(shares) < 0.005:
+        return f"{words}, the same on all ranks"
+    return f"{words}, from {1 - shares.max():.0%} to {1 - shares.min():.0%} by rank"
+
+
+def _networks(shown: list[PipelineSimulation]) -> str:
+    names = list(dict.fromkeys(_network(each) for each in shown))
+    return names[0] if len(names) == 1 else f"{', '.join(names)} (by schedule)"
+
+
+def _network(each: PipelineSimulation) -> str:
+    return "none: messages take no time" if each.network is None else str(each.network)

@@ -1,0 +1,69 @@
+"""From a run's rows to its metrics, by the rules of measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from labkit.experiment import Experiment
+
+WARM_UP = 10  # steps
+
+
+def summarise(
+    experiment: Experiment, rows: Sequence[Mapping[str, float]], result: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The record of metrics.json.
+
+    A step lasts as long as its slowest rank. The first step (tracing) stands apart; 10 further
+    steps warm up where there are more than twice as many; the rest give median and spread, but
+    for those that were looked at through a microscope, unless all were.
+
+    Args:
+        experiment: what was run.
+        rows: history of all ranks.
+        result: of rank 0's `work`: epochs, evaluation, equivalence, exchange.
+    """
+    import psutil
+
+    steps = _by_step(rows, "seconds").max(axis=1)
+    samples = _by_step(rows, "samples").sum(axis=1)
+    first = 1 + WARM_UP if len(steps) > 2 * WARM_UP else min(1, len(steps) - 1)
+    looked = {row["step"] for row in rows if row.get("relative_error") is not None}
+    chosen = [step for step in range(first, len(steps)) if step not in looked]
+    chosen = chosen or list(range(first, len(steps)))
+    timed, full = steps[chosen], samples[chosen]
+    later = [row for row in rows if row["step"] > 0] or rows
+    median, p10, p90 = (float(np.percentile(timed, q)) for q in (50, 10, 90))
+    metrics: dict[str, Any] = {f"test_{k}": v for k, v in result["evaluation"].items()}
+    metrics.setdefault("test_loss", None)
+    cores = psutil.cpu_count(logical=True) or 1
+    metrics |= {
+        "samples_per_second": float(np.median(full)) / median,
+        "step_ms": {"median": 1e3 * median, "p10": 1e3 * p10, "p90": 1e3 * p90},
+        "timed_steps": len(timed),
+        "first_step_ms": 1e3 * float(steps[0]),
+        "train_seconds": float(steps.sum()),
+        "payload_bytes_per_step": float(np.mean([row["payload_bytes"] for row in later])),
+        "wire_bytes_per_step": float(np.mean([row["wire_bytes"] for row in later])),
+        "clock": experiment.clock,
+        "network": None if experiment.network is None else str(experiment.network),
+        "oversubscribed": experiment.workers * experiment.threads > cores,
+        "workers": experiment.workers,
+        "threads": experiment.threads,
+        "exchange": result["exchange"],
+        "memory_bytes": result["memory"],
+        "codec_ms_per_step": 1e3 * float(np.mean([row["codec_seconds"] for row in later])),
+        "equivalence": result["equivalence"],
+        "epochs": result["epochs"],
+    }
+    return metrics
+
+
+def _by_step(rows: Sequence[Mapping[str, float]], column: str) -> np.ndarray:
+    """Values of a column, one row a step, one column a rank."""
+    ranks = 1 + max(int(row["rank"]) for row in rows)
+    ordered = sorted(rows, key=lambda row: (row["step"], row["rank"]))
+    return np.array([row[column] for row in ordered]).reshape(-1, ranks)

@@ -1,0 +1,108 @@
+"""The small models: linear, mlp, cnn, rnn. All end in scores without an activation (logits)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from labkit.datasets import Shapes
+from labkit.options import Count, Options
+
+if TYPE_CHECKING:
+    import keras
+
+Activation = Literal["relu", "gelu", "tanh", "sigmoid", "elu", "selu", "silu", "softplus"]
+
+
+class MlpOptions(Options):
+    """Options of `mlp`."""
+
+    widths: tuple[Count, ...] = Field(
+        (128, 64), description="units of each hidden layer, whole numbers from 1, such as [128, 64]"
+    )
+    activation: Activation = Field(
+        "relu", description="relu, gelu, tanh, sigmoid, elu, selu, silu or softplus"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped, 0 to below 1")
+
+
+class CnnOptions(Options):
+    """Options of `cnn`."""
+
+    filters: tuple[Count, ...] = Field(
+        (32, 64),
+        min_length=1,
+        description="filters of each convolution, whole numbers from 1, such as [32, 64]",
+    )
+    dense: Count = Field(128, description="units of the hidden layer, 1 or more")
+
+    @property
+    def smallest(self) -> int:
+        """Height and width, in pixels, below which the pooled image is empty."""
+        return 2 * len(self.filters) + 2
+
+
+class RnnOptions(Options):
+    """Options of `rnn`."""
+
+    cell: Literal["lstm", "gru"] = Field("lstm", description="lstm or gru")
+    units: Count = Field(128, description="units of the cell, 1 or more")
+    embedding: Count = Field(64, description="length of a character's vector, 1 or more")
+
+
+def linear(options: Options, shapes: Shapes) -> keras.Model:
+    """Return x W + b: a softmax or linear regression."""
+    return _sequential("linear", shapes, [], flat=True)
+
+
+def mlp(options: MlpOptions, shapes: Shapes) -> keras.Model:
+    """Return dense layers of the given widths, each followed by dropout when asked."""
+    from keras import layers
+
+    hidden: list[Any] = []
+    for width in options.widths:
+        hidden.append(layers.Dense(width, activation=options.activation))
+        if options.dropout:
+            hidden.append(layers.Dropout(options.dropout))
+    return _sequential("mlp", shapes, hidden, flat=True)
+
+
+def cnn(options: CnnOptions, shapes: Shapes) -> keras.Model:
+    """Return 3x3 convolutions without padding, one 2x2 max-pool, one dense layer.
+
+    With the defaults on (28, 28, 1): 1,199,882 parameters, the CNN of Keras's own MNIST example.
+    """
+    from keras import layers
+
+    hidden = [layers.Conv2D(filters, 3, activation="relu") for filters in options.filters]
+    hidden += [layers.MaxPooling2D(2), layers.Flatten()]
+    hidden += [layers.Dense(options.dense, activation="relu")]
+    return _sequential("cnn", shapes, hidden)
+
+
+def rnn(options: RnnOptions, shapes: Shapes) -> keras.Model:
+    """Return one recurrent layer over time steps.
+
+    Characters are embedded, and every step has scores (steps, outputs). Of other data the first
+    axis is time (rows of an image, columns of a table), and the last step alone has scores.
+    """
+    from keras import layers
+
+    cell = {"lstm": layers.LSTM, "gru": layers.GRU}[options.cell]
+    if shapes.task == "next_character":
+        hidden = [layers.Embedding(shapes.outputs, options.embedding)]
+        hidden += [cell(options.units, return_sequences=True)]
+    else:
+        hidden = [layers.Reshape((shapes.input_shape[0], -1)), cell(options.units)]
+    return _sequential("rnn", shapes, hidden)
+
+
+def _sequential(name: str, shapes: Shapes, hidden: list[Any], flat: bool = False) -> keras.Model:
+    import keras
+
+    codes = shapes.task == "next_character"
+    first: list[Any] = [keras.Input(shapes.input_shape, dtype="int32" if codes else None)]
+    if flat:
+        first.append(keras.layers.Flatten())
+    return keras.Sequential([*first, *hidden, keras.layers.Dense(shapes.outputs)], name=name)

@@ -1,0 +1,163 @@
+"""Networks: latency, bandwidth, topology, slow ranks; presets by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+from pydantic import (
+    Field,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+
+from labkit import schedules
+from labkit.checked import Checked
+from labkit.errors import InvalidInput
+from labkit.network.draws import uniform
+from labkit.schedules.round import Schedule
+
+Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rank: TypeAlias = Annotated[int, Field(ge=0)]
+
+
+class Slowdown(Checked):
+    """How much slower than the others a rank is.
+
+    Args: compute: factor on its compute times, the mean where the law is random; transfer: factor
+    on the time for which its own links are occupied; law: `constant`; `uniform` on
+    [1, 2 · compute - 1]; `exponential`: 1 + an exponential of mean compute - 1.
+    """
+
+    compute: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    transfer: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    law: Literal["constant", "uniform", "exponential"] = "constant"
+
+    def factor(self, number: float) -> float:
+        """The compute factor that a number in [0, 1) draws from the law."""
+        excess = self.compute - 1
+        if self.law == "uniform":
+            return 1 + 2 * excess * number
+        if self.law == "exponential":
+            return float(1 - excess * np.log1p(-number))
+        return self.compute
+
+
+class Network(Checked):
+    """A network to emulate or to simulate.
+
+    Args: latency: s from the last byte sent to its arrival; bandwidth: bytes/s of a link, each
+    direction; jitter: up to so many s more, drawn for each message from `seed` and the message's
+    number; hosts: ranks of each host, or ranks a host: those share the host's uplink of
+    `bandwidth`, while between them `host_latency` and `host_bandwidth` count (default: the
+    network's); links: (source, destination) -> bytes/s, a directed graph in place of the switch;
+    messages take the route of fewest hops, then of lowest ranks; slow: rank -> `Slowdown`, or a
+    factor on both compute and transfer; name: what figures call it.
+    """
+
+    latency: NotNegative
+    bandwidth: Positive
+    jitter: NotNegative = 0.0
+    seed: int = 0
+    hosts: Annotated[int, Field(ge=1)] | tuple[tuple[Rank, ...], ...] | None = None
+    host_latency: NotNegative | None = None
+    host_bandwidth: Positive | None = None
+    links: dict[tuple[Rank, Rank], Positive] | None = None
+    slow: dict[Rank, Slowdown] = Field(default_factory=dict)
+    name: str = ""
+
+    @field_validator("links", mode="before")
+    @classmethod
+    def _links_from_rows(cls, value: Any) -> Any:
+        # JSON has no tuples as keys: links travel as rows (source, destination, bytes/s).
+        if value is None or isinstance(value, Mapping):
+            return value
+        return {(source, destination): bandwidth for source, destination, bandwidth in value}
+
+    @field_serializer("links")
+    def _links_to_rows(
+        self, value: dict[tuple[int, int], float] | None
+    ) -> list[tuple[int, int, float]] | None:
+        return None if value is None else [(*pair, bandwidth) for pair, bandwidth in value.items()]
+
+    @field_validator("slow", mode="before")
+    @classmethod
+    def _slow_from_factors(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {
+            rank: {"compute": slow, "transfer": slow} if isinstance(slow, int | float) else slow
+            for rank, slow in value.items()
+        }
+
+    @model_validator(mode="after")
+    def _one_topology(self) -> Network:
+        if self.hosts is not None and self.links is not None:
+            raise ValueError("give hosts or links, not both: a graph of links says it all")
+        if self.hosts is None and (self.host_latency, self.host_bandwidth) != (None, None):
+            raise ValueError("host_latency and host_bandwidth need hosts: say who shares a host")
+        return self
+
+    @classmethod
+    def named(cls, name: str) -> Network:
+        """The preset of this name. Raises: InvalidInput, with all names."""
+        if name not in PRESETS:
+            raise InvalidInput(
+                f"no network is called {name!r}: choose one of {', '.join(PRESETS)}, or give "
+                f"Network(latency=<s>, bandwidth=<bytes/s>)"
+            )
+        return PRESETS[name]
+
+    @classmethod
+    def parse(cls, value: str | Network | None) -> Network | None:
+        """A network from its name; itself; `None` is the machine's own network, not emulated."""
+        return cls.named(value) if isinstance(value, str) else value
+
+    def schedule(self, name: str) -> Schedule:
+        """The collective of this name, laid out on this network's hosts or links, if any."""
+        if name == "hierarchical" and self.hosts is not None:
+            return partial(schedules.hierarchical, hosts=self.hosts)
+        if name == "spanning_trees" and self.links is not None:
+            return partial(schedules.spanning_trees, links=self.links)
+        return schedules.named(name).schedule
+
+    def compute_factor(self, rank: int, number: int) -> float:
+        """Factor on the rank's compute time number `number` (a step, a batch)."""
+        if rank not in self.slow:
+            return 1.0
+        return self.slow[rank].factor(float(uniform(self.seed, rank, number)[0]))
+
+    def transfer_factor(self, rank: int) -> float:
+        """Factor on the time for which the rank's own links are occupied."""
+        return self.slow[rank].transfer if rank in self.slow else 1.0
+
+    def __str__(self) -> str:
+        return self.name or f"{self.latency:g} s, {self.bandwidth:g} bytes/s"
+
+
+def _preset(name: str, latency: float, bandwidth: float) -> Network:
+    return Network(name=name, latency=latency, bandwidth=bandwidth)
+
+
+# Latencies are of one small message between programs, kernel and library included.
+PRESETS: dict[str, Network] = {
+    each.name: each
+    for each in (
+        # MPI over InfiniBand: 1.5 µs (Koop, Jones and Panda 2008, MVAPICH-Aptus; then of 12 Gb/s).
+        _preset("100Gb-infiniband", latency=1.5e-6, bandwidth=12.5e9),
+        # TCP between hosts, tuned: 20 µs (Hurwitz and Feng 2003, Initial end-to-end performance
+        # evaluation of 10-Gigabit Ethernet).
+        _preset("10GbE", latency=20e-6, bandwidth=1.25e9),
+        # Half of the 100 µs below which round trips on ordinary hardware did not come
+        # (Rumble et al. 2011, It's time for low latency).
+        _preset("1GbE", latency=50e-6, bandwidth=125e6),
+        # As 1GbE, and a switch that stores a frame of 1,500 bytes before it forwards it: 120 µs.
+        _preset("100Mb", latency=170e-6, bandwidth=12.5e6),
+        # Light in 5,000 km of fibre, 5 µs a km; a line of 100 Mb/s.
+        _preset("wan", latency=25e-3, bandwidth=12.5e6),
+    )
+}

@@ -1,0 +1,73 @@
+"""One notebook as a job: checked, executed in a process of its own, recorded honestly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit import parameters, store
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended: its record's folder, state (store.STATES), cause and first failing rank."""
+
+    path: Path
+    state: str
+    cause: str | None = None
+    rank: int | None = None
+
+
+def execute(
+    notebook: Path | str, given: Mapping[str, Any] | None = None, root: Path | str = "runs"
+) -> JobResult:
+    """Execute a notebook with these parameters as a job `<root>/<notebook>/<NNN>_<k=v,…>/`.
+
+    Its output shows in the terminal as it comes; its runs lie in the job's folder (LABKIT_JOB). It
+    works in the caller's folder, as papermill does. The notebook itself is never changed. Ctrl-C
+    interrupts the cell that runs and so lets it clean up; a second one ends the job at once.
+
+    Args:
+        notebook: path of an .ipynb file.
+        given: parameters; texts are converted to the declared types.
+        root: folder of all runs.
+
+    Raises:
+        InvalidInput: the parameters break the notebook's contract; nothing was started.
+    """
+    notebook = Path(notebook)
+    values = parameters.check(notebook, given or {})
+    job = store.new_job_directory(root, notebook, values)
+    # -P: no file beside the caller may stand in for a module. A session of its own: Ctrl-C in the
+    # terminal reaches this process alone, which passes it on by closing the pipe; the pipe also
+    # closes when this process is killed, so that no job is left behind.
+    command = [sys.executable, "-P", "-m", "labkit.job", str(notebook), str(job)]
+    variables = os.environ | {"LABKIT_JOB": str(job.resolve())}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, env=variables, start_new_session=True
+    ) as child:
+        assert child.stdin is not None  # for the type checker: a pipe was asked for
+        interrupts = 0
+        while child.poll() is None:
+            try:
+                child.wait()
+            except KeyboardInterrupt:
+                interrupts += 1
+                child.stdin.close() if interrupts == 1 else child.kill()
+    return _result(job, child.returncode, interrupts > 0)
+
+
+def _result(job: Path, code: int, interrupted: bool) -> JobResult:
+    """Read the record that the job left; where it could not write one, write what is known."""
+    if store.read_json(job / "status.json")["state"] in ("queued", "running"):
+        if interrupted:
+            store.interrupt(job)
+        else:
+            store.fail(job, f"the process that executed the notebook ended with code {code}")
+    status = store.read_status(job)
+    return JobResult(job, status["state"], status["cause"], status["rank"])

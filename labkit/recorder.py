@@ -1,0 +1,146 @@
+"""What a rank writes down while it trains: one row a step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from labkit.communicator import Communicator
+from labkit.exchange import Timeline
+
+Row = dict[str, float]
+SEND_EVERY = 0.25  # seconds between two messages to whoever watches
+
+
+class Recorder(keras.callbacks.Callback):
+    """Times every step, reads the traffic meter, and stops training on all ranks at one step.
+
+    A step's seconds run from its begin to its end, with the computation, the wait for other ranks
+    and the exchange; validation and the user's callbacks stand outside. The loss of the step is
+    that of this rank's rows, caught where the model computes it; Keras logs running means.
+
+    Args:
+        communicator: whose traffic counts.
+        report: receives new rows, at most every quarter of a second.
+        stop_asked: whether someone wants training to end; asked on rank 0.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        report: Callable[[list[Row]], None],
+        stop_asked: Callable[[], bool],
+    ) -> None:
+        super().__init__()
+        self.communicator = communicator
+        self.report = report
+        self.stop_asked = stop_asked
+        self.rows: list[Row] = []
+        self.epochs: list[dict[str, float]] = []
+        self.stopped = False
+        self.timeline: Timeline | None = None  # of the strategy or the exchange
+        self._compressed: Any = None  # its reduction through a compressor
+        self._codec = 0.0
+        self._loss = tf.Variable(float("nan"), dtype=tf.float64, trainable=False)
+        self._samples = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._sent, self._sent_at, self._epoch = 0, 0.0, 0
+
+    def set_model(self, model: Any) -> None:
+        """Catch loss and rows inside the training step."""
+        super().set_model(model)
+        exchange = getattr(model.optimizer, "exchange", None)
+        if exchange is not None:
+            self.timeline = exchange.timeline
+        self._compressed = exchange.compressed if exchange is not None else None
+        self._found = step, loss = model.train_step, model.compute_loss
+
+        def train_step(data: Any) -> Any:
+            self._samples.assign(tf.cast(tf.shape(keras.tree.flatten(data)[0])[0], tf.int64))
+            return step(data)
+
+        def compute_loss(*args: Any, **options: Any) -> Any:
+            value = loss(*args, **options)
+            if options.get("training", True):
+                self._loss.assign(tf.cast(value, tf.float64))
+            return value
+
+        model.train_step, model.compute_loss = train_step, compute_loss
+        model.train_function = None
+
+    def note(self, loss: float | None, samples: int) -> None:
+        """Loss and rows of a step that is not the model's own; None on ranks that do not know."""
+        self._loss.assign(math.nan if loss is None else loss)
+        self._samples.assign(0 if loss is None else samples)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Send what is left and leave the model as it was."""
+        self._send(time.monotonic())
+        self.model.train_step, self.model.compute_loss = self._found
+        self.model.train_function = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Remember the epoch for its rows."""
+        self._epoch = epoch
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Keep the epoch's metrics beside the training time so far."""
+        seconds = sum(row["seconds"] for row in self.rows)
+        metrics = {name: float(value) for name, value in (logs or {}).items()}
+        self.epochs.append({"epoch": epoch, "step": len(self.rows), "seconds": seconds} | metrics)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Start the clock."""
+        self._before = self.communicator.traffic.copy()
+        if self.timeline is not None:
+            self.timeline.step = len(self.rows)
+        self._start = time.monotonic()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Write the row; agree with the other ranks on whether to stop."""
+        loss = float(self._loss.numpy())  # waits until the step is done
+        now = time.monotonic()
+        if self.timeline is not None:
+            self.timeline.add("step", -1, self._start)
+        traffic = self.communicator.traffic.since(self._before)
+        seconds, samples = now - self._start, int(self._samples.numpy())
+        coded = self._compressed.seconds if self._compressed is not None else 0.0
+        codec, self._codec = coded - self._codec, coded
+        if math.isnan(loss) and samples:  # a train_step of the user's own computes it elsewhere
+            loss = float((logs or {}).get("loss", loss))
+        self.rows.append(
+            {
+                "epoch": self._epoch,
+                "step": len(self.rows),
+                "rank": self.communicator.rank,
+                "loss": loss if samples else math.nan,
+                "seconds": seconds,
+                # What is left; nothing, where all of it was hidden behind an exchange.
+                "compute_seconds": max(
+                    0.0, seconds - traffic.wait_seconds - traffic.transfer_seconds - codec
+                ),
+                "codec_seconds": codec,
+                "communicate_seconds": traffic.transfer_seconds,
+                "wait_seconds": traffic.wait_seconds,
+                "payload_bytes": traffic.payload_bytes,
+                "wire_bytes": traffic.wire_bytes,
+                "messages": traffic.messages,
+                "samples": samples,
+            }
+        )
+        if now - self._sent_at > SEND_EVERY:
+            self._send(now)
+            if self.communicator.rank == 0 and self.stop_asked():
+                # One step ahead: no rank can pass that step before this one has joined it.
+                self.communicator.board.stop_after(len(self.rows))
+        if self.communicator.board.asked_to_stop(len(self.rows) - 1):
+            self.stopped = self.model.stop_training = True
+
+    def _send(self, now: float) -> None:
+        if self.rows[self._sent :]:
+            self.report(self.rows[self._sent :])
+        self._sent, self._sent_at = len(self.rows), now

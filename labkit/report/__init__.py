@@ -1,0 +1,195 @@
+"""One HTML file that a colleague opens offline: the runs, their figures, how to make them again."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from labkit import store
+from labkit.errors import LabkitError
+from labkit.figures import compare, table
+from labkit.figures.entries import Entry, clock_and_network, entries
+from labkit.privacy import scrub
+from labkit.report.embed import figure_html
+from labkit.report.notebook import render
+from labkit.run import Run, flatten, load_runs
+from labkit.run import shown as shown_value
+
+Runs = Iterable[Run | Path | str] | Run | Path | str
+
+
+def report(
+    runs: Runs, path: Path | str = "report.html", notebook: Path | str | None = None
+) -> Path:
+    """Write the report of some runs; the file needs no other and asks no host for anything.
+
+    Args: runs, a list of Run, a folder of runs, or several; path, the file to write; notebook, an
+    executed notebook to show (by default that of the job in which all of the runs lie).
+
+    Raises: LabkitError where there are no runs, or the notebook cannot be read.
+    """
+    found = _runs(runs)
+    if not found:
+        raise LabkitError("no runs to report: give runs, or a folder that has some (usually runs/)")
+    executed = Path(notebook) if notebook is not None else _notebook(found)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return store.write_atomically(path, _page(found, executed))
+
+
+def _runs(runs: Runs) -> list[Run]:
+    items = [runs] if isinstance(runs, Run | Path | str) else list(runs)
+    found = [
+        run for item in items for run in ([item] if isinstance(item, Run) else load_runs(item))
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _page(runs: Sequence[Run], notebook: Path | None) -> str:
+    from jinja2 import Environment, PackageLoader
+    from plotly.offline import get_plotlyjs
+
+    shown = entries(runs)
+    folder = Path(__file__).parent
+    scripts = [get_plotlyjs(), (folder / "page.js").read_text()]
+    environment = Environment(
+        loader=PackageLoader("labkit.report", "."), autoescape=True, trim_blocks=True
+    )
+    figure = compare(runs)
+    return environment.get_template("page.html").render(
+        title=_title(runs, notebook),
+        subtitle=f"{_count(runs)} · {clock_and_network(shown)}",
+        date=datetime.now(UTC).date().isoformat(),
+        policy=_policy(scripts),
+        style=(folder / "page.css").read_text(),
+        scripts=scripts,
+        figure=figure_html(json.loads(figure.to_json())),
+        table=_rows(runs, shown),
+        shared=_shared(runs),
+        notebook=render(notebook) if notebook is not None else "",
+        commands=list(dict.fromkeys(command for job in _jobs(runs) if (command := _command(job)))),
+        details=[_details(entry) for entry in shown],
+        environments=_environments(shown),
+    )
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """What a browser may do here: run these two scripts and nothing else, load nothing at all."""
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _title(runs: Sequence[Run], notebook: Path | None) -> str:
+    if notebook is not None:
+        job = notebook.parent
+        name = job.parent.name if (job / "params.yaml").exists() else notebook.stem
+        return scrub(name).replace("_", " ")
+    return scrub(runs[0].name) if len(runs) == 1 else f"Comparison of {_count(runs)}"
+
+
+def _count(runs: Sequence[Run]) -> str:
+    return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+
+
+def _rows(runs: Sequence[Run], shown: Sequence[Entry]) -> dict[str, Any]:
+    """The table as text: columns, and for each run its key, colour and cells."""
+    frame = table(runs)
+    cells = [[_cell(value) for value in row] for row in frame.itertuples(index=False, name=None)]
+    return {
+        "columns": [_HEADS.get(name, name.replace("_", " ")) for name in frame.columns],
+        "rows": [
+            {"key": entry.key, "label": entry.label, "color": entry.color, "cells": row}
+            for entry, row in zip(shown, cells, strict=True)
+        ],
+    }
+
+
+_HEADS = {
+    "samples_per_second": "samples/s",
+    "step_ms.median": "step, ms (median)",
+    "train_seconds": "training, s",
+    "payload_bytes_per_step": "payload, bytes a step",
+}
+
+
+def _cell(value: Any) -> str:
+    if value is None or value != value:  # NaN: a run that lacks what another has
+        return "—"
+    return scrub(shown_value(value))
+
+
+def _shared(runs: Sequence[Run]) -> dict[str, str]:
+    """The parameters that all runs have in common, with their values."""
+    rows = [flatten(run.experiment) for run in runs]
+    same = {k: v for k, v in rows[0].items() if all(k in row and row[k] == v for row in rows)}
+    return {key: _parameter(value) for key, value in same.items()}
+
+
+def _details(entry: Entry) -> dict[str, Any]:
+    run = entry.run
+    status = run.status
+    gate = entry.metrics.get("equivalence") or {}
+    return {
+        "label": entry.label,
+        "name": scrub(run.name),
+        "started": str(status.get("started") or "—")[:19].replace("T", " "),
+        "state": status["state"],
+        "cause": scrub(str(status.get("cause") or "")),
+        "gate": scrub(str(gate.get("reason") or "")),
+        "parameters": {k: _parameter(v) for k, v in flatten(run.experiment).items()},
+    }
+
+
+def _parameter(value: Any) -> str:
+    return "none" if value is None else scrub(str(value))
+
+
+def _environments(shown: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Each distinct environment once, with the runs that ran in it."""
+    found: dict[str, dict[str, Any]] = {}
+    for entry in shown:
+        record = {k: _parameter(v) for k, v in flatten(entry.run.environment).items()}
+        if record:
+            place = found.setdefault(json.dumps(record), {"labels": [], "values": record})
+            place["labels"].append(entry.label)
+    return list(found.values())
+
+
+def _jobs(runs: Sequence[Run]) -> list[Path]:
+    """The notebook jobs in which runs lie."""
+    folders = dict.fromkeys(run.path.resolve().parent for run in runs)
+    return [folder for folder in folders if (folder / "params.yaml").exists()]
+
+
+def _notebook(runs: Sequence[Run]) -> Path | None:
+    """The executed notebook of the one job in which all runs lie."""
+    jobs = _jobs(runs)
+    alone = len(jobs) == 1 and all(run.path.resolve().parent == jobs[0] for run in runs)
+    return jobs[0] / "output.ipynb" if alone and (jobs[0] / "output.ipynb").exists() else None
+
+
+def _command(job: Path) -> str:
+    """The line that executes the job's notebook again with the same parameters."""
+    import yaml
+
+    try:
+        parameters = yaml.safe_load((job / "params.yaml").read_text()) or {}
+        notebook = store.read_json(job / "status.json").get("notebook")
+    except (LabkitError, OSError, yaml.YAMLError):
+        return ""  # a torn job record takes away the command, not the report
+    if not isinstance(parameters, dict):
+        return ""
+    words = ["labkit", "run", str(notebook or f"{job.parent.name}.ipynb")]
+    for name, value in parameters.items():
+        words += ["-p", str(name), value if isinstance(value, str) else json.dumps(value)]
+    return scrub(shlex.join(words))

@@ -1,0 +1,64 @@
+"""A figure inside a page: a place to draw in, its words, its data as JSON that cannot get out."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from labkit.privacy import scrub
+
+
+def figure_html(content: Mapping[str, Any]) -> str:
+    """What the page's script finds and draws; content is a Plotly figure's JSON, trusted or not."""
+    from labkit.figures.canvas import CONFIG
+
+    layout = content.get("layout")
+    layout = layout if isinstance(layout, dict) else {}
+    record = {"data": content.get("data") or [], "layout": layout, "config": CONFIG}
+    if content.get("frames"):
+        record["frames"] = content["frames"]
+    # Inside a script element only "<" can begin its end.
+    text = json.dumps(_scrubbed(record), ensure_ascii=False).replace("<", "\\u003c")
+    words = html.escape(scrub(_words(layout)))
+    kind = "figure" if _is_ours(layout) else "figure foreign"
+    height = layout.get("height")
+    pixels = int(height) if isinstance(height, int | float) else 450
+    return (
+        f'<figure class="{kind}" aria-label="{words}">'
+        f'<div class="plot" style="min-height:{pixels}px"></div>'
+        f'<script type="application/json" class="labkit-figure">{text}</script>'
+        f"<figcaption><details><summary>In words</summary>{words}</details></figcaption></figure>"
+    )
+
+
+def _is_ours(layout: Mapping[str, Any]) -> bool:
+    """Whether labkit made the figure: then it has words, and looks well on light and dark."""
+    meta = layout.get("meta")
+    return isinstance(meta, dict) and "alt" in meta
+
+
+def _words(layout: Mapping[str, Any]) -> str:
+    if _is_ours(layout):
+        return str(layout["meta"]["alt"])
+    title = layout.get("title")
+    text = title.get("text") if isinstance(title, dict) else title
+    return str(text or "a figure without a description")
+
+
+def _scrubbed(value: Any) -> Any:
+    """The figure's texts without this machine's names; its numbers (base64) as they are.
+
+    A picture that lies on some host is taken out: the page asks nobody for anything.
+    """
+    if isinstance(value, dict):
+        kept = {k: v for k, v in value.items() if not (k == "source" and _is_remote(v))}
+        return {k: v if k == "bdata" else _scrubbed(v) for k, v in kept.items()}
+    if isinstance(value, list):
+        return [_scrubbed(item) for item in value]
+    return scrub(value) if isinstance(value, str) else value
+
+
+def _is_remote(source: Any) -> bool:
+    return isinstance(source, str) and not source.startswith("data:")

@@ -1,0 +1,126 @@
+"""An executed notebook as inert HTML: text and figures shown, code folded, nothing trusted."""
+
+from __future__ import annotations
+
+import base64
+import re
+import secrets
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import LabkitError
+from labkit.privacy import scrub
+from labkit.report.embed import figure_html
+
+# Beyond text: what tables and folded parts need. No ids: a page's script finds elements by them.
+_TAGS = {
+    *("a", "abbr", "b", "blockquote", "br", "caption", "code", "dd", "del", "details", "div", "dl"),
+    *("dt", "em", "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i", "img"),
+    *("ins", "kbd", "li", "ol", "p", "pre", "s", "small", "span", "strong", "sub", "summary"),
+    *("sup", "table", "tbody", "td", "tfoot", "th", "thead", "tr", "u", "ul"),
+}
+_ATTRIBUTES = {"class", "title", "alt", "colspan", "rowspan", "scope", "start"}
+_PLOTLY = "application/vnd.plotly.v1+json"
+_SHOWN = ("text/html", "text/markdown", "image/png", "image/jpeg", "text/plain")
+
+# Each code cell's input is folded; nbconvert's own template does the rest.
+_TEMPLATE = """
+{%- extends 'basic/index.html.j2' -%}
+{%- block input_group -%}
+{%- if cell.source.strip() -%}
+<details class="code"><summary>Code</summary>{{ super() }}</details>
+{%- endif -%}
+{%- endblock input_group -%}
+"""
+
+
+def render(path: Path) -> str:
+    """The notebook's HTML; its Plotly figures in the form that the report's script draws.
+
+    Raises: LabkitError, in one line, for what is not a notebook.
+    """
+    from jinja2 import DictLoader
+    from nbconvert import HTMLExporter
+
+    notebook = _read(path)
+    figures: dict[str, str] = {}
+    for cell in notebook.cells:
+        cell.source = scrub(cell.source)
+        cell.pop("attachments", None)
+        for output in cell.get("outputs", []):
+            for content in _make_safe(output):
+                # A place name that the notebook's author could not foresee.
+                place = f"figure-{secrets.token_hex(16)}"
+                figures[place] = figure_html(content)
+                output["data"] = {"text/html": f"<div>{place}</div>"}
+    exporter = HTMLExporter(
+        extra_loaders=[DictLoader({"labkit.html.j2": _TEMPLATE})],
+        template_file="labkit.html.j2",
+        template_name="basic",
+        exclude_input_prompt=True,
+        exclude_output_prompt=True,
+        exclude_anchor_links=True,
+    )
+    text = sanitized(exporter.from_notebook_node(notebook)[0])
+    for place, figure in figures.items():
+        text = text.replace(f"<div>{place}</div>", figure)
+    return text
+
+
+def sanitized(text: str) -> str:
+    """HTML without scripts, styles, handlers, ids, forms, frames, and without remote images."""
+    import bleach  # type: ignore[import-untyped]  # comes with nbconvert
+
+    # For the eye: their content would remain as text. What makes the HTML safe is what follows.
+    text = re.sub(r"(?is)<(script|style)\b.*?</\1\s*>", "", text)
+    clean = bleach.clean(text, tags=_TAGS, attributes=_allowed, protocols=_PROTOCOLS, strip=True)
+    return re.sub(r"<img(?![^>]* src=)[^>]*>", "", clean)  # whose address was taken away
+
+
+_PROTOCOLS = {"http", "https", "mailto", "data"}
+_IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp|svg\+xml);base64,")
+
+
+def _allowed(tag: str, name: str, value: str) -> bool:
+    if name == "src":
+        return tag == "img" and _IMAGE.match(value) is not None
+    if name == "href":
+        return tag == "a" and re.match(r"(?i)(https?:|mailto:|#)", value.strip()) is not None
+    return name in _ATTRIBUTES
+
+
+def _read(path: Path) -> Any:
+    import nbformat
+
+    try:
+        return nbformat.read(path, as_version=4)
+    except Exception as error:  # nbformat raises many kinds for what is not a notebook
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise LabkitError(f"{path} is not a notebook that can be read: {lines[0][:200]}") from error
+
+
+def _make_safe(output: Any) -> list[dict[str, Any]]:
+    """Keep of an output what a page can show, without paths; return its figure if it is one."""
+    if output.output_type == "stream":
+        output.text = scrub(_last_words(output.text))
+    if output.output_type == "error":
+        output.traceback = [scrub(line) for line in output.traceback]
+    data = output.get("data")
+    if data is None:
+        return []
+    if isinstance(data.get(_PLOTLY), dict):
+        return [data[_PLOTLY]]
+    if "image/svg+xml" in data:  # as an image its scripts and links are dead
+        code = base64.b64encode(data["image/svg+xml"].encode()).decode()
+        words = scrub(str(data.get("text/plain", "drawing"))).replace('"', "'")
+        data["text/html"] = f'<img src="data:image/svg+xml;base64,{code}" alt="{words}">'
+    kept = {kind: data[kind] for kind in _SHOWN if kind in data}
+    output["data"] = {
+        kind: scrub(value) if kind.startswith("text/") else value for kind, value in kept.items()
+    }
+    return []
+
+
+def _last_words(text: str) -> str:
+    """What a terminal would show of lines that carriage returns have overwritten."""
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))

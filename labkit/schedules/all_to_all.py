@@ -1,0 +1,23 @@
+"""Allreduce in one round: everybody sends everything to everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from labkit.schedules.round import Round, circle
+
+
+def all_to_all(size: int) -> Iterator[Round]:
+    """Every rank sends its buffer to every other; each adds up all of them in order of rank.
+
+        0 ──► 1 2 3        p(p - 1) messages of n: least rounds, most bytes.
+        1 ──► 2 3 0
+        2 ──► 3 0 1        rows by step k: r ──► r + k, so that receivers take turns
+        3 ──► 0 1 2
+
+    Args: size: number of ranks, from 1.
+    Source: folklore; the least that any allreduce needs is one round.
+    """
+    if size > 1:
+        source, destination = circle(size)
+        yield Round(source, destination, reduce=True)

@@ -1,0 +1,66 @@
+"""Allreduce in two levels: inside the hosts, and between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from labkit.errors import InvalidInput
+from labkit.schedules.ring import ring
+from labkit.schedules.round import Round, Schedule, beside
+from labkit.schedules.tree import broadcast_tree, reduce_tree
+
+Hosts: TypeAlias = Sequence[Sequence[int]] | int
+
+
+def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
+    """Reduce to each host's leader, ring between the leaders, broadcast in each host.
+
+        host A   0 ◄─ 1 ◄─ …        0 ──► 1 ──► …
+                 │                  ▲
+                 └── ring of n/h ───┘          only leaders use the links between hosts
+                 │                  ▲
+        host B   4 ◄─ 5 ◄─ …        4 ──► 5 ──► …
+
+    Inside a host binomial trees carry whole buffers; the ring divides them into h chunks.
+
+    Args: size: number of ranks, from 1; hosts: the ranks of each host (the first leads), or how
+    many ranks a host has; default: two hosts.
+    Raises: InvalidInput, where hosts do not hold every rank once.
+    Source: Goyal et al. 2017, *Accurate, large minibatch SGD* (arXiv 1706.02677), section 4.
+    """
+    groups = host_groups(size, -(-size // 2) if hosts is None else hosts)
+    yield from _inside(groups, reduce_tree)
+    for each in ring(len(groups)):
+        yield each.on([group[0] for group in groups])
+    yield from _inside(groups, broadcast_tree)
+
+
+def _inside(groups: Sequence[Sequence[int]], schedule: Schedule) -> Iterator[Round]:
+    def in_host(ranks: Sequence[int]) -> Iterator[Round]:
+        return (each.on(ranks, parts=len(groups)) for each in schedule(len(ranks)))
+
+    return beside(in_host(group) for group in groups)
+
+
+def host_groups(size: int, hosts: Hosts) -> list[list[int]]:
+    """The ranks of each host, from a list or from the number of ranks a host.
+
+    host_groups(5, 2) = [[0, 1], [2, 3], [4]]
+
+    Raises: InvalidInput, where hosts do not hold every rank once.
+    """
+    if isinstance(hosts, int):
+        if hosts < 1:
+            raise InvalidInput(f"hosts={hosts}: a host needs one rank at least")
+        ranks = list(range(size))
+        return [ranks[start : start + hosts] for start in range(0, size, hosts)]
+    groups = [list(group) for group in hosts if len(group)]
+    if not np.array_equal(np.sort([rank for group in groups for rank in group]), np.arange(size)):
+        raise InvalidInput(
+            f"hosts={groups} for {size} ranks: every rank from 0 to {size - 1} must stand in "
+            f"exactly one host; give such lists or the number of ranks a host"
+        )
+    return groups

@@ -1,0 +1,31 @@
+"""Layer-wise: the model is cut, but only one stage works at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from labkit.schedules.pipeline.layout import Work, lay_out
+from labkit.schedules.pipeline.table import Table
+
+
+def layerwise(stages: int, microbatches: int = 1) -> Table:
+    """A micro-batch goes forward and backward through all stages before the next one starts.
+
+        p = 3, m = 2    F0 ·  ·  ·  ·  B0 F1 ·  ·  ·  ·  B1
+                        ·  F0 ·  ·  B0 ·  ·  F1 ·  ·  B1
+                        ·  ·  F0 B0 ·  ·  ·  ·  F1 B1
+
+    Each rank works 1/p of the time: more memory is all that p ranks give. With m = 1 it is every
+    other schedule, too.
+
+    Args: stages: p, one a rank; microbatches: m.
+    Raises: InvalidInput, for numbers below 1.
+    Source: the baseline of Huang et al. 2019, arXiv 1811.06965 (its figure 2b).
+    """
+
+    def order(stage: int) -> Iterator[Work]:
+        for microbatch in range(microbatches):
+            yield "forward", stage, microbatch
+            yield "backward", stage, microbatch
+
+    return lay_out("layerwise", order, stages, microbatches)

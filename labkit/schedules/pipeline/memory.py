@@ -1,0 +1,60 @@
+"""What a schedule makes a rank hold: activations of micro-batches, versions of weights."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from labkit.schedules.pipeline.table import Table
+from labkit.schedules.round import Booleans, Integers
+
+
+def in_flight(table: Table) -> Integers:
+    """The most activations that each rank holds at once, shape (ranks,).
+
+    Counted in micro-batches of one stage: from the forward until the backward is whole (with its
+    weight part). A rank with several chunks holds 1/chunks of its layers in each.
+    """
+    change = (table.action == "forward").astype(np.int64) - _whole(table)
+    held = [change[table.rank == rank].cumsum().max(initial=0) for rank in range(table.ranks)]
+    return np.array(held, np.int64)
+
+
+def versions(table: Table) -> Integers:
+    """Updates in the weights that a micro-batch meets, shape (stages, microbatches).
+
+    0 throughout where all change their weights together at the end.
+    """
+    found = np.zeros((table.stages, table.microbatches), np.int64)
+    if not table.asynchronous:
+        return found
+    for stage in range(table.stages):
+        own = table.take(table.stage == stage)
+        forward = own.action == "forward"
+        found[stage, own.microbatch[forward]] = _whole(own).cumsum()[forward]
+    return found
+
+
+def stashed(table: Table) -> Integers:
+    """The most versions of its weights that each stage holds at once, shape (stages,).
+
+    The newest is one of them; an older one is kept for the backwards of its micro-batches.
+    """
+    met = versions(table)
+    most = np.ones(table.stages, np.int64)
+    for stage in range(table.stages):
+        own = table.take(table.stage == stage)
+        newest, needed = 0, set()
+        for action, microbatch in zip(own.action, own.microbatch, strict=True):
+            if action == "forward":
+                needed.add(int(microbatch))
+            elif action in ("backward", "backward_weight"):
+                needed.discard(int(microbatch))
+                newest += table.asynchronous
+            kept = {int(met[stage, each]) for each in needed} | {newest}
+            most[stage] = max(most[stage], len(kept))
+    return most
+
+
+def _whole(table: Table) -> Booleans:
+    """Rows after which a micro-batch's backward is whole."""
+    return np.isin(table.action, ("backward", "backward_weight"))

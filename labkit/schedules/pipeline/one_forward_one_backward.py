@@ -1,0 +1,35 @@
+"""1F1B: as soon as a micro-batch can go backward, it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from labkit.schedules.pipeline.layout import Work, lay_out
+from labkit.schedules.pipeline.table import Table
+
+
+def one_forward_one_backward(stages: int, microbatches: int) -> Table:
+    """One forward, one backward in turn: stage s holds p - s micro-batches, however large m is.
+
+        p = 3, m = 4    F0 F1 F2 ·  ·  B0 F3 B1 ·  B2 ·  B3
+                        ·  F0 F1 ·  B0 F2 B1 F3 B2 ·  B3
+                        ·  ·  F0 B0 F1 B1 F2 B2 F3 B3
+
+    Bubble: as `gpipe`; less memory is what it gains.
+
+    Args: stages: p, one a rank; microbatches: m.
+    Raises: InvalidInput, for numbers below 1.
+    Source: Narayanan et al. 2021, *Memory-efficient pipeline-parallel DNN training* (PipeDream-
+    Flush), arXiv 2006.09503.
+    """
+
+    def order(stage: int) -> Iterator[Work]:
+        ahead = min(stages - stage, microbatches)
+        for microbatch in range(ahead):
+            yield "forward", stage, microbatch
+        for microbatch in range(microbatches):
+            yield "backward", stage, microbatch
+            if microbatch + ahead < microbatches:
+                yield "forward", stage, microbatch + ahead
+
+    return lay_out("1f1b", order, stages, microbatches)

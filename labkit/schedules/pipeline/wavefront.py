@@ -1,0 +1,27 @@
+"""The wavefront of a recurrent model: layers on ranks, time steps in the place of micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from labkit.schedules.pipeline.gpipe import gpipe
+from labkit.schedules.pipeline.table import Table
+
+
+def wavefront(layers: int, steps: int) -> Table:
+    """While the second layer works on the first value, the first layer handles the second value.
+
+        3 layers, 4 steps    F0 F1 F2 F3 ·  ·  ·  ·  B3 B2 B1 B0
+                             ·  F0 F1 F2 F3 ·  ·  B3 B2 B1 B0
+                             ·  ·  F0 F1 F2 F3 B3 B2 B1 B0
+
+    Layer l at step t needs layer l - 1 at t and itself at t - 1: cells on a diagonal are free to
+    run together. These are the rows of `gpipe`, whose backward runs from the last step to the
+    first, as backpropagation through time must; an order such as 1F1B's could not do it.
+
+    Args: layers: p, one a rank (a layer may be several); steps: of time, or stretches of them.
+    Raises: InvalidInput, for numbers below 1.
+    Source: Appleyard, Kocisky and Blunsom 2016, *Optimizing performance of recurrent neural
+    networks on GPUs*, arXiv 1604.01946. Differs from it: layers on ranks, not on streams of a GPU.
+    """
+    return replace(gpipe(layers, steps), name="wavefront", recurrent=True)

@@ -1,0 +1,38 @@
+"""Allreduce by recursive halving, then recursive doubling (Rabenseifner)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from labkit.schedules.fold import folded
+from labkit.schedules.round import Round
+
+
+def rabenseifner(size: int) -> Iterator[Round]:
+    """Partners split the work in halves until each rank owns a chunk, then put it together.
+
+        p = 4: chunks that rank 0 holds as sums of …
+        halving    0 ↔ 2  sends 23, keeps 01      2 ranks
+                   0 ↔ 1  sends 1, keeps 0        4 ranks
+        doubling   0 ↔ 1  sends 0, gets 1         01 whole
+                   0 ↔ 2  sends 01, gets 23       0123 whole
+
+    2 lg p rounds (as a tree) and 2(p - 1)/p · n bytes a rank (as a ring). A half is one message
+    of many chunks.
+
+    Args: size: number of ranks, from 1; what is no power of two is folded (`folded`).
+    Source: Rabenseifner 2004, *Optimization of collective reduction operations*.
+    """
+    return folded(size, _halving_doubling)
+
+
+def _halving_doubling(size: int) -> Iterator[Round]:
+    ranks = np.arange(size)
+    distances = [1 << bit for bit in range(size.bit_length() - 1)]
+    for distance in reversed(distances):
+        partner = ranks ^ distance
+        yield Round(ranks, partner, partner // distance * distance, distance, reduce=True)
+    for distance in distances:
+        yield Round(ranks, ranks ^ distance, ranks // distance * distance, distance, reduce=False)

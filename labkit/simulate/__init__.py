@@ -1,0 +1,28 @@
+"""Time of collectives without processes: the simulator, closed forms, and fits to measurements."""
+
+from labkit.simulate.calibrate import Fit, Measurement, calibrate
+from labkit.simulate.costs import Cost, closed_form, modelled, textbook
+from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
+from labkit.simulate.predict import Prediction, predict
+from labkit.simulate.published import PUBLISHED, Scaling
+from labkit.simulate.simulation import Simulation, simulate
+from labkit.simulate.trace import Trace
+
+__all__ = [
+    "PUBLISHED",
+    "Cost",
+    "Fit",
+    "Measurement",
+    "PipelineSimulation",
+    "Prediction",
+    "Scaling",
+    "Simulation",
+    "Trace",
+    "calibrate",
+    "closed_form",
+    "modelled",
+    "predict",
+    "simulate",
+    "simulate_pipeline",
+    "textbook",
+]

@@ -1,0 +1,111 @@
+"""Published scaling figures, to compare shapes with: a cliff, an order, an efficiency.
+
+Marks of the sources: A abstract of the paper, D documentation of the project, F read off a figure
+(± 3 %), R the authors' raw results. A ratio measured on one machine is never set against a
+cluster's absolute number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A published scaling curve.
+
+    Args: name; what: model and set-up; unit: of `workers`; workers: their numbers, the first is
+    the base; speedup: over the base, as many as workers; source, mark: where it is from.
+    """
+
+    name: str
+    what: str
+    unit: str
+    workers: tuple[int, ...]
+    speedup: tuple[float, ...]
+    source: str
+    mark: str
+
+    @property
+    def efficiency(self) -> tuple[float, ...]:
+        """speedup · base / workers: T₁ / (n · Tₙ) for a base of one worker."""
+        pairs = zip(self.speedup, self.workers, strict=True)
+        return tuple(speedup * self.workers[0] / workers for speedup, workers in pairs)
+
+
+def _rates(rates: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(rate / rates[0] for rate in rates)
+
+
+_BUGLIARELLO = "Bugliarello 2017, e-bug/distributed-tensorflow-benchmarks"
+_SERVERS = "InceptionV3 (gradients 92.9 MB), TensorFlow 1.1 parameter servers, batch 64 a GPU"
+_GPUS = (1, 2, 4, 8, 16, 32, 64, 128)
+_VISHNU = "Vishnu 2016, Distributed TensorFlow with MPI"
+
+PUBLISHED: dict[str, Scaling] = {
+    each.name: each
+    for each in (
+        Scaling(
+            "piz-daint",
+            f"{_SERVERS}, 1 P100 a node",
+            "GPUs",
+            _GPUS,
+            _rates((138.23, 264.57, 523.38, 1018.18, 2001.00, 3840.35, 7118.31, 9219.70)),
+            _BUGLIARELLO,
+            "R",
+        ),
+        Scaling(
+            "p2.xlarge",
+            f"{_SERVERS}, 1 K80 a node",
+            "GPUs",
+            _GPUS,
+            _rates((30.55, 57.45, 114.57, 228.41, 431.65, 825.64, 996.32, 1077.59)),
+            _BUGLIARELLO,
+            "R",
+        ),
+        Scaling(
+            "p2.8xlarge",
+            f"{_SERVERS}, 8 K80 a node",
+            "GPUs",
+            _GPUS,
+            _rates((30.55, 58.38, 116.34, 230.75, 448.57, 863.72, 1731.31, 3333.20)),
+            _BUGLIARELLO,
+            "R",
+        ),
+        Scaling(
+            "vishnu-mnist-dnn",
+            "MNIST-DNN, MPI allreduce",
+            "cores",
+            (1, 32),
+            (1.0, 11.64),
+            _VISHNU,
+            "D",
+        ),
+        Scaling(
+            "vishnu-mnist-cnn",
+            "MNIST-CNN, MPI allreduce",
+            "cores",
+            (16, 64),
+            (1.0, 1.41),
+            _VISHNU,
+            "D",
+        ),
+        *(
+            Scaling(name, f"{what}, MaTEx", "CPUs", (1, 16), (1.0, speedup), "MaTEx", "F")
+            for name, what, speedup in (
+                ("matex-alexnet", "AlexNet", 10.9),
+                ("matex-googlenet", "GoogLeNet", 14.7),
+                ("matex-inceptionv3", "InceptionV3", 14.5),
+                ("matex-resnet50", "ResNet50", 15.3),
+            )
+        ),
+        *(
+            Scaling(name, what, "nodes", workers, speedup, "Das 2016", "A")
+            for name, what, workers, speedup in (
+                ("das-vgg-a", "VGG-A", (1, 64, 128), (1.0, 53.0, 90.0)),
+                ("das-overfeat", "OverFeat", (1, 64), (1.0, 42.0)),
+                ("das-dnn", "7-layer DNN", (1, 16), (1.0, 6.5)),
+            )
+        ),
+    )
+}

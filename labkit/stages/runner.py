@@ -1,0 +1,154 @@
+"""Carries out a rank's rows of a pipeline schedule on real micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+from labkit.communicator import Communicator
+from labkit.plan import cut
+from labkit.schedules.pipeline import Table
+from labkit.stages.links import Links
+from labkit.stages.stage import Stage
+
+Record: TypeAlias = Callable[[str, int, int], AbstractContextManager[None]]
+
+
+class Batch(NamedTuple):
+    """Inputs, targets and sample weights (or None), a row a sample."""
+
+    x: Any
+    y: Any
+    weight: Any = None
+
+
+class Runner:
+    """Runs training steps and predictions of one rank's stages.
+
+    Args:
+        communicator: the ranks of one replica, in the order of the stages.
+        table: the schedule.
+        stages: those of this rank, by their number in the model.
+        inputs: of every stage, the tensor that comes in: its shape without rows, and its dtype.
+        outputs: of every stage, likewise.
+        record: of (action, stage, micro-batch), stands around each row.
+
+    Attributes:
+        rows: behind the gradients that `update` finds: of the batch, or of the micro-batch where
+            the schedule is asynchronous.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        table: Table,
+        stages: Mapping[int, Stage],
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        record: Record,
+    ) -> None:
+        self.communicator, self.table, self.stages = communicator, table, dict(stages)
+        self.links, self._record = Links(communicator, inputs, outputs), record
+        self._rows = table.of_rank(communicator.rank).rows()
+        self.last = table.stages - 1
+        self.rows = 0
+
+    def step(self, batch: Batch, update: Callable[[int], None]) -> float | None:
+        """One batch forward and backward; the loss on the rank of the last stage, else None.
+
+        The loss is without those of layers in other stages, which count in the gradients alone.
+
+        Args:
+            batch: the same on all ranks of the replica.
+            update: called with a stage's number when its weights may change.
+        """
+        under_way = _UnderWay(self, batch, cut(len(batch.x), [1.0] * self.table.microbatches))
+        for _, stage, action, number, peer in self._rows:
+            if under_way.rows(number):
+                with self._record(action, stage, number):
+                    under_way.carry_out(action, stage, number, peer)
+            if self.table.asynchronous and action == "backward":
+                self.rows = under_way.rows(number)
+                update(stage)
+        self.communicator.finish(under_way.posted)
+        if not self.table.asynchronous:
+            self.rows = len(batch.x)
+            for stage in self.stages:
+                update(stage)
+        return under_way.loss if len(batch.x) else None
+
+    def predict(self, x: Any, microbatches: int) -> Any:
+        """The model's output for x on the rank of the last stage, else None."""
+        edges = cut(len(x), [1.0] * microbatches)
+        found = []
+        for number in range(microbatches):
+            rows = edges[number + 1] - edges[number]
+            value = x[edges[number] : edges[number + 1]]
+            for stage in range(self.table.stages):
+                if stage not in self.stages or rows == 0:
+                    continue
+                before = stage - 1
+                if before >= 0 and before not in self.stages:
+                    value = self.links.receive(stage, before, rows)
+                value = self.stages[stage].predict(value)
+                if stage < self.last and stage + 1 not in self.stages:
+                    self.communicator.finish(self.links.send(value, stage, stage + 1))
+            if rows and self.last in self.stages:
+                found.append(value)
+        return tf.concat(found, 0) if found else None
+
+
+class _UnderWay:
+    """A batch in the pipeline: what this rank holds of it between two rows of the schedule."""
+
+    def __init__(self, runner: Runner, batch: Batch, edges: Sequence[int]) -> None:
+        self._runner, self._batch, self._edges = runner, batch, edges
+        self._held: dict[tuple[str, int, int], Any] = {}  # (kind, stage it is for, micro-batch)
+        self.posted: list[Any] = []
+        self.loss: float | None = 0.0 if runner.last in runner.stages else None
+
+    def rows(self, number: int) -> int:
+        """Of a micro-batch."""
+        return self._edges[number + 1] - self._edges[number]
+
+    def carry_out(self, action: str, stage: int, number: int, peer: int) -> None:
+        """One row of the schedule."""
+        if action == "receive":
+            value = self._runner.links.receive(stage, peer, self.rows(number))
+            self._held[_kind(peer < stage), stage, number] = value
+        elif action == "send":
+            value = self._held.pop((_kind(peer > stage), peer, number))
+            self.posted += self._runner.links.send(value, stage, peer)
+        elif action == "forward":
+            self._forward(stage, number)
+        elif action == "backward_weight":
+            self._runner.stages[stage].backward_weight(number)
+        else:
+            gradient = self._held.pop((_kind(False), stage, number), None)
+            own = self._runner.stages[stage]
+            found = own.backward(number, gradient, action == "backward_input")
+            if stage > 0:
+                self._held[_kind(False), stage - 1, number] = found
+
+    def _forward(self, stage: int, number: int) -> None:
+        first = stage == 0
+        x = self._part(self._batch.x, number) if first else self._held.pop(("x", stage, number))
+        targets = self._part(self._batch.y, number), self._part(self._batch.weight, number)
+        share = self.rows(number) / len(self._batch.x)
+        # Each micro-batch has an update of its own, or all have one together.
+        counts = 1.0 if self._runner.table.asynchronous else share
+        found = self._runner.stages[stage].forward(number, x, counts, targets)
+        if stage == self._runner.last:
+            self.loss = (self.loss or 0.0) + float(found) * share / counts
+        else:
+            self._held["x", stage + 1, number] = found
+
+    def _part(self, value: Any, number: int) -> Any:
+        return None if value is None else value[self._edges[number] : self._edges[number + 1]]
+
+
+def _kind(forth: bool) -> str:
+    return "x" if forth else "dy"

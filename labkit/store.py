@@ -1,0 +1,353 @@
+"""Run directories on disk: written whole or not at all, read with every doubt said aloud."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from labkit.errors import LabkitError
+from labkit.privacy import scrub
+
+SCHEMA = 1
+STATES = ("queued", "running", "completed", "failed", "interrupted")
+LONGEST_NAME = 120  # bytes; file systems allow 255, and archives and mounts eat some of it
+
+HISTORY_COLUMNS = {
+    "seed": "int64",
+    "epoch": "int64",
+    "step": "int64",
+    "rank": "int64",
+    "loss": "float64",
+    "seconds": "float64",
+    "compute_seconds": "float64",
+    "communicate_seconds": "float64",
+    "wait_seconds": "float64",
+    "payload_bytes": "int64",
+    "wire_bytes": "int64",
+    "messages": "int64",
+    "samples": "int64",
+}
+
+Record = dict[str, Any]
+History = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def write_atomically(path: Path, content: bytes | str) -> Path:
+    """Write the whole content or nothing: a temporary name in the same folder, fsync, replace."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name[:60]}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> Path:
+    """Write a record with its schema version as strict JSON; NaN and infinity become null."""
+    content = {"schema": SCHEMA} | _plain(dict(record))
+    return write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Record:
+    """Read a record; a missing, broken or newer one raises LabkitError with one line."""
+    place = f"{path.parent.name}/{path.name}"
+    try:
+        record = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise LabkitError(f"{place} is missing") from None
+    except (OSError, ValueError) as error:
+        raise LabkitError(f"{place} cannot be read: {scrub(str(error))}") from error
+    if not isinstance(record, dict):
+        raise LabkitError(f"{place} holds a {type(record).__name__}, not a record")
+    schema = record.get("schema")
+    if not isinstance(schema, int):
+        raise LabkitError(f"{place} has no schema version (expected {SCHEMA} or lower)")
+    if schema > SCHEMA:
+        raise LabkitError(
+            f"{place} has schema {schema}, this labkit reads up to {SCHEMA}: update labkit"
+        )
+    return record
+
+
+def _plain(value: Any) -> Any:
+    """NumPy scalars and arrays, paths and tuples as what strict JSON holds."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return value.name if value.is_absolute() else value.as_posix()
+    return value
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def safe_name(text: str, limit: int = LONGEST_NAME) -> str:
+    """Make a file name: no separators, no hidden or empty name, at most `limit` ASCII bytes.
+
+    What does not fit is cut and replaced by eight digits of the text's SHA-256, so that two
+    long names that differ at the end stay two names.
+    """
+    name = re.sub(r"[^A-Za-z0-9._=,+@-]+", "_", text).strip("._-") or "unnamed"
+    if len(name) <= limit:
+        return name
+    return f"{name[: limit - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def new_run_directory(parent: Path | str, name: str) -> Path:
+    """Make `<name>` under parent, or `<name>-2`, `<name>-3`, …: mkdir decides every race."""
+    base = safe_name(name)
+    for number in count(1):
+        directory = Path(parent) / (base if number == 1 else f"{base}-{number}")
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        break
+    return directory
+
+
+def new_job_directory(
+    root: Path | str, notebook: Path | str, parameters: Mapping[str, Any]
+) -> Path:
+    """Make `<root>/<notebook>/<NNN>_<k=v,…>/` with params.yaml and the status "queued".
+
+    Args: root, the folder of all runs; notebook, the name or path of what will run (only a relative
+    path is recorded whole); parameters, what differs from the notebook's own values.
+    """
+    import yaml
+
+    notebook = Path(notebook)
+    folder = Path(root) / safe_name(notebook.stem)
+    folder.mkdir(parents=True, exist_ok=True)
+    values = _plain(dict(parameters))
+    words = ",".join(f"{key}={_short(value)}" for key, value in values.items())
+    with _locked(folder):
+        taken = [re.match(r"(\d+)(_|$)", entry.name) for entry in folder.iterdir()]
+        number = 1 + max((int(match[1]) for match in taken if match), default=0)
+        directory = folder / (f"{number:03d}_{safe_name(words)}" if words else f"{number:03d}")
+        directory.mkdir()
+    head = f"# labkit parameters, schema {SCHEMA}\n"
+    body = yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if values else "{}\n"
+    write_atomically(directory / "params.yaml", head + body)
+    shown = notebook.name if notebook.is_absolute() else notebook.as_posix()
+    _write_status(directory, "queued", notebook=shown)
+    return directory
+
+
+def _short(value: Any) -> str:
+    """A parameter's value in a folder name: of an absolute path only the last part."""
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return Path(text).name if text.startswith(("/", "~")) else text
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's advisory lock: two numbering processes must not take the same number."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# --- a run's life --------------------------------------------------------------------------------
+
+
+def start(
+    directory: Path, experiment: Mapping[str, Any], environment: Mapping[str, Any] | None = None
+) -> None:
+    """Record what runs and where, then that it is running in this process."""
+    write_json(directory / "experiment.json", experiment)
+    if environment is not None:
+        write_json(directory / "environment.json", environment)
+    mark_running(directory)
+
+
+def mark_running(directory: Path) -> None:
+    """Say that this process now works on the run or job."""
+    _write_status(directory, "running", started=_now(), ended=None, cause=None, rank=None)
+
+
+def finish(
+    directory: Path, metrics: Mapping[str, Any], history: History, model: bytes | None = None
+) -> None:
+    """Write all results, and only then the status "completed".
+
+    Args: metrics, the record of metrics.json; history, columns (name -> values, a DataFrame too) or
+    rows (one mapping each), of HISTORY_COLUMNS and others; model, the bytes of a .keras file.
+    """
+    if model is not None:
+        write_atomically(directory / "model.keras", model)
+    write_atomically(directory / "history.parquet", _parquet(history))
+    write_json(directory / "metrics.json", metrics)
+    complete(directory)
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write rows as Parquet; no file where there are none."""
+    import pyarrow as pa
+
+    return write_atomically(path, _compressed(pa.Table.from_pylist(list(rows)))) if rows else path
+
+
+def complete(directory: Path) -> None:
+    """Say that all is written; for a notebook's job, that its last cell ended well."""
+    _write_status(directory, "completed", ended=_now())
+
+
+def fail(directory: Path, cause: str, rank: int | None = None) -> None:
+    """Record a failure: its cause, without paths or names of this machine, and the first rank."""
+    _write_status(directory, "failed", ended=_now(), cause=scrub(cause), rank=rank)
+
+
+def interrupt(directory: Path, cause: str = "interrupted by the user") -> None:
+    """Record that a person or a limit stopped the run."""
+    _write_status(directory, "interrupted", ended=_now(), cause=scrub(cause))
+
+
+def read_status(directory: Path) -> Record:
+    """The status record; "running" without its process reads as "interrupted"."""
+    status = read_json(directory / "status.json")
+    if status.get("state") not in STATES:
+        raise LabkitError(
+            f"{directory.name}/status.json has the state {status.get('state')!r}, "
+            f"allowed are {', '.join(STATES)}"
+        )
+    if status["state"] == "running" and not _alive(status):
+        status |= {"state": "interrupted", "cause": "its process is gone"}
+    return status
+
+
+def _write_status(directory: Path, state: str, **fields: Any) -> None:
+    """Update the record: fields that are not given keep their values."""
+    import psutil
+
+    path = directory / "status.json"
+    blank = {"state": state, "started": None, "ended": None, "cause": None, "rank": None}
+    owner = {"pid": os.getpid(), "process_started": psutil.Process().create_time()}
+    known = read_json(path) if path.exists() else blank
+    write_json(path, known | owner | {"state": state} | fields)
+
+
+def _alive(status: Record) -> bool:
+    """Whether the recorded process still runs, and is not another one under the same number."""
+    import psutil
+
+    try:
+        process = psutil.Process(int(status["pid"]))
+        same = abs(process.create_time() - float(status["process_started"])) < 2.0
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        return False
+
+
+def _parquet(history: History) -> bytes:
+    """The history as Parquet, the known columns in their order and types, others after them."""
+    import pyarrow as pa
+
+    if isinstance(history, Sequence):
+        names = dict.fromkeys(name for row in history for name in row) or HISTORY_COLUMNS
+        columns: dict[str, Any] = {name: [row.get(name) for row in history] for name in names}
+    else:
+        columns = {str(name): history[name] for name in history}
+    missing = [name for name in HISTORY_COLUMNS if name not in columns]
+    if missing:
+        raise LabkitError(
+            f"a history without {', '.join(missing)}; needed are {', '.join(HISTORY_COLUMNS)}"
+        )
+    known = {name: pa.array(columns[name], type=kind) for name, kind in HISTORY_COLUMNS.items()}
+    others = {name: pa.array(values) for name, values in columns.items() if name not in known}
+    return _compressed(pa.table(known | others))
+
+
+def _compressed(table: Any) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    sink = pa.BufferOutputStream()
+    pyarrow.parquet.write_table(table, sink, compression="zstd")
+    return bytes(sink.getvalue())
+
+
+def _now() -> str:
+    return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
+
+
+# --- finding runs --------------------------------------------------------------------------------
+
+
+class Scan(NamedTuple):
+    """What lies under a folder: usable run directories, and one line for each that is not."""
+
+    runs: list[Path]
+    skipped: list[str]
+
+
+def scan(root: Path | str) -> Scan:
+    """Look for run directories at and below root; a run is not searched for runs inside it."""
+    root = Path(root)
+    if not root.is_dir():
+        raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
+    found = Scan([], [])
+    for folder, folders, files in os.walk(root):
+        # A notebook's job has a status too, but params.yaml beside it; runs lie inside.
+        is_run = "experiment.json" in files or (
+            "status.json" in files and "params.yaml" not in files
+        )
+        if not is_run:
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            continue
+        folders.clear()
+        reason = why_unusable(Path(folder))
+        if reason is None:
+            found.runs.append(Path(folder))
+        else:
+            found.skipped.append(f"{Path(folder).relative_to(root.parent)} left out: {reason}")
+    return found
+
+
+def find_runs(root: Path | str) -> list[Path]:
+    """The usable run directories at and below root; warns, one line each, about the others."""
+    found = scan(root)
+    for line in found.skipped:
+        warnings.warn(line, stacklevel=2)
+    return found.runs
+
+
+def why_unusable(directory: Path) -> str | None:
+    """One line saying why a run directory cannot be used (half written, newer schema), or None."""
+    try:
+        read_json(directory / "experiment.json")
+        if read_status(directory)["state"] == "completed":
+            read_json(directory / "metrics.json")
+    except LabkitError as error:
+        return str(error)
+    return None

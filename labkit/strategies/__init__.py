@@ -1,0 +1,24 @@
+"""Strategies: what workers exchange, and when; one a file."""
+
+from labkit.strategies.allreduce import AllReduce
+from labkit.strategies.base import Session, Strategy
+from labkit.strategies.delayed import DelayedGradients
+from labkit.strategies.layerwise import Layerwise
+from labkit.strategies.pipeline import Pipeline
+from labkit.strategies.tensor_parallel import TensorParallel
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    kind.__name__: kind
+    for kind in (AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel)
+}
+
+__all__ = [
+    "STRATEGIES",
+    "AllReduce",
+    "DelayedGradients",
+    "Layerwise",
+    "Pipeline",
+    "Session",
+    "Strategy",
+    "TensorParallel",
+]

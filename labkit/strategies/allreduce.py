@@ -1,0 +1,126 @@
+"""Synchronous data parallel training: every step applies the mean gradient of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field, PositiveInt, field_validator
+
+from labkit.communicator import ALGORITHMS, refuse_unmetered
+from labkit.compression import Nested
+from labkit.errors import InvalidInput
+from labkit.exchange import BUCKET_BYTES, SCHEDULES
+from labkit.strategies.base import Question, Session, Strategy
+
+
+class AllReduce(Strategy):
+    r"""Replicas on all ranks, gradients averaged by an allreduce in every step.
+
+    \(\bar g = \frac{1}{B} \sum_r b_r g_r\): the same step as one process takes on the global batch
+    of \(B = \sum_r b_r\) samples.
+
+    Args:
+        algorithm: how the buffers are summed: a name of `labkit.schedules.ALLREDUCE`, "mpi" (the
+            library's own choice), "shared_memory" (ranks of one host), or "auto": what is
+            fastest here, by measurement.
+        schedule: when buckets travel: "sequential", after backpropagation; "overlap", while it
+            goes on; "priority", front layers first and into the next step; "staggered", one
+            after the other where ranks share a link.
+        bucket_bytes: how much travels together.
+        compressor: how gradients are said in fewer bytes: one of `labkit.compression.COMPRESSORS`,
+            its name, or None. Linear ones are summed on the way, sparse ones merged, others
+            gathered, by the algorithm that is named.
+        microscope: look at every so many-th step's gradients before and after; 0: never.
+
+    Source: A. Vishnu, C. Siegel, J. Daily: Distributed TensorFlow with MPI, 2016, arXiv 1603.02339.
+    Differs from it: the first code averaged weights once an epoch; here gradients are averaged in
+    every step, as its later versions do.
+    """
+
+    algorithm: str = "auto"
+    schedule: str = "sequential"
+    bucket_bytes: PositiveInt = BUCKET_BYTES
+    compressor: Nested | None = None
+    microscope: int = Field(default=0, ge=0)
+
+    @property
+    def exact(self) -> bool:
+        """As long as nothing is left out."""
+        return self.compressor is None
+
+    @field_validator("algorithm")
+    @classmethod
+    def _algorithm(cls, value: str) -> str:
+        return _one_of("algorithm", value, ("auto", *ALGORITHMS))
+
+    @field_validator("schedule")
+    @classmethod
+    def _schedule(cls, value: str) -> str:
+        return _one_of("schedule", value, SCHEDULES)
+
+    def check(self, experiment: Question) -> None:
+        """An emulated network needs messages that labkit sends; a compressor may refuse too."""
+        refuse_unmetered(self.algorithm, experiment.network)
+        late = self.schedule in ("overlap", "priority")
+        if self.compressor is not None and late and experiment.precision == "mixed_float16":
+            raise InvalidInput(
+                f"schedule={self.schedule!r} with a compressor and precision='mixed_float16': what "
+                "was sent of a step that is then skipped for an overflow is lost; use "
+                "schedule='sequential', or precision='mixed_bfloat16'"
+            )
+        if self.compressor is not None:
+            self.compressor.check(experiment.optimizer, experiment.optimizer_options)
+        elif self.microscope:
+            raise InvalidInput(
+                f"microscope={self.microscope} without a compressor has nothing to look at; "
+                "give compressor=…, or microscope=0"
+            )
+
+    def train(self, session: Session) -> None:
+        """`model.fit` with the exchange inside the optimizer."""
+        from labkit.keras import DistributedOptimizer, callbacks
+
+        if self.schedule == "priority" and session.communicator.size > 1:
+            self._train_by_priority(session)
+            return
+        optimizer = DistributedOptimizer(
+            session.optimizer(),
+            session.communicator,
+            algorithm=self.algorithm,
+            # One rank alone has nothing to wait for, front layers first or not.
+            schedule="sequential" if self.schedule == "priority" else self.schedule,
+            bucket_bytes=self.bucket_bytes,
+            compressor=self.compressor,
+            seed=session.seed,
+        )
+        optimizer.exchange.watchers += session.watchers
+        session.compile(optimizer)
+        session.fit(callbacks(session.communicator))
+
+    def _train_by_priority(self, session: Session) -> None:
+        from labkit.exchange import Exchange
+        from labkit.exchange.priority import PriorityTraining
+        from labkit.keras import Synchronize, check_compressor
+
+        exchange = Exchange(
+            session.communicator,
+            self.algorithm,
+            self.schedule,
+            self.bucket_bytes,
+            self.compressor,
+            session.seed,
+        )
+        exchange.watchers += session.watchers
+        optimizer = session.optimizer()
+        if self.compressor is not None:
+            check_compressor(self.compressor, optimizer)
+        optimizer.exchange = exchange
+        session.compile(optimizer)
+        training = PriorityTraining(session.model, session.optimizer, exchange)
+        session.fit([training, Synchronize(session.communicator)])
+
+
+def _one_of(field: str, value: str, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise ValueError(f"{field}={value!r} is not known; allowed: {', '.join(allowed)}")
+    return value

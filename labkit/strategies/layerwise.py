@@ -1,0 +1,24 @@
+"""Layers on ranks, one rank active at a time."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from labkit.strategies.pipeline import Pipeline
+
+
+class Layerwise(Pipeline):
+    """A model too large for one rank, cut by layers: the whole batch moves from rank to rank.
+
+        time ->   F ·  ·  ·  ·  B
+                  ·  F ·  ·  B ·
+                  ·  ·  F B ·  ·
+
+    While one rank computes the others wait: it saves memory, no time. A pipeline with one
+    micro-batch, shown as it is.
+
+    Args: as for `Pipeline`, whose schedule and micro-batches are fixed here.
+    """
+
+    schedule: Literal["layerwise"] = "layerwise"
+    microbatches: Literal[1] = 1

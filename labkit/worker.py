@@ -1,0 +1,145 @@
+"""What each rank does with an experiment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from labkit.communicator import Communicator, world
+from labkit.experiment import Experiment
+
+Report = Callable[[list[dict[str, float]]], None]
+
+
+def work(
+    communicator: Communicator,
+    experiment: Experiment,
+    report: Report = lambda rows: None,
+    stop_asked: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Train one seed of an experiment on this rank.
+
+    Args:
+        communicator: the ranks that run it.
+        experiment: what to run; `workers` equals the communicator's size.
+        report: receives history rows while training goes on.
+        stop_asked: asked on rank 0; True ends training on all ranks after the same step.
+
+    Returns:
+        `rows` (history of this rank), `timeline` (its events), `microscope` (what compression
+        did), `memory` (bytes), `stopped`; on rank 0 also
+        `epochs`, `evaluation`, `equivalence`, `environment`, `exchange` (what was chosen) and
+        `model` (the bytes of a .keras file).
+    """
+    from labkit.keras import use_one_device
+    from labkit.session import restore
+
+    use_one_device(communicator)
+    try:
+        return _train(communicator, experiment, report, stop_asked)
+    finally:
+        restore()
+
+
+def _train(
+    communicator: Communicator,
+    experiment: Experiment,
+    report: Report,
+    stop_asked: Callable[[], bool],
+) -> dict[str, Any]:
+    from labkit import environment, gate, memory
+    from labkit.exchange.microscope import Microscope
+    from labkit.feed import read
+    from labkit.keras import evaluate
+    from labkit.recorder import Recorder
+    from labkit.session import TrainingSession
+
+    source = read(experiment, communicator)
+    verdict = gate.verify(experiment, communicator, source)
+    session = TrainingSession(experiment, communicator, source)
+    recorder = Recorder(communicator, report, stop_asked)
+    recorder.timeline = session.timeline
+    session.callbacks.insert(0, recorder)
+    every = getattr(experiment.strategy, "microscope", 0)
+    microscope = Microscope(communicator, every) if every else None
+    if microscope is not None:
+        session.watchers.append(microscope.look)
+    memory.reset_peak()
+    experiment.strategy.train(session)
+    if microscope is not None:
+        for step, figures in microscope.by_step().items():
+            recorder.rows[step] |= figures
+    evaluation: dict[str, float] = {}
+    if session.feed.validation is not None:
+        evaluation = evaluate(session.model, session.feed.validation, communicator)
+    result: dict[str, Any] = {
+        "rows": recorder.rows,
+        "stopped": recorder.stopped,
+        "timeline": _events(recorder.timeline),
+        "microscope": microscope.rows if microscope is not None else [],
+        "memory": memory.describe(session.model),
+    }
+    if communicator.rank == 0:
+        result |= {
+            "epochs": recorder.epochs,
+            "evaluation": evaluation,
+            "equivalence": verdict,
+            "environment": environment.describe(),
+            "exchange": session.exchange(),
+            "model": session.saved(),
+        }
+    return result
+
+
+def _events(timeline: Any) -> list[Any]:
+    """What there is to see beside the steps themselves; nothing where ranks exchanged nothing."""
+    events = list(timeline.events)
+    return events if any(kind != "step" for kind, *_ in events) else []
+
+
+def main(payload: bytes) -> Any:
+    """Entry of an engine: calls a function on the ranks that the task names.
+
+    The task holds `call` (function and arguments, pickled), `ranks`, `limit`, `network`, `folder`
+    and `environment`; with `stop`, the path of a file whose existence asks to stop, the function
+    also gets `report` and `stop_asked`. A failure is written on the board first, so that ranks
+    which wait for this one raise too and every engine stays alive for the next call.
+    """
+    import cloudpickle
+
+    task = cloudpickle.loads(payload)
+    os.chdir(task["folder"])
+    if task["folder"] not in sys.path:
+        sys.path.insert(0, task["folder"])
+    os.environ.update(task["environment"])
+    communicator = world(task["ranks"], task["limit"], task["network"])
+    try:
+        function, arguments = cloudpickle.loads(task["call"])
+        options: dict[str, Any] = {}
+        if "stop" in task:
+            options["report"] = _publisher()
+            options["stop_asked"] = lambda: os.path.exists(task["stop"])
+        result = function(communicator, *arguments, **options)
+        communicator.meet("the end of the call")  # also with a rank that failed after its last
+    except BaseException as error:
+        cause = communicator.patience.trouble or error
+        communicator.board.fail(f"{type(cause).__name__}: {cause}")
+        raise cause from (None if cause is error else error)
+    communicator.close()
+    return result
+
+
+def _publisher() -> Report:
+    """Sends rows to the client on ipyparallel's data channel, each batch under a key of its own."""
+    from ipyparallel.datapub import publish_data
+
+    sent = 0
+
+    def publish(rows: list[dict[str, float]]) -> None:
+        nonlocal sent
+        publish_data({str(sent): rows})
+        sent += 1
+
+    return publish

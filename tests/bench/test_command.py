@@ -1,0 +1,136 @@
+"""`labkit bench exchange`: a table, the choice and why, peers beside it, one JSON line a row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from labkit.bench import exchange
+from labkit.bench.peers import rows as beside
+from labkit.cli import app
+
+
+def row(what: str, **more: Any) -> dict[str, Any]:
+    head = {"bench": "exchange", "case": "cnn", "what": what, "workers": 2, "network": None}
+    return head | {"median_ms": 8.25, "min_ms": 8.0, "p90_ms": 9.5, "bytes": 4800000} | more
+
+
+ADDED = {"added_ms": 2.5, "added_min_ms": 2.25, "added_max_ms": 3.5, "same_weights": True}
+OWN = [
+    row("local"),
+    row("raw allreduce"),
+    row(
+        "overlap",
+        **ADDED,
+        recording_share=0.00123,
+        algorithm="shared_memory",
+        why="measured for 4.8 MB on 2 ranks: shared_memory 0.5 ms, mpi 0.9 ms",
+        schedule="overlap",
+    ),
+]
+PEER = [row("ddp local", version="PyTorch 9"), row("ddp", **ADDED, version="PyTorch 9")]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What was asked for; nothing is measured."""
+    calls: list[tuple[Any, ...]] = []
+
+    def measure(*arguments: Any) -> list[dict[str, Any]]:
+        calls.append(arguments)
+        return [dict(each) for each in OWN]
+
+    def peers(names: Sequence[str], *arguments: Any) -> tuple[list[dict[str, Any]], list[str]]:
+        calls.append((list(names), *arguments))
+        return PEER if "ddp" in names else [], [f"{name}: not here" for name in names[1:]]
+
+    monkeypatch.setattr(exchange, "measure", measure)
+    monkeypatch.setattr(beside, "measure", peers)
+    return calls
+
+
+def bench(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["bench", "exchange", *arguments])
+
+
+def test_the_table_has_median_spread_and_the_share_of_recording(asked: list[Any]) -> None:
+    done = bench()
+    assert done.exit_code == 0, done.output
+    head, *lines = done.output.splitlines()
+    for title in ("case", "what", "median ms", "least", "p90", "added ms", "same weights"):
+        assert title in head
+    overlap = next(line for line in lines if "overlap" in line)
+    for cell in ("8.25", "9.5", "2.5 (2.25 to 3.5)", "yes", "0.12% of the step"):
+        assert cell in overlap
+    assert "cnn overlap: shared_memory, measured for 4.8 MB on 2 ranks" in done.output
+
+
+def test_options_reach_the_measurement(asked: list[Any]) -> None:
+    done = bench(
+        *("--workers", "3", "--cases", "cnn, deep-mlp", "--schedules", "overlap,staggered"),
+        *("--algorithm", "ring", "--network", "1GbE", "--repeats", "2", "--bucket-bytes", "999"),
+    )
+    assert done.exit_code == 0, done.output
+    assert asked == [(3, ["cnn", "deep-mlp"], ["overlap", "staggered"], "ring", "1GbE", 2, 999)]
+
+
+def test_peers_stand_below_and_those_that_are_absent_are_remarked(
+    asked: list[Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    done = bench("--cases", "cnn", "--peer", "ddp,horovod", "--json", str(file), "--repeats", "3")
+    assert done.exit_code == 0, done.output
+    assert asked[1] == (["ddp", "horovod"], ["cnn"], 2, 3)
+    assert "PyTorch 9" in done.output
+    assert "peer horovod: not here" in done.stderr
+    written = [json.loads(line) for line in file.read_text().splitlines()]
+    assert written == OWN + PEER
+    needed = {"bench", "case", "what", "workers", "network", "median_ms", "min_ms", "p90_ms"}
+    assert all(needed <= set(each) for each in written)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--peer", "gossip"], "peer='gossip' is not known; allowed: multi_worker_mirrored, ddp"),
+        (["--peer", "ddp", "--network", "1GbE"], "leave out --network"),
+        (["--schedules", "hasty"], "schedule='hasty' is not known; allowed: sequential"),
+        (["--schedules", ""], "schedule=nothing"),
+        (["--schedules", "priority"], "training loop of its own"),
+        (["--algorithm", "gossip"], "algorithm='gossip' is not known; allowed: auto, mpi"),
+        (["--algorithm", "mpi", "--network", "1GbE"], "cannot run on the emulated network"),
+        (["--workers", "1"], "2 workers or more"),
+        (["--repeats", "0"], "1 repeat or more"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_measured(
+    asked: list[Any], arguments: list[str], told: str
+) -> None:
+    done = bench(*arguments)
+    assert done.exit_code == 2
+    assert told in done.output
+    assert asked == []
+
+
+def test_an_unknown_case_names_those_that_there_are() -> None:
+    done = bench("--cases", "gpt")
+    assert done.exit_code == 2
+    assert "case 'gpt' is not known; allowed: mlp-1024" in done.output
+
+
+@pytest.mark.slow
+def test_the_real_thing_measures_and_ends_with_equal_weights(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    done = bench("--cases", "mlp-1024", "--repeats", "2", "--json", str(file))
+    assert done.exit_code == 0, done.output
+    found = {each["what"]: each for each in map(json.loads, file.read_text().splitlines())}
+    assert set(found) == {"local", "raw allreduce", "sequential", "overlap"}
+    for schedule in ("sequential", "overlap"):
+        assert found[schedule]["same_weights"]
+        assert found[schedule]["recording_share"] < 0.02
+        assert found[schedule]["algorithm"] in found[schedule]["why"]

@@ -1,0 +1,162 @@
+"""The check of the emulation against a real link: its means, its ranks, and what it leaves."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import starmap
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from labkit.bench import namespaces
+from labkit.bench.link import measure
+from labkit.bench.pair import Pair
+from labkit.bench.timing import sweep
+from labkit.cli import app
+from labkit.errors import InvalidInput, LabkitError
+from labkit.schedules import ALLREDUCE
+
+
+@pytest.fixture
+def means():
+    """Skips with labkit's own sentence where no link can be made."""
+    try:
+        with namespaces.rate_limited_link(10**8):
+            pass
+    except LabkitError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def pair():
+    """Two ranks in two threads, joined by sockets that buffer less than they send."""
+    ends = socket.socketpair()
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    with ends[0], ends[1], ThreadPoolExecutor(2) as threads:
+        ranks = [Pair(end, rank) for rank, end in enumerate(ends)]
+        yield lambda function: list(threads.map(function, ranks))
+
+
+def ours():
+    """Namespaces that labkit has made and not removed."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    return [line.split()[0] for line in listed.splitlines() if line.startswith("labkit-")]
+
+
+def test_without_iproute2_the_command_says_in_one_line_what_to_install(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    done = CliRunner().invoke(app, ["bench", "link"])
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
+    assert "missing on PATH: ip, tc; on Debian and Ubuntu: apt-get install iproute2" in done.stderr
+
+
+def test_without_root_the_command_says_in_one_line_that_it_needs_it(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    done = CliRunner().invoke(app, ["bench", "link"])
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
+    assert "needs root, to make two network namespaces: call it through sudo" in done.stderr
+
+
+def test_a_kernel_that_refuses_is_quoted_with_what_it_must_have(monkeypatch):
+    refused = subprocess.CompletedProcess([], 2, stdout="", stderr="Operation not permitted\n")
+    monkeypatch.setattr(namespaces, "require_means", lambda: None)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: refused)
+    with (
+        pytest.raises(LabkitError, match=r"netns add .*: Operation not permitted; .* sch_tbf"),
+        namespaces.rate_limited_link(10**8),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("rate", ["fast", "100", "0Gb", "-1Gb", "1000", "1 Gb", ""])
+def test_a_rate_that_is_none_is_refused_before_anything_is_made(rate):
+    with pytest.raises(InvalidInput, match="such as 100Mb or 1Gb"):
+        measure([rate])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"algorithms": ["ring", "mpi"]}, r"\['mpi'\] are not known; allowed: .*ring"),
+        ({"sizes": []}, "give sizes from 4"),
+        ({"sizes": [1024, 2]}, "give sizes from 4"),
+        ({"repeats": 0}, "repeats from 1"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is_made(arguments, message):
+    with pytest.raises(InvalidInput, match=message):
+        measure(["100Mb"], **arguments)
+
+
+@pytest.mark.parametrize(("rate", "frames"), [(10**7, 2), (10**8, 2), (10**9, 8)])
+def test_at_most_a_few_frames_pass_at_line_speed(rate, frames):
+    assert namespaces.burst(rate) == frames * 1514
+
+
+@pytest.mark.parametrize("algorithm", ALLREDUCE)
+def test_two_ranks_on_a_stream_sum_as_the_schedule_says(pair, algorithm):
+    """Both send more than the stream holds before either receives: nobody may wait to send."""
+
+    def summed(rank):
+        buffer = np.arange(200_001, dtype=np.float32) * (1 + rank.rank)
+        rank.allreduce(buffer, algorithm)
+        return buffer
+
+    expected = np.arange(200_001, dtype=np.float32) * 3
+    assert all(np.array_equal(buffer, expected) for buffer in pair(summed))
+
+
+def test_a_sweep_gives_both_ranks_the_time_of_the_slower_one(pair):
+    cases = [("ring", 4096, 3), ("master_worker", 65536, 3)]
+    first, second = pair(lambda rank: sweep(rank, cases))
+    assert first == second
+    assert all(starmap(lambda seconds, right: seconds > 0 and right, first))
+
+
+def test_a_rank_whose_peer_has_gone_says_so():
+    one, other = socket.socketpair()
+    with one:
+        other.close()
+        with pytest.raises(LabkitError, match="the other rank has closed the connection"):
+            Pair(one, 0).allreduce(np.zeros(2, np.float32), "master_worker")
+
+
+@pytest.mark.slow
+def test_the_emulation_takes_as_long_as_a_real_link_of_100_megabits(means):
+    rows = measure(["100Mb"], sizes=[2**18], repeats=3)
+    assert [row["algorithm"] for row in rows] == ["ring", "master_worker"]
+    for row in rows:
+        assert row["correct"]
+        assert row["payload"] == 1448
+        assert row["min_ms"] >= 0.9 * row["closed_form_ms"]  # the link limits the rate
+        assert row["error"] == pytest.approx(0, abs=0.15)  # within 3 % on an idle machine
+    assert ours() == []
+
+
+@pytest.mark.slow
+def test_control_c_ends_the_ranks_and_removes_the_link(means):
+    code = (
+        "from labkit.bench.link import _ranks_joined_at\n"
+        "with _ranks_joined_at(10**8) as ranks:\n"
+        "    print(ranks.answer(), flush=True)\n"
+        "    ranks.answer()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    with child:
+        assert "latency" in child.stdout.readline()
+        own = [name for name in ours() if name.startswith(f"labkit-{child.pid}-")]
+        assert len(own) == 2
+        child.send_signal(signal.SIGINT)
+        assert child.wait(30) != 0
+    assert not set(own) & set(ours())

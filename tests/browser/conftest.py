@@ -1,0 +1,47 @@
+"""The system's Chromium without a network, and a record of everything that it asked for."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # where sample_runs.py stands
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A headless Chromium; without one the browser tests say how to get it."""
+    if not CHROMIUM:
+        pytest.skip("no Chromium found: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page with the network off; `page.requests` records, and any error fails the test."""
+    context = browser.new_context(viewport={"width": 1200, "height": 1000}, offline=True)
+    page = context.new_page()
+    page.requests, page.errors = [], []
+    page.on("request", lambda request: page.requests.append(request.url))
+    page.on("pageerror", lambda error: page.errors.append(str(error)))
+    page.on(
+        "console",
+        lambda message: page.errors.append(message.text) if message.type == "error" else None,
+    )
+    yield page
+    context.close()
+    assert page.errors == []

@@ -1,0 +1,34 @@
+"""The message trace in a report is played without a mouse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_runs import output, write_job, write_run
+
+from labkit.figures import message_trace
+from labkit.figures.canvas import Figure
+from labkit.report import report
+
+pytestmark = pytest.mark.slow
+
+
+def test_keys_move_through_the_rounds_of_a_message_trace(page: Any, tmp_path: Path) -> None:
+    trace = Figure._repr_mimebundle_(message_trace("ring", 3))["application/vnd.plotly.v1+json"]
+    job = write_job(tmp_path / "runs", [output(**{"application_vnd.plotly.v1+json": trace})])
+    write_run(job)
+    page.goto(report(job, tmp_path / "report.html").as_uri())
+    page.wait_for_selector("html[data-drawn]", timeout=60_000)
+    bar, drawn = page.locator(".frames"), page.locator(".notebook svg text")
+    bar.locator("input").focus()
+    assert bar.locator("output").text_content() == "after round 1 of 4"
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    drawn.filter(has_text="round 3 of 4").first.wait_for()
+    assert bar.locator("output").text_content() == "after round 3 of 4"
+    bar.locator("button").press("Enter")
+    assert bar.locator("button").text_content() == "pause"
+    drawn.filter(has_text="round 4 of 4").first.wait_for()
+    assert page.locator(".updatemenu-button, .slider-group").count() == 0

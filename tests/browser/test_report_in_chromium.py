@@ -1,0 +1,139 @@
+"""A report drawn by a real browser without a network."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_runs import output, write_job, write_run
+
+from labkit.figures import compare
+from labkit.report import report
+
+pytestmark = pytest.mark.slow
+
+EVIL = "<script>window.hit = 1</script><img src='https://x.example/i.png' onerror='window.hit = 1'>"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs of a notebook that shows a comparison, a figure of its own, and worse."""
+    import plotly.graph_objects as go
+
+    root = tmp_path_factory.mktemp("report")
+    runs = [write_run(root / "before", workers=workers, step_ms=8 / workers) for workers in (1, 2)]
+    ours = compare(runs)._repr_mimebundle_()["application/vnd.plotly.v1+json"]
+    picture = {"source": "https://x.example/logo.png", "x": 0, "y": 1, "sizex": 1, "sizey": 1}
+    theirs = go.Figure(go.Scatter(y=[1, 3, 2]), {"title": {"text": EVIL}, "images": [picture]})
+    job = write_job(
+        root / "runs",
+        [
+            output(**{"application_vnd.plotly.v1+json": ours}),
+            output(**{"application_vnd.plotly.v1+json": json.loads(theirs.to_json())}),
+            output(text_html=EVIL),
+        ],
+        workers=2,
+    )
+    for run in runs:  # the runs that the notebook drew are those that the report is about
+        run.path.rename(job / run.name)
+    write_run(job, workers=4, step_ms=3.0, dataset=EVIL)
+    return report(job, root / "report.html")
+
+
+def opened(page: Any, written: Path) -> Any:
+    """The page when all of its figures are drawn."""
+    page.goto(written.as_uri())
+    page.wait_for_selector("html[data-drawn]", timeout=60_000)
+    return page
+
+
+def hidden(page: Any) -> list[list[str]]:
+    """For each figure the runs that are not shown."""
+    found: list[list[str]] = page.evaluate(
+        """() => [...document.querySelectorAll(".js-plotly-plot")].map((plot) => [...new Set(
+            plot.data.filter((t) => t.visible === false).map((t) => t.meta.run))])"""
+    )
+    return found
+
+
+def test_all_figures_are_drawn_and_nothing_is_asked_of_any_host(page: Any, written: Path) -> None:
+    opened(page, written)
+    assert page.get_attribute("html", "data-drawn") == "3"
+    for figure in page.query_selector_all("figure .plot"):
+        assert figure.query_selector("svg.main-svg") is not None
+    lines = "figure:first-of-type .scatterlayer .trace path.js-line"
+    assert page.locator(lines).count() >= 3 * 4
+    assert page.locator("figure").first.locator(".bars .point").count() == 3
+    assert [url for url in page.requests if not url.startswith("data:")] == [written.as_uri()]
+
+
+def test_nothing_of_a_notebook_or_a_parameter_is_executed(page: Any, written: Path) -> None:
+    opened(page, written)
+    assert page.evaluate("window.hit") is None
+    assert page.locator("img[onerror], .notebook script:not([type])").count() == 0
+
+
+def test_the_picker_hides_a_run_in_every_figure_that_has_it(page: Any, written: Path) -> None:
+    opened(page, written)
+    box = page.locator("input[data-run]").first
+    key = box.get_attribute("data-run")
+    assert hidden(page) == [[], [], []]
+    box.uncheck()
+    assert hidden(page) == [[key], [key], []]
+    box.focus()
+    page.keyboard.press("Space")
+    assert box.is_checked()
+    assert hidden(page) == [[], [], []]
+    page.get_by_role("button", name="none").click()
+    assert [len(keys) for keys in hidden(page)] == [3, 2, 0]
+    page.get_by_role("button", name="all").press("Enter")
+    assert hidden(page) == [[], [], []]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_of_figures_takes_the_pages_colour(page: Any, written: Path, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    opened(page, written)
+    ink, paper, text = page.evaluate(
+        """() => [getComputedStyle(document.body).color,
+            getComputedStyle(document.body).backgroundColor,
+            getComputedStyle(document.querySelector("figure .gtitle")).fill]"""
+    )
+    assert text == ink
+    assert sum(map(int, paper[4:-1].split(","))) > 600 if scheme == "light" else True
+    assert sum(map(int, paper[4:-1].split(","))) < 150 if scheme == "dark" else True
+
+
+def test_the_words_of_panels_do_not_overlap(page: Any, written: Path) -> None:
+    opened(page, written)
+    overlaps = page.evaluate(
+        """() => {
+            const words = [...document.querySelector("figure").querySelectorAll(
+                ".annotation-text, .gtitle, .gtitle-subtitle, .xtitle, .ytitle, .legendtext")];
+            const boxes = words.map((w) => [w.textContent, w.getBoundingClientRect()]);
+            const hits = [];
+            boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
+                const wide = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+                const high = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+                if (wide > 2 && high > 2) hits.push(`${a} | ${b}`);
+            }));
+            return hits;
+        }"""
+    )
+    assert overlaps == []
+
+
+def test_a_hundred_runs_take_at_most_8_mb_and_are_soon_seen(page: Any, tmp_path: Path) -> None:
+    for seed in range(100):
+        write_run(tmp_path / "runs", seed=seed, epochs=10)
+    path = report(tmp_path / "runs", tmp_path / "report.html")
+    assert path.stat().st_size <= 8e6
+    began = time.perf_counter()
+    page.goto(path.as_uri(), wait_until="commit")
+    page.wait_for_selector("figure svg.main-svg .scatterlayer .trace", state="attached")
+    assert (
+        time.perf_counter() - began < 4
+    )  # under 2 on two idle cores; a suite has others beside it

@@ -1,0 +1,382 @@
+"""Clusters run what fits, survive what fails, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from labkit import Cluster, Experiment, InvalidInput, LabkitError
+from labkit.cluster import RankError, leftovers
+from labkit.run import load_runs
+
+SMALL = {
+    "dataset_options": {"rows": 64, "test_rows": 9},
+    "model": "linear",
+    "workers": 2,
+    "batch_size": 32,
+    "gate": False,
+}
+
+
+# --- ranks and results ---------------------------------------------------------------------------
+
+
+def world_rank() -> int:
+    from mpi4py import MPI
+
+    return int(MPI.COMM_WORLD.rank)
+
+
+def pid_of(communicator: Any) -> int:
+    return os.getpid()
+
+
+def test_results_come_in_the_order_of_ranks(cluster: Cluster) -> None:
+    assert cluster.call(lambda communicator: communicator.rank) == [0, 1, 2, 3]
+    cluster.view.execute("from mpi4py import MPI; rank = MPI.COMM_WORLD.rank", block=True)
+    assert cluster.view.pull("rank", block=True) == [0, 1, 2, 3]
+    assert cluster.call(lambda communicator: world_rank(), ranks=3) == [0, 1, 2]
+
+
+def test_arguments_reach_every_rank(cluster: Cluster) -> None:
+    found = cluster.call(lambda c, a, b: (c.rank, a, b), "x", {"y": [1]}, ranks=2)
+    assert found == [(0, "x", {"y": [1]}), (1, "x", {"y": [1]})]
+
+
+def test_a_cell_trains_with_the_drop_in(cluster: Cluster) -> None:
+    cell = """
+import keras, numpy as np, tensorflow as tf
+from labkit import keras as lkk
+keras.config.set_floatx("float32")
+keras.config.set_dtype_policy("float32")
+communicator = lkk.init()
+x = np.random.default_rng(0).standard_normal((50, 4)).astype("float32")
+dataset = tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1))).batch(16)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+optimizer = lkk.DistributedOptimizer(keras.optimizers.SGD(0.1), communicator)
+model.compile(optimizer=optimizer, loss="mse")
+history = model.fit(
+    lkk.shard(dataset, communicator), epochs=5, verbose=0, callbacks=lkk.callbacks(communicator)
+)
+losses = history.history["loss"]
+"""
+    cluster.view.execute(cell, block=True)
+    losses = cluster.view.pull("losses", block=True)
+    assert losses == [losses[0]] * 4
+    assert losses[0][-1] < losses[0][0] / 2
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"workers": 0}, "workers=0"),
+        ({"workers": 1.5}, "workers=1.5"),
+        ({"workers": "2"}, "workers='2'"),
+        ({"threads": -1}, "threads=-1"),
+    ],
+    ids=str,
+)
+def test_numbers_that_cannot_be_are_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        Cluster(**given)
+
+
+@pytest.mark.parametrize("ranks", [0, 5, -1])
+def test_more_ranks_than_there_are_cannot_be_called(cluster: Cluster, ranks: int) -> None:
+    with pytest.raises(InvalidInput, match=f"ranks={ranks} is impossible; allowed: 1 to 4"):
+        cluster.call(pid_of, ranks=ranks)
+
+
+def test_an_experiment_that_does_not_fit_is_refused_before_anything_is_written(
+    cluster: Cluster,
+) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"workers=5 on a cluster of 4; use Cluster\(workers=5\)"
+    ):
+        cluster.run(Experiment(**SMALL | {"workers": 5}), show=False)
+    with pytest.raises(InvalidInput, match=r"threads=2 .* use Cluster\(threads=2\)"):
+        cluster.run(Experiment(**SMALL | {"threads": 2}), show=False)
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_cluster_of_the_same_name_and_another_shape_is_refused(cluster: Cluster) -> None:
+    with pytest.raises(InvalidInput, match="is up with workers=4, 5 are asked for"):
+        Cluster(workers=5, name=cluster.name)
+    with pytest.raises(InvalidInput, match="is up with threads=1, 2 are asked for"):
+        Cluster(workers=2, threads=2, name=cluster.name)
+
+
+def test_a_smaller_share_of_a_cluster_is_attached_to_by_name(cluster: Cluster) -> None:
+    with Cluster(workers=2, name=cluster.name) as part:
+        assert part.call(pid_of) == cluster.call(pid_of)[:2]
+        assert f"{cluster.name}: 2 ranks of 1 threads, up" in repr(part)
+    assert len(cluster.call(pid_of)) == 4
+
+
+def test_a_cluster_that_is_up_is_told_by_leftovers(cluster: Cluster) -> None:
+    assert cluster.folder.name in leftovers()
+
+
+# --- what goes wrong on a rank -------------------------------------------------------------------
+
+
+def test_a_failing_rank_is_named_its_run_kept_and_the_next_run_works(cluster: Cluster) -> None:
+    def fails_on_one() -> Any:
+        import keras
+        from mpi4py import MPI
+
+        class Fail(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+                if MPI.COMM_WORLD.rank == 1 and batch == 1:
+                    print("about to fail")
+                    raise ZeroDivisionError("as planned")
+
+        return [Fail()]
+
+    before = cluster.call(pid_of)
+    experiment = Experiment(**SMALL)
+    begin = time.monotonic()
+    with pytest.raises(RankError, match="rank 1 failed: ZeroDivisionError: as planned") as caught:
+        cluster.run(experiment.replace(callbacks=fails_on_one), show=False)
+    assert caught.value.rank == 1
+    assert time.monotonic() - begin < 60
+    (failed,) = load_runs("runs")
+    assert failed.status["state"] == "failed"
+    assert failed.status["rank"] == 1
+    assert "as planned" in failed.status["cause"]
+    log = (failed.path / "logs" / "rank1.log").read_text()
+    assert "about to fail" in log
+    assert "ZeroDivisionError" in log
+    assert (failed.path / "logs" / "rank0.log").exists()
+    assert cluster.call(pid_of) == before
+    assert cluster.run(experiment, show=False).status["state"] == "completed"
+
+
+def test_a_rank_that_fails_after_the_last_exchange_does_not_hold_the_others(
+    cluster: Cluster,
+) -> None:
+    def fail(communicator: Any) -> None:
+        if communicator.rank == 0:
+            raise ZeroDivisionError("at the very end")
+
+    before = cluster.call(pid_of)
+    begin = time.monotonic()
+    with pytest.raises(RankError, match="rank 0 failed: ZeroDivisionError: at the very end"):
+        cluster.call(fail)
+    assert time.monotonic() - begin < 5
+    assert cluster.call(pid_of) == before
+
+
+def test_what_cannot_travel_is_a_failed_run_and_the_cluster_stays_free(cluster: Cluster) -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="pickle"):
+        cluster.run(Experiment(**SMALL | {"callbacks": lambda: [lock]}), show=False)
+    (failed,) = load_runs("runs")
+    assert failed.status["state"] == "failed"
+    with Cluster(workers=4, name=cluster.name) as other:
+        assert len(other.call(pid_of)) == 4
+
+
+def test_a_stopped_run_ends_early_on_all_ranks_and_is_kept_as_interrupted(
+    cluster: Cluster,
+) -> None:
+    live = cluster.submit(Experiment(**SMALL | {"epochs": 20_000}))
+    end = time.monotonic() + 60
+    while not live.rows and time.monotonic() < end:
+        time.sleep(0.05)
+        live.update()
+    assert live.rows
+    assert not live.done()
+    live.stop()
+    run = live.result()
+    assert live.result() is run
+    assert run.status["state"] == "interrupted"
+    assert "stopped by the user after" in run.status["cause"]
+    steps = run.history.groupby("rank")["step"].max()
+    assert steps[0] == steps[1] < 40_000
+    assert len(live.rows) == len(run.history)
+    assert np.isfinite(run.metrics["test_loss"])
+    assert run.model() is not None
+
+
+def test_two_runs_of_one_experiment_have_two_folders(cluster: Cluster) -> None:
+    first, second = (cluster.run(Experiment(**SMALL), show=False) for _ in range(2))
+    assert second.name == f"{first.name}-2"
+    assert first.path.is_absolute()
+
+
+# --- clusters that must end ----------------------------------------------------------------------
+
+
+def processes(folder: Path) -> list[psutil.Process]:
+    """Living processes that belong to clusters in this runtime folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            told = " ".join(process.cmdline()) + process.environ().get("LABKIT_RUNTIME", "")
+            alive = process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            continue
+        if str(folder) in told and alive and process.pid != os.getpid():
+            found.append(process)
+    return found
+
+
+def gone_within(seconds: float, folder: Path) -> list[str]:
+    """What is left of a folder's processes when all are gone, or when the time is up."""
+    end = time.monotonic() + seconds
+    while (left := processes(folder)) and time.monotonic() < end:
+        time.sleep(0.2)
+    return [" ".join(process.cmdline()) for process in left]
+
+
+@pytest.fixture
+def own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime folder of this test alone; what it started must be gone at its end."""
+    folder = tmp_path / "own-runtime"
+    monkeypatch.setenv("LABKIT_RUNTIME", str(folder))
+    yield folder
+    for process in processes(folder):
+        process.kill()
+
+
+def script(tmp_path: Path, text: str) -> subprocess.Popen[str]:
+    (tmp_path / "child.py").write_text(text)
+    with (tmp_path / "child.log").open("w") as log:
+        return subprocess.Popen(
+            [sys.executable, "child.py"], stdout=subprocess.PIPE, stderr=log, text=True
+        )
+
+
+def wait_for(child: subprocess.Popen[str], word: str) -> str:
+    assert child.stdout is not None
+    for line in child.stdout:
+        if word in line:
+            return line
+    pytest.fail(f"never said {word!r}: {Path('child.log').read_text()[-2000:]}")
+
+
+@pytest.mark.slow
+def test_a_cluster_lives_until_the_last_of_two_processes_lets_go_even_by_kill(
+    tmp_path: Path, own_runtime: Path
+) -> None:
+    child = script(
+        tmp_path,
+        """
+import os, time
+import labkit
+cluster = labkit.Cluster(workers=2, name="shared")
+print("up", cluster.call(lambda communicator: os.getpid()), flush=True)
+time.sleep(600)
+""",
+    )
+    pids = wait_for(child, "up").split(maxsplit=1)[1]
+    attached = time.monotonic()
+    other = Cluster(workers=2, name="shared")
+    assert time.monotonic() - attached < 8
+    assert str(other.call(pid_of)) == pids.strip()
+    commands = " ".join(" ".join(process.cmdline()) for process in processes(own_runtime))
+    for part in ("prterun", "controller", "engine", "keeper"):
+        assert part in commands, part
+    child.kill()
+    child.wait()
+    time.sleep(3)
+    assert str(other.call(pid_of)) == pids.strip()
+    other.close()
+    assert gone_within(10, own_runtime) == []
+    assert leftovers() == []
+
+
+def test_kill_9_of_the_owner_of_a_busy_cluster_and_of_its_keeper_leaves_nothing(
+    tmp_path: Path, own_runtime: Path
+) -> None:
+    """The hardest case: the keeper dies too, while the ranks compute."""
+    child = script(
+        tmp_path,
+        """
+import time
+import labkit
+cluster = labkit.Cluster(workers=2)
+print("up", cluster.state()["pid"], flush=True)
+cluster.call(lambda communicator: time.sleep(600))
+""",
+    )
+    keeper = int(wait_for(child, "up").split()[1])
+    time.sleep(1)
+    assert len(processes(own_runtime)) >= 5
+    child.kill()
+    os.kill(keeper, signal.SIGKILL)
+    child.wait()
+    assert gone_within(10, own_runtime) == []
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_is_kept_and_its_process_leaves_nothing(
+    tmp_path: Path, own_runtime: Path
+) -> None:
+    child = script(
+        tmp_path,
+        f"""
+import time
+import labkit
+with labkit.Cluster(workers=2) as cluster:
+    live = cluster.submit(labkit.Experiment(epochs=100_000, **{SMALL!r}))
+    while not live.update():
+        time.sleep(0.1)
+    print("training", flush=True)
+    live.result()
+""",
+    )
+    wait_for(child, "training")
+    time.sleep(1)  # the child must have come to result()
+    child.send_signal(signal.SIGINT)
+    assert child.wait(timeout=30) != 0
+    assert "KeyboardInterrupt" in (tmp_path / "child.log").read_text()
+    assert gone_within(10, own_runtime) == []
+    (run,) = load_runs("runs")
+    assert run.status["state"] == "interrupted"
+    assert "stopped by the user after" in run.status["cause"]
+    assert len(run.history) > 0
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_killed_fails_the_run_and_the_next_has_fresh_engines(
+    own_runtime: Path,
+) -> None:
+    def die(communicator: Any) -> None:
+        if communicator.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        communicator.meet()
+
+    with Cluster(workers=2) as cluster:
+        before = cluster.call(pid_of)
+        begin = time.monotonic()
+        with pytest.raises(RankError, match=r"engines ended|rank 1"):
+            cluster.call(die)
+        assert time.monotonic() - begin < 15
+        after = cluster.call(pid_of)
+        assert len(after) == 2
+        assert not set(before) & set(after)
+    assert gone_within(10, own_runtime) == []
+
+
+def test_engines_that_cannot_start_are_told_at_once_with_what_they_said(
+    own_runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRTE_MCA_rmaps_default_mapping_policy", "nonsense")
+    begin = time.monotonic()
+    with pytest.raises(LabkitError, match=r"the engines did not start: .*nonsense"):
+        Cluster(workers=2)
+    assert time.monotonic() - begin < 60
+    assert gone_within(10, own_runtime) == []

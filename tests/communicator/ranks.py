@@ -1,0 +1,79 @@
+"""What each rank of a test under mpiexec does; run as a script, prints what is wrong."""
+
+import sys
+
+import ml_dtypes
+import numpy as np
+
+from labkit.communicator import ALGORITHMS, Communicator, world
+from labkit.schedules import ALLREDUCE
+from labkit.schedules.check import result
+from labkit.schedules.counts import hierarchical_counts, textbook
+
+DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int32]
+
+
+def sums(communicator: Communicator) -> None:
+    """Every algorithm, type and length: the right sum, the same bits on all ranks."""
+    rng = np.random.default_rng(communicator.rank)
+    for algorithm in ALGORITHMS:
+        for dtype in DTYPES:
+            for length in (0, 1, max(communicator.size - 1, 1), 7, 1001):
+                own = (rng.normal(size=length) * 8).astype(dtype)
+                buffer = own.copy()
+                communicator.allreduce(buffer, algorithm)
+                given = communicator.allgather(own)
+                ends = communicator.allgather(buffer.tobytes())
+                case = f"{algorithm} {np.dtype(dtype)}[{length}] on {communicator.size}"
+                if len(set(ends)) > 1:
+                    print(f"different bits: {case}")
+                exact = np.sum(np.array(given, np.float64), axis=0)
+                eps = float(ml_dtypes.finfo(dtype).eps) if dtype != np.int32 else 0.0
+                allowed = 2 * communicator.size * eps * np.abs(np.array(given, np.float64)).sum(0)
+                if not np.all(np.abs(buffer.astype(np.float64) - exact) <= allowed):
+                    print(f"wrong sum: {case}")
+                if algorithm in ALLREDUCE and algorithm != "hierarchical" and length:
+                    reference = result(ALLREDUCE[algorithm](communicator.size), np.array(given))
+                    if reference[communicator.rank].tobytes() != buffer.tobytes():
+                        print(f"not the bits of the reference: {case}")
+
+
+def counts(communicator: Communicator) -> None:
+    """Messages and wire bytes of every algorithm equal its formula."""
+    length = 5040 * 17  # divides by every number of chunks that is tried
+    hosts = [list(range(communicator.size))]
+    for algorithm in ALLREDUCE:
+        buffer = np.ones(length, np.float64)
+        before = communicator.traffic.copy()
+        communicator.allreduce(buffer, algorithm)
+        sent = communicator.traffic.since(before)
+        formula = textbook(algorithm, communicator.size)
+        if algorithm == "hierarchical":  # all ranks are on one real host
+            formula = hierarchical_counts(communicator.size, hosts)
+        expected = (
+            int(formula.messages[communicator.rank]),
+            buffer.nbytes if communicator.size > 1 else 0,
+            round(float(formula.bytes(buffer.nbytes)[communicator.rank])),
+        )
+        found = (sent.messages, sent.payload_bytes, sent.wire_bytes)
+        chunks = formula.chunks  # where the buffer does not divide, a chunk is an element longer
+        slack = 0 if length % chunks == 0 else 8 * chunks
+        if found[:2] != expected[:2] or abs(found[2] - expected[2]) > slack:
+            print(f"{algorithm} on {communicator.size}: sent {found}, formula {expected}")
+
+
+def main() -> None:
+    """`ranks.py sums|counts [network]`: on the first 1, 2, … ranks of the world."""
+    what = {"sums": sums, "counts": counts}[sys.argv[1]]
+    whole = world()
+    for size in map(int, sys.argv[2].split(",")):
+        part = whole.split(0 if whole.rank < size else 1)
+        if whole.rank < size:
+            what(part)
+        part.close()
+    if whole.rank == 0:
+        print("done")
+
+
+if __name__ == "__main__":
+    main()

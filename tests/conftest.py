@@ -1,0 +1,49 @@
+"""One cluster of four ranks for the whole session, and folders that are never the user's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import cloudpickle
+import hypothesis
+import pytest
+
+import labkit
+
+# A machine that does something else at the same time must not fail a property.
+hypothesis.settings.register_profile("labkit", deadline=None)
+hypothesis.settings.load_profile("labkit")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Functions of test modules travel to the engines by value: engines cannot import tests."""
+    for module in {item.module for item in items if isinstance(item, pytest.Function)}:
+        cloudpickle.register_pickle_by_value(module)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Caches and clusters of this session lie in a folder of its own; data are found from there."""
+    folder = tmp_path_factory.mktemp("labkit")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LABKIT_RUNTIME", str(folder / "runtime"))
+        patch.setenv("LABKIT_CACHE", str(folder / "cache"))
+        patch.delenv("LABKIT_JOB", raising=False)
+        if data := os.environ.get("LABKIT_DATA"):
+            patch.setenv("LABKIT_DATA", str(Path(data).resolve()))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a test end up in its own temporary folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def cluster(own_folders: Path) -> Iterator[labkit.Cluster]:
+    """Four ranks that all tests share; TensorFlow is imported in them once."""
+    with labkit.Cluster(workers=4, limit=120) as up:
+        yield up

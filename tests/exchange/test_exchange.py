@@ -1,0 +1,172 @@
+"""The mean of the ranks' gradients is the gradient of all their rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from labkit import Cluster
+
+
+def test_every_rank_counts_by_its_rows(cluster: Cluster) -> None:
+    rows = [3, 1, 0, 5]
+
+    def mean(communicator: Any) -> list[np.ndarray]:
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange
+
+        exchange = Exchange(communicator)
+        random = np.random.default_rng(communicator.rank)
+        gradients = [tf.constant(random.standard_normal(shape)) for shape in [(3, 2), (), (5,)]]
+        traced = tf.function(lambda n: exchange.mean(gradients, n))
+        return [m.numpy() for m in traced(tf.constant(rows[communicator.rank]))]
+
+    results = cluster.call(mean)
+    randoms = [np.random.default_rng(rank) for rank in range(4)]
+    for place, shape in enumerate([(3, 2), (), (5,)]):
+        gradients = [random.standard_normal(shape) for random in randoms]
+        wanted = sum(n * g for n, g in zip(rows, gradients, strict=True)) / sum(rows)
+        for result in results:
+            np.testing.assert_allclose(result[place], wanted, rtol=1e-14)
+            assert result[place].shape == shape
+
+
+def test_without_rows_every_rank_counts_the_same(cluster: Cluster) -> None:
+    def mean(communicator: Any) -> list[float]:
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange
+
+        means = Exchange(communicator).mean([tf.constant([float(communicator.rank), 1.0])])
+        return list(means[0].numpy())
+
+    assert cluster.call(mean) == [[1.5, 1.0]] * 4
+
+
+def test_a_rank_without_rows_leaves_no_trace_even_of_what_is_not_a_number(
+    cluster: Cluster,
+) -> None:
+    def mean(communicator: Any) -> list[float]:
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange
+
+        empty = communicator.rank == 1
+        gradient = [np.nan, np.inf, -np.inf] if empty else [1.0, 2.0, 3.0]
+        means = Exchange(communicator).mean([tf.constant(gradient)], tf.constant(0 if empty else 4))
+        return list(means[0].numpy())
+
+    assert cluster.call(mean, ranks=2) == [[1.0, 2.0, 3.0]] * 2
+
+
+def test_what_is_not_a_number_on_a_rank_with_rows_reaches_all(cluster: Cluster) -> None:
+    def mean(communicator: Any) -> bool:
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange
+
+        gradient = [np.inf if communicator.rank == 1 else 1.0]
+        means = Exchange(communicator).mean([tf.constant(gradient)], tf.constant(4))
+        return bool(np.isinf(means[0].numpy()[0]))
+
+    assert cluster.call(mean, ranks=3) == [True] * 3
+
+
+def test_none_stays_none_and_slices_become_dense(cluster: Cluster) -> None:
+    def mean(communicator: Any) -> list[Any]:
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange
+
+        slices = tf.IndexedSlices(
+            tf.constant([[1.0, 1.0], [2.0, 2.0]]), tf.constant([communicator.rank, 2]), (4, 2)
+        )
+        means = Exchange(communicator).mean([None, slices, None, tf.constant([7.0])])
+        return [m if m is None else m.numpy().tolist() for m in means]
+
+    wanted = [None, [[0.5, 0.5], [0.5, 0.5], [2.0, 2.0], [0.0, 0.0]], None, [7.0]]
+    assert cluster.call(mean, ranks=2) == [wanted] * 2
+
+
+def test_gradients_of_two_dtypes_keep_their_dtype_and_place(cluster: Cluster) -> None:
+    def mean(communicator: Any) -> list[Any]:
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange
+
+        gradients = [
+            tf.constant([1.0 + communicator.rank], tf.float32),
+            tf.constant([1e-17 + communicator.rank], tf.float64),
+            tf.constant([4.0], tf.float32),
+        ]
+        means = tf.function(Exchange(communicator).mean)(gradients)
+        return [(m.dtype.name, float(m.numpy()[0])) for m in means]
+
+    wanted = [("float32", 1.5), ("float64", 0.5), ("float32", 4.0)]
+    assert cluster.call(mean, ranks=2) == [wanted] * 2
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 1e-3), ("bfloat16", 1e-2)])
+def test_half_precision_gradients_do_not_overflow_and_rows_are_not_rounded(
+    cluster: Cluster, dtype: str, tolerance: float
+) -> None:
+    def mean(communicator: Any) -> tuple[str, list[float]]:
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange
+
+        # 259 rows of 1000 are 259,000: more than float16 holds; bfloat16 knows 258 and 260.
+        gradient = tf.cast([1000.0, 1.0], dtype)
+        means = Exchange(communicator).mean(
+            [gradient], tf.constant(259 if communicator.rank else 1)
+        )
+        return means[0].dtype.name, [float(x) for x in means[0].numpy()]
+
+    for name, values in cluster.call(mean, ranks=2):
+        assert name == dtype
+        np.testing.assert_allclose(values, [1000.0, 1.0], rtol=tolerance)
+
+
+def test_ranks_may_have_their_gradients_ready_in_any_order(cluster: Cluster) -> None:
+    """Buckets follow one fixed order, so ranks whose graphs run differently do not block."""
+
+    def mean(communicator: Any) -> list[float]:
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange
+
+        exchange = Exchange(communicator)
+
+        @tf.function
+        def step() -> Any:
+            slow = tf.numpy_function(_late, [tf.constant(1.0, tf.float64)], tf.float64)
+            slow.set_shape(())
+            fast = tf.constant(2.0, tf.float32)
+            pair = [slow, fast] if communicator.rank else [tf.constant(1.0, tf.float64), fast]
+            return exchange.mean(pair)
+
+        return [float(value) for _ in range(3) for value in step()]
+
+    assert cluster.call(mean, ranks=2) == [[1.0, 2.0] * 3] * 2
+
+
+def _late(value: Any) -> Any:
+    import time
+
+    time.sleep(0.05)
+    return value
+
+
+def test_one_rank_alone_has_its_own_gradients(cluster: Cluster) -> None:
+    def mean(communicator: Any) -> bool:
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange
+
+        gradient = tf.constant([1.0])
+        return Exchange(communicator).mean([gradient, None], tf.constant(3)) == [gradient, None]
+
+    assert cluster.call(mean, ranks=1) == [True]

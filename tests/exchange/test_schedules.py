@@ -1,0 +1,250 @@
+"""Every schedule with every algorithm takes the step of one process; ranks that differ are told."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from labkit import AllReduce, Cluster, Experiment
+from labkit.cluster import RankError
+from labkit.communicator import ALGORITHMS
+from labkit.exchange import SCHEDULES
+
+ALL = ("auto", *ALGORITHMS)
+# Rows of each rank in each step: unequal parts, and a last batch that leaves one rank nothing.
+PARTS = {2: [(4, 3), (3, 3), (0, 5)], 3: [(4, 3, 3), (3, 3, 4), (3, 4, 0)]}
+EXACT = 1e-12  # relative, per parameter
+BUCKET = 64  # bytes: several buckets, and variables that are cut
+
+
+def batches(rank: int | None, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """A rank's part of every global batch, or all of it."""
+    random = np.random.default_rng(5)
+    found = []
+    for parts in PARTS[size]:
+        x, y = random.standard_normal((sum(parts), 6)), random.standard_normal((sum(parts), 3))
+        ends = np.cumsum((0, *parts))
+        own = slice(None) if rank is None else slice(ends[rank], ends[rank + 1])
+        found.append((x[own], y[own]))
+    return found
+
+
+def trained(data: list[tuple[np.ndarray, np.ndarray]], mean: Any) -> list[np.ndarray]:
+    """The weights after a pass over the data, in a custom loop, with momentum."""
+    import tensorflow as tf
+
+    random = np.random.default_rng(3)
+    shapes = [(6, 5), (5,), (5, 3), (3,)]
+    weights = [tf.Variable(random.standard_normal(shape) / 2) for shape in shapes]
+    momenta = [tf.Variable(tf.zeros_like(weight)) for weight in weights]
+    form = [tf.TensorSpec((None, width), tf.float64) for width in (6, 3)]
+
+    @tf.function(input_signature=form)
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            hidden = tf.tanh(x @ weights[0] + weights[1])
+            loss = tf.reduce_mean((hidden @ weights[2] + weights[3] - y) ** 2)
+        gradients = mean(tape.gradient(loss, weights), tf.shape(x)[0])
+        for weight, momentum, gradient in zip(weights, momenta, gradients, strict=True):
+            weight.assign_sub(0.1 * momentum.assign(0.9 * momentum + gradient))
+
+    for x, y in data:
+        step(x, y)
+    return [weight.numpy() for weight in weights]
+
+
+def fitted(data: list[tuple[np.ndarray, np.ndarray]], exchange: Any) -> list[np.ndarray]:
+    """The weights after `model.fit`; with an exchange by priority in the place of its step."""
+    import keras
+    import tensorflow as tf
+
+    from labkit.exchange.priority import PriorityTraining
+    from labkit.keras import Synchronize
+
+    form = tuple(tf.TensorSpec((None, width), tf.float64) for width in (6, 3))
+    given = tf.data.Dataset.from_generator(lambda: iter(data), output_signature=form)
+
+    def optimizer() -> Any:
+        return keras.optimizers.SGD(0.1, momentum=0.9)
+
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(5, "tanh"), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    own, callbacks = optimizer(), []
+    if exchange is not None:
+        own.exchange = exchange
+    model.compile(optimizer=own, loss="mse")
+    if exchange is not None:
+        training = PriorityTraining(model, optimizer, exchange)
+        callbacks = [training, Synchronize(exchange.communicator)]
+    model.fit(given, epochs=2, verbose=0, callbacks=callbacks)
+    return [np.array(weight) for weight in model.get_weights()]
+
+
+def largest_difference(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
+    """Of all parameters: relative to the largest weight of each."""
+    return max(
+        float(np.abs(one - other).max() / np.abs(other).max())
+        for one, other in zip(found, wanted, strict=True)
+    )
+
+
+def in_a_loop(communicator: Any, schedule: str) -> dict[str, float]:
+    from labkit.exchange import Exchange
+
+    wanted = trained(batches(None, communicator.size), lambda gradients, rows: gradients)
+    differences = {}
+    for algorithm in ALL:
+        exchange = Exchange(communicator, algorithm, schedule, BUCKET)
+        found = trained(batches(communicator.rank, communicator.size), exchange.mean)
+        differences[algorithm] = largest_difference(found, wanted)
+    return differences
+
+
+def in_fit(communicator: Any) -> dict[str, float]:
+    import keras
+
+    from labkit.exchange import Exchange
+
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        wanted = fitted(batches(None, communicator.size), None)
+        differences = {}
+        for algorithm in ALL:
+            exchange = Exchange(communicator, algorithm, "priority", BUCKET)
+            found = fitted(batches(communicator.rank, communicator.size), exchange)
+            differences[algorithm] = largest_difference(found, wanted)
+        return differences
+    finally:
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("schedule", [each for each in SCHEDULES if each != "priority"])
+def test_with_every_algorithm_the_weights_are_those_of_one_process(
+    cluster: Cluster, schedule: str, ranks: int
+) -> None:
+    for differences in cluster.call(in_a_loop, schedule, ranks=ranks):
+        assert set(differences) == set(ALL)
+        assert max(differences.values()) <= EXACT, differences
+
+
+def test_priority_with_every_algorithm_trains_as_one_process_does(cluster: Cluster) -> None:
+    for differences in cluster.call(in_fit, ranks=2):
+        assert set(differences) == set(ALL)
+        assert max(differences.values()) <= EXACT, differences
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_gradients_of_several_dtypes_are_cut_and_put_together(
+    cluster: Cluster, schedule: str
+) -> None:
+    shapes = [((7, 5), "float32"), ((3,), "float64"), ((40,), "float16"), ((2, 9), "float64")]
+
+    def mean(communicator: Any) -> list[Any]:
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange
+
+        exchange = Exchange(communicator, "ring", schedule, BUCKET)
+
+        @tf.function
+        def step(factor: Any) -> Any:
+            values = [
+                tf.reshape(tf.range(np.prod(shape), dtype=tf.float64), shape) for shape, _ in shapes
+            ]
+            gradients = [
+                tf.cast(value * factor, kind)
+                for value, (_, kind) in zip(values, shapes, strict=True)
+            ]
+            return exchange.mean(gradients)
+
+        factor = tf.constant(float(communicator.rank), tf.float64)
+        return [(each.dtype.name, each.numpy()) for _ in range(2) for each in step(factor)]
+
+    for told in cluster.call(mean, ranks=3):
+        for (shape, kind), (name, found) in zip(shapes * 2, told, strict=True):
+            assert name == kind
+            wanted = np.arange(np.prod(shape)).reshape(shape).astype(kind)  # factors 0, 1, 2
+            np.testing.assert_allclose(found, wanted, rtol=2e-3 if kind == "float16" else 1e-6)
+
+
+# --- ranks that disagree -------------------------------------------------------------------------
+
+
+def with_gradients(communicator: Any, schedule: str, shapes: dict[int, list[Any]]) -> None:
+    import tensorflow as tf
+
+    from labkit.exchange import Exchange
+
+    own = [tf.zeros(shape, kind) for shape, kind in shapes[communicator.rank]]
+    names = [f"layer{number}/kernel" for number in range(len(own))]
+    tf.function(Exchange(communicator, "ring", schedule).mean)(own, None, names)
+
+
+USUAL = [((4, 3), "float32"), ((3,), "float32")]
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "overlap"])
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (USUAL[:1], r"rank 1 has 1 gradients, rank 0 has 2: .*the same model"),
+        (
+            [((4, 5), "float32"), ((3,), "float32")],
+            r"rank 1 has float32\[4, 5\] for layer0/kernel, rank 0 has float32\[4, 3\] for layer0",
+        ),
+        (
+            [((4, 3), "float32"), ((3,), "float64")],
+            r"rank 1 has float64\[3\] for layer1/kernel, rank 0 has float32\[3\] for layer1/kernel",
+        ),
+    ],
+    ids=["another model", "another shape", "another dtype"],
+)
+def test_ranks_with_other_gradients_are_told_rank_tensor_and_shapes(
+    cluster: Cluster, schedule: str, other: list[Any], told: str
+) -> None:
+    start = time.monotonic()
+    with pytest.raises(RankError, match=told):
+        cluster.call(with_gradients, schedule, {0: USUAL, 1: other}, ranks=2)
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "overlap"])
+@pytest.mark.parametrize("algorithm", ["mpi", "ring", "shared_memory"])
+def test_a_rank_with_fewer_steps_is_named_in_seconds(
+    cluster: Cluster, schedule: str, algorithm: str
+) -> None:
+    def fit(communicator: Any) -> None:
+        import keras
+
+        from labkit import keras as lkk
+
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        optimizer = lkk.DistributedOptimizer(
+            keras.optimizers.SGD(0.1), communicator, algorithm=algorithm, schedule=schedule
+        )
+        model.compile(optimizer=optimizer, loss="mse")
+        rows = 12 if communicator.rank == 0 else 8
+        x, y = np.zeros((rows, 6), np.float32), np.zeros((rows, 3), np.float32)
+        model.fit(x, y, batch_size=4, verbose=0, callbacks=lkk.callbacks(communicator))
+
+    start = time.monotonic()
+    with pytest.raises(RankError, match=r"(?s)rank 0 .*the exchange of gradients.*rank 1 .*metric"):
+        cluster.call(fit, ranks=2)
+    assert time.monotonic() - start < 15
+
+
+def test_one_worker_trains_with_priority_as_with_any_schedule(cluster: Cluster) -> None:
+    strategies = [AllReduce(schedule=name) for name in ("priority", "sequential")]
+    runs = [
+        cluster.run(Experiment(dataset="digits", steps=2, strategy=strategy), show=False)
+        for strategy in strategies
+    ]
+    one, other = (run.history["loss"].tolist() for run in runs)
+    assert one == other

@@ -1,0 +1,77 @@
+"""Closed forms: equal to the simulator, and to the textbook where both agree."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit.errors import InvalidInput
+from labkit.network import Network
+from labkit.schedules import ALLREDUCE
+from labkit.simulate import Cost, closed_form, modelled, simulate, textbook
+from labkit.simulate.costs import MODELLED, TEXTBOOK
+
+NET = Network(latency=0.5, bandwidth=4.0)
+
+
+def test_every_allreduce_has_both_forms() -> None:
+    assert set(TEXTBOOK) == set(MODELLED) == set(ALLREDUCE)
+
+
+@given(
+    name=st.sampled_from(list(ALLREDUCE)),
+    size=st.integers(1, 17),
+    nbytes=st.floats(0, 1e6),
+    latency=st.floats(0, 10),
+    gamma=st.floats(0, 10),
+)
+@settings(max_examples=300, deadline=None)
+def test_the_simulator_takes_the_modelled_time_at_every_size(
+    name: str, size: int, nbytes: float, latency: float, gamma: float
+) -> None:
+    network = Network(latency=latency, bandwidth=2.0)
+    simulated = simulate(name, size, nbytes, network, gamma=gamma).seconds
+    assert simulated == pytest.approx(closed_form(name, size, nbytes, network, gamma), rel=1e-9)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+@pytest.mark.parametrize("name", ["tree", "butterfly", "rabenseifner", "ring"])
+def test_textbook_and_model_agree_on_powers_of_two(name: str, size: int) -> None:
+    assert modelled(name, size) == (textbook(name, size),)
+
+
+@pytest.mark.parametrize("name", list(ALLREDUCE))
+@pytest.mark.parametrize("size", range(1, 18))
+def test_the_model_is_never_slower_than_the_textbook(name: str, size: int) -> None:
+    by_book = textbook(name, size).seconds(100.0, NET, gamma=0.1)
+    assert closed_form(name, size, 100.0, NET, gamma=0.1) <= by_book + 1e-9
+
+
+def test_textbook_forms_at_eight_ranks() -> None:
+    assert textbook("all_to_all", 8) == Cost(7, 7, 7)
+    assert textbook("master_worker", 8) == Cost(14, 14, 7)
+    assert textbook("tree", 8) == Cost(6, 6, 3)
+    assert textbook("butterfly", 8) == Cost(3, 3, 3)
+    assert textbook("rabenseifner", 8) == Cost(6, 14 / 8, 7 / 8)
+    assert textbook("ring", 8) == Cost(14, 14 / 8, 7 / 8)
+
+
+def test_at_the_crossover_both_take_as_long() -> None:
+    ring, tree = textbook("ring", 8), textbook("tree", 8)
+    size = ring.crossover(tree, NET, gamma=0.1)
+    assert size is not None
+    assert ring.seconds(size, NET, 0.1) == pytest.approx(tree.seconds(size, NET, 0.1))
+    assert tree.seconds(size / 2, NET, 0.1) < ring.seconds(size / 2, NET, 0.1)
+
+
+def test_one_that_is_always_ahead_has_no_crossover() -> None:
+    ring, rabenseifner = textbook("ring", 8), textbook("rabenseifner", 8)
+    assert ring.crossover(rabenseifner, NET) is None
+    assert textbook("master_worker", 8).crossover(ring, NET) is None
+
+
+def test_an_unknown_name_is_answered_with_the_names() -> None:
+    for form in (textbook, modelled):
+        with pytest.raises(InvalidInput, match=r"'mpi': choose one of .*ring"):
+            form("mpi", 2)

