@@ -12,8 +12,10 @@ import pytest
 
 import labkit
 
-# A machine that does something else at the same time must not fail a property.
-hypothesis.settings.register_profile("labkit", deadline=None)
+# A machine that does something else at the same time must not fail a property, and the same tree
+# gets the same verdict each time; `--hypothesis-profile=explore` looks at new examples.
+hypothesis.settings.register_profile("explore", deadline=None)
+hypothesis.settings.register_profile("labkit", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("labkit")
 
 

@@ -64,7 +64,11 @@ def test_zero_stays_zero(compressor: Compressor) -> None:
     assert not roundtrip(compressor, np.zeros(33, "float32")).any()
 
 
-@given(st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=40), st.floats(0.01, 1))
+# TensorFlow takes subnormal numbers for zero.
+NORMAL = st.floats(-10, 10, width=32, allow_subnormal=False)
+
+
+@given(st.lists(NORMAL, min_size=1, max_size=40), st.floats(0.01, 1))
 @settings(max_examples=30)
 def test_exact_top_k_keeps_k_and_none_greater_is_left(values: list[float], ratio: float) -> None:
     array = np.array(values, "float32")
