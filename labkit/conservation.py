@@ -72,7 +72,8 @@ class Audit:
             if self.remembers and books.residual is not None:
                 found.append((_largest(books.sent + books.residual - books.given), exact))
         told = self.communicator.allgather(found, "the audit")
-        return max((pair for own in told for pair in own), key=_excess)
+        everyones: list[tuple[float, float]] = [pair for own in told for pair in own]
+        return max(everyones, key=_excess)
 
 
 def _excess(pair: tuple[float, float]) -> float:

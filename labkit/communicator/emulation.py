@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -31,7 +33,8 @@ class Emulation:
     def __init__(self, comm: Any, network: Network) -> None:
         from mpi4py import MPI
 
-        self.rank = comm.rank
+        self._rank = comm.rank  # of the network, as all places
+        self._places: Sequence[int] = range(comm.size)
         self._links = Links(network, comm.size)
         length = len(self._links.busy)
         self._window = MPI.Win.Allocate_shared(8 * length if comm.rank == 0 else 0, 8, comm=comm)
@@ -39,12 +42,22 @@ class Emulation:
         self._links.busy = np.ndarray(length, np.float64, memory)
         if comm.rank == 0:
             self._links.busy[:] = 0.0
+        self._whole = True
+        self._thread = threading.Lock()  # MPI's lock is one for all threads of a rank
         comm.Barrier()
+
+    def part(self, ranks: Sequence[int]) -> Emulation:
+        """The same links, as some of the ranks see them, who are called 0, 1, … there."""
+        found = copy(self)
+        found._places = [self._places[rank] for rank in ranks]
+        found._whole = False
+        return found
 
     def depart(self, destination: int, nbytes: int) -> float:
         """Book this rank's links for a message; when its first byte leaves, by the shared clock."""
         with self._booking():
-            return self._links.depart(self.rank, destination, nbytes, time.monotonic())
+            place = self._places[destination]
+            return self._links.depart(self._rank, place, nbytes, time.monotonic())
 
     def arrive(self, messages: list[tuple[float, int, int]]) -> float:
         """Book the links into this rank; when the last of the messages is delivered.
@@ -54,29 +67,33 @@ class Emulation:
         """
         with self._booking():
             times = [
-                self._links.arrive(source, self.rank, nbytes, first_byte)
+                self._links.arrive(self._places[source], self._rank, nbytes, first_byte)
                 for first_byte, source, nbytes in sorted(messages)
             ]
         return max(times, default=0.0)
 
     def transfer(self, source: int, destination: int, nbytes: int) -> float:
         """Book both ends at once, as one-sided access does; the time of delivery."""
+        ends = self._places[source], self._places[destination]
         with self._booking():
-            first = self._links.depart(source, destination, nbytes, time.monotonic())
-            return self._links.arrive(source, destination, nbytes, first)
+            first = self._links.depart(*ends, nbytes, time.monotonic())
+            return self._links.arrive(*ends, nbytes, first)
 
     def close(self) -> None:
-        """Free the shared state (collective)."""
+        """Free the shared state (collective); nothing, of a part."""
+        if not self._whole:
+            return
         self._links.busy = np.zeros(0)
         self._window.Free()
 
     @contextmanager
     def _booking(self) -> Iterator[None]:
-        self._window.Lock(0)
-        try:
-            yield
-        finally:
-            self._window.Unlock(0)
+        with self._thread:
+            self._window.Lock(0)
+            try:
+                yield
+            finally:
+                self._window.Unlock(0)
 
 
 def sleep_until(moment: float, exact: bool = True) -> None:

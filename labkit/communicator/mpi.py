@@ -14,6 +14,7 @@ from labkit.communicator.algorithms import check_algorithm, refuse_unmetered
 from labkit.communicator.board import Board, Mismatch
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.executor import Executor
+from labkit.communicator.library import library_allreduce
 from labkit.communicator.patience import Patience
 from labkit.communicator.payloads import Payloads
 from labkit.communicator.plans import Plans
@@ -40,6 +41,7 @@ class Communicator:
         limit: seconds after which a wait raises `WaitTooLong`.
         network: a network to emulate for schedules, `send`, `recv` and windows; None: the real one.
         traffic: a meter to go on with; None: a new one.
+        emulation: of the network, to go on with; None: a new one.
 
     Attributes:
         rank, size: this rank's number, and how many there are.
@@ -55,6 +57,7 @@ class Communicator:
         limit: float = LIMIT,
         network: str | Network | None = None,
         traffic: Traffic | None = None,
+        emulation: Emulation | None = None,
     ) -> None:
         self._comm = comm.Dup()
         self.rank: int = self._comm.rank
@@ -64,7 +67,9 @@ class Communicator:
         self.board = Board(self._comm)
         self.patience = Patience(self.board, self.traffic, self.rank, limit, self.on_one_host)
         self.local_rank: int = self.board.local_rank  # among the ranks of this host
-        self._emulation = Emulation(self._comm, self.network) if self.network else None
+        if self.network and emulation is None:
+            emulation = Emulation(self._comm, self.network)
+        self._emulation = emulation
         ways = (self.traffic, self.patience.complete, self.patience.sleep_until, self._emulation)
         self._executor = Executor(self._comm, *ways)
         courier = Courier(self._comm, self.rank, *ways)
@@ -121,7 +126,10 @@ class Communicator:
         tag, steps = self._plans.get(algorithm, flat)
         with self._metered(place, flat.nbytes, algorithm):
             if algorithm == "mpi":
-                self._library_allreduce(flat)
+                # All meet first, polling, where a missing rank is noticed; behind that everyone is
+                # there, and MPI's blocking collective runs at full speed.
+                self._gather_here()
+                library_allreduce(self._comm, flat, self.traffic)
             elif algorithm == "shared_memory":
                 self.patience.begin()
                 self.traffic.wait_seconds += self._shared_memory().allreduce(flat, weight, pieces)
@@ -265,11 +273,17 @@ class Communicator:
     def split(self, colour: int, key: int | None = None) -> Communicator:
         """The Communicator of the ranks with the same colour, ordered by key (default: rank).
 
-        What it sends is metered here too.
+        What it sends is metered here too, and waits for the same links of an emulated network.
         """
         self.meet("split")
         part = self._comm.Split(colour, self.rank if key is None else key)
-        return Communicator(part, self.patience.limit, self.network, self.traffic)
+        network, emulation = self.network, self._emulation
+        if network is not None and emulation is not None:
+            ranks = part.allgather(self.rank)
+            network, emulation = network.part(ranks, self.size), emulation.part(ranks)
+        found = Communicator(part, self.patience.limit, network, self.traffic, emulation)
+        part.Free()  # it works on a duplicate
+        return found
 
     def send(self, data: np.ndarray, destination: int, tag: int = 0) -> None:
         """Send a contiguous array; back when it may be changed again."""
@@ -349,23 +363,6 @@ class Communicator:
             self._emulation.close()
         self.board.close()
         self._comm.Free()
-
-    def _library_allreduce(self, flat: np.ndarray) -> None:
-        from mpi4py import MPI
-
-        # All meet first, polling, where a missing rank is noticed; behind that everyone is there,
-        # and MPI's blocking collective runs at full speed.
-        self._gather_here()
-        if flat.dtype.itemsize == 2:
-            wide = flat.astype(np.float32)
-            self._comm.Allreduce(MPI.IN_PLACE, wide)
-            flat[...] = wide.astype(flat.dtype)
-        else:
-            self._comm.Allreduce(MPI.IN_PLACE, flat)
-        # The library does not say what it sent: the least that any allreduce must send per rank
-        # (Patarasuk & Yuan 2009) stands for it.
-        self.traffic.messages += 1
-        self.traffic.wire_bytes += 2 * (self.size - 1) * flat.nbytes // self.size
 
     def _shared_memory(self) -> SharedMemory:
         if self._memory is None:

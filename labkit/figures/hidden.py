@@ -153,8 +153,8 @@ def timeline_of(run: Run) -> pandas.DataFrame:
         if (each.timeline["kind"] == "communicate").any():
             return each.timeline
     raise LabkitError(
-        f"{run.name} has no timeline of an exchange (state: {run.status['state']}); a completed run on two or "
-        "more workers that exchange gradients has one"
+        f"{run.name} has no timeline of an exchange (state: {run.status['state']}); a completed "
+        "run on two or more workers that exchange gradients has one"
     )
 
 

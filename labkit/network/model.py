@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -124,6 +124,30 @@ class Network(Checked):
         if name == "spanning_trees" and self.links is not None:
             return partial(schedules.spanning_trees, links=self.links)
         return schedules.named(name).schedule
+
+    def part(self, ranks: Sequence[int], size: int) -> Network:
+        """What some of `size` ranks see of it, who are called 0, 1, … there.
+
+        Contention with the others is not in it; where it counts, a part shares their `Links`.
+        """
+        number = {rank: new for new, rank in enumerate(ranks)}
+        seen: dict[str, Any] = {
+            "slow": {number[rank]: slow for rank, slow in self.slow.items() if rank in number}
+        }
+        if self.hosts is not None:
+            hosts = self.hosts if isinstance(self.hosts, int) else list(map(list, self.hosts))
+            inside = [
+                [number[rank] for rank in host if rank in number]
+                for host in schedules.host_groups(size, hosts)
+            ]
+            seen["hosts"] = tuple(tuple(host) for host in inside if host)
+        if self.links is not None:
+            seen["links"] = {
+                (number[one], number[other]): bandwidth
+                for (one, other), bandwidth in self.links.items()
+                if one in number and other in number
+            }
+        return self.model_copy(update=seen)
 
     def compute_factor(self, rank: int, number: int) -> float:
         """Factor on the rank's compute time number `number` (a step, a batch)."""

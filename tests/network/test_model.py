@@ -114,3 +114,13 @@ def test_a_network_lays_out_the_schedules_that_follow_it() -> None:
     first = next(iter(hosts.schedule("hierarchical")(4)))
     assert first.rows() == [(2, 0, 0, 2, True), (3, 1, 0, 2, True)]
     assert check.count(hosts.schedule("ring")(4), 4).chunks == 4
+
+
+def test_a_part_keeps_hosts_links_and_slow_ranks_under_new_numbers() -> None:
+    hosts = Network(latency=0, bandwidth=1, hosts=2, slow={1: 2.0, 4: 3.0})
+    seen = hosts.part([4, 1, 2], 5)
+    assert seen.hosts == ((1,), (2,), (0,))
+    assert {rank: each.compute for rank, each in seen.slow.items()} == {0: 3.0, 1: 2.0}
+    graph = Network(latency=0, bandwidth=1, links={(0, 1): 5, (1, 2): 7, (2, 1): 8})
+    assert graph.part([2, 1], 3).links == {(1, 0): 7, (0, 1): 8}
+    assert Network.named("1GbE").part([3], 4) == Network.named("1GbE")
