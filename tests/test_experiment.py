@@ -72,6 +72,7 @@ def test_an_impossible_value_is_refused_in_one_line(fields: dict[str, Any], told
     assert len(message) < 800
 
 
+@pytest.mark.slow
 def test_the_optimizers_are_those_of_the_installed_keras() -> None:
     script = """
 import inspect, json, keras

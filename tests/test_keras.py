@@ -788,6 +788,7 @@ print(communicator.rank, communicator.size, f"{total:.9f}", history.history["acc
 """
 
 
+@pytest.mark.slow
 def test_a_script_of_the_users_own_trains_under_mpiexec(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     found = subprocess.run(

@@ -54,6 +54,7 @@ def test_arguments_reach_every_rank(cluster: Cluster) -> None:
     assert found == [(0, "x", {"y": [1]}), (1, "x", {"y": [1]})]
 
 
+@pytest.mark.slow
 def test_a_cell_trains_with_the_drop_in(cluster: Cluster) -> None:
     cell = """
 import keras, numpy as np, tensorflow as tf

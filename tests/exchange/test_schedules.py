@@ -124,7 +124,7 @@ def in_fit(communicator: Any) -> dict[str, float]:
         keras.config.set_dtype_policy("float32")
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("schedule", [each for each in SCHEDULES if each != "priority"])
 def test_with_every_algorithm_the_weights_are_those_of_one_process(
     cluster: Cluster, schedule: str, ranks: int
@@ -134,6 +134,7 @@ def test_with_every_algorithm_the_weights_are_those_of_one_process(
         assert max(differences.values()) <= EXACT, differences
 
 
+@pytest.mark.slow
 def test_priority_with_every_algorithm_trains_as_one_process_does(cluster: Cluster) -> None:
     for differences in cluster.call(in_fit, ranks=2):
         assert set(differences) == set(ALL)
