@@ -1,6 +1,6 @@
 """labkit: an experiment lab for distributed deep learning that lives in Jupyter."""
 
-from labkit.cluster import Cluster, run
+from labkit.cluster import Cluster, predict, run
 from labkit.compression import (
     DGC,
     QSGD,
@@ -22,7 +22,14 @@ from labkit.experiment import Experiment
 from labkit.figures import compare, reading, table
 from labkit.report import report
 from labkit.run import Run, frame, load_runs
-from labkit.strategies import AllReduce, DelayedGradients, Layerwise, Pipeline, TensorParallel
+from labkit.strategies import (
+    AllReduce,
+    DelayedGradients,
+    Layerwise,
+    LocallyConnected,
+    Pipeline,
+    TensorParallel,
+)
 
 __version__ = "0.1.0"
 
@@ -41,6 +48,7 @@ __all__ = [
     "InvalidInput",
     "LabkitError",
     "Layerwise",
+    "LocallyConnected",
     "OneBit",
     "Pipeline",
     "PowerSGD",
@@ -54,6 +62,7 @@ __all__ = [
     "compare",
     "frame",
     "load_runs",
+    "predict",
     "reading",
     "report",
     "run",

@@ -11,12 +11,12 @@ import click
 
 from labkit.bench.command import bench, simulate
 from labkit.errors import InvalidInput, LabkitError
+from labkit.sweep.command import INTERRUPTED, sweep
 
 if TYPE_CHECKING:
     from labkit.experiment import Experiment
     from labkit.run import Run
 
-INTERRUPTED = 130  # as shells have it for Ctrl-C
 FOLDER = click.Path(path_type=Path)
 RUNS = click.argument("paths", metavar="RUNS...", nargs=-1, required=True, type=FOLDER)
 
@@ -40,6 +40,7 @@ def app() -> None:
 
 app.add_command(bench)
 app.add_command(simulate)
+app.add_command(sweep)
 
 
 @app.command()
@@ -61,11 +62,11 @@ def run(
 
     Where a parameter is given twice, -p wins over -y, and -y over -f.
     """
-    from labkit.parameters import read_yaml
+    from labkit.parameters import read_text, read_yaml
 
     given: dict[str, Any] = {}
     for path in files:
-        given |= read_yaml(_text(path), str(path))
+        given |= read_yaml(read_text(path), str(path))
     for text in texts:
         given |= read_yaml(text, "-y")
     given |= dict(parameters)
@@ -88,11 +89,24 @@ def list_runs(folder: Path) -> None:
 
 
 @app.command()
+@click.argument("folder", default="runs", type=FOLDER)
+def stop(folder: Path) -> None:
+    """End the jobs and sweeps of a folder that run; cells clean up, records say so."""
+    from labkit.stop import stop as stop_all
+
+    left = stop_all(folder, click.echo)
+    sys.exit(1 if left else 0)
+
+
+@app.command()
 @RUNS
 @click.option("-o", "output", default="compare.html", show_default=True, type=FOLDER)
-def compare(paths: tuple[Path, ...], output: Path) -> None:
+@click.option("--csv", "csv", type=FOLDER, help="Also write all parameters and metrics as CSV.")
+@click.option("--parquet", "parquet", type=FOLDER, help="The same as Parquet.")
+def compare(paths: tuple[Path, ...], output: Path, csv: Path | None, parquet: Path | None) -> None:
     """Print a table of runs side by side, and write their figure as one HTML file."""
     from labkit import figures
+    from labkit.export import export
     from labkit.figures.canvas import CONFIG
     from labkit.listing import shown
     from labkit.store import write_atomically
@@ -102,6 +116,9 @@ def compare(paths: tuple[Path, ...], output: Path) -> None:
     page = figures.compare(runs).to_html(config=CONFIG, include_mathjax=False)
     write_atomically(output, page)
     click.echo(f"figure: {shown(output)}")
+    for kind, path in ((".csv", csv), (".parquet", parquet)):
+        if path is not None:
+            click.echo(f"table: {shown(export(runs, path, kind))}")
 
 
 @app.command()
@@ -139,6 +156,36 @@ def doctor() -> None:
         click.echo(finding.line)
         broken = broken or finding.broken
     sys.exit(1 if broken else 0)
+
+
+@app.command()
+@click.argument("name")
+@click.option("--model", default="mlp", show_default=True, help="A name of labkit.models.MODELS.")
+@click.option(
+    "--dataset", default="digits", show_default=True, help="A name of labkit.datasets.DATASETS."
+)
+@click.option(
+    "--strategies", default="", help="Such as 'AllReduce, {name: Pipeline, schedule: gpipe}'."
+)
+def new(name: str, model: str, dataset: str, strategies: str) -> None:
+    """Write NAME.ipynb, a notebook with parameters that compares strategies."""
+    from labkit.template import new as write_new
+
+    path = write_new(name, model, dataset, strategies)
+    click.echo(f"notebook: {path}; run it: labkit run {path}")
+
+
+@app.command()
+@click.option("-o", "output", type=FOLDER, help="A Markdown file, instead of the terminal.")
+def methods(output: Path | None) -> None:
+    """Every method with its paper, its parameters and the notebooks that try it."""
+    from labkit.methods import page
+    from labkit.store import write_atomically
+
+    if output is None:
+        click.echo(page(Path("notebooks")), nl=False)
+    else:
+        write_atomically(output, page(Path("notebooks"), output.parent))
 
 
 @app.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
@@ -193,7 +240,8 @@ def _run_experiment(path: Path, given: dict[str, Any], root: Path) -> None:
     try:
         done = run_here(experiment)
     except RankError as error:
-        raise LabkitError(f"{error}; record: {shown(folder)}") from error
+        kind = InvalidInput if isinstance(error, InvalidInput) else LabkitError
+        raise kind(f"{error}; record: {shown(folder)}") from error
     click.echo(table([run_row(done, done.name)]))
     click.echo(f"result: {shown(done.path)}")
 
@@ -201,19 +249,11 @@ def _run_experiment(path: Path, given: dict[str, Any], root: Path) -> None:
 def _experiment(path: Path, given: dict[str, Any]) -> Experiment:
     """The experiment of a file, with other values for some fields."""
     from labkit.experiment import Experiment
-    from labkit.parameters import read_yaml, value_of
+    from labkit.parameters import read_text, read_yaml, value_of
 
-    fields = read_yaml(_text(path), str(path))
+    fields = read_yaml(read_text(path), str(path))
     fields.pop("schema", None)  # the experiment.json of a run is a file to start from, too
     return Experiment(**fields | {name: value_of(value) for name, value in given.items()})
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise InvalidInput(f"{path} cannot be read: {reason}") from error
 
 
 def _load(paths: tuple[Path, ...]) -> list[Run]:

@@ -25,6 +25,7 @@ from labkit.checked import Checked
 from labkit.errors import InvalidInput
 from labkit.network import Network
 from labkit.options import lookup
+from labkit.schedules.grid import Layer
 from labkit.strategies import STRATEGIES, AllReduce, Strategy
 
 SCHEMA = 1
@@ -112,15 +113,20 @@ class Experiment(Checked):
     repeats: PositiveInt = 1
     gate: bool = True
 
+    @field_validator("model")
+    @classmethod
+    def _model(cls, value: Any) -> Any:
+        if hasattr(value, "count_params"):  # a Keras model is callable, too
+            raise ValueError(
+                "model is a Keras model; give a function that returns a new one, as each rank has "
+                "its own: model=lambda: keras.models.clone_model(mine)"
+            )
+        return value
+
     @field_validator("strategy", mode="before")
     @classmethod
     def _strategy(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            value = {"name": value}
-        if isinstance(value, dict):
-            fields = dict(value)
-            return lookup(STRATEGIES, fields.pop("name", None), "strategy")(**fields)
-        return value
+        return parse_strategy(value)
 
     @field_validator("network")
     @classmethod
@@ -186,6 +192,54 @@ class Experiment(Checked):
         model, data = (v if isinstance(v, str) else _label(v) for v in (self.model, self.dataset))
         return f"{model}-{data}-{type(self.strategy).__name__.lower()}-w{self.workers}"
 
+    @property
+    def blocks(self) -> int | None:
+        """Parts between which its model may be cut; None where only ranks know."""
+        if not isinstance(self.model, str):
+            return None
+        return models.blocks(self.model, self.model_options)
+
+    @property
+    def widest(self) -> int | None:
+        """Units of the widest layer of its model that has slices; None where only ranks know."""
+        if not isinstance(self.model, str) or not isinstance(self.dataset, str):
+            return None
+        shapes = datasets.check(self.dataset, self.dataset_options)
+        return models.widest(self.model, self.model_options, shapes)
+
+    @property
+    def rows(self) -> int | None:
+        """Of its training data; None where only ranks know."""
+        if isinstance(self.dataset, tuple):
+            return len(leaves(self.dataset)[0])
+        return self.dataset_options.get("rows")
+
+    @property
+    def time_steps(self) -> int | None:
+        """Of a sample, which a recurrent model goes through; None where only ranks know.
+
+        Raises InvalidInput for a named model that is not recurrent.
+        """
+        if isinstance(self.model, str):
+            models.check_recurrent(self.model)
+        if callable(self.dataset):
+            return None
+        if isinstance(self.dataset, str):
+            return datasets.check(self.dataset, self.dataset_options).input_shape[0]
+        steps: list[int] = list(getattr(self.dataset[0], "shape", ()))[1:2]
+        return steps[0] if steps else None
+
+    @property
+    def planes(self) -> list[Layer] | None:
+        """Layers of a named model as machines in a grid see them; None where only ranks know.
+
+        Raises InvalidInput for a model that cannot be cut over a grid.
+        """
+        if not isinstance(self.model, str) or not isinstance(self.dataset, str):
+            return None
+        shapes = datasets.check(self.dataset, self.dataset_options)
+        return models.planes(self.model, self.model_options, shapes)
+
     @cached_property
     def hash8(self) -> str:
         """Eight hexadecimal digits that name the content: equal experiments have equal ones."""
@@ -202,6 +256,16 @@ class Experiment(Checked):
     def replace(self, **fields: Any) -> Experiment:
         """The same experiment with other values, checked again."""
         return Experiment(**{f: getattr(self, f) for f in type(self).model_fields} | fields)
+
+
+def parse_strategy(value: Any) -> Any:
+    """A strategy given by its name, or as its `to_json` says it; anything else as it is."""
+    if isinstance(value, str):
+        value = {"name": value}
+    if isinstance(value, dict):
+        fields = dict(value)
+        return lookup(STRATEGIES, fields.pop("name", None), "strategy")(**fields)
+    return value
 
 
 def digest(record: Any) -> str:

@@ -62,7 +62,7 @@ class Source:
             sample_rank: dimensions of one sample of x, to tell samples from batches.
         """
         shares = experiment.capacities or (1.0,) * communicator.size
-        validation = _validation(self.validation, experiment, everyone, sample_rank)
+        validation = self.held_out(experiment, everyone, sample_rank)
         if callable(self.train):
             batches = _batched(self.train(), experiment.batch_size, sample_rank)
             train = shard(batches, communicator, shares)
@@ -71,6 +71,18 @@ class Source:
         train = _scattered if plan.owned else _sharded
         rows = train(self.train, plan, communicator, experiment.epochs)
         return Feed(rows, plan.steps_per_epoch, validation, self.shapes)
+
+    def held_out(
+        self, experiment: Experiment, communicator: Communicator, sample_rank: int | None
+    ) -> tf.data.Dataset | None:
+        """This rank's part of the validation data, which these ranks divide among them."""
+        if self.validation is None:
+            return None
+        if callable(self.validation):
+            batches = _batched(self.validation(), experiment.batch_size, sample_rank)
+        else:
+            batches = tf.data.Dataset.from_tensor_slices(self.validation).batch(VALIDATION_BATCH)
+        return shard(batches, communicator, experiment.capacities).cache()
 
 
 def read(experiment: Experiment, communicator: Communicator) -> Source:
@@ -135,18 +147,6 @@ def _gather(arrays: Any, batches: list[np.ndarray]) -> tf.data.Dataset:
         indices = tf.data.Dataset.from_tensor_slices(ragged)
     take = indices.map(lambda i: keras.tree.map_structure(lambda leaf: tf.gather(leaf, i), whole))
     return take.prefetch(2)
-
-
-def _validation(
-    held_out: Any, experiment: Experiment, communicator: Communicator, sample_rank: int | None
-) -> tf.data.Dataset | None:
-    if held_out is None:
-        return None
-    if callable(held_out):
-        batches = _batched(held_out(), experiment.batch_size, sample_rank)
-    else:
-        batches = tf.data.Dataset.from_tensor_slices(held_out).batch(VALIDATION_BATCH)
-    return shard(batches, communicator, experiment.capacities).cache()
 
 
 def _batched(dataset: Any, batch_size: int, sample_rank: int | None) -> tf.data.Dataset:

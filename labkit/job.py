@@ -9,6 +9,9 @@ import signal
 import sys
 import threading
 import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,12 +22,18 @@ GRACE = 20.0  # seconds that an interrupted cell has to clean up before its kern
 # Seconds in which the rest of a cell's output must arrive once the cell has ended: papermill's 4
 # kill a notebook whose outputs are still on their way. Past ours it goes on with a warning.
 OUTPUT_LIMIT = 120
+# Exit codes. Of a job that did not run to its end in order, ranks may be left that still compute.
+CELL_FAILED, BROKEN, INTERRUPTED = 1, 70, 130
 
 
 class Kernel:
-    """The kernel of this job: this very Python, whatever kernels are installed."""
+    """The kernel of this job: this very Python, whatever kernels are installed.
 
-    def __init__(self) -> None:
+    Args:
+        provisioner: makes what starts it in another way; takes what jupyter_client gives.
+    """
+
+    def __init__(self, provisioner: Callable[..., Any] | None = None) -> None:
         import zmq
         import zmq.asyncio
         from jupyter_client.kernelspec import KernelSpecManager
@@ -41,12 +50,18 @@ class Kernel:
         )
         command = self.manager.kernel_spec.argv
         command[command.index("ipykernel_launcher")] = "labkit.kernel"
+        if provisioner is not None:
+            self.manager.provisioner = provisioner(
+                kernel_id=str(uuid.uuid4()),
+                kernel_spec=self.manager.kernel_spec,
+                parent=self.manager,
+            )
         self.rank: int | None = None
-        self.interrupted = False
+        self.interrupted: str | None = None  # by what
 
-    def interrupt(self) -> None:
+    def interrupt(self, cause: str = "interrupted by the user") -> None:
         """Interrupt the running cell, or this process where no kernel is up; insist after GRACE."""
-        self.interrupted = True
+        self.interrupted = self.interrupted or cause
         os.kill(self._pid or os.getpid(), signal.SIGINT)
         time.sleep(GRACE)
         if self._pid:
@@ -110,10 +125,10 @@ class Record:
 
 
 class Tee:
-    """A stream that shows text in the terminal and keeps it in a file."""
+    """A stream that writes to several: what shows text in the terminal, what keeps it in a file."""
 
-    def __init__(self, terminal: TextIO, file: TextIO) -> None:
-        self._streams = [terminal, file]
+    def __init__(self, *streams: TextIO) -> None:
+        self._streams = list(streams)
 
     def write(self, text: str) -> None:
         """Write to what can still be written to: a terminal may close while the job goes on."""
@@ -128,22 +143,36 @@ class Tee:
         """Nothing waits: each write is flushed."""
 
 
-def main(notebook: str, folder: str) -> int:
-    """Execute the notebook with the parameters of its job's folder; returns the exit code."""
+def main(
+    notebook: str,
+    folder: str,
+    kernel: Kernel | None = None,
+    limit: float | None = None,
+    shown: bool = True,
+) -> int:
+    """Execute the notebook with the parameters of its job's folder; returns the exit code.
+
+    Args:
+        notebook: path of an .ipynb file.
+        folder: of the job.
+        kernel: one that is made already.
+        limit: seconds after which the notebook is interrupted.
+        shown: whether its output goes to the terminal, too.
+    """
     job = Path(folder)
     store.mark_running(job)
-    kernel = Kernel()
-    threading.Thread(target=_watch, args=(kernel,), daemon=True).start()
+    kernel = kernel or Kernel()
+    _watch(kernel, limit)
     try:
-        _run(Path(notebook), job, kernel)
+        _run(Path(notebook), job, kernel, [sys.stdout, sys.stderr] if shown else [])
         kernel.close()
     except BaseException as error:
         interrupted = kernel.interrupted or isinstance(error, KeyboardInterrupt)
         if interrupted or getattr(error, "ename", "") == "KeyboardInterrupt":
-            store.interrupt(job)
-            return 130
+            store.interrupt(job, kernel.interrupted or "interrupted by the user")
+            return INTERRUPTED
         store.fail(job, cause(error), kernel.rank)
-        return 1
+        return CELL_FAILED if hasattr(error, "ename") else BROKEN
     finally:
         kernel.close()
     store.complete(job)
@@ -163,16 +192,40 @@ def cause(error: BaseException) -> str:
     return f"{place}{name}: {message}" if message else f"{place}{name}"
 
 
-def _watch(kernel: Kernel) -> None:
-    """Interrupt the notebook when the one who started this process closes the pipe, or dies."""
-    sys.stdin.read()
-    kernel.interrupt()
-
-
-def _run(notebook: Path, job: Path, kernel: Kernel) -> None:
+def prepare() -> None:
+    """Import what executes notebooks."""
     # jsonschema compiles a grammar of web addresses at import, which costs a second a notebook and
     # checks nothing that a notebook has; without this module it leaves that check out.
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+    import papermill  # noqa: F401
+
+
+def _watch(kernel: Kernel, limit: float | None) -> None:
+    """Interrupt the notebook when it is asked to end: by whom, and when, in threads of their own.
+
+    The one who started this process closes the pipe, or dies; `labkit stop` sends SIGTERM.
+    """
+
+    def start(work: Callable[[], None]) -> None:
+        threading.Thread(target=work, daemon=True).start()
+
+    def wait_for_the_end_of_input() -> None:
+        sys.stdin.read()
+        kernel.interrupt()
+
+    def wait_for_the_limit(seconds: float) -> None:
+        time.sleep(seconds)
+        kernel.interrupt(f"past the limit of {seconds:g} s")
+
+    start(wait_for_the_end_of_input)
+    if limit is not None:
+        start(partial(wait_for_the_limit, limit))
+    stop = partial(kernel.interrupt, "stopped by labkit stop")
+    signal.signal(signal.SIGTERM, lambda *_: start(stop))
+
+
+def _run(notebook: Path, job: Path, kernel: Kernel, terminal: Sequence[TextIO]) -> None:
+    prepare()
     import papermill
     import yaml
     from papermill.iorw import papermill_io
@@ -190,8 +243,8 @@ def _run(notebook: Path, job: Path, kernel: Kernel) -> None:
             kernel_name="python3",
             language="python",
             progress_bar=False,
-            stdout_file=Tee(sys.stdout, log),
-            stderr_file=Tee(sys.stderr, log),
+            stdout_file=Tee(*terminal[:1], log),
+            stderr_file=Tee(*terminal[1:], log),
             autosave_cell_every=5,
             # What follows reaches nbclient.
             km=kernel.manager,
@@ -216,4 +269,4 @@ def _scrubbed(text: str | list[str]) -> str | list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1], sys.argv[2]))

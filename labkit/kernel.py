@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import zmq
 from ipykernel.kernelapp import IPKernelApp
+
+# A job is not debugged, and the debugger takes longer to import than all else: ipykernel, which
+# looks for it once, shall not find it.
+if "debugpy" not in sys.modules:
+    sys.modules["debugpy"] = None  # type: ignore[assignment]
+    import ipykernel.debugger  # noqa: F401
+
+    del sys.modules["debugpy"]
 
 
 class LosslessKernel(IPKernelApp):

@@ -1,43 +1,72 @@
-"""Jobs and runs of a folder as lines of a table for the terminal."""
+"""Sweeps, jobs and runs of a folder as lines of a table for the terminal."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from labkit import store
 from labkit.errors import LabkitError
 from labkit.run import Run, gate_failed, key_metrics
+from labkit.sweep import record
 
 HEAD = ("name", "state", "duration", "accuracy", "samples/s", "gate", "cause")
 CAUSE_WIDTH = 80
+Row = tuple[str, ...]
 
 
-def jobs_and_runs(root: Path) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Rows of HEAD for all jobs and runs at and below root, and a line for each unusable record."""
+def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
+    """Rows of HEAD for all sweeps, jobs and runs below root; a line for each unusable record."""
     found = store.scan(root)
-    jobs = _jobs(root)
+    jobs, sweeps = find(root)
     skipped = list(found.skipped)
-    rows = []
-    for path in sorted([*jobs, *found.runs]):
+    rows: dict[Path, Row] = {}
+    for path in sorted([*jobs, *sweeps, *found.runs]):
         name = path.relative_to(root).as_posix() if path != root else path.name
         try:
-            rows.append(job_row(path, name) if path in jobs else run_row(Run(path), name))
+            if path in sweeps:
+                rows |= sweep_rows(path, name)
+            else:
+                rows[path] = job_row(path, name) if path in jobs else run_row(_Read(path), name)
         except LabkitError as error:
             skipped.append(f"{name} left out: {error}")
-    return rows, skipped
+    return [rows[path] for path in sorted(rows)], skipped
 
 
-def job_row(path: Path, name: str) -> tuple[str, ...]:
+class _Read(Run):
+    """A run whose metrics are read once: it is shown and forgotten."""
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        return super().metrics
+
+
+def sweep_rows(path: Path, name: str) -> dict[Path, Row]:
+    """A sweep: its state, and how many members are in which; and those that are still to start."""
+    status = record.read(path)
+    states = record.states(path, status)
+    total = sum(states.values())
+    counts = [f"{states[state]} {state}" for state in store.STATES if states[state]]
+    cause = f"{total} members: {', '.join(counts)}"
+    rows: dict[Path, Row] = {path: (name, status["state"], _duration(status), "", "", "", cause)}
+    for member in status["members"]:
+        job = path / member["folder"]
+        if not job.exists():
+            rows[job] = (f"{name}/{job.name}", "queued", "", "", "", "", "")
+    return rows
+
+
+def job_row(path: Path, name: str) -> Row:
     """A notebook's job: state and duration; results stand with its runs."""
     status = store.read_status(path)
     return name, status["state"], _duration(status), "", "", "", _cause(status)
 
 
-def run_row(run: Run, name: str) -> tuple[str, ...]:
+def run_row(run: Run, name: str) -> Row:
     """A run: state, duration, accuracy, samples/s, the gate's verdict, cause."""
     status, metrics = run.status, key_metrics(run)
     accuracy = metrics.get("test_accuracy")
@@ -99,15 +128,24 @@ def elapsed(status: dict[str, Any]) -> float | None:
     return (end - datetime.fromisoformat(status["started"])).total_seconds()
 
 
-def _jobs(root: Path) -> set[Path]:
-    """Folders of notebook jobs; runs, which are many, are not looked into."""
-    found = set()
+def find(root: Path) -> tuple[set[Path], set[Path]]:
+    """Folders of notebook jobs, and of sweeps; runs, which are many, are not looked into.
+
+    Raises:
+        LabkitError: there is no such folder.
+    """
+    if not root.is_dir():
+        raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
+    jobs, sweeps = set(), set()
     for folder, folders, files in os.walk(root):
         if "params.yaml" in files:
-            found.add(Path(folder))
+            jobs.add(Path(folder))
+        if record.FILE in files:
+            sweeps.add(Path(folder))
         if "experiment.json" in files:
             folders.clear()
-    return found
+        folders[:] = [name for name in folders if not name.startswith(".")]
+    return jobs, sweeps
 
 
 def _duration(status: dict[str, Any]) -> str:

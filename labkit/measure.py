@@ -24,7 +24,8 @@ def summarise(
     Args:
         experiment: what was run.
         rows: history of all ranks.
-        result: of rank 0's `work`: epochs, evaluation, equivalence, exchange.
+        result: of rank 0's `work`: epochs, evaluation, equivalence, exchange, partition; memory
+            of the rank that needs most of each kind, and memory_by_rank.
     """
     import psutil
 
@@ -55,6 +56,8 @@ def summarise(
         "threads": experiment.threads,
         "exchange": result["exchange"],
         "memory_bytes": result["memory"],
+        "memory": result["memory_by_rank"],
+        "partition": result["partition"],
         "codec_ms_per_step": 1e3 * float(np.mean([row["codec_seconds"] for row in later])),
         "equivalence": result["equivalence"],
         "epochs": result["epochs"],

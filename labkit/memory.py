@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+Parts = dict[str, Any]  # stages; whole; measured and predicted, by kind
 
 _CLEAR = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
@@ -27,19 +30,70 @@ def peak() -> int:
     return most if sys.platform == "darwin" else 1024 * most
 
 
-def describe(model: Any) -> dict[str, int]:
-    """Bytes of a trained model's weights, of its gradients and optimizer, and the process's peak.
+def describe(parts: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of the weights that this rank trains, of their gradients and optimizer, and the peak.
 
     Gradients have the dtype of the weights. Under a mixed policy weights stay float32 and are
-    cast where they are used, so that policies differ in activations, which the peak tells of.
+    cast where they are used, so that policies differ in activations.
+
+    Args:
+        parts: what `by_kind` gives.
     """
+    own = parts["measured"]
+    gradients = own["gradients"] or parts["predicted"]["gradients"]
     return {
-        "weights": _nbytes(model.variables),
-        "gradients": _nbytes(model.trainable_variables),
-        "optimizer": _nbytes(model.optimizer.variables),
+        "weights": own["weights"],
+        "gradients": gradients,
+        "optimizer": own["optimizer"],
         "peak": peak(),
     }
 
 
-def _nbytes(variables: Any) -> int:
+def by_kind(model: Any, part: Any, used: Any, plain: Any, rows: int, look: bool) -> Parts:
+    """What a rank keeps that trains a model by itself, or a slice of it: measured and predicted.
+
+    Measured are real tensors: variables of the model and the optimizer, one gradient a trained
+    variable (there while they are applied), and the activations of a pass beside training, see
+    `labkit.stages.kept_bytes`. Predicted is what `labkit.stages.footprint` knows from shapes.
+
+    Args:
+        model: the whole one.
+        part: what of it this rank trains.
+        used: the optimizer.
+        plain: an optimizer of the same settings, new.
+        rows: of this rank in a step; 0: not known, and so are the activations.
+        look: whether to measure activations, which takes the tracing of a pass; else None.
+    """
+    from labkit.stages import footprint, kept_bytes
+
+    known = rows > 0 and _takes_one_tensor(part)
+    predicted: dict[str, Any] = footprint.weights([part])
+    predicted["optimizer"] = footprint.optimizer(plain, predicted["gradients"])
+    predicted["activations"] = rows * footprint.activations(part) if known else None
+    return {
+        "stages": [0],
+        "whole": nbytes(model.variables),
+        "measured": {
+            "weights": nbytes(part.variables),
+            "gradients": nbytes(part.trainable_variables),
+            "optimizer": nbytes(used.variables),
+            "activations": kept_bytes(part, rows) if known and look else None,
+            "versions": 0,
+        },
+        "predicted": predicted | {"versions": 0},
+    }
+
+
+def _takes_one_tensor(model: Any) -> bool:
+    """Whether its shapes say all: one input of numbers, and of known lengths but for the rows."""
+    graph = getattr(model, "_functional", model)  # of a keras.Sequential; None before it is built
+    inputs = getattr(graph, "inputs", None) or []
+    nested = isinstance(getattr(graph, "_inputs_struct", None), dict | list | tuple)
+    if len(inputs) != 1 or nested:
+        return False
+    return None not in inputs[0].shape[1:] and inputs[0].dtype != "string"
+
+
+def nbytes(variables: Any) -> int:
+    """Bytes of Keras variables."""
     return sum(int(variable.value.numpy().nbytes) for variable in variables)

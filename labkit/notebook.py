@@ -59,14 +59,20 @@ def execute(
             except KeyboardInterrupt:
                 interrupts += 1
                 child.stdin.close() if interrupts == 1 else child.kill()
-    return _result(job, child.returncode, interrupts > 0)
+    return settle(job, child.returncode, "interrupted by the user" if interrupts else None)
 
 
-def _result(job: Path, code: int, interrupted: bool) -> JobResult:
-    """Read the record that the job left; where it could not write one, write what is known."""
+def settle(job: Path, code: int, interrupted: str | None) -> JobResult:
+    """Read the record that a job left; where it could not write one, write what is known.
+
+    Args:
+        job: its folder.
+        code: exit code of the process that executed it, which has ended.
+        interrupted: by what, if it was.
+    """
     if store.read_json(job / "status.json")["state"] in ("queued", "running"):
         if interrupted:
-            store.interrupt(job)
+            store.interrupt(job, interrupted)
         else:
             store.fail(job, f"the process that executed the notebook ended with code {code}")
     status = store.read_status(job)

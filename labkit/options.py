@@ -48,7 +48,7 @@ def parse(options: type[Parsed], owner: str, given: Mapping[str, object]) -> Par
     fields = options.model_fields
     if option in fields:
         raise InvalidInput(
-            f"{owner}: {option}={given[option]!r} is impossible; "
+            f"{owner}: {option}={given.get(option, fields[option].default)!r} is impossible; "
             f"allowed: {fields[option].description}"
         )
     raise InvalidInput(

@@ -9,7 +9,7 @@ import json
 import re
 import tokenize
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,19 +122,20 @@ def parse(source: str) -> dict[str, Parameter]:
     return found
 
 
-def check(notebook: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+def check(
+    notebook: Path, given: Mapping[str, Any], known: Mapping[str, Parameter] | None = None
+) -> dict[str, Any]:
     """The given parameters, converted to what the notebook declares, or one sentence why not.
 
     A parameter with the name of an Experiment's field must be possible for that field; a list of
-    values, for each of its items. So the rules stand in one place, the Experiment.
+    values, for each of its items. So the rules stand in one place, the Experiment. `known` is what
+    the notebook declares, where that has been read already.
 
     Raises:
         InvalidInput: an unknown name, a wrong type, an impossible value.
     """
-    known = declared(notebook)
-    for name in given:
-        if name not in known:
-            raise InvalidInput(_unknown(name, list(known), notebook.name))
+    known = declared(notebook) if known is None else known
+    check_names(notebook, given, known)
     values = {name: known[name].convert(value) for name, value in given.items()}
     defaults = {
         name: parameter.default
@@ -143,6 +144,13 @@ def check(notebook: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     }
     check_fields(defaults | values)
     return values
+
+
+def check_names(notebook: Path, names: Iterable[str], known: Mapping[str, Parameter]) -> None:
+    """Refuse a name that the notebook does not declare, with the nearest that it does."""
+    for name in names:
+        if name not in known:
+            raise InvalidInput(_unknown(name, list(known), notebook.name))
 
 
 def check_fields(values: Mapping[str, Any]) -> None:
@@ -179,6 +187,19 @@ def _takes_lists(field: str) -> bool:
     return any(
         typing.get_origin(kind) is tuple and typing.get_args(kind)[0] is not Any for kind in kinds
     )
+
+
+def read_text(path: Path) -> str:
+    """A file's text.
+
+    Raises:
+        InvalidInput: it cannot be read.
+    """
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise InvalidInput(f"{path} cannot be read: {reason}") from error
 
 
 def read_yaml(text: str, origin: str) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -92,6 +94,35 @@ class Run:
         path = self.path / "microscope.parquet"
         return pd.read_parquet(path) if path.exists() else pd.DataFrame()
 
+    @cached_property
+    def layers(self) -> pandas.DataFrame:
+        """How each layer of a model in slices was cut: rank, layer, slices (outputs, inputs, heads,
+        words, …), why (a layer is whole), forward_bytes, forward_wire_bytes, backward_bytes,
+        backward_wire_bytes (a step), weights_bytes (held by the rank), whole_weights_bytes.
+        """
+        import pandas as pd
+
+        path = self.path / "layers.parquet"
+        return pd.read_parquet(path) if path.exists() else pd.DataFrame()
+
+    @property
+    def memory(self) -> pandas.DataFrame:
+        """The most bytes that each rank keeps: rank, kind, measured, predicted.
+
+        Kinds: weights, gradients, optimizer, activations (between forward and backward), versions
+        (old weights that a backward pass still needs). Counted as `labkit.stages.Ledger` says;
+        predicted from shapes and schedule. Missing where a run did not look.
+        """
+        import pandas as pd
+
+        rows = [
+            {"rank": part["rank"], "kind": kind}
+            | {name: part[name].get(kind) for name in ("measured", "predicted")}
+            for part in self.metrics.get("memory", [])
+            for kind in part["predicted"]
+        ]
+        return pd.DataFrame(rows, columns=["rank", "kind", "measured", "predicted"])
+
     def export_trace(self, path: Path | str) -> Path:
         """Write the timeline as a Chrome trace, which chrome://tracing and Perfetto open.
 
@@ -121,8 +152,12 @@ class Run:
         found = sorted((int(match[1]), path) for match, path in numbered if match)
         return [Run(path) for _, path in found]
 
-    def model(self) -> Any:
-        """The trained keras.Model (of the first seed, where there are several); imports Keras."""
+    @property
+    def model_file(self) -> Path:
+        """The trained model, as Keras saves it (of the first seed, where there are several).
+
+        Raises: LabkitError, where the run has none.
+        """
         places = [self.path, *(seed.path for seed in self.seeds)]
         files = [place / "model.keras" for place in places if (place / "model.keras").exists()]
         if not files:
@@ -130,9 +165,15 @@ class Run:
                 f"{self.name} has no model.keras (state: {self.status['state']}); only a completed "
                 "run of a model that Keras can save has one"
             )
+        return files[0]
+
+    def model(self) -> Any:
+        """The trained keras.Model; imports Keras."""
         import keras
 
-        return keras.models.load_model(files[0])
+        import labkit.models.unshared  # noqa: F401  registers its layer, which a file may name
+
+        return keras.models.load_model(self.model_file)
 
     def _repr_html_(self) -> str:
         status = self.status
@@ -152,9 +193,16 @@ class Run:
 
 
 def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:
-    """All usable runs below a folder (or several), oldest first; warns about each unusable one."""
+    """All usable runs below a folder (or several), oldest first; warns about each unusable one.
+
+    A pattern such as `runs/tour/00*` stands for all the folders that it matches. What is not in
+    this folder is looked for beside the folder of all runs (`LABKIT_RUNS`).
+
+    Raises: LabkitError, where there is no such folder.
+    """
     roots = [root] if isinstance(root, str | Path) else list(root)
-    paths = dict.fromkeys(path for place in roots for path in store.find_runs(place))
+    places = [place for each in roots for place in _places(Path(each))]
+    paths = dict.fromkeys(path for place in places for path in store.find_runs(place))
     return [Run(path) for path in sorted(paths, key=_started)]
 
 
@@ -261,12 +309,25 @@ def _is_number(value: Any) -> bool:
 def _row(run: Run) -> dict[str, Any]:
     status = run.status
     head = {"run": run.name, "state": status["state"], "started": status.get("started")}
-    metrics = {key: value for key, value in run.metrics.items() if key != "epochs"}
+    metrics = {k: v for k, v in run.metrics.items() if k not in ("epochs", "memory")}
     spread = metrics.get("spread", {})
     metrics["spread"] = {key: {"min": pair[0], "max": pair[1]} for key, pair in spread.items()}
     if not spread:
         del metrics["spread"]
     return flatten(metrics) | flatten(run.experiment) | head
+
+
+def _places(root: Path) -> list[Path]:
+    """The folders that a path or pattern means; the path itself, where it means none."""
+    everywhere = os.environ.get("LABKIT_RUNS")
+    for start in (Path(), *([Path(everywhere).parent] if everywhere else [])):
+        if glob.has_magic(str(root)):
+            found = [Path(match) for match in sorted(glob.glob(str(start / root)))]
+        else:
+            found = [start / root] if (start / root).exists() else []
+        if found:
+            return found
+    return [root]
 
 
 def _started(path: Path) -> tuple[str, str]:

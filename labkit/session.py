@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from labkit import models
+from labkit import inference, models
 from labkit.communicator import Communicator
 from labkit.errors import InvalidInput
 from labkit.exchange import Timeline
@@ -17,6 +18,7 @@ from labkit.experiment import Experiment
 from labkit.feed import Feed, Source
 from labkit.keras import copy_of, evaluate
 from labkit.loop import train
+from labkit.strategies import Predictor
 
 
 class TrainingSession:
@@ -32,10 +34,13 @@ class TrainingSession:
         self.experiment = experiment
         self.communicator = communicator
         self.readers = experiment.strategy.readers(communicator)
+        self._source = source
         self.seed = experiment.seed
         self.watchers: list[Any] = []  # of compressed buckets
         self.timeline = Timeline()
-        self.owners: dict[int, int] = {}  # rank by id of variable, where ranks hold parts
+        self.partition: dict[str, Any] = {}  # where a model was cut into stages, and why there
+        self.memory: dict[str, Any] = {}  # of a strategy that trains parts, see `labkit.memory`
+        self.layers: list[dict[str, Any]] = []  # what this rank has and sends of each, when cut
         reset(experiment)
         self.model = build_model(experiment, source)
         self.feed: Feed = source.feed(
@@ -68,19 +73,49 @@ class TrainingSession:
         )
 
     def loop(
-        self, step: Callable[[Any, Any, Any], float | None], collect: Callable[[], None]
+        self,
+        step: Callable[[Any, Any, Any], float | None],
+        collect: Callable[[], None],
+        predict: Predictor | None = None,
     ) -> None:
-        """Train by the strategy's own steps; `collect` gives all ranks the weights of all."""
+        """Train by the strategy's own steps, see `labkit.strategies.Session`.
+
+        Weights are collected after the last epoch, and after each one where callbacks of the
+        user's own may look at them or nothing else can validate.
+        """
+        early = predict is None or self.experiment.callbacks is not None
 
         def validate() -> dict[str, float]:
-            collect()
-            if self.feed.validation is None:
-                return {}
-            found = evaluate(self.model, self.feed.validation, self.communicator)
+            if early:
+                collect()
+            found = self.evaluate() if predict is None else self._evaluate_by(predict)
             return {f"val_{name}": value for name, value in found.items()}
 
         epochs, callbacks = self.experiment.epochs, self.callbacks
         train(self.model, self.feed, epochs, callbacks, step, validate, self.communicator)
+        if not early:
+            collect()
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of the held-out rows by the whole model; empty where there are none."""
+        if self.feed.validation is None:
+            return {}
+        return evaluate(self.model, self.feed.validation, self.communicator)
+
+    def _evaluate_by(self, predict: Predictor) -> dict[str, float]:
+        if self.feed.validation is None:
+            return {}
+        return inference.evaluate(self.model, self._held_out, predict, self.communicator)
+
+    @cached_property
+    def _held_out(self) -> Any:
+        """Where the ranks of a replica predict the same rows, replicas divide them."""
+        return self._source.held_out(self.experiment, self.readers, sample_rank(self.model))
+
+    def close(self) -> None:
+        """Let go of the ranks that read together; training has ended (collective)."""
+        if self.readers is not self.communicator:
+            self.readers.close()
 
     def exchange(self) -> dict[str, Any] | None:
         """How gradients met: algorithm, why, buckets; None where they did not."""

@@ -141,24 +141,40 @@ def new_job_directory(
     Args: root, the folder of all runs; notebook, the name or path of what will run (only a relative
     path is recorded whole); parameters, what differs from the notebook's own values.
     """
-    import yaml
-
-    notebook = Path(notebook)
-    folder = Path(root) / safe_name(notebook.stem)
+    folder = Path(root) / safe_name(Path(notebook).stem)
     folder.mkdir(parents=True, exist_ok=True)
-    values = _plain(dict(parameters))
-    words = ",".join(f"{key}={_short(value)}" for key, value in values.items())
     with _locked(folder):
         taken = [re.match(r"(\d+)(_|$)", entry.name) for entry in folder.iterdir()]
         number = 1 + max((int(match[1]) for match in taken if match), default=0)
-        directory = folder / (f"{number:03d}_{safe_name(words)}" if words else f"{number:03d}")
+        directory = folder / job_name(number, parameters)
         directory.mkdir()
+    queue(directory, notebook, parameters)
+    return directory
+
+
+def job_name(number: int, parameters: Mapping[str, Any], digits: int = 3) -> str:
+    """`<NNN>_<k=v,…>`, or `<NNN>` without parameters."""
+    words = ",".join(f"{key}={_short(value)}" for key, value in _plain(dict(parameters)).items())
+    return f"{number:0{digits}d}_{safe_name(words)}" if words else f"{number:0{digits}d}"
+
+
+def queue(
+    directory: Path, notebook: Path | str, parameters: Mapping[str, Any], **fields: Any
+) -> None:
+    """Write a job's params.yaml, and the status "queued" with these further fields."""
+    import yaml
+
+    values = _plain(dict(parameters))
     head = f"# labkit parameters, schema {SCHEMA}\n"
     body = yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if values else "{}\n"
     write_atomically(directory / "params.yaml", head + body)
-    shown = notebook.name if notebook.is_absolute() else notebook.as_posix()
-    _write_status(directory, "queued", notebook=shown)
-    return directory
+    _write_status(directory, "queued", notebook=shown_path(notebook), **fields)
+
+
+def shown_path(path: Path | str) -> str:
+    """A path as records have it: only a relative one is recorded whole."""
+    path = Path(path)
+    return path.name if path.is_absolute() else path.as_posix()
 
 
 def _short(value: Any) -> str:
@@ -193,7 +209,7 @@ def start(
 
 def mark_running(directory: Path) -> None:
     """Say that this process now works on the run or job."""
-    _write_status(directory, "running", started=_now(), ended=None, cause=None, rank=None)
+    _write_status(directory, "running", started=now(), ended=None, cause=None, rank=None)
 
 
 def finish(
@@ -220,17 +236,17 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 def complete(directory: Path) -> None:
     """Say that all is written; for a notebook's job, that its last cell ended well."""
-    _write_status(directory, "completed", ended=_now())
+    _write_status(directory, "completed", ended=now())
 
 
 def fail(directory: Path, cause: str, rank: int | None = None) -> None:
     """Record a failure: its cause, without paths or names of this machine, and the first rank."""
-    _write_status(directory, "failed", ended=_now(), cause=scrub(cause), rank=rank)
+    _write_status(directory, "failed", ended=now(), cause=scrub(cause), rank=rank)
 
 
 def interrupt(directory: Path, cause: str = "interrupted by the user") -> None:
     """Record that a person or a limit stopped the run."""
-    _write_status(directory, "interrupted", ended=_now(), cause=scrub(cause))
+    _write_status(directory, "interrupted", ended=now(), cause=scrub(cause))
 
 
 def read_status(directory: Path) -> Record:
@@ -241,23 +257,27 @@ def read_status(directory: Path) -> Record:
             f"{directory.name}/status.json has the state {status.get('state')!r}, "
             f"allowed are {', '.join(STATES)}"
         )
-    if status["state"] == "running" and not _alive(status):
+    if status["state"] == "running" and not is_alive(status):
         status |= {"state": "interrupted", "cause": "its process is gone"}
     return status
 
 
 def _write_status(directory: Path, state: str, **fields: Any) -> None:
     """Update the record: fields that are not given keep their values."""
-    import psutil
-
     path = directory / "status.json"
     blank = {"state": state, "started": None, "ended": None, "cause": None, "rank": None}
-    owner = {"pid": os.getpid(), "process_started": psutil.Process().create_time()}
     known = read_json(path) if path.exists() else blank
-    write_json(path, known | owner | {"state": state} | fields)
+    write_json(path, known | this_process() | {"state": state} | fields)
 
 
-def _alive(status: Record) -> bool:
+def this_process() -> Record:
+    """What tells this process from a later one under the same number."""
+    import psutil
+
+    return {"pid": os.getpid(), "process_started": psutil.Process().create_time()}
+
+
+def is_alive(status: Record) -> bool:
     """Whether the recorded process still runs, and is not another one under the same number."""
     import psutil
 
@@ -297,7 +317,8 @@ def _compressed(table: Any) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _now() -> str:
+def now() -> str:
+    """This moment, as records have it."""
     return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
 
 

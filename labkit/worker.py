@@ -9,6 +9,7 @@ from typing import Any
 
 from labkit.communicator import Communicator, world
 from labkit.experiment import Experiment
+from labkit.strategies import Strategy
 
 Report = Callable[[list[dict[str, float]]], None]
 
@@ -29,9 +30,10 @@ def work(
 
     Returns:
         `rows` (history of this rank), `timeline` (its events), `microscope` (what compression
-        did), `memory` (bytes), `stopped`; on rank 0 also
-        `epochs`, `evaluation`, `equivalence`, `environment`, `exchange` (what was chosen) and
-        `model` (the bytes of a .keras file).
+        did), `layers` (of a cut model), `memory` (bytes), `parts` (the same by kind, measured
+        and predicted), `stopped`; on rank 0 also
+        `epochs`, `evaluation`, `equivalence`, `environment`, `exchange` (what was chosen),
+        `partition` (where the model was cut) and `model` (the bytes of a .keras file).
     """
     from labkit.keras import use_one_device
     from labkit.session import restore
@@ -52,7 +54,6 @@ def _train(
     from labkit import environment, gate, memory
     from labkit.exchange.microscope import Microscope
     from labkit.feed import read
-    from labkit.keras import evaluate
     from labkit.recorder import Recorder
     from labkit.session import TrainingSession
 
@@ -71,15 +72,17 @@ def _train(
     if microscope is not None:
         for step, figures in microscope.by_step().items():
             recorder.rows[step] |= figures
-    evaluation: dict[str, float] = {}
-    if session.feed.validation is not None:
-        evaluation = evaluate(session.model, session.feed.validation, communicator)
+    parts = session.memory or _memory(session)
+    session.close()
+    evaluation = session.evaluate()
     result: dict[str, Any] = {
         "rows": recorder.rows,
         "stopped": recorder.stopped,
         "timeline": _events(recorder.timeline),
         "microscope": microscope.rows if microscope is not None else [],
-        "memory": memory.describe(session.model),
+        "layers": session.layers,
+        "memory": memory.describe(parts),
+        "parts": parts,
     }
     if communicator.rank == 0:
         result |= {
@@ -88,9 +91,45 @@ def _train(
             "equivalence": verdict,
             "environment": environment.describe(),
             "exchange": session.exchange(),
+            "partition": session.partition or None,
             "model": session.saved(),
         }
     return result
+
+
+def infer(
+    communicator: Communicator, file: str, strategy: Strategy, x: Any, batch_size: int
+) -> Any:
+    """This rank's predictions of the rows x by a model; None where it holds none.
+
+    Args:
+        communicator: the ranks that predict together.
+        file: of the model, as Keras has saved it.
+        strategy: how the model is divided among them.
+        x: an array (rows, …), or a nest of them, the same on all ranks.
+        batch_size: rows that go through the model at a time.
+    """
+    from labkit import inference
+    from labkit.keras import use_one_device
+    from labkit.session import restore
+
+    use_one_device(communicator)
+    try:
+        return inference.predict(communicator, inference.load(file), strategy, x, batch_size)
+    finally:
+        restore()
+
+
+def _memory(session: Any) -> dict[str, Any]:
+    """Of a rank that trains the whole model; of other strategies nobody knows the activations."""
+    from labkit import memory
+    from labkit.strategies import AllReduce
+
+    model, workers = session.model, session.communicator.size
+    replicas = isinstance(session.experiment.strategy, AllReduce)
+    rows = -(-session.experiment.batch_size // workers) if replicas else 0
+    plain = session.optimizer()
+    return memory.by_kind(model, model, model.optimizer, plain, rows, look=workers == 1)
 
 
 def _events(timeline: Any) -> list[Any]:

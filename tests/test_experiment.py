@@ -17,6 +17,16 @@ from labkit.strategies import AllReduce
 
 X, Y = np.zeros((4, 3), np.float32), np.arange(4)
 
+
+class KerasModel:
+    """What tells a Keras model from another callable; Keras is not imported here."""
+
+    count_params = None
+
+    def __call__(self) -> None:
+        raise NotImplementedError
+
+
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"workers": 0}, "workers=0 is impossible: input should be greater than 0"),
     ({"workers": 1.5}, "workers=1.5 is impossible"),
@@ -36,6 +46,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": "sgdd"}, "optimizer='sgdd' is not known; allowed: sgd, "),
     ({"model": "mlpp"}, "did you mean 'mlp'"),
     ({"model": 5}, "model=5 is impossible"),
+    ({"model": KerasModel()}, "give a function that returns a new one"),
     ({"model": "cnn", "dataset": "adult"}, "does not fit"),
     ({"model_options": {"width": 3}}, "has no option 'width'"),
     ({"dataset": "minst"}, "did you mean 'mnist'"),

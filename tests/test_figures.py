@@ -116,7 +116,7 @@ def test_seeds_are_a_mean_within_a_band(tmp_path: Path) -> None:
     assert curve.seeds == 3
     assert (curve.low <= curve.loss).all()
     assert (curve.loss <= curve.high).all()
-    assert [t.fill for t in traces_of(curves([run]), run)].count("tonexty") == 2
+    assert [t.fill for t in traces_of(curves([run]), run)].count("tonexty") == 3
 
 
 def test_smoothing_keeps_a_straight_line_and_a_constant() -> None:
@@ -132,8 +132,10 @@ def test_compare_draws_every_panel_for_every_run(tmp_path: Path) -> None:
     for title in (
         "Training loss by step",
         "Training loss by seconds",
+        "Training loss by bytes",
         "Test accuracy by step",
         "Test accuracy by seconds",
+        "Test accuracy by bytes",
         "Throughput",
         "Speed-up",
         "Efficiency",
@@ -198,7 +200,8 @@ def test_a_run_whose_gate_failed_has_no_speed_anywhere(tmp_path: Path) -> None:
     figure = compare([*good, bad])
     assert "no speed figure: equivalence gate failed (max |Δ| 0.25)" in texts(figure)
     drawn = {trace.yaxis for trace in traces_of(figure, bad)}
-    assert drawn == {panel(figure, "loss by step"), panel(figure, "accuracy by step")}
+    titles = [f"{what} by {over}" for what in ("loss", "accuracy") for over in ("step", "bytes")]
+    assert drawn == {panel(figure, title) for title in titles}
     assert "no speed figure: equivalence gate failed (max |Δ| 0.25)" in figure.alt
     row = table([*good, bad]).iloc[3]
     assert row["gate"] == "failed (max |Δ| 0.25)"

@@ -97,6 +97,25 @@ def test_a_recurrent_model_without_dropout_is_held_to_it(cluster: Cluster, cell:
     assert verdict["verdict"] == "passed", verdict
 
 
+def test_an_embedding_is_held_to_it_with_an_optimizer_that_squares(cluster: Cluster) -> None:
+    """Words come twice in a batch; states of random numbers are no weights and set no tolerance."""
+
+    def model() -> Any:
+        import keras
+
+        layers = [keras.layers.Embedding(5, 3), keras.layers.LSTM(4), keras.layers.Dense(1)]
+        return keras.Sequential([keras.Input((6,), dtype="int32"), *layers])
+
+    words = np.random.default_rng(0).integers(0, 5, (60, 6))
+    data = words, words.mean(axis=1)
+    fields: dict[str, Any] = {"dataset": data, "loss": "mean_squared_error", "optimizer": "adam"}
+    experiment = Experiment(model=model, batch_size=20, workers=2, **fields)
+    verdict = verdict_of(cluster, experiment)
+    assert verdict["verdict"] == "passed"
+    assert verdict["tolerance"] < 1e-7
+    assert verdict_of(cluster, experiment.replace(strategy=Lonely()))["verdict"] == "failed"
+
+
 @pytest.mark.parametrize("strategy", [Lonely(), Hasty()], ids=lambda s: type(s).__name__)
 def test_a_strategy_that_is_not_what_it_claims_fails(cluster: Cluster, strategy: Strategy) -> None:
     fields = SMALL | {"strategy": strategy, "capacities": (1, 5)}

@@ -16,6 +16,8 @@ RESULT = {
     "exchange": {},
     "epochs": [{"epoch": 0}],
     "memory": {"weights": 8},
+    "memory_by_rank": [],
+    "partition": None,
 }
 
 

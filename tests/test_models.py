@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +23,9 @@ TEXT = Shapes((20,), 65, "next_character")
 FITTING = [
     *((name, shapes) for name in ("linear", "mlp", "rnn") for shapes in (DIGITS, TABLE, TARGETS)),
     ("cnn", DIGITS),
+    ("locally_connected", DIGITS),
     ("rnn", TEXT),
+    ("transformer", TEXT),
     ("mobilenet_v2", Shapes((32, 32, 3), 10, "classification")),
 ]
 
@@ -71,6 +74,9 @@ def test_checking_imports_neither_tensorflow_nor_scikit_learn_nor_pooch() -> Non
         ("mlp", {"activation": "rleu"}, "allowed: relu, gelu"),
         ("cnn", {"filters": []}, "filters of each convolution"),
         ("rnn", {"cell": "rnn"}, "lstm or gru"),
+        ("rnn", {"layers": 0}, "recurrent layers behind each other, 1 or more"),
+        ("transformer", {"heads": 5}, "heads=5 is impossible; allowed: heads .* divisor of width"),
+        ("transformer", {"width": 6}, "heads=4 is impossible; allowed: heads .* divisor of width"),
         ("linear", {"units": 3}, "allowed: none"),
         ("inception_v3", {"weights": "imagenet"}, "allowed: none"),
     ],
@@ -92,6 +98,11 @@ def test_what_cannot_work_is_refused_with_what_is_allowed(
             r"does not fit examples of shape \[12\]; allowed: images of at least \[6, 6",
         ),
         ("inception_v3", DIGITS, r"\[8, 8, 1\]; allowed: images of at least \[75, 75, channels\]"),
+        (
+            "transformer",
+            DIGITS,
+            r"characters, not examples of shape \[8, 8, 1\]; .* 'shakespeare', .* linear, mlp, rnn",
+        ),
     ],
 )
 def test_a_model_that_does_not_fit_the_data_is_refused(
@@ -147,6 +158,12 @@ def test_options_shape_the_model() -> None:
     assert models.build("mlp", TABLE, widths=[]).count_params() == 12 * 2 + 2
     gated = models.build("rnn", TEXT, cell="gru", units=7, embedding=3)
     assert [weight.shape for weight in gated.weights][:2] == [(65, 3), (3, 21)]
+    stacked = models.build("rnn", DIGITS, layers=3, units=5)
+    assert [layer.output.shape for layer in stacked.layers[1:-1]] == [
+        *[(None, 8, 5)] * 2,
+        (None, 5),
+    ]
+    assert models.build("rnn", TEXT, layers=2).output_shape == (None, 20, 65)
 
 
 @pytest.mark.parametrize(("name", "shapes"), [("mlp", DIGITS), ("cnn", DIGITS), ("rnn", TEXT)])
@@ -161,6 +178,40 @@ def test_the_seed_alone_decides_the_initial_weights(name: str, shapes: Shapes) -
     for one, two in zip(first, again, strict=True):
         np.testing.assert_array_equal(one, two)
     assert not np.array_equal(first[0], other[0])
+
+
+def test_a_transformer_sees_what_came_before_and_opens_anywhere(tmp_path: Path) -> None:
+    import keras
+
+    from labkit.stages import Chain
+
+    model = models.build("transformer", TEXT, width=12, heads=3, feed_forward=7, dropout=0.1)
+    codes = np.random.default_rng(0).integers(0, 65, (2, 20))
+    other = np.where(np.arange(20) < 11, codes, 0)
+    changed = np.abs(model(codes) - model(other)).max(axis=(0, 2)) > 0
+    assert changed.tolist() == [False] * 11 + [True] * 9
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again(codes), model(codes))
+    halves = [f"{half}_add_{number}" for number in (1, 2) for half in ("attention", "feed_forward")]
+    assert Chain(model).names()[1:] == [*halves, "norm", "scores"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "options", "units"),
+    [
+        ("linear", DIGITS, {}, 10),
+        ("mlp", DIGITS, {"widths": []}, 10),
+        ("cnn", DIGITS, {"filters": [3], "dense": 12}, 12),
+        ("rnn", TEXT, {}, 65),
+        ("transformer", TEXT, {"feed_forward": 7, "width": 8}, 65),
+        ("mobilenet_v2", Shapes((32, 32, 3), 10, "classification"), {}, None),
+    ],
+)
+def test_the_widest_layer_is_known_without_building_it(
+    name: str, shapes: Shapes, options: dict[str, object], units: int | None
+) -> None:
+    assert models.widest(name, options, shapes) == units
 
 
 @pytest.mark.parametrize("pixels", [smallest("inception_v3"), smallest("inception_v3") - 1])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs import write_run
 
 from labkit.experiment import Experiment
 from labkit.notebook import execute
@@ -176,3 +177,35 @@ def test_mixed_precision_tells_the_computation_from_the_wire(tmp_path: Path) -> 
     assert [each / payloads[0] for each in payloads] == [1, 1, 1, 2, 0.5, 0.5]
     policies = runs[:4]  # without a compressor: exact, whatever they compute in
     assert [run.metrics["equivalence"]["verdict"] for run in policies] == ["passed"] * 4
+
+
+def test_the_parameters_of_compare_are_none_of_an_experiment() -> None:
+    parameters = declared(NOTEBOOKS / "compare.ipynb")
+    assert list(parameters) == ["runs", "x", "y", "columns", "rows"]
+    assert not set(parameters) & set(Experiment.model_fields)
+    assert all(parameter.help for parameter in parameters.values())
+
+
+@pytest.mark.slow
+def test_compare_shows_any_set_of_runs_and_says_what_to_do_without(tmp_path: Path) -> None:
+    for workers in (1, 2):
+        for rate in (0.1, 0.2):
+            write_run(tmp_path / f"some-{workers}", workers=workers, learning_rate=rate)
+    write_run(tmp_path / "other", model="cnn")
+    job = execute(NOTEBOOKS / "compare.ipynb", {"runs": str(tmp_path / "some-*")}, tmp_path)
+    assert job.state == "completed", job.cause
+    found = outputs(job.path)
+    titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
+    assert [title.split(" · ")[0] for title in titles] == [
+        "4 runs",
+        "Accuracy × bytes × seconds",
+        "Parameters and results",
+        "Test accuracy by training, s",
+        "Results by workers and learning rate",
+    ]
+    readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
+    assert "4 runs that differ in workers, learning_rate" in readings[-1]
+    (tmp_path / "empty").mkdir()
+    job = execute(NOTEBOOKS / "compare.ipynb", {"runs": str(tmp_path / "empty")}, tmp_path)
+    assert job.state == "failed"
+    assert "run a notebook first (labkit run notebooks/tour.ipynb)" in str(job.cause)

@@ -104,6 +104,22 @@ def test_repeats_are_found_in_the_order_of_their_seeds(tmp_path: Path) -> None:
     assert load_runs(tmp_path) == [top]
 
 
+def test_load_runs_takes_patterns_and_finds_the_folder_of_all_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [write_run(tmp_path / "runs" / f"00{number}_x") for number in (1, 2)]
+    assert load_runs(tmp_path / "runs" / "00*") == runs
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")  # as a kernel of `labkit lab`
+    with pytest.raises(LabkitError, match="no folder runs"):
+        load_runs("runs")
+    monkeypatch.setenv("LABKIT_RUNS", str(tmp_path / "runs"))
+    assert load_runs("runs") == runs
+    assert load_runs(["runs/001_*"]) == runs[:1]
+    with pytest.raises(LabkitError, match=r"no folder runs/9\*"):
+        load_runs("runs/9*")
+
+
 def test_a_failed_gate_hides_every_speed(tmp_path: Path) -> None:
     run = write_run(tmp_path, measured={"equivalence": FAILED_GATE})
     assert verdict(run) == "failed (max |Δ| 0.25)"

@@ -66,9 +66,11 @@ def samples() -> Any:
 @pytest.mark.parametrize(
     ("model", "model_options", "dataset", "dataset_options"),
     [
-        ("linear", {}, "digits", {"rows": 64, "test_rows": 9}),
+        pytest.param("linear", {}, "digits", {"rows": 64, "test_rows": 9}, marks=pytest.mark.slow),
         ("mlp", {"widths": [8]}, "synthetic", {"task": "regression", "rows": 64, "targets": 2}),
-        ("mlp", {"widths": [8]}, "adult", {"rows": 64, "test_rows": 9}),
+        pytest.param(
+            "mlp", {"widths": [8]}, "adult", {"rows": 64, "test_rows": 9}, marks=pytest.mark.slow
+        ),
         ("cnn", {"filters": [4], "dense": 8}, "mnist", {"rows": 64, "test_rows": 9}),
         (
             "rnn",
@@ -76,7 +78,9 @@ def samples() -> Any:
             "shakespeare",
             {"rows": 64, "test_rows": 9, "sequence_length": 12},
         ),
-        ("rnn", {"units": 8}, "digits", {"rows": 64, "test_rows": 9}),
+        pytest.param(
+            "rnn", {"units": 8}, "digits", {"rows": 64, "test_rows": 9}, marks=pytest.mark.slow
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -424,7 +428,16 @@ def test_repeats_are_seeds_with_medians_and_spread(cluster: Cluster) -> None:
         cluster.submit(Experiment(**SHORT | {"repeats": 3}))
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "lamb", "rmsprop", "schedulefreeadamw"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "adam",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("lamb", "rmsprop", "schedulefreeadamw")
+        ),
+    ],
+)
 def test_optimizers_by_name(cluster: Cluster, optimizer: str) -> None:
     run = cluster.run(
         Experiment(**SHORT | {"optimizer": optimizer, "gate": True, "steps": 2}), show=False

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,13 +15,18 @@ from labkit.communicator import Communicator
 from labkit.errors import InvalidInput
 from labkit.schedules import PIPELINE
 
+if TYPE_CHECKING:
+    from labkit.stages import Batch, Delayed
+
 WARM = 3
+DELAYED = "delayed"
+ITERATIONS = 6  # of delayed gradients in one measurement: they overlap
 Row = dict[str, Any]
 
 
 def measure(
     workers: int = 2,
-    schedules: Sequence[str] = ("gpipe", "1f1b"),
+    schedules: Sequence[str] = ("gpipe", "1f1b", "delayed"),
     microbatches: Sequence[int] = (1, 2, 4, 8),
     width: int = 1024,
     depth: int = 8,
@@ -36,7 +41,8 @@ def measure(
 
     Args:
         workers: n, one stage of one thread each.
-        schedules: names of `labkit.schedules.PIPELINE` with one stage a rank.
+        schedules: names of `labkit.schedules.PIPELINE` with one stage a rank, or "delayed", whose
+            batches are not cut.
         microbatches: m.
         width, depth: of the dense layers.
         rows: of a micro-batch.
@@ -46,39 +52,47 @@ def measure(
         One row a schedule and m: median, least and 90th percentile of a step (ms), the same of one
         process, speed-up, what it can be at most, and the share of that.
     """
+    allowed = [name for name in PIPELINE if name not in ("interleaved", "wavefront")] + [DELAYED]
     for name in schedules:
-        if name not in PIPELINE or name in ("interleaved", "wavefront"):
-            allowed = [k for k in PIPELINE if k not in ("interleaved", "wavefront")]
+        if name not in allowed:
             raise InvalidInput(
                 f"schedule {name!r} is not known here; allowed: {', '.join(allowed)}"
             )
+    cases = [
+        (name, count) for name in schedules for count in (microbatches if name != DELAYED else [1])
+    ]
     found = []
     with Cluster(workers=workers) as cluster:
-        for name in schedules:
-            for count in microbatches:
-                case = (name, count, width, depth, rows, repeats)
-                one, all_, pipe = np.array(cluster.call(_measure, *case, ranks=workers)[0]).T
-                most = workers * count / (count + workers - 1) * float(np.median(one / all_))
-                speedup = float(np.median(one / pipe))
-                found.append(
-                    {
-                        "bench": "pipeline",
-                        "case": f"{name}, m = {count}",
-                        "what": "step",
-                        "workers": workers,
-                        "network": None,
-                        "clock": "wall",
-                        "repeats": repeats,
-                        "bytes": 4 * rows * width,
-                        **spread(pipe.tolist()),
-                        "one_ms": 1e3 * float(np.median(one)),
-                        "stage_ms": 1e3 * float(np.median(one)) / count / workers,
-                        "speedup": speedup,
-                        "at_most": most,
-                        "share": speedup / most,
-                    }
-                )
+        for name, count in cases:
+            case = (name, count, width, depth, rows, repeats)
+            seconds = np.array(cluster.call(_measure, *case, ranks=workers)[0]).T
+            found.append(_row(name, count, workers, seconds) | {"bytes": 4 * rows * width})
     return found
+
+
+def _row(name: str, count: int, workers: int, seconds: np.ndarray) -> Row:
+    one, all_, pipe = seconds
+    if name == DELAYED:
+        case, most = f"delayed gradients, K = {workers}", 3 / (1 + 2 / workers)
+    else:
+        case, most = f"{name}, m = {count}", workers * count / (count + workers - 1)
+    most *= float(np.median(one / all_))
+    speedup = float(np.median(one / pipe))
+    return {
+        "bench": "pipeline",
+        "case": case,
+        "what": "step",
+        "workers": workers,
+        "network": None,
+        "clock": "wall",
+        "repeats": len(one),
+        **spread(pipe.tolist()),
+        "one_ms": 1e3 * float(np.median(one)),
+        "stage_ms": 1e3 * float(np.median(one)) / count / workers,
+        "speedup": speedup,
+        "at_most": most,
+        "share": speedup / most,
+    }
 
 
 def _measure(
@@ -98,8 +112,14 @@ def _measure(
     model = keras.Sequential([keras.Input((width,)), *layers])
     solo = communicator.split(communicator.rank)
     shape = (rows * microbatches, width)
-    alone = _step(solo, model, schedule, microbatches, shape)
-    together = _step(communicator, model, schedule, microbatches, shape)
+    alone: Callable[[], Any]
+    together: Callable[[], Any]
+    if schedule == DELAYED:
+        delayed, together = _delayed(communicator, model, shape)
+        alone = _repeated(_step(solo, model, "gpipe", 1, shape))
+    else:
+        alone = _step(solo, model, schedule, microbatches, shape)
+        together = _step(communicator, model, schedule, microbatches, shape)
     for _ in range(WARM):
         alone()
         together()
@@ -107,6 +127,9 @@ def _measure(
     for _ in range(repeats):
         kinds = (alone if communicator.rank == 0 else _nothing, alone, together)
         found.append([_slowest(communicator, step) for step in kinds])
+    if schedule == DELAYED:
+        delayed.finish()
+        found = [[seconds / ITERATIONS for seconds in each] for each in found]
     return found
 
 
@@ -117,32 +140,71 @@ def _step(
     microbatches: int,
     shape: tuple[int, int],
 ) -> Callable[[], Any]:
-    import keras
-    import tensorflow as tf
-
-    from labkit.stages import Batch, Chain, Runner, Stage, by_parameters, split_model
+    from labkit.stages import Runner
 
     table = PIPELINE[schedule](communicator.size, microbatches)
-    models = split_model(model, by_parameters([1] * len(Chain(model)), table.stages))
-    last = table.stages - 1
+    own, inputs, outputs = _own_stages(communicator, model, table.stages)
+    runner = Runner(communicator, table, own, inputs, outputs, _unrecorded)
+    batch, update = _work(shape, own)
+    return lambda: runner.step(batch, update)
+
+
+def _delayed(
+    communicator: Communicator, model: Any, shape: tuple[int, int]
+) -> tuple[Delayed, Callable[[], None]]:
+    from labkit.stages import Delayed, Links
+
+    own, inputs, outputs = _own_stages(communicator, model, communicator.size)
+    ((number, module),) = own.items()
+    delayed = Delayed(module, Links(communicator, inputs, outputs), _unrecorded)
+    batch, update = _work(shape, own)
+    return delayed, _repeated(lambda: delayed.step(batch, lambda: update(number)))
+
+
+def _own_stages(communicator: Communicator, model: Any, stages: int) -> Any:
+    """This rank's stages by number; what comes into every stage, and what goes out."""
+    import tensorflow as tf
+
+    from labkit.stages import Chain, Stage, by_parameters, split_model
+
+    models = split_model(model, by_parameters([1] * len(Chain(model)), stages))
 
     def loss(y: Any, predicted: Any, weight: Any) -> Any:
         return tf.reduce_mean(tf.square(y - predicted))
 
     own = {
-        number: Stage(part, loss if number == last else None, number == 0)
+        number: Stage(part, loss if number == stages - 1 else None, number == 0)
         for number, part in enumerate(models)
         if number == communicator.rank
     }
+    return own, [part.inputs[0] for part in models], [part.outputs[0] for part in models]
+
+
+def _work(shape: tuple[int, int], own: Any) -> tuple[Batch, Callable[[int], None]]:
+    """A batch, and what changes the weights of a stage."""
+    import keras
+    import tensorflow as tf
+
+    from labkit.stages import Batch
+
     optimizers = {number: keras.optimizers.SGD(1e-4) for number in own}
-    specs = [part.inputs[0] for part in models], [part.outputs[0] for part in models]
-    runner = Runner(communicator, table, own, *specs, lambda *row: nullcontext())
-    batch = Batch(tf.random.normal(shape), tf.random.normal(shape))
 
     def update(stage: int) -> None:
         optimizers[stage].apply(own[stage].take_gradients(), own[stage].variables)
 
-    return lambda: runner.step(batch, update)
+    return Batch(tf.random.normal(shape), tf.random.normal(shape)), update
+
+
+def _unrecorded(action: str, stage: int, number: int) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _repeated(step: Callable[[], Any]) -> Callable[[], None]:
+    def several() -> None:
+        for _ in range(ITERATIONS):
+            step()
+
+    return several
 
 
 def _nothing() -> None:

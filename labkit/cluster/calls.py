@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from labkit.cluster.lease import Lock
-from labkit.errors import LabkitError
+from labkit.errors import InvalidInput, LabkitError
 from labkit.network import Network
 
 if TYPE_CHECKING:
@@ -53,6 +53,13 @@ class RankError(LabkitError):
         super().__init__(message)
         self.rank = rank
         self.remote = remote
+
+
+class Refused(RankError, InvalidInput):
+    """Ranks refused what they were given: what only they can know, such as the layers of a model.
+
+    The message is theirs, the same as if it had been refused before they started.
+    """
 
 
 class Calls:
@@ -114,6 +121,7 @@ class Calls:
 
         Raises:
             RankError: a rank failed, or the engines ended.
+            Refused: a rank raised InvalidInput.
         """
         while not self.done():
             time.sleep(LOOK_EVERY)
@@ -166,11 +174,13 @@ class Calls:
         # Those that only say "rank k failed" stand behind the one that did.
         rank, error = min(failed, key=lambda pair: getattr(pair[1], "ename", "") == "RankFailed")
         name = getattr(error, "ename", type(error).__name__)
-        value = _gist(str(getattr(error, "evalue", error)))
+        value = str(getattr(error, "evalue", error))
         stuck = [str(r) for r, call in enumerate(self._calls) if not call.ready()]
         note = f"; rank {', '.join(stuck)} did not end: the engines start anew" if stuck else ""
         remote = str(getattr(error, "traceback", ""))
-        raise RankError(f"rank {rank} failed: {name}: {value}{note}", rank, remote)
+        if name == InvalidInput.__name__:
+            raise Refused(f"{' '.join(value.split())}{note}", rank, remote)
+        raise RankError(f"rank {rank} failed: {name}: {_gist(value)}{note}", rank, remote)
 
 
 def _traceback(call: Any) -> str:

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from labkit import store
 from labkit.cluster.calls import Calls
-from labkit.cluster.lease import Lease, Lock, locked, wait_until_free
+from labkit.cluster.lease import HOLD, Lease, Lock, hold, locked, wait_until_free
 from labkit.cluster.live import Live
+from labkit.cluster.prediction import ask, check_rows, together
 from labkit.errors import InvalidInput, LabkitError
 from labkit.experiment import Experiment, digest
 from labkit.network import Network
 from labkit.places import fingerprint, runtime_folder
 from labkit.run import Run, aggregate
+from labkit.strategies import Strategy
+from labkit.worker import infer
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -37,7 +40,8 @@ class Cluster:
     Args:
         workers: ranks.
         threads: TensorFlow's threads in each rank; fixed when an engine starts.
-        name: default: one name for each shape, interpreter and version of labkit.
+        name: default: one name for each shape, interpreter and version of labkit; members of a
+            sweep share one that is theirs.
         limit: seconds after which a rank's wait for another raises an error.
 
     Raises:
@@ -52,7 +56,8 @@ class Cluster:
             if not isinstance(value, int) or value < 1:
                 raise InvalidInput(f"{field}={value!r} is impossible; give a whole number from 1")
         own = digest([sys.executable, fingerprint()])[:8]
-        self.name = name or f"{workers}x{threads}-{own}"
+        held = Path(os.environ.get(HOLD, "")).name
+        self.name = name or "-".join(filter(None, [f"{workers}x{threads}", own, held]))
         self.workers, self.threads, self.limit = workers, threads, limit
         self.folder = runtime_folder("clusters") / store.safe_name(self.name)
         self._lease: Lease | None = None
@@ -64,6 +69,7 @@ class Cluster:
         self.folder.mkdir(exist_ok=True, mode=0o700)
         with locked(self.folder / "start.lock"):
             self._lease = Lease(self.folder)
+            hold(self.folder)
             try:
                 if not self._is_up():
                     self._launch()
@@ -111,7 +117,7 @@ class Cluster:
             show: a progress line in a terminal, a growing figure in JupyterLab.
 
         Raises:
-            InvalidInput: the experiment does not fit this cluster.
+            InvalidInput: the experiment does not fit this cluster, or its model not its strategy.
             RankError: a rank failed; the record is kept with its cause.
         """
         self._check_fits(experiment)
@@ -170,6 +176,41 @@ class Cluster:
             return calls.results() or []
         finally:
             calls.close()
+
+    def predict(
+        self,
+        run: Run | Path | str,
+        x: Any,
+        strategy: Strategy | str | None = None,
+        workers: int | None = None,
+        batch_size: int = 256,
+    ) -> Any:
+        """What a trained model says of rows, computed by ranks together: `run.model().predict(x)`.
+
+        Ranks with the whole model divide the rows. Stages pass them on in micro-batches: each has
+        the next one while the one behind works on the last. Slices compute on all rows together.
+        Every rank reads the whole model first.
+
+        Args:
+            run: a completed run, or a .keras file.
+            x: an array (rows, …), or a nest of them; taken in the type of the model's input.
+            strategy: how the ranks share the work; None: as in the run's training, for a file
+                `AllReduce`.
+            workers: ranks; None: as many as the run had where it brings the strategy, else all.
+            batch_size: rows that go through the model, or a stage of it, at a time.
+
+        Returns:
+            Outputs (rows, …), a NumPy array or a nest of them.
+
+        Raises:
+            InvalidInput: the strategy cannot divide this model by so many ranks, or x is not what
+                the model takes.
+            RankError: a rank failed.
+        """
+        asked = ask(run, strategy, workers, self.workers)
+        check_rows(x, batch_size)
+        arguments = (asked.file, asked.strategy, x, batch_size)
+        return together(self.call(infer, *arguments, ranks=asked.workers))
 
     def _submit(self, experiment: Experiment, directory: Callable[[], Path], show: bool) -> Live:
         if isinstance(experiment.dataset, str):
@@ -277,6 +318,13 @@ def run(experiment: Experiment, show: bool = True) -> Run:
     """Run an experiment on a cluster of its own shape, started for it or already up."""
     with Cluster(workers=experiment.workers, threads=experiment.threads) as cluster:
         return cluster.run(experiment, show=show)
+
+
+def predict(run: Run, x: Any, strategy: Strategy | str | None = None, batch_size: int = 256) -> Any:
+    """What a run's model says of rows, on a cluster of its shape; see `Cluster.predict`."""
+    workers, threads = run.experiment["workers"], run.experiment["threads"]
+    with Cluster(workers=workers, threads=threads) as cluster:
+        return cluster.predict(run, x, strategy, workers, batch_size)
 
 
 def leftovers() -> list[str]:

@@ -12,8 +12,12 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from labkit.places import runtime_folder
+
+HOLD = "LABKIT_HOLD"  # names the file of a Hold
 
 
 class Lock:
@@ -59,6 +63,25 @@ class Lease(Lock):
         """End the claim; the cluster ends with the last one."""
         self.path.unlink(missing_ok=True)
         super().release()
+
+
+class Hold(Lock):
+    """A claim on each cluster that is started under `HOLD=<its path>`: a sweep keeps them warm.
+
+    The clusters' own folders get further names of this file, and a lock is on the file.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(runtime_folder("holds") / secrets.token_hex(4))
+        self.acquire()
+
+
+def hold(folder: Path) -> None:
+    """Let the Hold of this process's environment, if there is one, claim this cluster, too."""
+    if path := os.environ.get(HOLD):
+        # There already: another process has done it. Gone: its sweep has ended, as this one will.
+        with suppress(FileExistsError, FileNotFoundError):
+            os.link(path, folder / "leases" / Path(path).name)
 
 
 def is_wanted(folder: Path) -> bool:

@@ -107,6 +107,11 @@ class Live:
         store.write_table(self.directory / "timeline.parquet", _timeline(results))
         looks = [row for part in results for row in part["microscope"]]
         store.write_table(self.directory / "microscope.parquet", looks)
+        layers = [{"rank": k} | row for k, part in enumerate(results) for row in part["layers"]]
+        store.write_table(self.directory / "layers.parquet", layers)
+        first["memory_by_rank"] = [
+            {"rank": rank} | part["parts"] for rank, part in enumerate(results)
+        ]
         first["memory"] = _most([part["memory"] for part in results])
         store.finish(self.directory, summarise(self.experiment, rows, first), rows, first["model"])
         if interrupted or first["stopped"]:

@@ -25,7 +25,10 @@ class Quantize(Method):
     Args:
         mode: "int8" or "int4".
 
-    Source: Keras, `keras.Model.quantize`, with its default configurations.
+    Source: B. Jacob et al., Quantization and Training of Neural Networks for Efficient
+    Integer-Arithmetic-Only Inference, 2018, arXiv 1712.05877; here by `keras.Model.quantize`, with
+    its default configurations. Differs from it: a scale for every output unit; inputs are scaled
+    by their own greatest size, at every call; no training along.
     """
 
     family: ClassVar[str] = "quantize"

@@ -18,10 +18,10 @@ from labkit.exchange.choice import Choice, choose
 from labkit.exchange.compressed import CompressedMean, Layer, Seen
 from labkit.exchange.order import by_priority
 from labkit.exchange.packing import Packing, Piece
+from labkit.exchange.schedules import SCHEDULES
 from labkit.exchange.service import Service
 from labkit.exchange.timeline import Timeline
 
-SCHEDULES = ("sequential", "overlap", "priority", "staggered")
 AFTER = ("sequential", "staggered")  # schedules that begin when backpropagation has ended
 BUCKET_BYTES = 4 * 2**20
 

@@ -12,6 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from labkit.figures.entries import INK, MANY, Entry, safe_text
+from labkit.figures.gather import gathered
 from labkit.figures.line import Line
 from labkit.figures.panel import Panel
 
@@ -97,7 +98,8 @@ def draw(
             layout |= {f"xaxis{end}": x_axis, f"yaxis{end}": y_axis}
             layout["annotations"] += _words(panel, x_domain, y_domain, below)
             axes = {"xaxis": f"x{end}", "yaxis": f"y{end}"}
-            figure.add_traces([{"type": "scatter"} | trace | axes for trace in panel.traces])
+            traces = panel.traces if len(shown) <= MANY else gathered(panel.traces)
+            figure.add_traces([{"type": "scatter"} | trace | axes for trace in traces])
     if legend:
         figure.add_traces([_legend_trace(entry) for entry in shown])
     figure.update_layout(layout)

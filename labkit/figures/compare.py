@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from labkit.errors import LabkitError
 from labkit.figures import entries as naming
-from labkit.figures import learning, speed
+from labkit.figures import speed
 from labkit.figures.entries import OVERSUBSCRIBED, Entry, clock_and_network
+from labkit.figures.learning_panels import learning_panels
 from labkit.figures.panel import Panel
+from labkit.figures.seed_bands import band_traces, bands
 from labkit.privacy import scrub
 from labkit.run import KEY_METRICS, Run, key_metrics, verdict
 
@@ -19,25 +22,37 @@ if TYPE_CHECKING:
 
 
 def compare(runs: Iterable[Run] | Run) -> Figure:
-    """Loss and test results over steps and seconds, samples/s, speed-up and efficiency of runs.
+    """Loss and test results over steps, seconds and bytes; samples/s, speed-up and efficiency.
 
-    The legend names only the parameters that differ; the band is the spread of seeds. A run whose
-    equivalence gate failed has no speed. `figure.layout.meta["alt"]` says it in words. Raises
-    LabkitError where there are no runs.
+    The legend names only the parameters that differ; bands are the spread of seeds. A run whose
+    equivalence gate failed has no speed. `figure.layout.meta["alt"]` says it in words. What it
+    does not show: `labkit.figures.pareto`, `parallel_coordinates`, `heat_map`, `scatter`.
+
+    Raises: LabkitError where there are no runs.
     """
     shown = _entries(runs)
-    curve_panels, curve_words = _learning_panels(shown)
-    rows = [curve_panels[:2], curve_panels[2:], [_throughput(shown), *_scaling_panels(shown)]]
-    points = speed.scalings(shown)
-    words = [curve_words, speed.throughput_in_words(shown), speed.speedup_in_words(points)]
-    return _figure(shown, rows, words)
+    losses, tests, words = learning_panels(shown)
+    speeds, speed_words = _speed_panels(shown)
+    return _figure(shown, [losses, tests, speeds], [words, *speed_words])
+
+
+def parts(runs: Iterable[Run] | Run) -> list[Figure]:
+    """What `compare` shows, as three figures: loss, test results, speeds."""
+    shown = _entries(runs)
+    losses, tests, words = learning_panels(shown)
+    speeds, speed_words = _speed_panels(shown)
+    return [
+        _figure(shown, [losses], [words], "Training loss"),
+        _figure(shown, [tests], [words], tests[0].title.partition(" by ")[0]),
+        _figure(shown, [speeds], speed_words, "Speed"),
+    ]
 
 
 def curves(runs: Iterable[Run] | Run) -> Figure:
-    """Loss and test results of runs, over steps and over seconds of training."""
+    """Loss and test results of runs, over steps, seconds of training and bytes on the wire."""
     shown = _entries(runs)
-    panels, words = _learning_panels(shown)
-    return _figure(shown, [panels[:2], panels[2:]], [words])
+    losses, tests, words = learning_panels(shown)
+    return _figure(shown, [losses, tests], [words])
 
 
 def throughput(runs: Iterable[Run] | Run) -> Figure:
@@ -54,10 +69,15 @@ def speedup(runs: Iterable[Run] | Run) -> Figure:
 
 
 def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
-    """One row a run: the differing parameters, state, the gate's verdict, key metrics."""
+    """One row a run: the differing parameters, state, the gate's verdict, key metrics.
+
+    Raises: LabkitError where there are no runs.
+    """
     import pandas as pd
 
     found = [runs] if isinstance(runs, Run) else list(runs)
+    if not found:
+        raise LabkitError(naming.NO_RUNS)
     differences = naming.differences(found)
     rows = [
         row | {"state": _state(run), "gate": verdict(run)} | key_metrics(run)
@@ -88,32 +108,11 @@ def _entries(runs: Iterable[Run] | Run) -> list[Entry]:
     return naming.entries([runs] if isinstance(runs, Run) else runs)
 
 
-def _learning_panels(shown: Sequence[Entry]) -> tuple[list[Panel], str]:
-    """Loss over steps and seconds, test results over steps and seconds; and the words for all."""
-    losses = [(entry, learning.loss_curve(entry.run.history)) for entry in shown]
-    measure, measured = learning.epoch_measure(shown)
-    axes = {"step": "step", "seconds": "seconds of training since the first step"}
-    faint = len(shown) <= learning.FEW
-    panels = []
-    for over, x in axes.items():
-        traces = [
-            trace
-            for entry, curve in losses
-            if curve is not None and not (over == "seconds" and entry.gate_failed)
-            for trace in learning.loss_traces(entry, curve, over, faint)
-        ]
-        note = (speed.refusals(shown) if over == "seconds" else "") or "no history"
-        title, y = f"Training loss by {over}", "loss, mean over ranks"
-        panels.append(Panel(title, x, y, traces, note, note != "no history", link=over))
-    for over, x in axes.items():
-        timed = [entry for entry in shown if not (over == "seconds" and entry.gate_failed)]
-        found = (learning.epoch_trace(entry, measure, over) for entry in timed)
-        traces = [trace for trace in found if trace is not None]
-        look = {"tickformat": ".0%"} if measure == "val_accuracy" else {}
-        title, note = f"{measured} by {over}", "no validation data"
-        panels.append(Panel(title, x, measured.lower(), traces, note, y_axis=look, link=over))
-    words = "; ".join(f"{e.label}: {learning.in_words(e, curve)}" for e, curve in losses)
-    return panels, words
+def _speed_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[str]]:
+    """Throughput, speed-up and efficiency beside each other, and what they say."""
+    points = speed.scalings(shown)
+    words = [speed.throughput_in_words(shown), speed.speedup_in_words(points)]
+    return [_throughput(shown), *_scaling_panels(shown)], words
 
 
 def _throughput(shown: Sequence[Entry]) -> Panel:
@@ -140,7 +139,10 @@ def _scaling_panels(shown: Sequence[Entry]) -> list[Panel]:
             title=f"{title}\n{speed.kinds(points)}",
             x="workers",
             y=y,
-            traces=speed.scaling_traces(points, percent=percent),
+            traces=[
+                *band_traces(bands(points), percent=percent),
+                *speed.scaling_traces(points, percent=percent),
+            ],
             note=note,
             always_note=bool(note) and not percent,
             x_axis={"tickvals": ticks} if ticks else {},
@@ -154,12 +156,15 @@ def _scaling_panels(shown: Sequence[Entry]) -> list[Panel]:
 
 
 def _figure(
-    shown: Sequence[Entry], rows: Sequence[Sequence[Panel]], words: Sequence[str]
+    shown: Sequence[Entry],
+    rows: Sequence[Sequence[Panel]],
+    words: Sequence[str],
+    what: str = "",
 ) -> Figure:
     from labkit.figures.canvas import draw
 
     count = "1 run" if len(shown) == 1 else f"{len(shown)} runs"
-    title = f"{count} · {clock_and_network(shown)}"
+    title = " · ".join(part for part in (what, count, clock_and_network(shown)) if part)
     remarks = _remarks(shown)
     alt = ". ".join(part for part in [title, *remarks, *words] if part) + "."
     return draw(rows, shown, title, " · ".join(remarks), alt)

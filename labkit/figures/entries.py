@@ -26,6 +26,10 @@ INK = "#7a7a7a"  # text and lines that are legible on white and on black
 MANY = 24  # above so many runs the report's picker and the table are the legend
 LONGEST_LABEL = 80
 OVERSUBSCRIBED = "* ranks \N{MULTIPLICATION SIGN} threads above cores"
+NO_RUNS = (
+    "no runs to compare: run a notebook first (labkit run notebooks/tour.ipynb), then give the "
+    "folder in which its runs lie (usually runs/)"
+)
 _LONG = ("source", "sha256")  # of a user's own callable or arrays: its name stands for them
 
 
@@ -56,7 +60,7 @@ def entries(runs: Iterable[Run]) -> list[Entry]:
     """The runs with their labels and colours; raises LabkitError where there is none."""
     found = list(runs)
     if not found:
-        raise LabkitError("no runs to compare: give the runs of lk.load_runs(folder)")
+        raise LabkitError(NO_RUNS)
     return [
         Entry(
             run=run,
@@ -84,26 +88,26 @@ def labels(runs: Sequence[Run]) -> list[str]:
         ", ".join(_word(name, value) for name, value in row.items()) or run.name
         for run, row in zip(runs, rows, strict=True)
     ]
+    names = [n if len(n) <= LONGEST_LABEL else n[: LONGEST_LABEL - 1] + "…" for n in names]
     seen: dict[str, int] = {}
     for place, name in enumerate(names):
         seen[name] = seen.get(name, 0) + 1
         marker = "" if names.count(name) == 1 else f" ({seen[name]})"
         star = " *" if runs[place].metrics.get("oversubscribed") else ""
-        short = name if len(name) <= LONGEST_LABEL else name[: LONGEST_LABEL - 1] + "…"
-        rows[place]["label"] = f"{short}{marker}{star}"
+        rows[place]["label"] = f"{name}{marker}{star}"
     return [row["label"] for row in rows]
 
 
 def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Each run's parameters that are not the same in all, under their shortest clear names."""
-    rows = [_parameters(run) for run in runs]
+    rows = [plain_parameters(run) for run in runs]
     # By field, so that a compressor's ratio stands beside it although other runs have none.
     fields = list(dict.fromkeys(name.partition(".")[0] for row in rows for name in row))
     names = sorted(
         dict.fromkeys(name for row in rows for name in row),
         key=lambda name: fields.index(name.partition(".")[0]),
     )
-    differing = [name for name in names if len({repr(row.get(name)) for row in rows}) > 1]
+    differing = [name for name in names if _differs(name, rows)]
     last = [name.rpartition(".")[2] for name in differing]
     short = {
         name: end if last.count(end) == 1 else name
@@ -112,7 +116,20 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return [{short[name]: row[name] for name in differing if name in row} for row in rows]
 
 
-def _parameters(run: Run) -> dict[str, Any]:
+def _differs(name: str, rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether a parameter tells runs apart; of a strategy's own, among runs of that strategy.
+
+    Where strategies differ, all of their fields do, and their names alone say more.
+    """
+    if not name.startswith("strategy."):
+        return len({repr(row.get(name)) for row in rows}) > 1
+    kinds: dict[str, set[str]] = {}
+    for row in rows:
+        kinds.setdefault(repr(row.get("strategy")), set()).add(repr(row.get(name)))
+    return any(len(values) > 1 for values in kinds.values())
+
+
+def plain_parameters(run: Run) -> dict[str, Any]:
     """Flat parameters; a strategy or callable stands under its field's own name, not its source.
 
     A compressor with all that is in it is one parameter.

@@ -1,4 +1,4 @@
-"""Learning curves: loss of every step and test results of every epoch, over steps and seconds."""
+"""Learning curves: loss of steps, test results of epochs; over steps, seconds and bytes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.figures.entries import Entry
+from labkit.figures.entries import MANY, Entry
 
 if TYPE_CHECKING:
     import pandas
 
-POINTS = 300  # a panel shows no more; of many runs half, so that a hundred are drawn at once
+POINTS = 300  # a panel shows no more; of many runs a quarter: a hundred are drawn at once
 FEW = 8  # above so many runs the unsmoothed lines would only be fog
 
 
@@ -21,12 +21,14 @@ FEW = 8  # above so many runs the unsmoothed lines would only be fog
 class LossCurve:
     """Mean loss over ranks at each step; of several seeds mean, least and greatest.
 
-    step, seconds, loss, low, high: shape (steps,); smooth: the loss, smoothed; seeds: how many.
-    seconds: of training since the end of the first step, which traces and compiles.
+    step, seconds, nbytes, loss, low, high: shape (steps,); smooth: the loss, smoothed; seeds: how
+    many. seconds: of training since the end of the first step, which traces and compiles; nbytes:
+    that all ranks have put on the wire, the first step's too.
     """
 
     step: np.ndarray
     seconds: np.ndarray
+    nbytes: np.ndarray
     loss: np.ndarray
     low: np.ndarray
     high: np.ndarray
@@ -42,6 +44,10 @@ class LossCurve:
         """The loss averaged over about a twentieth of the run."""
         return smoothed(self.loss)
 
+    def over(self, measure: str) -> np.ndarray:
+        """What was spent at each point: steps, seconds or bytes."""
+        return {"step": self.done, "seconds": self.seconds, "bytes": self.nbytes}[measure]
+
 
 def loss_curve(history: pandas.DataFrame) -> LossCurve | None:
     r"""The mean over ranks, weighted by samples: \(\sum_r n_r \ell_r / \sum_r n_r\) at each step.
@@ -51,23 +57,28 @@ def loss_curve(history: pandas.DataFrame) -> LossCurve | None:
     """
     if history.empty:
         return None
-    rows = history[["seed", "step", "loss", "samples", "seconds"]].copy()
+    rows = history[["seed", "step", "loss", "samples", "seconds", "wire_bytes"]].copy()
     # A rank with an empty batch reports no loss; NaN x 0 must not spoil the others' mean.
     known = rows["loss"].notna()
     rows["weight"] = rows["samples"].where(known, 0)
     rows["weighted"] = (rows["loss"] * rows["weight"]).where(rows["weight"] > 0, 0.0)
     steps = rows.groupby(["seed", "step"]).agg(
-        weighted=("weighted", "sum"), weight=("weight", "sum"), seconds=("seconds", "max")
+        weighted=("weighted", "sum"),
+        weight=("weight", "sum"),
+        seconds=("seconds", "max"),
+        nbytes=("wire_bytes", "sum"),
     )
     steps["loss"] = steps["weighted"] / steps["weight"].where(steps["weight"] > 0)
     loss = steps["loss"].unstack("seed")
     seconds = steps["seconds"].unstack("seed")
     reached = seconds.notna().all(axis=1)
+    nbytes = steps["nbytes"].unstack("seed")[reached].cumsum()
     loss, seconds = loss[reached], seconds[reached].cumsum()
     seconds -= seconds.iloc[0]
     return LossCurve(
         step=loss.index.to_numpy(),
         seconds=seconds.mean(axis=1).to_numpy(),
+        nbytes=nbytes.mean(axis=1).to_numpy(),
         loss=loss.mean(axis=1, skipna=False).to_numpy(),
         low=loss.min(axis=1).to_numpy(),
         high=loss.max(axis=1).to_numpy(),
@@ -86,11 +97,15 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     return np.asarray((total[last] - total[first]) / (last - first))
 
 
-def loss_traces(entry: Entry, curve: LossCurve, over: str, faint: bool) -> list[dict[str, Any]]:
-    """Traces of one run's loss: the band of its seeds or the unsmoothed line, then the line."""
-    points = POINTS if faint else POINTS // 2
+def loss_traces(entry: Entry, curve: LossCurve, over: str, runs: int) -> list[dict[str, Any]]:
+    """Traces of one run's loss: the band of its seeds or the unsmoothed line, then the line.
+
+    runs: in the panel; of few, the unsmoothed lines are shown; of many, fewer points.
+    """
+    faint = runs <= FEW
+    points = POINTS if faint else POINTS // 2 if runs <= MANY else POINTS // 4
     keep = np.unique(np.linspace(0, len(curve.step) - 1, points).round().astype(int))
-    x = _thin((curve.done if over == "step" else curve.seconds)[keep])
+    x = _thin(curve.over(over)[keep])
     quiet = {"x": x, "mode": "lines", "showlegend": False, "hoverinfo": "skip"} | entry.style
     traces = []
     if curve.seeds > 1:
@@ -116,21 +131,35 @@ def epoch_measure(shown: Sequence[Entry]) -> tuple[str, str]:
     return "val_loss", "Test loss"
 
 
-def epoch_trace(entry: Entry, measure: str, over: str) -> dict[str, Any] | None:
-    """One run's test results, a marker an epoch; None where it has none."""
-    points = [epoch for epoch in _epochs(entry) if epoch.get(measure) is not None]
-    if not points:
+def epoch_trace(
+    entry: Entry, measure: str, over: str, curve: LossCurve | None, many: bool = False
+) -> dict[str, Any] | None:
+    """One run's test results, a marker an epoch (of many runs the line alone); None without any."""
+    epochs = [epoch for epoch in _epochs(entry) if epoch.get(measure) is not None]
+    points = [(_spent(entry, epoch, over, curve), epoch[measure]) for epoch in epochs]
+    known = [(x, y) for x, y in points if x is not None]
+    if not known:
         return None
-    # As for the loss: what the first step takes to trace and compile stands apart.
-    start = (entry.metrics.get("first_step_ms") or 0.0) / 1000 if over == "seconds" else 0
     return {
-        "x": [max(epoch[over] - start, 0) for epoch in points],
-        "y": [epoch[measure] for epoch in points],
-        "mode": "lines+markers",
+        "x": [x for x, _ in known],
+        "y": [y for _, y in known],
+        "mode": "lines" if many else "lines+markers",
         "line": {"color": entry.color, "dash": entry.dash, "width": 2},
         "marker": {"symbol": entry.symbol, "size": 7},
         "showlegend": False,
     } | entry.style
+
+
+def _spent(entry: Entry, epoch: dict[str, Any], over: str, curve: LossCurve | None) -> float | None:
+    """Steps, seconds or bytes until the end of an epoch; None where the history ends before."""
+    if over == "step":
+        return float(epoch["step"])
+    if over == "seconds":
+        # As for the loss: what the first step takes to trace and compile stands apart.
+        return max(float(epoch["seconds"] - (entry.metrics.get("first_step_ms") or 0.0) / 1e3), 0.0)
+    if curve is None or epoch["step"] > curve.done[-1]:
+        return None
+    return float(np.interp(epoch["step"], curve.done, curve.nbytes))
 
 
 def in_words(entry: Entry, curve: LossCurve | None) -> str:

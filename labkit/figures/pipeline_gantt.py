@@ -1,4 +1,4 @@
-"""The predicted Gantt of pipeline schedules: which stage does what with which micro-batch, when."""
+"""The Gantt of pipelines, predicted and measured: which stage does what with what, when."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.errors import InvalidInput
-from labkit.figures.entries import INK, safe_text
+from labkit.figures.entries import INK, entries, safe_text
 from labkit.figures.line import Line
 from labkit.figures.panel import Panel, lanes_axis
+from labkit.figures.speed import refused
+from labkit.figures.staged_runs import measured_pipeline
 from labkit.figures.units import seconds_text
+from labkit.run import Run
 from labkit.schedules.pipeline.table import Table
 from labkit.simulate.pipeline import PipelineSimulation
 
@@ -27,47 +30,74 @@ ACTIONS = {
     "backward_weight": ("backward, weight part", "#009E73"),
 }
 MESSAGE = ("message, from its first byte to its delivery", INK)
+FREE = "none: messages take no time"
 PALEST = 0.45  # opacity of a rank's last chunk
 
 
-def pipeline_gantt(simulations: PipelineSimulation | Iterable[PipelineSimulation]) -> Figure:
-    """A Gantt a schedule, one under the other on the same scale of time: one bar a computation.
+Drawn = PipelineSimulation | Run
+
+
+def pipeline_gantt(pipelines: Drawn | Iterable[Drawn], step: int | None = None) -> Figure:
+    """A Gantt a pipeline, one under the other on the same scale of time: one bar a computation.
 
     The number in a bar is its micro-batch; a rank's later chunks are paler. Where nothing is drawn
-    the rank waits.
+    the rank waits. A run shows one of its steps, as it was (of delayed gradients three): give
+    `[run, predicted_pipeline(run)]` to see what was measured above what was predicted.
 
-    Args: simulations: one or several, of `simulate_pipeline`.
-    Raises: InvalidInput, where there is none.
+    Args:
+        pipelines: one or several, of `simulate_pipeline`, or runs of models in stages.
+        step: of the runs; default: one that takes as long as is usual, without the first ten.
+
+    Raises:
+        InvalidInput: there is none, or a run has no such step. LabkitError: a run has no timeline
+            of stages.
     """
     from labkit.figures.canvas import draw
 
-    shown = [simulations] if isinstance(simulations, PipelineSimulation) else list(simulations)
-    if not shown:
-        raise InvalidInput("no pipeline to draw: give what simulate_pipeline returns")
-    end = 1e3 * max(each.seconds for each in shown)
-    title = f"Pipeline · simulation · network {_networks(shown)}"
-    alt = ". ".join([title, *(f"{_called(each)}; {_in_words(each)}" for each in shown)]) + "."
+    given = [pipelines] if isinstance(pipelines, PipelineSimulation | Run) else list(pipelines)
+    if not given:
+        raise InvalidInput("no pipeline to draw: give what simulate_pipeline returns, or runs")
+    named = [_named(each, step) for each in given]
+    shown = [each for _, each in named if each is not None]
+    end = 1e3 * max((each.seconds for each in shown), default=1e-3)
+    title = f"Pipeline · {_clocks(shown)} · network {_networks(shown)}"
+    told = (name if each is None else f"{name}; {_in_words(each)}" for name, each in named)
+    alt = ". ".join([title, *told]) + "."
     present = {action for each in shown for action in each.table.action.tolist()}
     legend = [ACTIONS[action] for action in ACTIONS if action in present]
     if any(_messages(each) for each in shown):
         legend.append(MESSAGE)
     figure = draw(
-        [[_panel(each, end)] for each in shown],
+        [[_panel(name, each, end)] for name, each in named],
         [Line(name, color, "solid", "square") for name, color in legend],
         title,
         "number: micro-batch; empty: the rank waits",
         alt,
-        LANE * max(each.table.ranks for each in shown),
+        LANE * max((each.table.ranks for each in shown), default=1),
     )
     figure.update_layout(barmode="overlay", bargap=0.12, margin={"l": 80})
     return figure
 
 
-def _panel(each: PipelineSimulation, end: float) -> Panel:
+def _named(each: Drawn, step: int | None) -> tuple[str, PipelineSimulation | None]:
+    """What stands above a panel, and what is drawn in it: nothing of a run without speed."""
+    if isinstance(each, PipelineSimulation):
+        return _called(each), each
+    (entry,) = entries([each])
+    if entry.gate_failed:
+        return f"{each.name}\n{refused(entry)}", None
+    found = measured_pipeline(each, step)
+    return _called(found), found
+
+
+def _panel(name: str, each: PipelineSimulation | None, end: float) -> Panel:
+    if each is None:
+        title, _, note = name.partition("\n")
+        return Panel(title, "", "", [], note)
     lanes = [_lane(each.table, rank) for rank in range(each.table.ranks)]
     actions = [action for action in ACTIONS if (each.table.action == action).any()]
     return Panel(
-        title=f"{_called(each)}\n{_in_words(each)}",
+        title=f"{name}\n{_in_words(each)}",
         x="time, ms",
         y="",
         traces=[*_messages(each), *(_bars(each, action) for action in actions)],
@@ -143,14 +173,15 @@ def _messages(each: PipelineSimulation) -> list[dict[str, Any]]:
 def _called(each: PipelineSimulation) -> str:
     """`1f1b, 4 stages, 8 micro-batches: 12.3 ms`"""
     table = each.table
+    clock = "measured, " if each.measured else ""
     stages = f"{table.stages} stage{'s' if table.stages > 1 else ''}"
     if table.chunks > 1:
         stages += f" on {table.ranks} ranks"
     what = "time step" if table.recurrent else "micro-batch"
-    plural = "" if table.microbatches == 1 else "s" if table.recurrent else "es"
-    return f"{table.name}, {stages}, {table.microbatches} {what}{plural}: " + seconds_text(
-        each.seconds
-    )
+    # Of what never ends, such as delayed gradients, a part is drawn.
+    many = len(set(table.microbatch[table.action == "forward"].tolist()))
+    plural = "" if many == 1 else "s" if table.recurrent else "es"
+    return f"{clock}{table.name}, {stages}, {many} {what}{plural}: {seconds_text(each.seconds)}"
 
 
 def _in_words(each: PipelineSimulation) -> str:
@@ -162,10 +193,19 @@ def _in_words(each: PipelineSimulation) -> str:
     return f"{words}, from {1 - shares.max():.0%} to {1 - shares.min():.0%} by rank"
 
 
+def _clocks(shown: list[PipelineSimulation]) -> str:
+    clocks = ("wall clock" if each.measured else "simulation" for each in shown)
+    return " and ".join(dict.fromkeys(clocks)) or "wall clock"
+
+
 def _networks(shown: list[PipelineSimulation]) -> str:
-    names = list(dict.fromkeys(_network(each) for each in shown))
+    names = list(dict.fromkeys(_network(each) for each in shown)) or ["not emulated"]
+    if set(names) == {"not emulated", FREE}:  # a run, and its prediction
+        return f"not emulated ({FREE} in the simulation)"
     return names[0] if len(names) == 1 else f"{', '.join(names)} (by schedule)"
 
 
 def _network(each: PipelineSimulation) -> str:
-    return "none: messages take no time" if each.network is None else str(each.network)
+    if each.network is None:
+        return "not emulated" if each.measured else FREE
+    return str(each.network)

@@ -8,6 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from labkit.figures.animation import Animation, buttons, slider, text_trace
 from labkit.figures.canvas import CLEAR, GRID, HEAD, LEFT, RIGHT, Figure, axis, base_layout
 from labkit.figures.entries import INK
 from labkit.figures.holdings import Holdings, chunk_name, span_name, sum_name
@@ -22,23 +23,6 @@ CAPTION, CELL, CONTROLS, LEGEND = 62, 38, 74, 34  # pixels
 CIRCLE, BOXES = [0.0, 0.35], [0.41, 1.0]  # where the two parts stand, of the width
 LABELLED = 20  # so many arrows have room for the names of their chunks
 EDGE = 0.08  # between a chunk's strip and its border
-MILLISECONDS = 1400  # a round, when played
-
-
-class Animation(Figure):
-    """A figure with frames, and folded below it a table of them, a row a frame.
-
-    Plotly's buttons and slider answer to no keyboard; what unfolds does, and needs no script.
-    """
-
-    def _ipython_display_(self) -> None:
-        from IPython.display import display
-
-        display(super()._repr_mimebundle_(), raw=True)
-        display({"text/html": self._repr_html_(), "text/plain": self.alt}, raw=True)
-
-    def _repr_html_(self) -> str:
-        return f"<details><summary>Round by round</summary>{self.layout.meta['table']}</details>"
 
 
 def animation(
@@ -66,7 +50,8 @@ def animation(
     ]
     figure = Animation(data=[*fixed, *states[shown]], frames=frames)
     figure.update_layout(_layout(size, chunks, title, alt))
-    figure.update_layout(sliders=[_slider(len(states), shown)], updatemenus=[_buttons()])
+    controls = slider(len(states), shown, "after round ")
+    figure.update_layout(sliders=[controls], updatemenus=[buttons()])
     figure.layout.meta = {"alt": alt, "table": table, "controls": CONTROLS}
     return figure
 
@@ -152,13 +137,13 @@ def _labels(sent: Round, size: int, chunks: int) -> dict[str, Any]:
         points.append(curve[at] + 0.1 * side)
         texts.append(span_name(chunk, span))
     x, y = np.array(points).reshape(-1, 2).T.round(3).tolist()
-    return _text(x, y, texts, 13, hoverinfo="skip")
+    return text_trace(x, y, texts, 13, hoverinfo="skip")
 
 
 def _ranks(size: int) -> dict[str, Any]:
     x, y = _place(size).T.round(3).tolist()
     return {
-        **_text(x, y, [str(rank) for rank in range(size)], 13, hoverinfo="skip"),
+        **text_trace(x, y, [str(rank) for rank in range(size)], 13, hoverinfo="skip"),
         "mode": "markers+text",
         "marker": {"size": 26, "color": CLEAR, "line": {"color": INK, "width": 1.5}},
     }
@@ -215,7 +200,7 @@ def _words(holdings: Holdings, number: int, texts: list[list[str]]) -> dict[str,
         for rank in range(size)
         for chunk in range(chunks)
     ]
-    return _text(
+    return text_trace(
         (column + 0.5).ravel().tolist(),
         (row + 0.36).ravel().tolist(),
         [text for line in texts for text in line],
@@ -229,14 +214,9 @@ def _words(holdings: Holdings, number: int, texts: list[list[str]]) -> dict[str,
 
 def _caption(text: str) -> dict[str, Any]:
     """The line above the boxes: a trace, for frames of traces need no new layout."""
-    return _text([0], [0], [text], 13, hoverinfo="skip", xaxis="x3", yaxis="y3") | {
+    return text_trace([0], [0], [text], 13, hoverinfo="skip", xaxis="x3", yaxis="y3") | {
         "textposition": "middle right"
     }
-
-
-def _text(x: Any, y: Any, texts: list[str], letters: int, **changes: Any) -> dict[str, Any]:
-    look = {"mode": "text", "textfont": {"size": letters, "color": INK}, "showlegend": False}
-    return {"type": "scatter", "x": x, "y": y, "text": texts, "cliponaxis": False} | look | changes
 
 
 def _legend() -> list[dict[str, Any]]:
@@ -303,50 +283,3 @@ def _boxes(size: int, chunks: int) -> list[dict[str, Any]]:
     return [frame | {"line": {"color": INK, "width": 1}} for frame in frames] + [
         line | {"line": {"color": GRID, "width": 1}} for line in between
     ]
-
-
-def _at_once(milliseconds: int) -> dict[str, Any]:
-    """Jump to a frame: what moves on a screen distracts, and heat maps cannot glide."""
-    frame = {"duration": milliseconds, "redraw": True}
-    return {"mode": "immediate", "frame": frame, "transition": {"duration": 0}}
-
-
-def _slider(states: int, shown: int) -> dict[str, Any]:
-    steps = [
-        {"method": "animate", "label": str(number), "args": [[str(number)], _at_once(0)]}
-        for number in range(states)
-    ]
-    return {
-        "steps": steps,
-        "active": shown,
-        "x": 0.24,
-        "len": 0.76,
-        "y": 0,
-        "yanchor": "top",
-        "pad": {"t": 12, "b": 0, "l": 0, "r": 0},
-        "currentvalue": {"prefix": "after round ", "xanchor": "left", "offset": 4},
-        "bgcolor": GRID,
-        "bordercolor": INK,
-        "activebgcolor": THERE,
-        "tickcolor": INK,
-        "font": {"color": INK, "size": 11},
-    }
-
-
-def _buttons() -> dict[str, Any]:
-    play = {"label": "▶ play", "args": [None, _at_once(MILLISECONDS) | {"fromcurrent": True}]}
-    pause = {"label": "❚❚ pause", "args": [[None], _at_once(0)]}
-    return {
-        "type": "buttons",
-        "direction": "left",
-        "buttons": [button | {"method": "animate"} for button in (play, pause)],
-        "showactive": False,
-        "x": 0,
-        "xanchor": "left",
-        "y": 0,
-        "yanchor": "top",
-        "pad": {"t": 26, "l": 0, "r": 0, "b": 0},
-        "bgcolor": CLEAR,
-        "bordercolor": INK,
-        "font": {"color": INK, "size": 12},
-    }

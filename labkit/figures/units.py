@@ -23,12 +23,32 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
 
 
+def plural(count: int, what: str) -> str:
+    """`1 stage`, `3 stages`, `2 micro-batches`"""
+    ending = "" if count == 1 else "es" if what.endswith("ch") else "s"
+    return f"{count} {what}{ending}"
+
+
 def bytes_axis(low: float, high: float) -> dict[str, Any]:
     """A logarithmic axis of buffer sizes; a tick every 2, 8, 32, … times, six or so in all."""
     first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
     step = max(1, math.ceil((last - first) / 5))
     ticks = [2.0**power for power in range(first, last + 1, step)]
     return _logarithmic(low, high) | {"tickvals": ticks, "ticktext": [bytes_text(t) for t in ticks]}
+
+
+def amounts_axis(least: float, most: float) -> dict[str, Any]:
+    """An axis of bytes that grow from nothing to between `least` and `most`.
+
+    Logarithmic where these differ so much that the least would be a line on the y axis; it then
+    begins at a hundredth of the least.
+    """
+    if most > 12 * least:
+        return bytes_axis(least / 100, most)
+    unit = 1024 ** min(int(math.log2(max(most, 1)) // 10), len(_BYTES) - 1)
+    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500) if most / unit <= 5.5 * s)
+    ticks = [float(unit * step * place) for place in range(int(most / unit // step) + 1)]
+    return {"tickvals": ticks, "ticktext": [bytes_text(t) for t in ticks], "rangemode": "tozero"}
 
 
 def seconds_axis(low: float, high: float) -> dict[str, Any]:

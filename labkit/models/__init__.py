@@ -5,10 +5,25 @@ from __future__ import annotations
 from labkit.models.catalogue import (
     MODELS,
     ModelSpec,
+    blocks,
     build,
     check,
+    check_recurrent,
     task_loss,
     task_metrics,
+    widest,
 )
+from labkit.models.planes import planes
 
-__all__ = ["MODELS", "ModelSpec", "build", "check", "task_loss", "task_metrics"]
+__all__ = [
+    "MODELS",
+    "ModelSpec",
+    "blocks",
+    "build",
+    "check",
+    "check_recurrent",
+    "planes",
+    "task_loss",
+    "task_metrics",
+    "widest",
+]

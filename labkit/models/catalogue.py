@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from labkit.datasets import Dataset, Shapes
 from labkit.errors import InvalidInput
 from labkit.models.applications import APPLICATIONS, application, smallest
+from labkit.models.locally_connected import LocallyConnectedOptions, locally_connected
 from labkit.models.networks import CnnOptions, MlpOptions, RnnOptions, cnn, linear, mlp, rnn
+from labkit.models.transformer import TransformerOptions, transformer
 from labkit.options import Options, lookup, parse
 
 if TYPE_CHECKING:
@@ -20,13 +22,20 @@ if TYPE_CHECKING:
 class ModelSpec:
     """How a model is built: `build(options, shapes)`; `pixels(options)` if it wants an image.
 
-    `sequences` says whether it can answer every step of a sequence.
+    `sequences` says whether it can answer every step of a sequence, `codes` whether it can do
+    nothing else. `blocks(options)` counts what `labkit.stages.Chain` finds in the built model;
+    `recurrent` says whether its layers go from step to step. `widest(options, shapes)` is the most
+    units, filters, words or heads that a layer of it has.
     """
 
     build: Callable[[Any, Shapes], keras.Model]
     options: type[Options] = Options
     pixels: Callable[[Any], int] | None = None
     sequences: bool = False
+    codes: bool = False
+    blocks: Callable[[Any], int] | None = None
+    recurrent: bool = False
+    widest: Callable[[Any, Shapes], int] | None = None
 
 
 def _application(name: str) -> ModelSpec:
@@ -36,10 +45,45 @@ def _application(name: str) -> ModelSpec:
 
 
 MODELS: dict[str, ModelSpec] = {
-    "linear": ModelSpec(linear),
-    "mlp": ModelSpec(mlp, MlpOptions),
-    "cnn": ModelSpec(cnn, CnnOptions, pixels=lambda options: options.smallest),
-    "rnn": ModelSpec(rnn, RnnOptions, sequences=True),
+    "linear": ModelSpec(
+        linear, blocks=lambda options: 2, widest=lambda options, shapes: shapes.outputs
+    ),
+    "mlp": ModelSpec(
+        mlp,
+        MlpOptions,
+        blocks=lambda options: options.blocks,
+        widest=lambda options, shapes: max(*options.widths, shapes.outputs, 1),
+    ),
+    "cnn": ModelSpec(
+        cnn,
+        CnnOptions,
+        pixels=lambda options: options.smallest,
+        blocks=lambda options: options.blocks,
+        widest=lambda options, shapes: max(*options.filters, options.dense, shapes.outputs),
+    ),
+    "rnn": ModelSpec(
+        rnn,
+        RnnOptions,
+        sequences=True,
+        blocks=lambda options: options.layers + 2,
+        recurrent=True,
+        widest=lambda options, shapes: shapes.outputs,
+    ),
+    "transformer": ModelSpec(
+        transformer,
+        TransformerOptions,
+        sequences=True,
+        codes=True,
+        blocks=lambda options: options.blocks,
+        widest=lambda options, shapes: options.widest(shapes),
+    ),
+    "locally_connected": ModelSpec(
+        locally_connected,
+        LocallyConnectedOptions,
+        pixels=lambda options: options.smallest,
+        blocks=lambda options: options.blocks,
+        widest=lambda options, shapes: shapes.outputs,
+    ),
     **{name: _application(name) for name in APPLICATIONS},
 }
 
@@ -66,6 +110,34 @@ def build(name: str, data: Dataset | Shapes, **options: Any) -> keras.Model:
     """
     parsed = check(name, options, data)
     return MODELS[name].build(parsed, _shapes(data))
+
+
+def blocks(name: str, options: Mapping[str, object]) -> int | None:
+    """Return how many blocks the chain of a model has; None where that is known when it is built.
+
+    Raises InvalidInput as `check`.
+    """
+    count = lookup(MODELS, name, "model").blocks
+    return count(check(name, options)) if count else None
+
+
+def widest(name: str, options: Mapping[str, object], data: Dataset | Shapes) -> int | None:
+    """Return the most slices into which a layer of a model can be cut; None where only ranks know.
+
+    Raises InvalidInput as `check`.
+    """
+    count = lookup(MODELS, name, "model").widest
+    return count(check(name, options, data), _shapes(data)) if count else None
+
+
+def check_recurrent(name: str) -> None:
+    """Raise InvalidInput for a model whose layers do not go from step to step."""
+    if not lookup(MODELS, name, "model").recurrent:
+        able = ", ".join(other for other, its in MODELS.items() if its.recurrent)
+        raise InvalidInput(
+            f"model {name!r} has no recurrent layers; allowed: {able}, or a callable that returns "
+            "a model of your own"
+        )
 
 
 def task_loss(task: str) -> keras.losses.Loss:
@@ -95,6 +167,13 @@ def _check_fit(name: str, spec: ModelSpec, options: Options, shapes: Shapes) -> 
         able = ", ".join(other for other, its in MODELS.items() if its.sequences)
         raise InvalidInput(
             f"model {name!r} cannot predict the next character of a sequence; allowed: {able}"
+        )
+    if shapes.task != "next_character" and spec.codes:
+        able = ", ".join(other for other, its in MODELS.items() if not its.codes and not its.pixels)
+        raise InvalidInput(
+            f"model {name!r} reads sequences of characters, not examples of shape "
+            f"{list(shapes.input_shape)}; choose a data set such as 'shakespeare', or a model such "
+            f"as {able}"
         )
     if spec.pixels is None:
         return

@@ -26,6 +26,11 @@ class MlpOptions(Options):
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped, 0 to below 1")
 
+    @property
+    def blocks(self) -> int:
+        """Layers: those that are hidden, one that flattens before them, the scores behind them."""
+        return len(self.widths) * (2 if self.dropout else 1) + 2
+
 
 class CnnOptions(Options):
     """Options of `cnn`."""
@@ -42,12 +47,18 @@ class CnnOptions(Options):
         """Height and width, in pixels, below which the pooled image is empty."""
         return 2 * len(self.filters) + 2
 
+    @property
+    def blocks(self) -> int:
+        """Layers: convolutions, pooling, flattening, the hidden one, the scores."""
+        return len(self.filters) + 4
+
 
 class RnnOptions(Options):
     """Options of `rnn`."""
 
     cell: Literal["lstm", "gru"] = Field("lstm", description="lstm or gru")
-    units: Count = Field(128, description="units of the cell, 1 or more")
+    units: Count = Field(128, description="units of a cell, 1 or more")
+    layers: Count = Field(1, description="recurrent layers behind each other, 1 or more")
     embedding: Count = Field(64, description="length of a character's vector, 1 or more")
 
 
@@ -82,7 +93,7 @@ def cnn(options: CnnOptions, shapes: Shapes) -> keras.Model:
 
 
 def rnn(options: RnnOptions, shapes: Shapes) -> keras.Model:
-    """Return one recurrent layer over time steps.
+    """Return recurrent layers over time steps, one behind the other.
 
     Characters are embedded, and every step has scores (steps, outputs). Of other data the first
     axis is time (rows of an image, columns of a table), and the last step alone has scores.
@@ -90,11 +101,13 @@ def rnn(options: RnnOptions, shapes: Shapes) -> keras.Model:
     from keras import layers
 
     cell = {"lstm": layers.LSTM, "gru": layers.GRU}[options.cell]
-    if shapes.task == "next_character":
+    each = shapes.task == "next_character"
+    if each:
         hidden = [layers.Embedding(shapes.outputs, options.embedding)]
-        hidden += [cell(options.units, return_sequences=True)]
     else:
-        hidden = [layers.Reshape((shapes.input_shape[0], -1)), cell(options.units)]
+        hidden = [layers.Reshape((shapes.input_shape[0], -1))]
+    hidden += [cell(options.units, return_sequences=True) for _ in range(options.layers - 1)]
+    hidden += [cell(options.units, return_sequences=each)]
     return _sequential("rnn", shapes, hidden)
 
 

@@ -6,14 +6,23 @@ import base64
 import hashlib
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from labkit import store
 from labkit.errors import LabkitError
-from labkit.figures import compare, table
+from labkit.figures import (
+    comparison_reading,
+    has_grid,
+    heat_map,
+    parallel_coordinates,
+    pareto,
+    parts,
+    table,
+)
+from labkit.figures.called import called
 from labkit.figures.entries import Entry, clock_and_network, entries
 from labkit.privacy import scrub
 from labkit.report.embed import figure_html
@@ -61,7 +70,7 @@ def _page(runs: Sequence[Run], notebook: Path | None) -> str:
     environment = Environment(
         loader=PackageLoader("labkit.report", "."), autoescape=True, trim_blocks=True
     )
-    figure = compare(runs)
+    shared = _shared(runs)
     return environment.get_template("page.html").render(
         title=_title(runs, notebook),
         subtitle=f"{_count(runs)} · {clock_and_network(shown)}",
@@ -69,14 +78,39 @@ def _page(runs: Sequence[Run], notebook: Path | None) -> str:
         policy=_policy(scripts),
         style=(folder / "page.css").read_text(),
         scripts=scripts,
-        figure=figure_html(json.loads(figure.to_json())),
+        reading=_sentences(runs),
+        figures=_figures(runs),
         table=_rows(runs, shown),
-        shared=_shared(runs),
+        shared=shared,
         notebook=render(notebook) if notebook is not None else "",
         commands=list(dict.fromkeys(command for job in _jobs(runs) if (command := _command(job)))),
-        details=[_details(entry) for entry in shown],
+        details=[_details(entry, shared if len(runs) > 1 else {}) for entry in shown],
         environments=_environments(shown),
     )
+
+
+def _figures(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """The figures that a set of runs has something to show in, each with a heading."""
+    drawn = dict(zip(("Training loss", "Test results", "Speed"), parts(runs), strict=True))
+    if any(run.metrics.get("test_accuracy") is not None for run in runs):
+        drawn["Accuracy, bytes and seconds"] = pareto(runs)
+    if len(runs) > 1:
+        drawn["Parameters and results"] = parallel_coordinates(runs)
+    if has_grid(runs):
+        drawn["Two parameters"] = heat_map(runs)
+    return [
+        {"heading": heading, "html": figure_html(json.loads(figure.to_json()))}
+        for heading, figure in drawn.items()
+    ]
+
+
+def _sentences(runs: Sequence[Run]) -> list[list[tuple[str, bool]]]:
+    """The reading as lines of (text, whether it is bold)."""
+    lines = [line.removeprefix("- ") for line in comparison_reading(runs).splitlines()]
+    return [
+        [(scrub(part), bool(place % 2)) for place, part in enumerate(line.split("**"))]
+        for line in lines
+    ]
 
 
 def _policy(scripts: Sequence[str]) -> str:
@@ -104,7 +138,10 @@ def _count(runs: Sequence[Run]) -> str:
 def _rows(runs: Sequence[Run], shown: Sequence[Entry]) -> dict[str, Any]:
     """The table as text: columns, and for each run its key, colour and cells."""
     frame = table(runs)
-    cells = [[_cell(value) for value in row] for row in frame.itertuples(index=False, name=None)]
+    cells = [
+        [_cell(name, value) for name, value in zip(frame.columns, row, strict=True)]
+        for row in frame.itertuples(index=False, name=None)
+    ]
     return {
         "columns": [_HEADS.get(name, name.replace("_", " ")) for name in frame.columns],
         "rows": [
@@ -122,9 +159,9 @@ _HEADS = {
 }
 
 
-def _cell(value: Any) -> str:
+def _cell(name: str, value: Any) -> str:
     if value is None or value != value:  # NaN: a run that lacks what another has
-        return "—"
+        return called(None) if name == "compressor" else "—"
     return scrub(shown_value(value))
 
 
@@ -135,7 +172,7 @@ def _shared(runs: Sequence[Run]) -> dict[str, str]:
     return {key: _parameter(value) for key, value in same.items()}
 
 
-def _details(entry: Entry) -> dict[str, Any]:
+def _details(entry: Entry, shared: Mapping[str, str]) -> dict[str, Any]:
     run = entry.run
     status = run.status
     gate = entry.metrics.get("equivalence") or {}
@@ -146,7 +183,9 @@ def _details(entry: Entry) -> dict[str, Any]:
         "state": status["state"],
         "cause": scrub(str(status.get("cause") or "")),
         "gate": scrub(str(gate.get("reason") or "")),
-        "parameters": {k: _parameter(v) for k, v in flatten(run.experiment).items()},
+        "parameters": {
+            k: _parameter(v) for k, v in flatten(run.experiment).items() if k not in shared
+        },
     }
 
 

@@ -22,11 +22,12 @@ def figure_html(content: Mapping[str, Any]) -> str:
     # Inside a script element only "<" can begin its end.
     text = json.dumps(_scrubbed(record), ensure_ascii=False).replace("<", "\\u003c")
     words = html.escape(scrub(_words(layout)))
+    title = html.escape(scrub(_title(layout)))
     kind = "figure" if _is_ours(layout) else "figure foreign"
     height = layout.get("height")
     pixels = int(height) if isinstance(height, int | float) else 450
     return (
-        f'<figure class="{kind}" aria-label="{words}">'
+        f'<figure class="{kind}" aria-label="{title}">'
         f'<div class="plot" style="min-height:{pixels}px"></div>'
         f'<script type="application/json" class="labkit-figure">{text}</script>'
         f"<figcaption><details><summary>In words</summary>{words}</details></figcaption></figure>"
@@ -42,9 +43,14 @@ def _is_ours(layout: Mapping[str, Any]) -> bool:
 def _words(layout: Mapping[str, Any]) -> str:
     if _is_ours(layout):
         return str(layout["meta"]["alt"])
+    return _title(layout)
+
+
+def _title(layout: Mapping[str, Any]) -> str:
+    """The figure's own title, as text: Plotly's has entities."""
     title = layout.get("title")
     text = title.get("text") if isinstance(title, dict) else title
-    return str(text or "a figure without a description")
+    return html.unescape(str(text or "a figure without a title"))
 
 
 def _scrubbed(value: Any) -> Any:

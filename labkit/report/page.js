@@ -1,22 +1,75 @@
 "use strict";
-// Draws every figure of the page with the one Plotly above, and shows or hides runs in all of them.
+// Draws every figure of the page with the one Plotly above; shows, hides and marks runs in all of them.
+// A trace's meta says whose it is: `run`, one; `runs`, several; `points`, for each point its runs.
 (() => {
+  const FAINT = 0.12;
   const boxes = [...document.querySelectorAll("input[data-run]")];
+  const marks = [...document.querySelectorAll("[data-mark]")];
+  const status = document.querySelector(".chosen");
+  const sources = [...document.querySelectorAll("script.labkit-figure")];
   const plots = [];
+  const root = document.documentElement;
+  let marked = "";
 
-  function pick() {
-    const wanted = new Map(boxes.map((box) => [box.dataset.run, box.checked]));
-    for (const plot of plots) {
-      const places = [], visible = [];
-      plot.data.forEach((trace, place) => {
-        const run = trace.meta && trace.meta.run;
-        if (wanted.has(run)) {
-          places.push(place);
-          visible.push(wanted.get(run));
-        }
-      });
-      if (places.length) Plotly.restyle(plot, { visible }, places);
+  const wanted = () => new Map(boxes.map((box) => [box.dataset.run, box.checked]));
+  const keysOf = (trace) => (trace.meta && (trace.meta.runs || (trace.meta.run && [trace.meta.run]))) || [];
+  const pointsOf = (trace) => trace.meta && trace.meta.points;
+
+  // Attributes of traces by place: { visible: new Map([[3, false]]) }; one call for each attribute.
+  function restyle(plot, attribute, values) {
+    if (values.size) Plotly.restyle(plot, { [attribute]: [...values.values()] }, [...values.keys()]);
+  }
+
+  function pick(plot, shown) {
+    const visible = new Map(), heights = new Map();
+    plot.data.forEach((trace, place) => {
+      const own = keysOf(trace).filter((key) => shown.has(key));
+      if (own.length) visible.set(place, own.some((key) => shown.get(key)));
+      if (!pointsOf(trace)) return;
+      const whole = (plot.wholes[place] ||= [...trace.y]);
+      const gone = (keys) => keys.every((key) => shown.get(key) === false);
+      heights.set(place, whole.map((y, point) => (gone(trace.meta.points[point]) ? null : y)));
+    });
+    restyle(plot, "visible", visible);
+    restyle(plot, "y", heights);
+  }
+
+  function mark(plot) {
+    const opacity = new Map(), selected = new Map();
+    plot.data.forEach((trace, place) => {
+      const keys = keysOf(trace), points = pointsOf(trace);
+      if (keys.length) opacity.set(place, !marked || keys.includes(marked) ? 1 : FAINT);
+      const own = () => points.flatMap((each, point) => (each.includes(marked) ? [point] : []));
+      if (points) selected.set(place, marked ? own() : null);
+    });
+    restyle(plot, "opacity", opacity);
+    restyle(plot, "selectedpoints", selected);
+  }
+
+  function choose(key) {
+    marked = key === marked ? "" : key;
+    let name = "";
+    for (const button of marks) {
+      const on = button.dataset.mark === marked;
+      button.setAttribute("aria-pressed", String(on));
+      if (on) name = button.textContent.trim();
     }
+    if (status) status.textContent = name && `${name} stands out.`;
+    plots.forEach(mark);
+  }
+
+  function listen(plot) {
+    plot.on("plotly_click", ({ points: [point] }) => {
+      const { meta } = point.data;
+      const key = meta && (meta.points ? meta.points[point.pointNumber][0] : meta.run);
+      if (marks.some((button) => button.dataset.mark === key)) choose(key);
+    });
+    plot.on("plotly_legendclick", ({ data, curveNumber }) => {
+      const key = keysOf(data[curveNumber])[0];
+      if (!marks.some((button) => button.dataset.mark === key)) return true;
+      choose(key);
+      return false; // hiding is what the boxes do
+    });
   }
 
   // Plotly's own buttons and slider answer to no keyboard: the page's do.
@@ -66,36 +119,69 @@
     plot.after(bar);
   }
 
-  async function draw() {
-    for (const source of document.querySelectorAll("script.labkit-figure")) {
-      const plot = source.parentElement.querySelector(".plot");
-      const { data, layout, config, frames } = JSON.parse(source.textContent);
-      if (frames) giveUpOwnControls(plot, layout);
-      delete layout.width; // the page decides
-      try {
-        await Plotly.newPlot(plot, data, layout, config);
-        plots.push(plot);
-        if (frames) await animate(plot, frames, layout);
-      } catch (error) {
-        plot.textContent = "This figure cannot be drawn: " + error.message;
-      }
-      await new Promise((done) => setTimeout(done)); // let the page answer between two figures
+  async function draw(source) {
+    const plot = source.parentElement.querySelector(".plot");
+    const { data, layout, config, frames } = JSON.parse(source.textContent);
+    if (frames) giveUpOwnControls(plot, layout);
+    delete layout.width; // the page decides
+    try {
+      const drawing = Plotly.newPlot(plot, data, layout, config);
+      plot.wholes = {};
+      plots.push(plot);
+      await drawing;
+      if (frames) await animate(plot, frames, layout);
+      listen(plot);
+      const shown = wanted();
+      if ([...shown.values()].includes(false)) pick(plot, shown); // a reload keeps the boxes as they were
+      if (marked) mark(plot);
+    } catch (error) {
+      plot.textContent = "This figure cannot be drawn: " + error.message;
     }
-    pick(); // a reload keeps the boxes as they were
-    document.documentElement.dataset.drawn = String(plots.length);
   }
 
-  for (const box of boxes) box.addEventListener("change", pick);
+  // Lets the page show what is drawn, and answer; a page in the background shows nothing.
+  function painted() {
+    const shown = new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+    return Promise.race([shown, new Promise((done) => setTimeout(done, 200))]);
+  }
+
+  // What is on the screen comes first, then the rest from above to below.
+  async function drawAll() {
+    const onScreen = new Set();
+    const watch = new IntersectionObserver((changes) => {
+      for (const { target, isIntersecting } of changes) onScreen[isIntersecting ? "add" : "delete"](target);
+    });
+    for (const { parentElement } of sources) watch.observe(parentElement);
+    while (sources.length) {
+      const seen = sources.findIndex(({ parentElement }) => onScreen.has(parentElement));
+      const [next] = sources.splice(Math.max(seen, 0), 1);
+      await draw(next);
+      await painted();
+      if (!root.dataset.first) root.dataset.first = String(Math.round(performance.now()));
+    }
+    watch.disconnect();
+    root.dataset.drawn = String(plots.length);
+  }
+
+  function pickAll() {
+    const shown = wanted();
+    for (const plot of plots) pick(plot, shown);
+  }
+
+  for (const box of boxes) box.addEventListener("change", pickAll);
+  for (const button of marks) button.addEventListener("click", () => choose(button.dataset.mark));
   for (const bar of document.querySelectorAll(".picker")) bar.hidden = false;
   for (const button of document.querySelectorAll("[data-pick]")) {
     button.addEventListener("click", () => {
       for (const box of boxes) box.checked = button.dataset.pick === "all";
-      pick();
+      pickAll();
     });
   }
-  // What is folded on the screen is part of the printed page.
+  addEventListener("keydown", ({ key }) => { if (key === "Escape" && marked) choose(marked); });
+  // What is folded or not yet drawn on the screen is part of the printed page.
   addEventListener("beforeprint", () => {
     for (const part of document.querySelectorAll("details:not(.code)")) part.open = true;
+    for (const source of sources.splice(0)) draw(source);
   });
-  draw();
+  drawAll();
 })();

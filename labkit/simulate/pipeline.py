@@ -21,14 +21,16 @@ class PipelineSimulation:
     """When each row of a table takes place on a network.
 
     Args: table; network: None where messages take no time; start, stop: columns in the order of
-    the table's rows, s. A computation lasts from start to stop; a `send` from its first byte until
-    its delivery, while the sender goes on; a `receive` for as long as the receiver waits.
+    the table's rows, s; measured: whether these are times of the wall clock, and not a simulation.
+    A computation lasts from start to stop; a `send` from its first byte until its delivery, while
+    the sender goes on; a `receive` for as long as the receiver waits.
     """
 
     table: Table
     network: Network | None
     start: Seconds
     stop: Seconds
+    measured: bool = False
 
     @property
     def seconds(self) -> float:

@@ -21,12 +21,13 @@ class Column(keras.layers.Layer):
         joined: whether the outputs of all slices are gathered, for a layer that needs them all.
     """
 
-    def __init__(self, layer: Any, link: Link, joined: bool) -> None:
+    def __init__(self, layer: Any, link: Link, joined: bool = False) -> None:
         super().__init__(name=layer.name, dtype=layer.dtype_policy)
         own = link.own(layer.kernel.shape[-1])
         self.inner = _like(layer, layer.kernel.shape[-2], own.stop - own.start, layer.use_bias)
         self.link, self.joined, self.length = link, joined, layer.kernel.shape[-1]
         self.activation, self.trainable = layer.activation, layer.trainable
+        self.supports_masking = layer.supports_masking
         self.inner.kernel.assign(layer.kernel.value[..., own])
         if layer.use_bias:
             self.inner.bias.assign(layer.bias.value[own])
@@ -61,6 +62,7 @@ class Row(keras.layers.Layer):
         self.inner = _like(layer, own.stop - own.start, layer.kernel.shape[-1], False)
         self.link, self.bias = link, layer.bias
         self.activation, self.trainable = layer.activation, layer.trainable
+        self.supports_masking = layer.supports_masking
         self.inner.kernel.assign(layer.kernel.value[..., own, :])
         self.built = True
 

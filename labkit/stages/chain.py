@@ -37,7 +37,8 @@ class Chain:
         if len(graph.inputs) != 1 or len(graph.outputs) != 1:
             raise InvalidInput(
                 f"the model has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs; a "
-                "chain of stages has one of each"
+                "chain of stages has one of each: give such a model, or use lk.AllReduce or "
+                "lk.TensorParallel"
             )
         self._tensors = _cuts(graph)  # of the input, between blocks, of the output
 

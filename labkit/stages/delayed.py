@@ -21,7 +21,7 @@ class Delayed:
     Args:
         module: this rank's; it keeps what its backward needs, of as many iterations as it is late.
         links: to the modules before and behind it, one a rank.
-        record: of (action, module, iteration), stands around each computation.
+        record: of (action, module, iteration), stands around each computation and message.
     """
 
     def __init__(self, module: Stage, links: Links, record: Record) -> None:
@@ -62,19 +62,23 @@ class Delayed:
     def _forward(self, batch: Batch) -> float | None:
         x = batch.x
         if self.place > 0:
-            x = self.links.receive(self.place, self.place - 1, len(x))
+            with self._record("receive", self.place, self._iteration):
+                x = self.links.receive(self.place, self.place - 1, len(x))
         with self._record("forward", self.place, self._iteration):
             y = self.module.forward(self._iteration, x, 1.0, (batch.y, batch.weight))
         if self.place == self._last:
             return float(y)
-        self._posted += self.links.send(y, self.place, self.place + 1)
+        with self._record("send", self.place, self._iteration):
+            self._posted += self.links.send(y, self.place, self.place + 1)
         return None
 
     def _backward(self, iteration: int) -> None:
         gradient = None
         if self.place < self._last:
-            gradient = self.links.receive(self.place, self.place + 1, self.rows)
+            with self._record("receive", self.place, iteration):
+                gradient = self.links.receive(self.place, self.place + 1, self.rows)
         with self._record("backward", self.place, iteration):
             found = self.module.backward(iteration, gradient)
         if self.place > 0:
-            self._posted += self.links.send(found, self.place, self.place - 1)
+            with self._record("send", self.place, iteration):
+                self._posted += self.links.send(found, self.place, self.place - 1)

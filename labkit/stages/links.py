@@ -30,10 +30,10 @@ class Links:
         data = np.ascontiguousarray(value)
         return self.communicator.post(data, peer % self.communicator.size, _tag(stage, peer))
 
-    def receive(self, stage: int, peer: int, rows: int) -> Any:
-        """The tensor of so many rows that a peer has sent to a stage."""
+    def receive(self, stage: int, peer: int, *size: int) -> Any:
+        """The tensor that a peer has sent to a stage; its first axes: rows, or rows and steps."""
         spec = self._outputs[stage] if peer > stage else self._inputs[stage]
-        data = np.empty((rows, *spec.shape[1:]), tf.as_dtype(spec.dtype).as_numpy_dtype)
+        data = np.empty((*size, *spec.shape[len(size) :]), tf.as_dtype(spec.dtype).as_numpy_dtype)
         self.communicator.recv(data, peer % self.communicator.size, _tag(peer, stage))
         return tf.constant(data)
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
-import tensorflow as tf
-
 from labkit.communicator import Communicator
-from labkit.plan import cut
 from labkit.schedules.pipeline import Table
 from labkit.stages.links import Links
+from labkit.stages.open_time import is_open
+from labkit.stages.parts import MicroBatches, Stretches
 from labkit.stages.stage import Stage
 
 Record: TypeAlias = Callable[[str, int, int], AbstractContextManager[None]]
@@ -26,7 +25,7 @@ class Batch(NamedTuple):
 
 
 class Runner:
-    """Runs training steps and predictions of one rank's stages.
+    """Runs training steps of one rank's stages.
 
     Args:
         communicator: the ranks of one replica, in the order of the stages.
@@ -55,6 +54,7 @@ class Runner:
         self._rows = table.of_rank(communicator.rank).rows()
         self.last = table.stages - 1
         self.rows = 0
+        self._opened = [is_open(tensor) for tensor in [*inputs, outputs[-1]]]
 
     def step(self, batch: Batch, update: Callable[[int], None]) -> float | None:
         """One batch forward and backward; the loss on the rank of the last stage, else None.
@@ -65,13 +65,14 @@ class Runner:
             batch: the same on all ranks of the replica.
             update: called with a stage's number when its weights may change.
         """
-        under_way = _UnderWay(self, batch, cut(len(batch.x), [1.0] * self.table.microbatches))
+        parts = self._parts(batch)
+        under_way = _UnderWay(self, parts)
         for _, stage, action, number, peer in self._rows:
-            if under_way.rows(number):
+            if parts.reaches(number, max(stage, peer)):
                 with self._record(action, stage, number):
                     under_way.carry_out(action, stage, number, peer)
             if self.table.asynchronous and action == "backward":
-                self.rows = under_way.rows(number)
+                self.rows = parts.rows(number)
                 update(stage)
         self.communicator.finish(under_way.posted)
         if not self.table.asynchronous:
@@ -80,44 +81,26 @@ class Runner:
                 update(stage)
         return under_way.loss if len(batch.x) else None
 
-    def predict(self, x: Any, microbatches: int) -> Any:
-        """The model's output for x on the rank of the last stage, else None."""
-        edges = cut(len(x), [1.0] * microbatches)
-        found = []
-        for number in range(microbatches):
-            rows = edges[number + 1] - edges[number]
-            value = x[edges[number] : edges[number + 1]]
-            for stage in range(self.table.stages):
-                if stage not in self.stages or rows == 0:
-                    continue
-                before = stage - 1
-                if before >= 0 and before not in self.stages:
-                    value = self.links.receive(stage, before, rows)
-                value = self.stages[stage].predict(value)
-                if stage < self.last and stage + 1 not in self.stages:
-                    self.communicator.finish(self.links.send(value, stage, stage + 1))
-            if rows and self.last in self.stages:
-                found.append(value)
-        return tf.concat(found, 0) if found else None
+    def _parts(self, batch: Batch) -> MicroBatches:
+        if self.table.recurrent:
+            return Stretches(*batch, self.table.microbatches, self._opened)
+        return MicroBatches(*batch, self.table.microbatches)
 
 
 class _UnderWay:
     """A batch in the pipeline: what this rank holds of it between two rows of the schedule."""
 
-    def __init__(self, runner: Runner, batch: Batch, edges: Sequence[int]) -> None:
-        self._runner, self._batch, self._edges = runner, batch, edges
+    def __init__(self, runner: Runner, parts: MicroBatches) -> None:
+        self._runner, self._parts = runner, parts
         self._held: dict[tuple[str, int, int], Any] = {}  # (kind, stage it is for, micro-batch)
         self.posted: list[Any] = []
         self.loss: float | None = 0.0 if runner.last in runner.stages else None
 
-    def rows(self, number: int) -> int:
-        """Of a micro-batch."""
-        return self._edges[number + 1] - self._edges[number]
-
     def carry_out(self, action: str, stage: int, number: int, peer: int) -> None:
         """One row of the schedule."""
         if action == "receive":
-            value = self._runner.links.receive(stage, peer, self.rows(number))
+            size = self._parts.size(number, max(stage, peer))
+            value = self._runner.links.receive(stage, peer, *size)
             self._held[_kind(peer < stage), stage, number] = value
         elif action == "send":
             value = self._held.pop((_kind(peer > stage), peer, number))
@@ -134,10 +117,8 @@ class _UnderWay:
                 self._held[_kind(False), stage - 1, number] = found
 
     def _forward(self, stage: int, number: int) -> None:
-        first = stage == 0
-        x = self._part(self._batch.x, number) if first else self._held.pop(("x", stage, number))
-        targets = self._part(self._batch.y, number), self._part(self._batch.weight, number)
-        share = self.rows(number) / len(self._batch.x)
+        x = self._parts.input(number) if stage == 0 else self._held.pop(("x", stage, number))
+        targets, share = self._parts.targets(number), self._parts.share(number)
         # Each micro-batch has an update of its own, or all have one together.
         counts = 1.0 if self._runner.table.asynchronous else share
         found = self._runner.stages[stage].forward(number, x, counts, targets)
@@ -145,9 +126,6 @@ class _UnderWay:
             self.loss = (self.loss or 0.0) + float(found) * share / counts
         else:
             self._held["x", stage + 1, number] = found
-
-    def _part(self, value: Any, number: int) -> Any:
-        return None if value is None else value[self._edges[number] : self._edges[number + 1]]
 
 
 def _kind(forth: bool) -> str:

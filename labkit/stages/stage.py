@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from labkit.stages.ledger import Ledger
+
 Loss = Callable[[Any, Any, Any], Any]
 
 
@@ -39,6 +41,7 @@ class Stage:
         self._gradients: list[Any] | None = None
         self._call = tf.function(self._forward, reduce_retracing=True)  # rows differ
         self.most_kept = 0  # micro-batches at a time
+        self.ledger = Ledger()
 
     def forward(self, number: int, x: Any, share: float, targets: Any = None) -> Any:
         """The output of a micro-batch; at the last stage its part of the loss, a scalar.
@@ -50,11 +53,14 @@ class Stage:
             targets: (y, sample weights) at the last stage.
         """
         state = [tf.identity(variable.value) for variable in self._state]
-        tape, y, objective = self._record(x, share, targets)
+        with self.ledger.look() as made:
+            tape, y, objective = self._record(x, share, targets)
         if self._recompute:
             self._kept[number] = (None, x, None, None, share, targets, state)
+            made = state
         else:
             self._kept[number] = (tape, x, y, objective, share, targets, state)
+        self.ledger.keep(self, number, [x, *made], self.model.variables)
         self.most_kept = max(self.most_kept, len(self._kept))
         return objective if self._loss is not None else y
 
@@ -68,7 +74,9 @@ class Stage:
         """
         tape, x, y, objective, share, targets, state = self._kept.pop(number)
         if tape is None:
-            tape, y, objective = self._again(x, share, targets, state)
+            with self.ledger.look() as made:
+                tape, y, objective = self._again(x, share, targets, state)
+            self.ledger.keep(self, number, [x, *state, *made], self.model.variables)
         ends = [objective] if gradient is None else [y, objective]
         one = tf.ones_like(objective)
         seeds = [one] if gradient is None else [gradient, one]
@@ -79,6 +87,7 @@ class Stage:
             self._waiting[number] = (tape, ends, seeds)
         else:
             self._add(found[len(inputs) :])
+            self.ledger.drop(self, number)
         if not inputs:
             return None
         return tf.zeros_like(x) if found[0] is None else tf.convert_to_tensor(found[0])
@@ -87,6 +96,7 @@ class Stage:
         """Add the gradients of the weights of a micro-batch whose `backward` left them."""
         tape, ends, seeds = self._waiting.pop(number)
         self._add(tape.gradient(ends, [variable.value for variable in self.variables], seeds))
+        self.ledger.drop(self, number)
 
     def take_gradients(self) -> list[Any]:
         """The sum over the micro-batches since the last call, one tensor a variable."""
@@ -94,10 +104,6 @@ class Stage:
         if found is None:
             return [tf.zeros_like(variable.value) for variable in self.variables]
         return found
-
-    def predict(self, x: Any) -> Any:
-        """The output for x, as in inference."""
-        return self.model(x, training=False)
 
     def _record(self, x: Any, share: float, targets: Any) -> tuple[Any, Any, Any]:
         with tf.GradientTape(persistent=True) as tape:
@@ -135,3 +141,4 @@ class Stage:
             self._gradients = dense
         else:
             self._gradients = [a + b for a, b in zip(self._gradients, dense, strict=True)]
+        self.ledger.gather(self, self._gradients)

@@ -1,15 +1,16 @@
 """Strategies: what workers exchange, and when; one a file."""
 
 from labkit.strategies.allreduce import AllReduce
-from labkit.strategies.base import Session, Strategy
+from labkit.strategies.base import Predictor, Session, Strategy
 from labkit.strategies.delayed import DelayedGradients
 from labkit.strategies.layerwise import Layerwise
+from labkit.strategies.locally_connected import LocallyConnected
 from labkit.strategies.pipeline import Pipeline
 from labkit.strategies.tensor_parallel import TensorParallel
 
 STRATEGIES: dict[str, type[Strategy]] = {
     kind.__name__: kind
-    for kind in (AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel)
+    for kind in (AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel, LocallyConnected)
 }
 
 __all__ = [
@@ -17,7 +18,9 @@ __all__ = [
     "AllReduce",
     "DelayedGradients",
     "Layerwise",
+    "LocallyConnected",
     "Pipeline",
+    "Predictor",
     "Session",
     "Strategy",
     "TensorParallel",

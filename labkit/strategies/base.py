@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from labkit.checked import Checked
 
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
+    from labkit.schedules.grid import Layer
+
+
+# Of micro-batches x, which all ranks of a replica bring: the predictions of each, or None on ranks
+# that do not hold them, and what layers on this rank add to its loss.
+Predictor: TypeAlias = Callable[[Iterable[Any]], Iterator[tuple[Any, float]]]
 
 
 class Question(Protocol):
@@ -21,6 +27,26 @@ class Question(Protocol):
     @property
     def network(self) -> Any:
         """The network to emulate, or None."""
+
+    @property
+    def blocks(self) -> int | None:
+        """Of its model, between the places where it may be cut; None where only ranks know."""
+
+    @property
+    def widest(self) -> int | None:
+        """Units of the widest layer of its model that has slices; None where only ranks know."""
+
+    @property
+    def planes(self) -> Sequence[Layer] | None:
+        """Its model's layers as machines in a grid see them; None where only ranks know."""
+
+    @property
+    def rows(self) -> int | None:
+        """Of its training data; None where only ranks know."""
+
+    @property
+    def time_steps(self) -> int | None:
+        """Of a sample of a recurrent model; None where only ranks know."""
 
     @property
     def batch_size(self) -> int:
@@ -54,7 +80,8 @@ class Session(Protocol):
         communicator: all ranks. readers: those that divide a batch among them.
         watchers: what looks at compressed buckets, see `labkit.exchange.Exchange`.
         timeline: for strategies that write down what they do when.
-        owners: the rank that trains each variable, by its id, where ranks train parts.
+        layers: what a strategy that cuts layers has to say of each, for the record.
+        partition, memory: likewise, where a model was cut into stages, and what this rank keeps.
     """
 
     communicator: Communicator
@@ -63,7 +90,10 @@ class Session(Protocol):
     seed: int
     watchers: list[Any]
     timeline: Any
-    owners: dict[int, int]
+    layers: list[dict[str, Any]]
+    partition: dict[str, Any]
+    memory: dict[str, Any]
+    experiment: Any
 
     def compile(self, optimizer: Any) -> None:
         """Compile the model with the experiment's loss and metrics."""
@@ -75,9 +105,18 @@ class Session(Protocol):
         """Train on this rank's data for the experiment's epochs."""
 
     def loop(
-        self, step: Callable[[Any, Any, Any], float | None], collect: Callable[[], None]
+        self,
+        step: Callable[[Any, Any, Any], float | None],
+        collect: Callable[[], None],
+        predict: Predictor | None = None,
     ) -> None:
-        """Likewise, with steps of the strategy's own; `collect` gives all ranks all weights."""
+        """Likewise, with steps of the strategy's own.
+
+        Args:
+            step: takes a batch (x, y, sample weight); the loss on the rank that knows it.
+            collect: gives all ranks all weights.
+            predict: validates without that; None: each rank predicts with the whole model.
+        """
 
 
 class Strategy(Checked):
@@ -94,6 +133,20 @@ class Strategy(Checked):
     def readers(self, communicator: Communicator) -> Communicator:
         """The ranks that divide each batch among them; elsewhere the same rows are read."""
         return communicator
+
+    def predictor(self, model: Any, replica: Communicator) -> Predictor | None:
+        """How the ranks of a replica predict the same rows together.
+
+        None: each rank has the whole model and predicts rows of its own.
+
+        Args:
+            model: the whole one, built, the same on all ranks.
+            replica: the ranks.
+
+        Raises:
+            InvalidInput: the model cannot be divided so.
+        """
+        return None
 
     def train(self, session: Session) -> None:
         """Train this rank's model."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import PositiveInt
 
 from labkit.strategies.base import Question, Session
-from labkit.strategies.staged import Staged, collect, mean_and_apply, recorder
+from labkit.strategies.staged import Staged, mean_and_apply, recorder, through
 
 
 class DelayedGradients(Staged):
@@ -23,7 +23,8 @@ class DelayedGradients(Staged):
 
     Args:
         modules: K, ranks of one replica; None: all workers. Workers are a multiple of it.
-        partition: "parameters": the largest module has as few as can be; or how many blocks each
+        partition: "parameters": the largest module has as few as can be; "time": the slowest module
+            is as fast as can be, by the seconds of each block on rank 0; or how many blocks each
             module has.
 
     With a backward twice as long as the forward it is at most 3/(1 + 2/K) times as fast.
@@ -34,11 +35,13 @@ class DelayedGradients(Staged):
     after the last iteration are not applied.
     """
 
+    called: ClassVar[str] = "modules"
+
     modules: PositiveInt | None = None
 
     def check(self, experiment: Question) -> None:
         """Refuse what does not fit together, before any rank starts."""
-        self.check_stages(experiment, "modules", self.ranks(experiment.workers))
+        self.check_stages(experiment)
 
     def ranks(self, workers: int) -> int:
         """One a module."""
@@ -46,19 +49,24 @@ class DelayedGradients(Staged):
 
     def train(self, session: Session) -> None:
         """Forward in sequence, backward in parallel, an optimizer a module."""
-        from labkit.stages import Batch, Delayed, Links
+        from labkit.stages import Batch, Delayed, Links, footprint
 
-        optimizer = session.optimizer()
-        cut = self.cut(session, self.ranks(session.communicator.size), optimizer)
+        optimizer, modules = session.optimizer(), self.ranks(session.communicator.size)
+        cut = self.cut(session, optimizer, late=modules)
         (module,) = cut.own.values()
         links = Links(cut.communicator, cut.inputs, cut.outputs)
         delayed = Delayed(module, links, recorder(session.timeline))
         apply = mean_and_apply(session, cut.own, optimizer)
 
         def step(x: Any, y: Any, weight: Any) -> float | None:
+            cut.whole.release()
+            cut.ledger.step()
             batch = Batch(x, y, weight)
             loss: float | None = delayed.step(batch, lambda: apply(delayed.rows))
             return loss
 
-        session.loop(step, lambda: collect(session))
+        session.loop(step, cut.whole.collect, through(cut, modules))
         delayed.finish()
+        rows = self.rows(session.experiment.batch_size, session.communicator.size)
+        expected = footprint.of_module(module.model, modules, cut.communicator.rank, rows)
+        self.finish(session, cut, optimizer, expected)

@@ -18,6 +18,8 @@ class Layerwise(Pipeline):
     micro-batch, shown as it is.
 
     Args: as for `Pipeline`, whose schedule and micro-batches are fixed here.
+
+    Source: Y. Huang et al., GPipe, 2019, arXiv 1811.06965, which calls it naive.
     """
 
     schedule: Literal["layerwise"] = "layerwise"

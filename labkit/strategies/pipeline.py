@@ -8,11 +8,18 @@ from pydantic import PositiveInt, field_validator
 
 from labkit.errors import InvalidInput
 from labkit.schedules import PIPELINE
-from labkit.schedules.pipeline import Table, interleaved
+from labkit.schedules.pipeline import Table, gpipe, interleaved
+from labkit.schedules.pipeline.wavefront import stretches
 from labkit.strategies.base import Question, Session
-from labkit.strategies.staged import Staged, collect, mean_and_apply, recorder
+from labkit.strategies.staged import (
+    Staged,
+    inference,
+    mean_and_apply,
+    recorder,
+    through,
+)
 
-EXACT = ("layerwise", "gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_h2")
+EXACT = ("layerwise", "gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_h2", "wavefront")
 
 
 class Pipeline(Staged):
@@ -25,18 +32,31 @@ class Pipeline(Staged):
     Args:
         schedule: a name of `labkit.schedules.PIPELINE`. "pipedream" changes weights after each
             micro-batch, by the mean gradient of its rows at the weights of its forward pass.
-        microbatches: into which a replica's part of the batch is cut.
+            "wavefront" takes recurrent models through time, stretch by stretch.
+        microbatches: into which a replica's part of the batch is cut; of "wavefront" the stretches
+            of time steps, of equal length up to one.
         stages: ranks of one pipeline; None: all workers. Workers are a multiple of it.
         chunks: stages a rank, for "interleaved".
-        partition: "parameters": the largest stage has as few as can be; or how many blocks each
+        partition: "parameters": the largest stage has as few as can be; "time": the slowest stage
+            is as fast as can be, by the seconds of each block on rank 0; or how many blocks each
             stage has.
         recompute: keep only the inputs of stages, and go forward twice.
 
     Batch normalisation sees a micro-batch at a time; dropout draws other numbers than one process.
 
+    A wavefront cuts time, not rows: while the second stage works on the first stretch of all rows,
+    the first stage handles the second stretch. Each stage keeps its recurrent state, and backward
+    its gradient, from stretch to stretch: back-propagation through all of time, never truncated.
+    With T steps and \(t_i\) of them in stretch i, \(L = \sum_i \frac{t_i}{T} L_i\); what lies
+    behind a recurrent layer with return_sequences=False sees the last stretch only. Allowed are
+    LSTM, GRU and SimpleRNN without dropout of their own, and layers that act on each step alone;
+    a model with another one is refused with the list.
+
     Source: Y. Huang et al., GPipe, 2019, arXiv 1811.06965; D. Narayanan et al., PipeDream, 2019,
     and Megatron-LM, 2021, arXiv 2104.04473; P. Qi et al., Zero Bubble Pipeline Parallelism, 2024,
-    arXiv 2401.10241. Differs from them: pipedream's replicas average each micro-batch's gradient.
+    arXiv 2401.10241; J. Appleyard et al., Optimizing Performance of Recurrent Neural Networks on
+    GPUs, 2016, arXiv 1604.01946 (wavefront). Differs from them: pipedream's replicas average each
+    micro-batch's gradient; the wavefront's layers are on ranks.
     """
 
     schedule: str = "1f1b"
@@ -53,17 +73,20 @@ class Pipeline(Staged):
     @field_validator("schedule")
     @classmethod
     def _schedule(cls, value: str) -> str:
-        allowed = [name for name in PIPELINE if name != "wavefront"]
-        if value not in allowed:
-            raise ValueError(f"schedule={value!r} is not known; allowed: {', '.join(allowed)}")
+        if value not in PIPELINE:
+            raise ValueError(f"schedule={value!r} is not known; allowed: {', '.join(PIPELINE)}")
         return value
 
     def check(self, experiment: Question) -> None:
         """Refuse what does not fit together, before any rank starts."""
         ranks = self.ranks(experiment.workers)
-        self.check_stages(experiment, "stages", ranks * self.chunks)
-        rows = experiment.batch_size // (experiment.workers // ranks)
-        if self.microbatches > rows:
+        self.check_stages(experiment)
+        batch = min(experiment.batch_size, experiment.rows or experiment.batch_size)
+        rows = batch // (experiment.workers // ranks)
+        if self.schedule == "wavefront":
+            if experiment.time_steps is not None:
+                stretches(experiment.time_steps, self.microbatches)
+        elif self.microbatches > rows:
             raise InvalidInput(
                 f"microbatches={self.microbatches} of {rows} rows a replica: a micro-batch has one "
                 f"row at least; give at most {rows}, or a larger batch_size"
@@ -83,19 +106,44 @@ class Pipeline(Staged):
         """As many as stages, but for chunks."""
         return self.stages or workers
 
+    def depth(self, workers: int) -> int:
+        """As many on each rank as it has chunks."""
+        return self.ranks(workers) * self.chunks
+
     def table(self, ranks: int) -> Table:
         """The schedule of one replica."""
         if self.schedule == "interleaved":
             return interleaved(ranks, self.microbatches, self.chunks)
         return PIPELINE[self.schedule](ranks, self.microbatches)
 
+    def rows(self, batch_size: int, workers: int) -> int:
+        """Of the largest micro-batch; stretches of time have all rows."""
+        whole = super().rows(batch_size, workers)
+        return whole if self.schedule == "wavefront" else -(-whole // self.microbatches)
+
+    def models(self, model: Any, edges: list[int]) -> list[Any]:
+        """The stages of a model, of a recurrent one for stretches of any length."""
+        from labkit.stages import open_time, split_model
+
+        if self.schedule == "wavefront":
+            return split_model(open_time(model), edges)
+        return super().models(model, edges)
+
+    def stage(self, model: Any, loss: Any, first: bool, recompute: bool) -> Any:
+        """What trains a stage, of a recurrent model from stretch to stretch."""
+        from labkit.stages import RecurrentStage
+
+        if self.schedule == "wavefront":
+            return RecurrentStage(model, loss, first, recompute, self.microbatches)
+        return super().stage(model, loss, first, recompute)
+
     def train(self, session: Session) -> None:
         """Steps by the schedule, an optimizer a rank."""
-        from labkit.stages import Batch, Runner
+        from labkit.stages import Batch, Runner, footprint, split_model
 
-        optimizer = session.optimizer()
-        table = self.table(self.ranks(session.communicator.size))
-        cut = self.cut(session, table.stages, optimizer, self.recompute)
+        optimizer, workers = session.optimizer(), session.communicator.size
+        table = self.table(self.ranks(workers))
+        cut = self.cut(session, optimizer, self.recompute)
         record = recorder(session.timeline)
         runner = Runner(cut.communicator, table, cut.own, cut.inputs, cut.outputs, record)
         apply = mean_and_apply(session, cut.own, optimizer)
@@ -105,7 +153,21 @@ class Pipeline(Staged):
                 apply(runner.rows)
 
         def step(x: Any, y: Any, weight: Any) -> float | None:
+            cut.whole.release()
+            cut.ledger.step()
             loss: float | None = runner.step(Batch(x, y, weight), update)
             return loss
 
-        session.loop(step, lambda: collect(session))
+        predict = None  # by the whole model, where only the data say how many steps there are
+        if not table.recurrent:
+            predict = through(cut, table.stages)
+        elif session.model.inputs[0].shape[1] is not None:
+            predict = inference(session.model, cut.edges, cut.communicator)
+        session.loop(step, cut.whole.collect, predict)
+        rows = self.rows(session.experiment.batch_size, workers)
+        rank = cut.communicator.rank
+        models = cut.models
+        if table.recurrent:  # when the last stretch goes back, a rank keeps those of all steps
+            models, table = split_model(session.model, cut.edges), gpipe(table.ranks, 1)
+        expected = footprint.of_stages(models, table, rank, rows, self.recompute)
+        self.finish(session, cut, optimizer, expected)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from pydantic import PositiveInt, field_validator
 
 from labkit.communicator import ALGORITHMS, refuse_unmetered
 from labkit.errors import InvalidInput
-from labkit.strategies.base import Question, Session, Strategy
+from labkit.memory import by_kind
+from labkit.strategies.base import Predictor, Question, Session, Strategy
 
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
@@ -25,21 +27,27 @@ class TensorParallel(Strategy):
 
     Of two Dense layers in a row, \(y = \sum_i f(x A_i) B_i\): A is cut by outputs, B by inputs, so
     that one allreduce forward and one backward do for both. Conv2D layers are cut likewise, by
-    channels, with pooling between them. A Dense or Conv2D layer alone is cut by outputs, which are
-    gathered; an Embedding by words; scores at the end stay cut where the loss is the sparse
-    cross-entropy of logits. All else, and what has a regularizer, a constraint or fewer units than
-    slices, stays whole on every slice. Several replicas share a batch and average the gradients of
-    each slice.
+    channels, with pooling between them; batch normalisation between a pair is cut with it.
+    Attention is cut by heads: queries, keys and values by outputs, the projection behind them by
+    inputs. A Dense or Conv2D layer alone is cut by outputs, which are gathered; an Embedding by
+    words; scores at the end stay cut where the loss is the sparse cross-entropy of logits.
+
+    All else stays whole on every slice: other layers (depthwise, separable and grouped
+    convolutions among them), a regularizer or constraint, attention with dropout of its scores or
+    with masked inputs, fewer units than slices. `run.layers` says so, layer by layer, beside the
+    bytes that it sends. Several replicas share a batch and average the gradients of each slice.
 
     Args:
         slices: ranks of one replica; None: all workers. Workers are a multiple of it.
         algorithm: how slices add up: a name of `labkit.schedules.ALLREDUCE`, "mpi",
             "shared_memory", or "auto": "mpi", and "ring" on an emulated network.
 
-    Dropout and batch normalisation stay whole; of several replicas each normalises its own rows.
+    Of several replicas each normalises its own rows. Every rank builds the whole model first, and
+    gathers it at the end, and after each epoch where callbacks of the user's own may look at it.
+    In between it holds its slices alone: weights, gradients and optimizer state.
 
-    Source: M. Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053. Differs from it: attention
-    stays whole; convolutions are cut too; parts may differ by one unit.
+    Source: M. Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053. Differs from it: convolutions
+    are cut too; parts may differ by one unit; positions are cut as words are.
     """
 
     slices: PositiveInt | None = None
@@ -73,6 +81,12 @@ class TensorParallel(Strategy):
                 f"slices={slices} does not divide workers={workers}; "
                 f"allowed: {', '.join(map(str, allowed))}"
             )
+        if experiment.widest is not None and experiment.widest < slices:
+            allowed = [n for n in range(1, experiment.widest + 1) if workers % n == 0]
+            raise InvalidInput(
+                f"slices={slices} are more than the {experiment.widest} units of the widest layer; "
+                f"allowed with workers={workers}: {', '.join(map(str, allowed))}"
+            )
         _refuse_norms(experiment.optimizer, experiment.optimizer_options)
 
     def ranks(self, workers: int) -> int:
@@ -86,10 +100,25 @@ class TensorParallel(Strategy):
     def train(self, session: Session) -> None:
         """Steps on slices, an optimizer a rank."""
         sliced, step = self.start(session)
-        session.loop(step, lambda: collect(session, sliced))
-        if session.communicator.rank == 0:
-            for row in sliced.describe():
-                print(", ".join(f"{key} {value}" for key, value in row.items()))
+        steps = count()
+
+        def counted(x: Any, y: Any, weight: Any) -> float | None:
+            next(steps)
+            return step(x, y, weight)
+
+        session.loop(counted, lambda: collect(session, sliced), through(sliced))
+        session.layers = sliced.describe(max(1, next(steps)))
+        workers = session.communicator.size
+        rows = -(-session.experiment.batch_size // (workers // self.ranks(workers)))
+        used, plain = session.model.optimizer, session.optimizer()
+        with sliced.uncounted():
+            session.memory = by_kind(session.model, sliced.model, used, plain, rows, look=True)
+
+    def predictor(self, model: Any, replica: Communicator) -> Predictor:
+        """By all slices, the same rows."""
+        from labkit.slices import Sliced
+
+        return through(Sliced(model, replica, self._resolved(replica)))
 
     def start(self, session: Session) -> tuple[Sliced, Callable[[Any, Any, Any], float | None]]:
         """This rank's slice of the session's model, and the step that trains it."""
@@ -112,6 +141,7 @@ class TensorParallel(Strategy):
         def step(x: Any, y: Any, weight: Any) -> float | None:
             import tensorflow as tf
 
+            sliced.release()
             rows = len(x)
             loss, found = None, [tf.zeros_like(variable.value) for variable in variables]
             if rows:  # as many on all slices of a replica
@@ -126,6 +156,28 @@ class TensorParallel(Strategy):
         if self.algorithm != "auto":
             return self.algorithm
         return "mpi" if communicator.network is None else "ring"
+
+
+def through(sliced: Sliced) -> Predictor:
+    """Predictions by the slices of a replica, which its first rank holds."""
+    import keras
+    import tensorflow as tf
+
+    def forward(x: Any) -> tuple[Any, Any]:
+        y, total = sliced.predict(x), tf.zeros((), keras.config.floatx())
+        for own in sliced.model.losses:  # the same on all slices
+            total += tf.reduce_sum(tf.cast(own, total.dtype))
+        return y, total
+
+    call = tf.function(forward, autograph=False, reduce_retracing=True)
+
+    def predict(batches: Iterable[Any]) -> Iterator[tuple[Any, float]]:
+        for x in batches:
+            with sliced.uncounted():
+                y, penalty = call(keras.tree.map_structure(tf.convert_to_tensor, x))
+            yield (y, float(penalty)) if sliced.first else (None, 0.0)
+
+    return predict
 
 
 def collect(session: Session, sliced: Sliced) -> None:

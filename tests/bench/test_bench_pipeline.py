@@ -10,10 +10,12 @@ from labkit.errors import InvalidInput
 
 @pytest.mark.slow
 def test_a_row_holds_the_speed_up_and_what_it_can_be_at_most() -> None:
-    [row] = measure(2, ["1f1b"], [2], width=8, depth=2, rows=4, repeats=2)
+    row, delayed = measure(2, ["1f1b", "delayed"], [2], width=8, depth=2, rows=4, repeats=2)
     assert row["case"] == "1f1b, m = 2"
     assert row["share"] == pytest.approx(row["speedup"] / row["at_most"])
     assert row["stage_ms"] == pytest.approx(row["one_ms"] / 4)
+    assert delayed["case"] == "delayed gradients, K = 2"
+    assert delayed["stage_ms"] == pytest.approx(delayed["one_ms"] / 2)
     assert {"bench", "what", "workers", "network", "clock", "median_ms", "bytes"} <= set(row)
 
 

@@ -57,7 +57,7 @@ def test_an_unknown_algorithm_is_refused_with_those_that_are_known(cluster: Clus
     def add(communicator: Any) -> None:
         communicator.allreduce(np.zeros(3), algorithm="gossip")
 
-    with pytest.raises(RankError, match=r"InvalidInput: .*'gossip'.*allowed: .*mpi"):
+    with pytest.raises(RankError, match=r"'gossip'.*allowed: .*mpi"):
         cluster.call(add, ranks=2)
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from labkit import Cluster, Experiment, InvalidInput
+from labkit.datasets import available
+from labkit.figures import layer_traffic
 from labkit.strategies import TensorParallel
 
 SMALL = {
@@ -64,6 +66,83 @@ def images() -> Any:
     return keras.Sequential([keras.Input((8, 8, 1)), *layers, Dense(10)])
 
 
+def normalised() -> Any:
+    """A pair of convolutions with channels that are normalised one by one between them."""
+    import keras
+    from keras.layers import BatchNormalization, Conv2D, Dense, Flatten, MaxPooling2D, ReLU
+
+    layers = [
+        Conv2D(5, 3, padding="same"),
+        BatchNormalization(),
+        ReLU(),
+        MaxPooling2D(),
+        Conv2D(6, 3, activation="relu"),
+        Flatten(),
+    ]
+    return keras.Sequential([keras.Input((8, 8, 1)), *layers, Dense(10)])
+
+
+def codes() -> Any:
+    """Ten codes of eleven and what follows each."""
+    found = np.random.default_rng(0).integers(0, 11, (90, 7)).astype("int32")
+    return found[:, :-1], found[:, 1:]
+
+
+def text(of: Any) -> Any:
+    """A model of codes, compiled with the loss of its task.
+
+    By SGD: in one process Keras's Adam squares each part of a word's gradient, not their sum.
+    """
+    from labkit import models
+
+    of.compile("sgd", models.task_loss("next_character"), metrics=["accuracy"])
+    of.optimizer.learning_rate = 0.3
+    return of
+
+
+def transformer() -> Any:
+    from labkit import models
+    from labkit.datasets import Shapes
+
+    options = {"layers": 1, "width": 12, "heads": 3, "feed_forward": 10}
+    return text(models.build("transformer", Shapes((6,), 11, "next_character"), **options))
+
+
+def crossed() -> Any:
+    """Queries of one half of the sequence, masked or grouped keys and values of the other."""
+    import keras
+    from keras.layers import (
+        Add,
+        Concatenate,
+        Dense,
+        Embedding,
+        GroupQueryAttention,
+        LayerNormalization,
+        MultiHeadAttention,
+    )
+
+    inputs = keras.Input((6,), dtype="int32")
+    x = Embedding(11, 8)(inputs)
+    first, second = x[:, :4], LayerNormalization()(x[:, 2:])
+    mask = keras.ops.not_equal(inputs[:, 2:], 3)[:, None, :]
+    heads = MultiHeadAttention(3, 4, value_dim=5, output_shape=8, use_bias=False, name="heads")
+    y = Add()([first, heads(first, second, attention_mask=mask)])
+    y = GroupQueryAttention(3, 6, 3, name="groups")(y, second, key=Dense(8)(second))
+    return text(keras.Model(inputs, Dense(11)(Concatenate(axis=1)([y, x[:, 4:]]))))
+
+
+def masked() -> Any:
+    """A mask that attention and the loss look at; dense layers hand it on."""
+    import keras
+    from keras.layers import Add, Dense, Embedding, MultiHeadAttention
+
+    inputs = keras.Input((6,), dtype="int32")
+    x = Embedding(11, 8, mask_zero=True)(inputs)
+    inner = Dense(8)(Dense(7, "relu")(x))
+    x = Add()([inner, Dense(8)(x), MultiHeadAttention(3, 4)(x, x)])
+    return text(keras.Model(inputs, Dense(11)(x)))
+
+
 def words() -> Any:
     import keras
     from keras.layers import Dense, Embedding, GlobalAveragePooling1D, Reshape
@@ -88,6 +167,16 @@ def verify(communicator: Any, experiment: Experiment, cache: str) -> dict[str, A
     return dict(gate.verify(experiment, communicator, read(experiment, communicator)))
 
 
+def compare(communicator: Any, experiment: Experiment) -> dict[str, Any]:
+    """As the gate, where it would not: of one replica, normalisation is exact too."""
+    from labkit import gate
+    from labkit.feed import read
+
+    source = read(experiment, communicator)
+    return communicator.share(gate._compare(experiment, communicator, source))
+
+
+TEXT = {"dataset": codes(), "dataset_options": {}}
 SOFTMAX = {"loss": "sparse_categorical_crossentropy"}
 
 
@@ -95,7 +184,7 @@ SOFTMAX = {"loss": "sparse_categorical_crossentropy"}
     ("model", "fields"),
     [
         (mlp, {"workers": 4, "optimizer": "adam"}),
-        (images, {"workers": 4, "strategy": TensorParallel(slices=2)}),
+        (transformer, {"workers": 4, "strategy": TensorParallel(slices=2), **TEXT}),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
@@ -104,10 +193,14 @@ SOFTMAX = {"loss": "sparse_categorical_crossentropy"}
                 (lone, {"workers": 3, **SOFTMAX}),
                 (skips, {"workers": 4}),
                 (words, {"workers": 4}),
+                (images, {"workers": 4, "strategy": TensorParallel(slices=2)}),
+                (transformer, {"workers": 3, **TEXT}),
+                (crossed, TEXT),
+                (masked, TEXT),
             )
         ),
     ],
-    ids=lambda value: value.__name__ if callable(value) else str(value),
+    ids=lambda value: value.__name__ if callable(value) else str(value.get("workers", 2)),
 )
 def test_twenty_steps_on_slices_are_those_of_one_process(
     cluster: Cluster, model: Any, fields: dict[str, Any]
@@ -118,6 +211,13 @@ def test_twenty_steps_on_slices_are_those_of_one_process(
         assert verdict["verdict"] == "passed", verdict
         assert verdict["max_abs_difference"] < 1e-10
         assert "20 steps" in verdict["reason"]
+
+
+def test_normalisation_between_a_pair_is_cut_with_it(cluster: Cluster) -> None:
+    experiment = Experiment(**SMALL | {"model": normalised})
+    verdict = cluster.call(compare, experiment, ranks=2)[0]
+    assert verdict["verdict"] == "passed", verdict
+    assert verdict["max_abs_difference"] < 1e-10
 
 
 def first_step(communicator: Any, experiment: Experiment) -> Any:
@@ -153,10 +253,103 @@ def test_a_pair_of_dense_layers_sends_one_sum_forward_and_one_backward(cluster: 
     assert (rows[-1]["forward_bytes"], rows[-1]["backward_bytes"]) == (3 * 30 * 8, values)
 
 
+def test_attention_sends_one_sum_forward_and_one_backward(cluster: Cluster) -> None:
+    experiment = Experiment(**SMALL | TEXT | {"model": transformer, "precision": "float64"})
+    rows, loss, whole = cluster.call(first_step, experiment, ranks=2)[0]
+    assert loss == pytest.approx(whole, rel=1e-12)
+    sent = {row["layer"]: (row["forward_bytes"], row["backward_bytes"]) for row in rows}
+    n = 30 * 6 * 12 * 8  # bytes of the batch between blocks
+    assert {name: both for name, both in sent.items() if any(both)} == {
+        "words": (n, 0),
+        "positions": (n / 30, 0),
+        "attention_1": (n, n),
+        "feed_forward_in_1": (0, n),
+        "feed_forward_out_1": (n, 0),
+        "scores": (3 * n / 12, n),
+    }
+    held = {row["layer"]: (row["weights_bytes"], row["whole_weights_bytes"]) for row in rows}
+    one, all_three = (12 + 1) * 4 * 3 + 4 * 12, 3 * ((12 + 1) * 4 * 3 + 4 * 12)  # of three heads
+    assert held["attention_1"] == (8 * (one + 12), 8 * (all_three + 12))  # the bias is on both
+
+
+def alone_and_together(communicator: Any, experiment: Experiment) -> Any:
+    """Predictions whole and by slices; numbers in the whole model before, in and after training."""
+    from labkit.feed import read
+    from labkit.session import TrainingSession
+
+    session = TrainingSession(experiment, communicator, read(experiment, communicator))
+    x, y = next(iter(session.feed.train))[:2]
+    sliced, step = experiment.strategy.start(session)
+    found = [(session.model(x).numpy(), sliced.predict(x).numpy())]
+    numbers = []
+    for _ in range(2):
+        step(x, y, None)
+        numbers.append(sum(each.numpy().size for each in session.model.variables))
+        sliced.collect()
+        numbers.append(sum(each.numpy().size for each in session.model.variables))
+        found.append((session.model(x).numpy(), sliced.predict(x).numpy()))
+    return found, numbers
+
+
+def test_slices_predict_what_the_whole_model_does_which_is_away_while_they_train(
+    cluster: Cluster,
+) -> None:
+    experiment = Experiment(**SMALL | {"model": skips, "precision": "float64"})
+    for found, numbers in cluster.call(alone_and_together, experiment, ranks=2):
+        for whole, joined in found:
+            np.testing.assert_allclose(joined, whole, atol=1e-12)
+        assert not np.allclose(found[0][0], found[-1][0])
+        shared = 2 * (6 + 6 + 6)  # of the norms, and the biases that are added to sums
+        cut = (64 + 1) * 6 + 2 * ((6 + 1) * 9 + 9 * 6) + (6 + 1) * 10
+        assert numbers == [shared, shared + cut] * 2
+
+
+def test_the_record_has_the_traffic_of_every_layer(cluster: Cluster) -> None:
+    fields = {"batch_size": 25, "epochs": 2, "gate": False}
+    ring = TensorParallel(algorithm="ring")
+    run = cluster.run(Experiment(**SMALL | fields | {"model": skips, "strategy": ring}))
+    table = run.layers.set_index(["layer", "rank"])
+    assert sorted(run.layers["rank"].unique()) == [0, 1]
+    n = 25 * 6 * 4
+    pairs = run.layers[run.layers["slices"].isin(["outputs", "inputs"])]
+    assert set(pairs["forward_bytes"] + pairs["backward_bytes"]) == {n}
+    assert set(pairs["forward_wire_bytes"] + pairs["backward_wire_bytes"]) == {n}  # 2 (2 - 1) / 2
+    assert table.loc[("stem", 0), "slices"] == "outputs, gathered"
+    assert table.loc[("stem", 0), "whole_weights_bytes"] == (64 + 1) * 6 * 4
+    assert table.loc[("stem", 0), "weights_bytes"] == (64 + 1) * 3 * 4
+    whole = run.layers[run.layers["slices"] == "whole"]
+    assert set(whole["why"]) == {"LayerNormalization has no slices"}
+
+
 def test_what_cannot_be_cut_is_said(cluster: Cluster) -> None:
     experiment = Experiment(**SMALL | {"model": narrow})
-    with pytest.raises(Exception, match="no layer can be cut into 2 slices: a Dense, Conv2D"):
+    sentence = (
+        r"no layer can be cut into 2 slices \(dense\S*: units=1 for 2 slices; dense\S*: "
+        r"a regularizer .*\); give slices=1"
+    )
+    with pytest.raises(Exception, match=sentence):
         cluster.call(first_step, experiment, ranks=2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(available("shakespeare")), reason="the text is not here")
+def test_a_transformer_is_cut_by_its_name(cluster: Cluster) -> None:
+    experiment = Experiment(
+        model="transformer",
+        model_options={"layers": 1, "width": 16, "heads": 4, "feed_forward": 32},
+        dataset="shakespeare",
+        dataset_options={"rows": 64, "test_rows": 16, "sequence_length": 16},
+        strategy=TensorParallel(slices=2),
+        workers=2,
+        batch_size=16,
+        learning_rate=0.5,
+    )
+    run = cluster.run(experiment)
+    assert run.metrics["equivalence"]["verdict"] == "passed"
+    assert run.metrics["equivalence"]["max_abs_difference"] < 1e-10
+    assert set(run.layers["slices"]) == {"words", "whole", "heads", "outputs", "inputs", "scores"}
+    assert run.model()(np.zeros((1, 16), "int32")).shape == (1, 16, 65)
+    assert "attention_1 (heads): 16 KiB forward, 16 KiB backward" in layer_traffic(run).alt
 
 
 @pytest.mark.parametrize(
@@ -167,6 +360,10 @@ def test_what_cannot_be_cut_is_said(cluster: Cluster) -> None:
         ({"feed": "scatter"}, "slices of a model work on the same rows"),
         ({"optimizer_options": {"clipnorm": 1.0}}, "clipnorm=1.0 needs .*; use clipvalue"),
         ({"optimizer": "lamb"}, "optimizer='lamb' looks at whole variables"),
+        (
+            {"model": "linear", "workers": 12},
+            "slices=12 are more than the 10 units of the widest layer; .*: 1, 2, 3, 4, 6$",
+        ),
         (
             {"network": "1GbE", "strategy": TensorParallel(algorithm="mpi")},
             "cannot run on the emulated network",

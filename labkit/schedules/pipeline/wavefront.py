@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from labkit.errors import InvalidInput
+from labkit.plan import cut
 from labkit.schedules.pipeline.gpipe import gpipe
 from labkit.schedules.pipeline.table import Table
 
@@ -25,3 +27,16 @@ def wavefront(layers: int, steps: int) -> Table:
     networks on GPUs*, arXiv 1604.01946. Differs from it: layers on ranks, not on streams of a GPU.
     """
     return replace(gpipe(layers, steps), name="wavefront", recurrent=True)
+
+
+def stretches(steps: int, count: int) -> list[int]:
+    """The edges of stretches of time, of equal length up to one step: 8 in 3 -> [0, 2, 5, 8].
+
+    Raises: InvalidInput, for more stretches than steps.
+    """
+    if count > steps:
+        raise InvalidInput(
+            f"microbatches={count} stretches of {steps} time steps: a stretch has one step at "
+            f"least; allowed: 1 to {steps}"
+        )
+    return cut(steps, [1.0] * count)

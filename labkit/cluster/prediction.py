@@ -1,0 +1,104 @@
+"""What is asked of ranks that predict: whose model, which strategy, how many; checked before."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit import models
+from labkit.errors import InvalidInput
+from labkit.experiment import leaves, parse_strategy
+from labkit.run import Run
+from labkit.strategies import AllReduce, Strategy
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A question to a strategy that only predicts, see `labkit.strategies.base.Question`.
+
+    Attributes:
+        file: the trained model, as Keras has saved it.
+        strategy: how the ranks share the work.
+    """
+
+    file: str
+    strategy: Strategy
+    workers: int
+    blocks: int | None = None
+    widest: None = None
+    planes: None = None
+    rows: None = None
+    time_steps: None = None
+    batch_size: int = sys.maxsize  # of training; there is none
+    network: None = None
+    capacities: None = None
+    feed: str = "shard"
+    precision: str = "float32"
+    optimizer: str = "sgd"
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def ask(
+    run: Run | Path | str, strategy: Strategy | str | None, workers: int | None, available: int
+) -> Prediction:
+    """The question of `Cluster.predict` on a cluster of so many ranks.
+
+    Raises:
+        InvalidInput: no such file, too many ranks, or what the strategy refuses.
+        LabkitError: a run without a model.
+    """
+    trained = run.experiment if isinstance(run, Run) else {}
+    file = run.model_file if isinstance(run, Run) else Path(run)
+    if not file.is_file():
+        raise InvalidInput(f"{str(run)!r} is no file: give a completed run, or a .keras file")
+    if workers is None:
+        workers = trained.get("workers", available) if strategy is None else available
+    if not isinstance(workers, int) or not 1 <= workers <= available:
+        raise InvalidInput(
+            f"workers={workers} on a cluster of {available}; give workers=1 to {available}, or use "
+            f"Cluster(workers={workers})"
+        )
+    chosen = parse_strategy(strategy or trained.get("strategy") or AllReduce())
+    if not isinstance(chosen, Strategy):
+        raise InvalidInput(f"strategy={chosen!r} is none: give an object, such as lk.AllReduce()")
+    named = isinstance(trained.get("model"), str)
+    blocks = models.blocks(trained["model"], trained["model_options"]) if named else None
+    fields = ("precision", "optimizer", "optimizer_options") if strategy is None and trained else ()
+    own = {name: trained[name] for name in fields}  # with which it has been asked before
+    asked = Prediction(str(file.resolve()), chosen, workers, blocks, **own)
+    chosen.check(asked)
+    return asked
+
+
+def check_rows(x: Any, batch_size: int) -> None:
+    """Refuse what cannot be cut into rows.
+
+    Raises:
+        InvalidInput: no arrays, arrays of different lengths, a batch size below 1.
+    """
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise InvalidInput(f"batch_size={batch_size!r} is impossible; give a whole number from 1")
+    for leaf in leaves(x):
+        if not getattr(leaf, "shape", ()):
+            raise InvalidInput(
+                f"x is an array, or a nest of arrays, with a row a sample; "
+                f"got {type(leaf).__name__}: use numpy.asarray"
+            )
+    rows = {len(leaf) for leaf in leaves(x)}
+    if len(rows) != 1:
+        raise InvalidInput(f"the arrays of x must have the same number of rows; got {sorted(rows)}")
+
+
+def together(parts: Sequence[Any]) -> Any:
+    """One result of what the ranks returned, in their order; None where a rank holds nothing."""
+    held = [part for part in parts if part is not None]
+    if isinstance(held[0], dict):
+        return {key: together([part[key] for part in held]) for key in held[0]}
+    if isinstance(held[0], list | tuple):
+        return type(held[0])(together(each) for each in zip(*held, strict=True))
+    return np.concatenate(held)

@@ -1,0 +1,30 @@
+"""When buckets travel: the schedules of the exchange, each exact, and where they come from."""
+
+from __future__ import annotations
+
+EXPLAINED = {
+    "sequential": """All buckets after backpropagation.
+
+    Source: J. Chen, X. Pan, R. Monga, S. Bengio, R. Jozefowicz, Revisiting Distributed Synchronous
+    SGD, 2016, arXiv 1604.00981. Differs from it: no server, and no backup workers.
+    """,
+    "overlap": """Each bucket as soon as its gradients are there, while backpropagation goes on.
+
+    Source: H. Zhang et al., Poseidon, 2017, arXiv 1706.03292 (wait-free backpropagation); buckets:
+    S. Li et al., PyTorch Distributed, 2020, arXiv 2006.15704.
+    """,
+    "priority": """Front layers first: the next step starts while the rest is under way.
+
+    Large gradients are cut; each layer is updated right before it is used again.
+
+    Source: A. Jayarajan et al., Priority-based Parameter Propagation, 2019, arXiv 1905.03960;
+    Y. Peng et al., A Generic Communication Scheduler for Distributed DNN Training Acceleration,
+    SOSP 2019. Differs from them: the order is fixed from measured times, the same on all ranks,
+    not decided while buckets wait.
+    """,
+    "staggered": """As sequential, and ranks take turns at links that they share.
+
+    Source: folklore; a shared line carries one message at a time without loss of bandwidth.
+    """,
+}
+SCHEDULES = tuple(EXPLAINED)

@@ -1,0 +1,123 @@
+"""The values of one layer that cross between machines, as an operation with a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from labkit.communicator import Communicator
+from labkit.schedules.grid import Boxes, Crossing
+
+Place = tuple[slice, ...]
+Batch = np.ndarray  # (batch, rows, columns, channels)
+
+
+class Halo:
+    """From what each machine holds of a layer to what each reads of it.
+
+    Forward, a machine sends each other one the values that this one reads, in one message, and
+    puts what it receives around its own. Backward the gradients of the same values return, and
+    add up in order of machines. All send before any waits, so that none waits in a circle.
+
+    Args:
+        communicator: the machines of one replica.
+        crossing: what crosses before all layers.
+        number: the reading layer's place among them.
+        held, read: what this machine holds of the layer before, and reads of it: (3, 2).
+
+    Attributes:
+        payload: bytes that this machine has sent so far, by "forward" and "backward".
+        wire: bytes that have left it.
+    """
+
+    def __init__(
+        self, communicator: Communicator, crossing: Crossing, number: int, held: Any, read: Any
+    ) -> None:
+        self._communicator, self._number = communicator, number
+        self._own, self._whole = _extent(held), _extent(read)
+        here = crossing.layer == number
+        out = here & (crossing.source == communicator.rank)
+        come = here & (crossing.destination == communicator.rank)
+        self._out = _places(crossing.destination[out], crossing.box[out], held)
+        self._in = _places(crossing.source[come], crossing.box[come], read)
+        stays = np.stack([np.maximum(held, read)[:, 0], np.minimum(held, read)[:, 1]], axis=1)
+        stays = np.maximum(stays, stays[:, :1])  # nothing, where this machine reads nothing
+        self._kept, self._kept_as = _place(stays, held), _place(stays, read)
+        self.payload = {"forward": 0, "backward": 0}
+        self.wire = {"forward": 0, "backward": 0}
+
+    def __call__(self, x: Any) -> Any:
+        """What this machine reads, of what it holds; both (batch, rows, columns, channels)."""
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def exchange(x: Any) -> tuple[Any, Callable[[Any], Any]]:
+            y = self._metered(self._forward, x, "forward", self._whole)
+            return y, lambda gradient: self._metered(
+                self._backward, gradient, "backward", self._own
+            )
+
+        return exchange(x)
+
+    def _forward(self, x: Batch) -> Batch:
+        found = np.zeros((len(x), *self._whole), x.dtype)
+        posted = self._send(x, self._out, 0)
+        found[self._kept_as] = x[self._kept]
+        for source, there in self._in:
+            found[there] = self._receive(found[there], source, 0)
+        self._communicator.finish(posted)
+        return found
+
+    def _backward(self, gradient: Batch) -> Batch:
+        found = np.zeros((len(gradient), *self._own), gradient.dtype)
+        posted = self._send(gradient, self._in, 1)
+        found[self._kept] = gradient[self._kept_as]
+        for source, mine in self._out:
+            found[mine] += self._receive(found[mine], source, 1)
+        self._communicator.finish(posted)
+        return found
+
+    def _send(self, x: Batch, places: Sequence[tuple[int, Place]], way: int) -> list[Any]:
+        tag = 2 * self._number + way
+        posted = []
+        for machine, place in places:
+            posted += self._communicator.post(np.ascontiguousarray(x[place]), machine, tag)
+        return posted
+
+    def _receive(self, like: Batch, source: int, way: int) -> Batch:
+        data = np.empty(like.shape, like.dtype)
+        self._communicator.recv(data, source, 2 * self._number + way)
+        return data
+
+    def _metered(
+        self, call: Callable[[Batch], Batch], x: Any, way: str, to: tuple[int, ...]
+    ) -> Any:
+        """The call as an operation. TensorFlow runs such operations in the order of the trace."""
+
+        def counted(value: Batch) -> Batch:
+            before = self._communicator.traffic.copy()
+            result = call(value)
+            spent = self._communicator.traffic.since(before)
+            self.payload[way] += spent.payload_bytes
+            self.wire[way] += spent.wire_bytes
+            return result
+
+        y = tf.numpy_function(counted, [x], x.dtype)
+        y.set_shape([x.shape[0], *to])
+        return y
+
+
+def _places(machines: Any, boxes: Boxes, frame: Any) -> list[tuple[int, Place]]:
+    """Where in the frame each machine's box lies."""
+    return [(int(who), _place(box, frame)) for who, box in zip(machines, boxes, strict=True)]
+
+
+def _place(box: Any, frame: Any) -> Place:
+    start, stop = (box - frame[:, :1]).T.tolist()
+    return (slice(None), *(slice(a, b) for a, b in zip(start, stop, strict=True)))
+
+
+def _extent(box: Any) -> tuple[int, ...]:
+    return tuple((box[:, 1] - box[:, 0]).tolist())

@@ -1,0 +1,89 @@
+"""A small transformer: at each character, scores of the one that follows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from labkit.datasets import Shapes
+from labkit.options import Count, Options
+
+if TYPE_CHECKING:
+    import keras
+
+
+class TransformerOptions(Options):
+    """Options of `transformer`."""
+
+    layers: Count = Field(2, description="blocks of attention and feed-forward, 1 or more")
+    width: Count = Field(64, description="length of a character's vector, 1 or more")
+    heads: Count = Field(
+        4,
+        validate_default=True,
+        description="heads of attention: a divisor of width, such as 4 of 64",
+    )
+    feed_forward: Count = Field(256, description="hidden units of the feed-forward, 1 or more")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="share of what each layer adds dropped, 0 to below 1"
+    )
+
+    @property
+    def blocks(self) -> int:
+        """Vectors of words and positions, both halves of each layer, a norm, the scores."""
+        return 2 * self.layers + 3
+
+    def widest(self, shapes: Shapes) -> int:
+        """The most words, positions, hidden units or heads."""
+        return max(shapes.outputs, *shapes.input_shape, self.feed_forward, self.width, self.heads)
+
+    @field_validator("heads")
+    @classmethod
+    def _divides(cls, heads: int, info: ValidationInfo) -> int:
+        if info.data.get("width", heads) % heads:
+            raise ValueError("not a divisor")
+        return heads
+
+
+def transformer(options: TransformerOptions, shapes: Shapes) -> keras.Model:
+    r"""Return blocks of causal self-attention and feed-forward, scores (steps, outputs).
+
+        codes ─ words + positions ─┬─ norm ─ attention ─ add ─┬─ norm ─ dense ─ dense ─ add ─ …
+                                   └──────────────────────┘   └───────────────────────┘
+
+    Each half of a block is \(x + f(\mathrm{norm}(x))\); a norm and a dense layer of scores end the
+    model. Positions are learned. A character sees those before it and itself.
+
+    Source: A. Vaswani et al., 2017, arXiv 1706.03762; norms first as in R. Xiong et al., 2020,
+    arXiv 2002.04745.
+    """
+    import keras
+    from keras import layers
+
+    steps = shapes.input_shape[0]
+    codes = keras.Input(shapes.input_shape, dtype="int32", name="codes")
+    # Of one row, for all: a layer of Keras's own, so that the saved model opens anywhere.
+    places = keras.ops.cumsum(keras.ops.ones_like(codes[:1, :]), axis=1) - 1
+    words = layers.Embedding(shapes.outputs, options.width, name="words")(codes)
+    x = words + layers.Embedding(steps, options.width, name="positions")(places)
+    for number in range(1, options.layers + 1):
+        x = _block(options, x, number)
+    x = layers.LayerNormalization(name="norm")(x)
+    return keras.Model(codes, layers.Dense(shapes.outputs, name="scores")(x), name="transformer")
+
+
+def _block(options: TransformerOptions, x: Any, number: int) -> Any:
+    from keras import layers
+
+    def add(half: str, y: Any) -> Any:
+        y = layers.Dropout(options.dropout)(y) if options.dropout else y
+        return layers.Add(name=f"{half}_add_{number}")([x, y])
+
+    attention = layers.MultiHeadAttention(
+        options.heads, options.width // options.heads, name=f"attention_{number}"
+    )
+    y = layers.LayerNormalization(name=f"attention_norm_{number}")(x)
+    x = add("attention", attention(y, y, use_causal_mask=True))
+    y = layers.LayerNormalization(name=f"feed_forward_norm_{number}")(x)
+    y = layers.Dense(options.feed_forward, "gelu", name=f"feed_forward_in_{number}")(y)
+    return add("feed_forward", layers.Dense(options.width, name=f"feed_forward_out_{number}")(y))

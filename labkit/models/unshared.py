@@ -1,0 +1,110 @@
+"""LocallyConnected2D: a convolution with a kernel of its own at each place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from labkit.errors import InvalidInput
+
+
+@keras.saving.register_keras_serializable(package="labkit")
+class LocallyConnected2D(keras.layers.Layer):
+    r"""Unshared convolution: \(y_{ij} = f(K_{ij} \cdot x_{ij} + b_{ij})\).
+
+    \(x_{ij}\) is what a kernel covers of the image from row i s and column j s on. Images are
+    (batch, rows, columns, channels), without padding. Weights, by place of the output: `kernel`
+    (rows, columns, k k channels, filters) and `bias` (rows, columns, filters). Kernels start Glorot
+    uniform, by the inputs and filters of one place.
+
+    Args:
+        filters: outputs of each place.
+        kernel_size, strides: rows and columns, or one number for both.
+        activation: as for `keras.layers.Dense`.
+        use_bias: whether places add a bias, zero at first.
+
+    Raises:
+        InvalidInput: a number below 1, or a kernel larger than the image.
+    """
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | tuple[int, int],
+        strides: int | tuple[int, int] = 1,
+        activation: Any = None,
+        use_bias: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.filters, self.use_bias = filters, use_bias
+        self.kernel_size, self.strides = _pair(kernel_size), _pair(strides)
+        self.activation = keras.activations.get(activation)
+        if min(filters, *self.kernel_size, *self.strides) < 1:
+            raise InvalidInput(
+                f"filters={filters}, kernel_size={kernel_size}, strides={strides}: give numbers "
+                "from 1"
+            )
+
+    def build(self, input_shape: tuple[Any, ...]) -> None:
+        """Make the weights for images of this shape."""
+        if len(input_shape) != 4 or None in input_shape[1:]:
+            raise InvalidInput(
+                f"{self.name} got {tuple(input_shape)}; give images (batch, rows, columns, "
+                "channels) of a known size: each place has a kernel of its own"
+            )
+        _, rows, columns, filters = self.compute_output_shape(input_shape)
+        if min(rows, columns) < 1:
+            raise InvalidInput(
+                f"{self.name}: a kernel of {self.kernel_size} does not fit on an image of "
+                f"{tuple(input_shape[1:3])}"
+            )
+        inputs = self.kernel_size[0] * self.kernel_size[1] * input_shape[-1]
+        limit = (6 / (inputs + filters)) ** 0.5
+        self.kernel = self.add_weight(
+            shape=(rows, columns, inputs, filters),
+            initializer=keras.initializers.RandomUniform(-limit, limit),
+            name="kernel",
+        )
+        self.bias = None
+        if self.use_bias:
+            shape = (rows, columns, filters)
+            self.bias = self.add_weight(shape=shape, initializer="zeros", name="bias")
+
+    def call(self, x: Any) -> Any:
+        """Outputs (batch, rows, columns, filters)."""
+        rows, columns = self.kernel.shape[:2]
+        down, across = self.strides
+        parts = [
+            x[:, i : i + down * (rows - 1) + 1 : down, j : j + across * (columns - 1) + 1 : across]
+            for i in range(self.kernel_size[0])
+            for j in range(self.kernel_size[1])
+        ]
+        patches = keras.ops.concatenate(parts, axis=-1)  # (batch, rows, columns, k k channels)
+        y = keras.ops.einsum("bijp,ijpf->bijf", patches, self.kernel)
+        return self.activation(y if self.bias is None else y + self.bias)
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        """(batch, rows, columns, filters)"""
+        sizes = [
+            (size - k) // s + 1
+            for size, k, s in zip(input_shape[1:3], self.kernel_size, self.strides, strict=True)
+        ]
+        return (input_shape[0], *sizes, self.filters)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        config: dict[str, Any] = super().get_config()
+        return config | {
+            "filters": self.filters,
+            "kernel_size": self.kernel_size,
+            "strides": self.strides,
+            "activation": keras.activations.serialize(self.activation),
+            "use_bias": self.use_bias,
+        }
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    first, second = value if isinstance(value, tuple | list) else (value, value)
+    return int(first), int(second)

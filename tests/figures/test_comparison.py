@@ -1,0 +1,235 @@
+"""Parallel coordinates, heat maps, scatter, seed bands and the reading say what the runs say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_runs import FAILED_GATE, write_run
+
+from labkit.errors import InvalidInput, LabkitError
+from labkit.figures import (
+    compare,
+    comparison_reading,
+    has_grid,
+    heat_map,
+    parallel_coordinates,
+    pareto,
+    scatter,
+    table,
+)
+from labkit.figures.axes import number_text, scale
+from labkit.figures.entries import MANY, entries
+from labkit.figures.gather import gathered
+from labkit.figures.seed_bands import bands
+from labkit.figures.speed import scalings
+from labkit.run import Run
+
+ONE_BIT = {"name": "AllReduce", "algorithm": "ring", "compressor": {"name": "OneBit"}}
+
+
+def grid(root: Path, seeds: int = 1, **changes: Any) -> list[Run]:
+    """Two numbers of workers x two compressors x seeds; the second compressor is less accurate."""
+    return [
+        write_run(
+            root,
+            workers=workers,
+            seed=seed,
+            step_ms=8.0 / workers + seed,
+            measured={"test_accuracy": (0.8 if other else 0.9) + seed / 100} | changes,
+            **({"strategy": ONE_BIT} if other else {}),
+        )
+        for workers in (1, 2)
+        for other in (False, True)
+        for seed in range(seeds)
+    ]
+
+
+def keyed(figure: Any, run: Run) -> list[Any]:
+    """The traces that draw this run alone, without its line in the legend."""
+    key = entries([run])[0].key
+    found = [trace for trace in figure.data if (trace.meta or {}).get("run") == key]
+    return [trace for trace in found if trace.x[0] is not None]
+
+
+def test_numbers_stand_in_proportion_and_few_of_them_in_slots() -> None:
+    assert scale([1, 3, 2], measured=True).places == (0.0, 1.0, 0.5)
+    assert scale([4, 1, 2], measured=False).places == pytest.approx((5 / 6, 1 / 6, 1 / 2))
+    wide = scale([1, 10, 100], measured=True)
+    assert wide.places == pytest.approx((0.0, 0.5, 1.0))  # logarithmic
+    assert scale([2.0, None], measured=True).places == (0.5, None)
+    words = scale(["b", None, "a", "b"], measured=False)
+    assert [value for _, value in words.ticks] == [None, "b", "a"]
+    assert words.places == pytest.approx((1 / 2, 1 / 6, 5 / 6, 1 / 2))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.12345, "0.123"), (1234, "1,234"), (45_700, "45.7k"), (2.5e6, "2.5M")]
+)
+def test_numbers_on_axes_are_short(value: float, text: str) -> None:
+    assert number_text(value) == text
+
+
+def test_parallel_coordinates_have_an_axis_for_each_difference_and_result(tmp_path: Path) -> None:
+    runs = grid(tmp_path)
+    figure = parallel_coordinates(runs)
+    names = list(figure.layout.xaxis.ticktext)
+    assert names == ["compressor", "workers", "test accuracy", "training, s", "samples/s"]
+    for run in runs:
+        (line,) = keyed(figure, run)
+        assert len(line.y) == len(names)
+        accuracy = run.metrics["test_accuracy"]
+        assert line.y[2] == pytest.approx((accuracy - 0.8) / 0.1)
+    assert "compressor: OneBit, workers: 2, test accuracy: 80.0%" in figure.alt
+
+
+def test_a_failed_gate_breaks_the_line_where_speeds_are(tmp_path: Path) -> None:
+    bad = write_run(tmp_path, workers=4, measured={"equivalence": FAILED_GATE})
+    figure = parallel_coordinates(
+        [*grid(tmp_path), bad], ["workers", "test_accuracy", "samples_per_second"]
+    )
+    (line,) = keyed(figure, bad)
+    assert line.y[0] is not None
+    assert line.y[1] is not None
+    assert line.y[2] is None
+    assert "equivalence gate failed" in figure.alt
+
+
+def test_a_heat_map_finds_the_grid_and_takes_medians_of_seeds(tmp_path: Path) -> None:
+    runs = grid(tmp_path, seeds=3)
+    assert has_grid(runs)
+    figure = heat_map(runs)
+    accuracy, speed = (trace for trace in figure.data if trace.type == "heatmap")
+    assert [list(row) for row in accuracy.z] == [[0.91, 0.91], [0.81, 0.81]]
+    assert speed.z[0][0] == pytest.approx(256 / 9 * 1000)
+    assert list(figure.layout.yaxis.ticktext) == ["no compression", "OneBit"]
+    assert list(figure.layout.xaxis.ticktext) == ["1", "2"]
+    dots = next(trace for trace in figure.data if (trace.meta or {}).get("points"))
+    assert sorted(key for keys in dots.meta["points"] for key in keys) == sorted(
+        entry.key for entry in entries(runs)
+    )
+    assert "compressor OneBit, workers 2: 81.0%" in figure.alt
+
+
+def test_a_heat_map_can_be_turned_and_says_what_is_missing(tmp_path: Path) -> None:
+    runs = grid(tmp_path)
+    figure = heat_map(runs, x="compressor", y="workers", measures=["test_loss"])
+    assert list(figure.layout.xaxis.ticktext) == ["no compression", "OneBit"]
+    with pytest.raises(InvalidInput, match=r"'worker' \(did you mean 'workers'"):
+        heat_map(runs, x="worker", y="compressor")
+    with pytest.raises(InvalidInput, match="no two parameters of these runs"):
+        heat_map(runs[:2])
+    assert not has_grid(runs[:2])
+    assert not has_grid([])
+
+
+def test_no_speed_of_a_failed_gate_is_in_a_cell(tmp_path: Path) -> None:
+    runs = grid(tmp_path)
+    runs[3] = write_run(
+        tmp_path, workers=2, strategy=ONE_BIT, measured={"equivalence": FAILED_GATE}
+    )
+    figure = heat_map(runs)
+    accuracy, speed = (trace for trace in figure.data if trace.type == "heatmap")
+    assert accuracy.z[1][1] is not None
+    assert speed.z[1][1] is None
+    assert "gate failed" in figure.alt
+
+
+def test_scatter_shows_any_number_over_any_other(tmp_path: Path) -> None:
+    runs = grid(tmp_path)
+    figure = scatter(runs, "step_ms.median", "test_accuracy")
+    (marker,) = keyed(figure, runs[2])
+    assert (marker.x[0], marker.y[0]) == (4.0, 0.9)
+    assert list(scatter(runs, "compressor", "test_loss").layout.xaxis.ticktext) == [
+        "no compression",
+        "OneBit",
+    ]
+    with pytest.raises(InvalidInput, match="did you mean 'test_accuracy'"):
+        scatter(runs, "workers", "test_acuracy")
+
+
+def test_seed_bands_span_the_seeds_of_each_number_of_workers(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path, workers=workers, seed=seed, step_ms=step)
+        for workers, steps in ((1, (8.0, 8.0)), (2, (4.0, 5.0)))
+        for seed, step in enumerate(steps)
+    ]
+    (band,) = bands(scalings(entries(runs)))
+    assert band.workers == (1, 2)
+    assert band.low == pytest.approx((1, 8 / 5))
+    assert band.high == pytest.approx((1, 8 / 4))
+    assert band.middle[1] == pytest.approx((8 / 5 + 8 / 4) / 2)
+    assert band.seeds == 2
+    drawn = [t for t in compare(runs).data if (t.meta or {}).get("runs")]
+    assert len(drawn) == 2 * 2  # speed-up and efficiency: the band and its middle
+    assert list(drawn[0].y) == pytest.approx([1, 8 / 5, 8 / 4, 1])
+    assert not bands(scalings(entries(runs[:2])))
+
+
+def test_repeats_of_one_run_make_a_band_too(tmp_path: Path) -> None:
+    spread = {"repeats": 2, "spread": {"step_ms.median": [4.0, 5.0]}}
+    runs = [
+        write_run(tmp_path, workers=1, step_ms=8.0),
+        write_run(tmp_path, workers=2, step_ms=4.5, repeats=2, measured=spread),
+    ]
+    (band,) = bands(scalings(entries(runs)))
+    assert (band.low[1], band.high[1]) == pytest.approx((8 / 5, 8 / 4))
+    assert band.seeds == 2
+
+
+def test_points_of_many_runs_are_one_trace_that_knows_whose_they_are(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path, seed=seed) for seed in range(MANY + 1)]
+    keys = [entry.key for entry in entries(runs)]
+    for figure in (pareto(runs), scatter(runs, "train_seconds", "test_accuracy")):
+        points = [trace for trace in figure.data if (trace.meta or {}).get("points")]
+        assert points[0].meta["points"] == [[key] for key in keys]
+        assert len(points[0].x) == len(points[0].y) == len(points[0].marker.color) == len(runs)
+    bars = [trace for trace in compare(runs).data if trace.type == "bar"]
+    assert len(bars) == 1
+    assert "seed 3" in bars[0].hovertemplate[3]
+
+
+def test_lines_and_points_without_a_run_are_left_as_they_are() -> None:
+    line = {"x": [1, 2], "y": [3, 4], "meta": {"run": "a"}, "name": "a"}
+    front = {"x": [1], "y": [3], "name": "front"}
+    assert gathered([line, front]) == [line, front]
+
+
+def test_the_reading_knows_who_is_best_and_what_seeds_leave_open(tmp_path: Path) -> None:
+    text = comparison_reading(grid(tmp_path, seeds=3))
+    assert "12 runs that differ in compressor, workers, seed" in text
+    assert "Equivalence gate: 12 passed" in text
+    assert "**no compression, workers 1**, 91.00% (3 seeds, 90.00% to 92.00%)" in text
+    assert "no compression, workers 2, 91.00%" in text  # as good: no lead is claimed
+    assert "more than their seeds explain" not in text
+    one = comparison_reading(grid(tmp_path / "one"))
+    assert "with one seed this may be chance" in one
+
+
+def test_the_reading_judges_a_clear_lead_and_names_failed_gates(tmp_path: Path) -> None:
+    runs = [
+        write_run(
+            tmp_path, seed=seed, model=model, measured={"test_accuracy": accuracy + seed / 1e3}
+        )
+        for model, accuracy in (("mlp", 0.9), ("cnn", 0.5))
+        for seed in range(3)
+    ]
+    runs.append(write_run(tmp_path, workers=4, measured={"equivalence": FAILED_GATE}))
+    text = comparison_reading(runs)
+    assert "cnn on digits: " in text  # another task: no race between models
+    assert "no speed is shown of model mlp, workers 4" in text
+    clear = [
+        write_run(
+            tmp_path, seed=s, learning_rate=rate, measured={"test_accuracy": accuracy + s / 1e3}
+        )
+        for rate, accuracy in ((0.1, 0.9), (0.5, 0.5))
+        for s in range(3)
+    ]
+    assert "more than their seeds explain" in comparison_reading(clear)
+
+
+def test_without_runs_each_says_what_to_do() -> None:
+    for figure in (compare, pareto, parallel_coordinates, heat_map, comparison_reading, table):
+        with pytest.raises(LabkitError, match="run a notebook first"):
+            figure([])

@@ -1,0 +1,250 @@
+"""Runs of models in stages: the measured Gantt, the prediction, and the tables made of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sample_runs import FAILED_GATE, write_run
+
+from labkit.errors import InvalidInput, LabkitError
+from labkit.figures import (
+    measured_pipeline,
+    pipeline_gantt,
+    pipeline_speedup,
+    pipeline_table,
+    predicted_pipeline,
+    rank_table,
+)
+from labkit.figures.pipeline_gantt import ACTIONS, MESSAGE
+from labkit.run import Run
+from labkit.schedules import PIPELINE
+from labkit.schedules.pipeline.delayed import delayed
+from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
+from labkit.store import write_table
+
+MS = 1e-3
+STEPS, PERIOD = 24, 0.1  # of which the last 14 are steady
+A_ROW = [400, 40]  # bytes that leave each stage
+PART = {
+    "stages": [0],
+    "whole": 9000,
+    "measured": {
+        "weights": 4000,
+        "gradients": 4000,
+        "optimizer": 8012,
+        "activations": 1100,
+        "versions": 0,
+    },
+    "predicted": {
+        "weights": 4000,
+        "gradients": 4000,
+        "optimizer": 8012,
+        "activations": 1000,
+        "versions": 0,
+    },
+}
+
+
+def events(one: PipelineSimulation, begin: float, step: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "rank": stage % one.table.ranks,
+            "kind": f"{action} {stage}",
+            "step": step,
+            "bucket": number,
+            "start": begin + start,
+            # A sender goes on at once; when a message arrives is known to the receiver.
+            "stop": begin + (start if action == "send" else stop),
+        }
+        for (_, stage, action, number, _), start, stop in zip(
+            one.table.rows(), one.start, one.stop, strict=True
+        )
+    ]
+
+
+def whole_steps(ranks: int, workers: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "rank": rank,
+            "kind": "step",
+            "step": step,
+            "bucket": -1,
+            "start": PERIOD * step,
+            "stop": PERIOD * step + 0.05,
+        }
+        for step in range(STEPS)
+        for rank in range(workers)
+    ]
+
+
+def pipeline(
+    root: Path,
+    schedule: str = "1f1b",
+    microbatches: int = 4,
+    network: str | None = None,
+    workers: int = 2,
+    **changes: Any,
+) -> tuple[Run, PipelineSimulation]:
+    """A run each of whose steps was just like this simulation."""
+    rows = 256 // microbatches
+    one = simulate_pipeline(
+        PIPELINE[schedule](2, microbatches),
+        [MS, 2 * MS],
+        [2 * MS, 3 * MS],
+        network=network,
+        nbytes=[rows * each for each in A_ROW],
+    )
+    measured = changes.pop("measured", {})
+    memory = [{"rank": rank} | PART | {"stages": [rank]} for rank in range(2)]
+    run = write_run(
+        root,
+        workers=workers,
+        network=network,
+        strategy={"name": "Pipeline", "schedule": schedule, "microbatches": microbatches}
+        | {"stages": 2, "chunks": 1, "partition": [1, 1], "recompute": False},
+        measured={"memory": memory, "partition": {"bytes_a_row": A_ROW}, "network": network}
+        | measured,
+        **changes,
+    )
+    timeline = [row for step in range(STEPS) for row in events(one, PERIOD * step + 0.001, step)]
+    timeline += whole_steps(2, workers)
+    write_table(run.path / "timeline.parquet", timeline)
+    return run, one
+
+
+def late(root: Path) -> Run:
+    """A run of delayed gradients, one iteration behind the other without a pause."""
+    one = simulate_pipeline(delayed(2, STEPS), MS, 2 * MS)
+    run = write_run(
+        root,
+        strategy={"name": "DelayedGradients", "modules": None, "partition": "parameters"},
+        measured={"partition": {"bytes_a_row": A_ROW}},
+    )
+    # The step is the iteration in which a rank does something, not that of the batch.
+    rows = events(one, 0.0, 0)
+    for row, (_, stage, action, number, peer) in zip(rows, one.table.rows(), strict=True):
+        from_behind = peer == stage + (1 if action == "receive" else -1)
+        back = action == "backward" or (peer >= 0 and from_behind)
+        row["step"] = number + (1 - stage if back else 0)
+    write_table(run.path / "timeline.parquet", rows)
+    return run
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero_bubble", "layerwise"])
+@pytest.mark.parametrize("network", [None, "100Mb"])
+def test_a_measured_step_is_as_it_was_and_so_is_its_prediction(
+    tmp_path: Path, schedule: str, network: str | None
+) -> None:
+    run, one = pipeline(tmp_path, schedule, network=network)
+    found = measured_pipeline(run)
+    assert found.measured
+    assert found.table.rows() == one.table.rows()
+    computes = one.table.computes
+    np.testing.assert_allclose(found.start[computes], one.start[computes], atol=1e-9)
+    np.testing.assert_allclose(found.stop[computes], one.stop[computes], atol=1e-9)
+    predicted = predicted_pipeline(run)
+    assert not predicted.measured
+    np.testing.assert_allclose(predicted.stop, one.stop, atol=1e-9)
+
+
+def test_both_stand_on_one_scale_and_the_title_says_which_clock(tmp_path: Path) -> None:
+    run, _ = pipeline(tmp_path, network="100Mb")
+    figure = pipeline_gantt([run, predicted_pipeline(run)])
+    assert figure.layout.title.text == "Pipeline · wall clock and simulation · network 100Mb"
+    assert figure.layout.xaxis.range == figure.layout.xaxis2.range
+    assert figure.layout.xaxis2.matches == "x"
+    bars = [t for t in figure.data if t.type == "bar" and t.name == ACTIONS["forward"][0]]
+    assert [float(each) for each in bars[0].base] == pytest.approx([*map(float, bars[1].base)])
+    assert list(bars[0].text) == list(bars[1].text)
+    assert len([t for t in figure.data if t.name == MESSAGE[0] and t.y[0]]) == 2
+    assert "measured, 1f1b, 2 stages, 4 micro-batches" in figure.alt
+
+
+def test_without_an_emulated_network_no_messages_are_drawn(tmp_path: Path) -> None:
+    run, _ = pipeline(tmp_path)
+    figure = pipeline_gantt([run, predicted_pipeline(run)])
+    assert "not emulated (none: messages take no time in the simulation)" in str(
+        figure.layout.title.text
+    )
+    assert not [t for t in figure.data if t.name == MESSAGE[0]]
+
+
+def test_a_step_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    run, _ = pipeline(tmp_path)
+    assert measured_pipeline(run, 3).seconds == pytest.approx(measured_pipeline(run).seconds)
+    with pytest.raises(InvalidInput, match="no whole step 99"):
+        pipeline_gantt(run, step=99)
+    with pytest.raises(LabkitError, match="has no timeline of stages"):
+        measured_pipeline(write_run(tmp_path))
+
+
+def test_delayed_gradients_show_three_iterations_without_a_begin_or_an_end(tmp_path: Path) -> None:
+    run = late(tmp_path)
+    measured, predicted = measured_pipeline(run), predicted_pipeline(run)
+    for found in (measured, predicted):
+        computing = found.table.take(found.table.computes)
+        assert sorted(computing.action.tolist()) == 6 * ["backward"] + 6 * ["forward"]
+    assert measured.seconds == pytest.approx(predicted.seconds)
+    assert "delayed gradients, 2 stages, 3 micro-batches" in pipeline_gantt([run, predicted]).alt
+    row = pipeline_table(run).iloc[0]
+    assert row["bound"] == pytest.approx(1.5)
+    assert row["bubble_formula"] != row["bubble_formula"]
+    assert row["bubble_measured"] == pytest.approx(row["bubble_simulated"])
+
+
+def test_the_table_of_ranks_has_time_traffic_and_memory_beside_its_prediction(
+    tmp_path: Path,
+) -> None:
+    run, one = pipeline(tmp_path)
+    alone = write_run(tmp_path, workers=1, measured={"memory": [{"rank": 0} | PART]})
+    table = rank_table([run, alone])
+    assert [rank for _, rank in table.index] == [0, 1, 0]
+    first = table.iloc[0]
+    assert first["utilisation"] == pytest.approx(one.busy[0] / 0.05)
+    assert first["activations_error"] == pytest.approx(0.1)
+    assert first["bytes"] == 4000 + 4000 + 8012 + 1100
+    assert (first["whole_bytes"], first["payload_bytes"], first["messages"]) == (9000, 40_000, 2)
+    assert table.iloc[1]["stages"] == [1]
+    # Of one process nothing is written down but what of a step is communication.
+    history = alone.history
+    share = history["compute_seconds"].iloc[0] / history["seconds"].median()
+    assert table.iloc[2]["utilisation"] == pytest.approx(share, rel=0.3)
+
+
+def test_bubbles_and_speedups_stand_beside_theory(tmp_path: Path) -> None:
+    alone = write_run(tmp_path, workers=1, step_ms=40.0)
+    runs = [pipeline(tmp_path, "gpipe", m, step_ms=25.0)[0] for m in (1, 4)]
+    _, one = pipeline(tmp_path / "other", "gpipe", 4)
+    table = pipeline_table([alone, *runs])
+    assert table["microbatches"].tolist() == [1, 4]
+    last = table.iloc[1]
+    assert last["bubble_formula"] == pytest.approx(1 / 5)
+    assert last["bound"] == pytest.approx(4 * 2 / 5)
+    assert last["bubble_measured"] == pytest.approx(one.bubble_share)
+    assert last["bubble_simulated"] == pytest.approx(one.bubble_share)
+    assert last["schedule_ms"] == pytest.approx(last["simulated_ms"])
+    assert last["speedup"] == pytest.approx(40 / 25)
+    assert last["speedup_low"] < last["speedup"] < last["speedup_high"]
+    figure = pipeline_speedup([alone, *runs])
+    (points,) = [t for t in figure.data if t.mode == "markers"]
+    assert list(points.x) == [1, 4]
+    assert list(points.y) == pytest.approx([1.6, 1.6])
+    (ideal,) = [t for t in figure.data if t.mode == "lines" and t.x[0] is not None]
+    assert (ideal.y[0], ideal.y[-1]) == pytest.approx((1, 1.6))
+    assert "gpipe, 2 ranks, m = 4: speed-up 1.60, at most 1.60" in figure.alt
+
+
+def test_a_run_that_failed_its_gate_has_no_speed(tmp_path: Path) -> None:
+    run, _ = pipeline(tmp_path, measured={"equivalence": FAILED_GATE})
+    row = pipeline_table(run).iloc[0]
+    assert np.isnan([row["speedup"], row["bubble_measured"]]).all()
+    assert rank_table(run)["utilisation"].isna().all()
+    assert "no speed figure: equivalence gate failed" in pipeline_gantt(run).alt
+
+
+def test_runs_of_other_strategies_alone_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LabkitError, match=r"no runs of lk\.Pipeline"):
+        pipeline_table(write_run(tmp_path))

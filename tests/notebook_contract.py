@@ -1,0 +1,83 @@
+"""The contract of every notebook that labkit ships or writes, as a list of what breaks it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from labkit.parameters import UNKNOWN, parse
+
+THIN = 30  # lines of the longest cell
+ABSOLUTE = re.compile(r"""["'(\s](/|~/|[A-Z]:\\)\w+""")
+
+
+def violations(path: Path) -> list[str]:
+    """What of the contract this notebook breaks; empty: it keeps it."""
+    notebook = json.loads(path.read_text())
+    cells = notebook["cells"]
+    checks = (_format(notebook), _question(cells), _parameters(cells), _cells(cells))
+    return [f"{path.name}: {what}" for check in checks for what in check]
+
+
+def _format(notebook: dict[str, Any]) -> Iterator[str]:
+    if (notebook["nbformat"], notebook["nbformat_minor"]) != (4, 5):
+        yield "is not of format 4.5"
+    if notebook["metadata"].get("kernelspec", {}).get("name") != "python3":
+        yield "wants another kernel than python3"
+    names = [cell.get("id") for cell in notebook["cells"]]
+    if None in names or len(set(names)) < len(names):
+        yield "has cells without an id of their own"
+
+
+def _question(cells: list[dict[str, Any]]) -> Iterator[str]:
+    first = "".join(cells[0]["source"]).split("\n")[0]
+    if cells[0]["cell_type"] != "markdown" or not re.fullmatch(r"# .+\?", first):
+        yield "does not begin with a question"
+    calls = [call for cell in _code(cells) for call in _calls("".join(cell["source"]))]
+    if not any(name == "reading" or name.endswith("_reading") for name in calls):
+        yield "has no reading that is made from its numbers"
+
+
+def _parameters(cells: list[dict[str, Any]]) -> Iterator[str]:
+    tagged = [cell for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
+    if len(tagged) != 1:
+        yield f"has {len(tagged)} cells tagged parameters"
+        return
+    source = "".join(tagged[0]["source"])
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.AnnAssign | ast.ImportFrom):
+            yield f"parameters cell: `{ast.unparse(node)}` is no annotated assignment"
+    for name, parameter in parse(source).items():
+        if not parameter.help:
+            yield f"parameter {name} has no comment"
+        if parameter.default is UNKNOWN:
+            yield f"parameter {name} has a default that is no plain value"
+        elif parameter.convert(parameter.default) != parameter.default:
+            yield f"parameter {name} has a default of another type"
+
+
+def _cells(cells: list[dict[str, Any]]) -> Iterator[str]:
+    for cell in cells:
+        text = "".join(cell["source"])
+        if ABSOLUTE.search(text):
+            yield f"names a path of one machine: {text[:60]!r}"
+    for cell in _code(cells):
+        if cell["outputs"] or cell["execution_count"] is not None:
+            yield "has stored outputs"
+        if len(cell["source"]) > THIN:
+            yield f"has a cell of {len(cell['source'])} lines"
+
+
+def _code(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+def _calls(source: str) -> Iterator[str]:
+    """Names of the functions that a cell calls."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            yield getattr(node.func, "attr", getattr(node.func, "id", ""))

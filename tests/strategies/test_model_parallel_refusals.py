@@ -1,0 +1,202 @@
+"""Bad input of models cut over ranks: refused in a sentence, before ranks start where it can be."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import labkit as lk
+from labkit import Cluster, Experiment, InvalidInput
+from labkit.cluster import RankError
+from labkit.strategies import Strategy
+
+ROWS = np.zeros((20, 6)), np.zeros((20, 3))
+SMALL: dict[str, Any] = {"dataset": "digits", "batch_size": 32, "workers": 4}
+FOUR = {"model": "mlp", "model_options": {"widths": [5, 5]}}  # blocks
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        # More stages than layers.
+        (
+            {"model": "linear", "strategy": lk.Pipeline()},
+            "stages=4 is of 4 stages with a block at least, but the model is a chain of 2; "
+            "allowed with workers=4: 1 or 2",
+        ),
+        (
+            FOUR | {"workers": 6, "strategy": lk.Layerwise()},
+            "stages=6 .* is a chain of 4; allowed with workers=6: 1 or 2 or 3",
+        ),
+        (
+            {"model": "linear", "strategy": lk.DelayedGradients()},
+            "modules=4 .* is a chain of 2; allowed with workers=4: 1 or 2",
+        ),
+        (
+            FOUR | {"strategy": lk.Pipeline(schedule="interleaved", microbatches=4, chunks=2)},
+            "stages=4 of chunks=2 is of 8 stages .* of 4; allowed with workers=4: 1 or 2",
+        ),
+        (
+            {
+                "model": "linear",
+                "strategy": lk.Pipeline(schedule="interleaved", stages=1, microbatches=4, chunks=3),
+            },
+            "allowed with workers=4: none: give fewer chunks",
+        ),
+        # A partition that does not fit.
+        (
+            FOUR | {"strategy": lk.Pipeline(stages=2, partition=(3, 3))},
+            r"partition=\[3, 3\] is of 6 blocks, the model has 4; give 2 numbers .* \[2, 2\]",
+        ),
+        (
+            {"model": "cnn", "strategy": lk.Pipeline(partition=(1, 1, 1, 4))},
+            r"is of 7 blocks, the model has 6; .* such as \[1, 1, 1, 3\]",
+        ),
+        (
+            FOUR | {"strategy": lk.DelayedGradients(partition=(1, 2, 1))},
+            r"partition=\[1, 2, 1\] is of 3 stages; give 4 numbers, one a stage",
+        ),
+        # More micro-batches than samples.
+        (
+            {"strategy": lk.Pipeline(stages=2, microbatches=17)},
+            "microbatches=17 of 16 rows a replica: .*; give at most 16, or a larger batch_size",
+        ),
+        (
+            {"model": lambda: None, "dataset": ROWS, "strategy": lk.Pipeline(microbatches=21)},
+            "microbatches=21 of 20 rows a replica: .*; give at most 20",
+        ),
+        (
+            {"dataset_options": {"rows": 7}, "strategy": lk.Pipeline(microbatches=8)},
+            "microbatches=8 of 7 rows",
+        ),
+        # Ranks that do not divide.
+        (
+            {"workers": 6, "strategy": lk.Pipeline(stages=4)},
+            "stages=4 does not divide workers=6; allowed: 1, 2, 3, 6",
+        ),
+        (
+            {"workers": 6, "strategy": lk.TensorParallel(slices=4)},
+            "slices=4 does not divide workers=6; allowed: 1, 2, 3, 6",
+        ),
+        (
+            {"strategy": lk.DelayedGradients(modules=3)},
+            "modules=3 does not divide workers=4; allowed: 1, 2, 4",
+        ),
+    ],
+    ids=str,
+)
+def test_refused_before_ranks_start_with_the_nearest_allowed_values(
+    fields: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InvalidInput, match=sentence) as refusal:
+        Experiment(**SMALL | fields)
+    assert "\n" not in str(refusal.value)
+
+
+def test_what_is_allowed_is_what_the_sentence_said() -> None:
+    nearest: list[Strategy] = [
+        lk.Pipeline(stages=2, partition=(2, 2)),
+        lk.Pipeline(schedule="interleaved", stages=2, microbatches=4, chunks=2),
+        lk.Pipeline(microbatches=32),
+        lk.DelayedGradients(modules=1),
+    ]
+    for strategy in nearest:
+        assert Experiment(**SMALL | FOUR | {"strategy": strategy}).blocks == 4
+
+
+# --- what only ranks know ------------------------------------------------------------------------
+
+
+def two_outputs() -> Any:
+    import keras
+
+    x = keras.Input((6,))
+    return keras.Model(x, [keras.layers.Dense(3)(x), keras.layers.Dense(3)(x)])
+
+
+def one_block() -> Any:
+    import keras
+
+    x = keras.Input((6,))
+    y = keras.layers.Dense(6)(keras.layers.Dense(6)(x))
+    return keras.Model(x, keras.layers.Dense(3)(keras.layers.Add()([x, y])))
+
+
+def hidden_layers() -> Any:
+    import keras
+
+    return keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(3)])
+
+
+def of_any_length() -> Any:
+    import keras
+    from keras.layers import GRU, Reshape
+
+    layers = [Reshape((-1, 1)), keras.layers.Dense(4), GRU(3)]
+    return keras.Sequential([keras.Input((None,)), *layers])
+
+
+REFUSED: list[tuple[Any, Strategy, str]] = [
+    (two_outputs, lk.Pipeline(microbatches=2), "1 inputs and 2 outputs; .* or use lk.AllReduce"),
+    (hidden_layers, lk.Pipeline(microbatches=2), "a Sequential hides its layers: give a keras"),
+    (hidden_layers, lk.TensorParallel(), "a Sequential hides its layers: give a keras"),
+    (
+        one_block,
+        lk.Pipeline(microbatches=2, stages=2, partition=(1, 2)),
+        r"is of 3 blocks, the model has 2; .* such as \[1, 1\]",
+    ),
+    (
+        one_block,
+        lk.DelayedGradients(),
+        "modules=4 is of 4 stages .* is a chain of 2; allowed with workers=4: 1 or 2",
+    ),
+    (of_any_length, lk.Pipeline(stages=2), r"rows of shape \[None, .*keras.Input a shape of whole"),
+]
+
+
+def refuse(communicator: Any, experiments: list[Experiment]) -> list[str]:
+    """What this rank says to each, in which it must not take a step."""
+    from labkit.errors import InvalidInput
+    from labkit.feed import read
+    from labkit.session import TrainingSession, restore
+
+    said = []
+    for each in experiments:
+        session = TrainingSession(each, communicator, read(each, communicator))
+        session.loop = None  # type: ignore[assignment,method-assign]
+        try:
+            each.strategy.train(session)
+        except InvalidInput as error:
+            said.append(str(error))
+        restore()
+    return said
+
+
+def of_rows(model: Any, strategy: Strategy) -> Experiment:
+    rows = {"dataset": ROWS, "loss": "mean_squared_error", "gate": False}
+    return Experiment(**SMALL | rows | {"model": model, "strategy": strategy})
+
+
+def test_all_ranks_refuse_with_the_same_sentence_before_the_first_step(cluster: Cluster) -> None:
+    experiments = [of_rows(model, strategy) for model, strategy, _ in REFUSED]
+    ranks = cluster.call(refuse, experiments)
+    assert ranks == [ranks[0]] * 4
+    for said, (_, _, sentence) in zip(ranks[0], REFUSED, strict=True):
+        assert re.search(sentence, said), said
+        assert "\n" not in said
+
+
+def test_the_refusal_of_ranks_reaches_the_user_as_one_and_the_cluster_goes_on(
+    cluster: Cluster,
+) -> None:
+    with pytest.raises(InvalidInput, match=r"^the model has 1 inputs and 2 outputs") as refusal:
+        cluster.run(of_rows(two_outputs, lk.Pipeline(microbatches=2)), show=False)
+    assert isinstance(refusal.value, RankError)  # with the rank's traceback
+    assert "two_outputs" not in str(refusal.value)
+    (record,) = lk.load_runs(".")
+    assert record.status["state"] == "failed"
+    assert record.status["cause"] == str(refusal.value)
+    assert cluster.call(lambda communicator: communicator.rank) == [0, 1, 2, 3]

@@ -1,0 +1,121 @@
+"""All notebooks keep one contract, and so does the one that `labkit new` writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from notebook_contract import violations
+
+from labkit.cli import app
+from labkit.notebook import execute
+from labkit.parameters import check, declared
+from labkit.run import load_runs
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+
+
+def new(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["new", *arguments])
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_a_notebook_keeps_the_contract(notebook: Path) -> None:
+    assert violations(notebook) == []
+
+
+def test_a_new_notebook_keeps_the_contract_and_takes_its_parameters() -> None:
+    result = new("mine", "--model", "cnn", "--dataset", "mnist", "--strategies", "Layerwise")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "notebook: mine.ipynb; run it: labkit run mine.ipynb\n",
+    )
+    path = Path("mine.ipynb")
+    assert violations(path) == []
+    defaults = {name: parameter.default for name, parameter in declared(path).items()}
+    assert (defaults["model"], defaults["dataset"]) == ("cnn", "mnist")
+    assert defaults["strategy"] == ["Layerwise"]
+
+
+def test_what_a_new_notebook_starts_with_is_possible() -> None:
+    new("mine")
+    given = {"strategy": '[TensorParallel, {"name": "AllReduce", "algorithm": "ring"}]'}
+    assert check(Path("mine.ipynb"), given)["strategy"][0] == "TensorParallel"
+
+
+NO_VALUE = "seed: int = len([])"
+BREAKS: dict[str, Callable[[list[dict[str, Any]]], object]] = {
+    "does not begin with a question": lambda cells: cells.pop(0),
+    "has no reading that is made": lambda cells: say(cells[9], "reading", "table"),
+    "has 0 cells tagged parameters": lambda cells: cells[1].update(metadata={}),
+    "is no annotated assignment": lambda cells: say(cells[1], "workers: int =", "workers ="),
+    "parameter workers has no comment": lambda cells: say(cells[1], "  # MPI ranks", ""),
+    "parameter seed has a default that": lambda cells: say(cells[1], "seed: int = 0", NO_VALUE),
+    "has stored outputs": lambda cells: cells[2].update(execution_count=1),
+    "has a cell of 41 lines": lambda cells: cells[2].update(source=["pass\n"] * 41),
+    "names a path of one machine": lambda cells: say(cells[2], "import", "'/srv/runs'; import"),
+    "has cells without an id of their own": lambda cells: cells[2].pop("id"),
+}
+
+
+def say(cell: dict[str, Any], old: str, new: str) -> None:
+    cell["source"] = [line.replace(old, new) for line in cell["source"]]
+
+
+@pytest.mark.parametrize("broken", BREAKS)
+def test_the_contract_says_what_breaks_it(broken: str) -> None:
+    new("mine")
+    path = Path("mine.ipynb")
+    notebook = json.loads(path.read_text())
+    BREAKS[broken](notebook["cells"])
+    path.write_text(json.dumps(notebook))
+    assert any(broken in violation for violation in violations(path)), violations(path)
+
+
+def test_what_is_there_is_not_overwritten() -> None:
+    Path("mine.ipynb").write_text("mine")
+    for name in ("mine", "mine.ipynb"):
+        result = new(name)
+        assert (result.exit_code, result.stderr) == (
+            2,
+            "labkit: mine.ipynb is there already: give another name\n",
+        )
+    assert Path("mine.ipynb").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "mpl"], "unknown model 'mpl' (did you mean 'mlp'?)"),
+        (["--dataset", "shakespeare"], "cannot predict the next character"),
+        (["--strategies", "Pipelin"], "unknown strategy 'Pipelin' (did you mean 'Pipeline'?)"),
+        (["--strategies", "{name: Pipeline, schedule: x}"], "schedule='x' is not known"),
+        (["--strategies", "{a: "], "strategies = '{a: ' is not list[str | dict]"),
+    ],
+)
+def test_what_cannot_work_is_refused_and_nothing_is_written(
+    arguments: list[str], words: str
+) -> None:
+    result = new("mine", *arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not Path("mine.ipynb").exists()
+
+
+def test_a_folder_that_is_not_there_is_named() -> None:
+    assert "nowhere/mine.ipynb cannot be written" in new("nowhere/mine").stderr
+
+
+@pytest.mark.slow
+def test_a_new_notebook_runs(tmp_path: Path) -> None:
+    new("mine", "--strategies", "AllReduce, Pipeline")
+    job = execute(Path("mine.ipynb"), {"epochs": 1}, tmp_path / "runs")
+    assert job.state == "completed", job.cause
+    runs = load_runs(job.path)
+    assert [run.experiment["workers"] for run in runs] == [1, 2, 2]
+    assert [run.metrics["equivalence"]["verdict"] for run in runs[1:]] == ["passed"] * 2

@@ -1,0 +1,55 @@
+"""What README says in code works as it stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from labkit.notebook import execute
+from labkit.run import load_runs
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def own_model_and_arrays() -> str:
+    """The cell that brings a user's own model and arrays."""
+    [found] = [
+        code for code in re.findall(r"```python\n(.*?)```", README, re.S) if "ask =" in code
+    ]
+    return found
+
+
+def test_own_model_and_arrays_take_fewer_than_15_lines() -> None:
+    assert sum(bool(line) for line in own_model_and_arrays().splitlines()) < 15
+
+
+@pytest.mark.slow
+def test_own_model_and_arrays_become_a_comparison_of_four_strategies_and_a_report() -> None:
+    cell = {
+        "cell_type": "code",
+        "id": "mine",
+        "metadata": {},
+        "execution_count": None,
+        "outputs": [],
+        "source": own_model_and_arrays(),
+    }
+    metadata = {"kernelspec": {"name": "python3", "display_name": "", "language": "python"}}
+    notebook = {"cells": [cell], "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+    Path("mine.ipynb").write_text(json.dumps(notebook))
+    job = execute(Path("mine.ipynb"))
+    assert job.state == "completed", job.cause
+    runs = load_runs(job.path)
+    strategies = [run.experiment["strategy"]["name"] for run in runs]
+    assert sorted(strategies) == ["AllReduce", "AllReduce", "Pipeline", "TensorParallel"]
+    assert {run.metrics["equivalence"]["verdict"] for run in runs} == {"passed"}
+    for run in runs:
+        loss = run.history.groupby("step")["loss"].mean()
+        assert loss.iloc[-1] < loss.iloc[0]
+        assert run.metrics["test_accuracy"] > 0.2  # of ten digits, twice what guessing gets
+    report = Path("report.html").read_text()
+    assert all(run.name in report for run in runs)
+    output = json.loads((job.path / "output.ipynb").read_text())["cells"][0]["outputs"][-1]
+    assert output["data"]["application/vnd.plotly.v1+json"]["data"]
