@@ -16,9 +16,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text()
 
 def own_model_and_arrays() -> str:
     """The cell that brings a user's own model and arrays."""
-    [found] = [
-        code for code in re.findall(r"```python\n(.*?)```", README, re.S) if "ask =" in code
-    ]
+    [found] = [code for code in re.findall(r"```python\n(.*?)```", README, re.S) if "ask =" in code]
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -40,16 +41,21 @@ class Line:
         self.experiment, self.every, self.end = experiment, every, end
         self._shown_at, self._text = 0.0, ""
         self._speed: dict[int, float] = {}
+        self._loss = math.nan
 
     def update(self, rows: Rows) -> None:
         """Rewrite the line, at most every so many seconds."""
         for row in rows:
-            self._speed[int(row["rank"])] = row["samples"] / max(row["seconds"], 1e-9)
+            # Of a model in parts one rank alone knows the loss, and counts the samples.
+            if row["samples"]:
+                self._speed[int(row["rank"])] = row["samples"] / max(row["seconds"], 1e-9)
+            if not math.isnan(row["loss"]):
+                self._loss = row["loss"]
         last = rows[-1]
         speeds = "  ".join(f"rank {r} {s:,.0f}/s" for r, s in sorted(self._speed.items()))
         self._text = (
             f"{self.experiment.label}  epoch {last['epoch'] + 1:.0f}/{self.experiment.epochs}  "
-            f"step {last['step'] + 1:.0f}  loss {last['loss']:.4f}  {speeds}"
+            f"step {last['step'] + 1:.0f}  loss {self._loss:.4f}  {speeds}"
         )
         if time.monotonic() - self._shown_at > self.every:
             self._print(self.end)

@@ -28,6 +28,14 @@ def test_the_line_says_step_loss_and_the_speed_of_each_rank(
         assert part in shown
 
 
+def test_the_line_asks_the_rank_that_knows_the_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    silent = {"loss": float("nan"), "samples": 0.0}
+    line = Line(Experiment(workers=2), every=0.0, end="\n")
+    line.update([row | (silent if row["rank"] == 1 else {}) for row in ROWS])
+    shown = capsys.readouterr().err
+    assert "loss 1.0000  rank 0 8/s\n" in shown
+
+
 def test_the_line_is_rewritten_in_a_terminal_and_left_standing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
