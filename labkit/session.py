@@ -34,6 +34,7 @@ class TrainingSession:
         self.experiment = experiment
         self.communicator = communicator
         self.readers = experiment.strategy.readers(communicator)
+        self._parts: list[Communicator] = []
         self._source = source
         self.seed = experiment.seed
         self.watchers: list[Any] = []  # of compressed buckets
@@ -112,8 +113,15 @@ class TrainingSession:
         """Where the ranks of a replica predict the same rows, replicas divide them."""
         return self._source.held_out(self.experiment, self.readers, sample_rank(self.model))
 
+    def part(self, colour: int) -> Communicator:
+        """The ranks of the same colour, until the session is closed (collective)."""
+        self._parts.append(self.communicator.split(colour))
+        return self._parts[-1]
+
     def close(self) -> None:
-        """Let go of the ranks that read together; training has ended (collective)."""
+        """Let go of the ranks that trained or read together (collective)."""
+        for part in self._parts:
+            part.close()
         if self.readers is not self.communicator:
             self.readers.close()
 

@@ -13,7 +13,7 @@ from labkit.experiment import Experiment
 from labkit.notebook import execute
 from labkit.parameters import declared
 from labkit.run import load_runs
-from labkit.strategies import AllReduce
+from labkit.strategies import AllReduce, Pipeline
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -209,3 +209,71 @@ def test_compare_shows_any_set_of_runs_and_says_what_to_do_without(tmp_path: Pat
     job = execute(NOTEBOOKS / "compare.ipynb", {"runs": str(tmp_path / "empty")}, tmp_path)
     assert job.state == "failed"
     assert "run a notebook first (labkit run notebooks/tour.ipynb)" in str(job.cause)
+
+
+def test_the_parameters_of_pipeline_mean_what_they_mean_in_an_experiment() -> None:
+    parameters = declared(NOTEBOOKS / "pipeline.ipynb")
+    shared = {name: p.default for name, p in parameters.items() if name in Experiment.model_fields}
+    assert {"network", "model_options", "batch_size", "steps", "seed"} <= set(shared)
+    own = {name: parameters[name].default for name in ("partition", "recompute")}
+    for schedule in parameters["schedules"].default:
+        for count in parameters["microbatches"].default:
+            strategy = Pipeline(schedule=schedule, microbatches=count, **own)
+            Experiment(**shared, workers=parameters["stages"].default, strategy=strategy)
+    assert all(parameter.help for parameter in parameters.values())
+
+
+@pytest.mark.slow
+def test_pipeline_sets_the_measured_beside_the_predicted(tmp_path: Path) -> None:
+    given = {"model_options": {"widths": [64, 64, 64]}, "batch_size": 64, "microbatches": [1, 4]}
+    given |= {"schedules": ["1f1b", "interleaved"], "network": "1GbE", "partition": "parameters"}
+    job = execute(NOTEBOOKS / "pipeline.ipynb", given, tmp_path)
+    assert job.state == "failed"  # refused with a sentence: groups of one micro-batch a rank
+    assert "interleaved moves micro-batches in groups of 2" in str(job.cause)
+    job = execute(NOTEBOOKS / "pipeline.ipynb", given | {"schedules": ["1f1b", "gpipe"]}, tmp_path)
+    assert job.state == "completed", job.cause
+    found = outputs(job.path)
+    titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
+    assert titles == [
+        "Pipeline gpipe, 2 stages, 4 micro-batches · schedule, no clock",
+        "Pipeline · simulation · network none: messages take no time",
+        "Pipeline · wall clock and simulation · network 1GbE",
+        "Pipeline speed-up · wall clock · network 1GbE, none (by run)",
+    ]
+    readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
+    assert readings[0].count("the simulation with the seconds of these stages says") == 4
+    assert "**1f1b** on 2 ranks: from 1 to 4 micro-batches the speed-up goes from" in readings[0]
+    assert "largest difference:" in said(job.path)
+    verdicts = [run.metrics["equivalence"]["verdict"] for run in load_runs(job.path)]
+    assert sorted(verdicts) == ["not applicable", *["passed"] * 4]
+
+
+def test_the_parameters_of_model_parallel_mean_what_they_mean_in_an_experiment() -> None:
+    parameters = declared(NOTEBOOKS / "model_parallel.ipynb")
+    shared = {name: p.default for name, p in parameters.items() if name in Experiment.model_fields}
+    assert {"workers", "network", "model_options", "optimizer", "learning_rate"} <= set(shared)
+    for method in parameters["methods"].default:
+        Experiment(**shared, strategy=method)
+    assert all(parameter.help for parameter in parameters.values())
+
+
+@pytest.mark.slow
+def test_model_parallel_compares_all_cuts_of_one_model(tmp_path: Path) -> None:
+    given = {"model_options": {"widths": [64, 64, 64]}, "batch_size": 64}
+    job = execute(NOTEBOOKS / "model_parallel.ipynb", given, tmp_path)
+    assert job.state == "completed", job.cause
+    found = outputs(job.path)
+    titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
+    assert [title.split(" · ")[0] for title in titles] == [
+        "Pipeline",
+        "Bytes a layer and step",
+        "Values that cross between 1 × 2 machines",
+        "6 runs",
+    ]
+    readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
+    cuts = ("Layerwise", "Pipeline", "DelayedGradients", "TensorParallel")
+    assert all(f"**strategy {name}" in readings[0] for name in cuts)
+    assert "Least memory on a rank: **strategy" in readings[0]
+    verdicts = [run.metrics["equivalence"]["verdict"] for run in load_runs(job.path)]
+    assert verdicts.count("passed") == 5
+    assert verdicts.count("not applicable") == 2  # one process, and what is late by intent

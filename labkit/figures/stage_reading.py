@@ -40,8 +40,12 @@ def cut_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markd
     """
     given = [runs] if isinstance(runs, Run) else list(runs)
     table = rank_table(given)
+    # Replicas do not measure their activations: what is predicted stands for it, and is said.
+    table["counted"] = table["bytes"].notna()
+    table["bytes"] = table["bytes"].fillna(table["bytes_predicted"])
     by_run = table.groupby(level="run", sort=False).agg(
         bytes=("bytes", "max"),
+        counted=("counted", "all"),
         payload=("payload_bytes", "max"),
         utilisation=("utilisation", "mean"),
         step_ms=("step_ms", "max"),
@@ -89,10 +93,11 @@ def _growth(rows: pandas.DataFrame) -> str:
 
 
 def _cut(row: dict[str, Any], own: dict[str, Any] | None) -> Iterable[str]:
-    held = f"the fullest rank keeps {bytes_text(row['bytes'])}"
-    if own is not None and own["bytes"]:
-        held += f" ({row['bytes'] / own['bytes']:.2f} of one process)"
-    yield held
+    if _known(row["bytes"]):
+        held = f"the fullest rank keeps {bytes_text(row['bytes'])}"
+        if own is not None and _known(own["bytes"]):
+            held += f" ({row['bytes'] / own['bytes']:.2f} of one process)"
+        yield held if row["counted"] else f"{held}, as predicted"
     yield f"the busiest hands over {bytes_text(row['payload'])} a step"
     if _known(row["utilisation"]):
         yield f"ranks compute {row['utilisation']:.0%} of the time"
@@ -104,13 +109,16 @@ def _cut(row: dict[str, Any], own: dict[str, Any] | None) -> Iterable[str]:
 
 
 def _extremes(table: pandas.DataFrame) -> str:
-    said = [f"least memory on a rank: **{table['bytes'].idxmin()}**"]
+    said = []
+    if table["bytes"].notna().any():
+        said.append(f"least memory on a rank: **{table['bytes'].idxmin()}**")
     if table["step_ms"].notna().any():
         said.append(f"shortest step: **{table['step_ms'].idxmin()}**")
     sending = table[table["payload"] > 0]["payload"]
     if len(sending):
         said.append(f"least traffic of those that send: **{sending.idxmin()}**")
-    return f"- {'; '.join(said)}.".replace("- l", "- L", 1)
+    text = "; ".join(said)
+    return f"- {text[:1].upper()}{text[1:]}."
 
 
 def _of(baseline: Run | None, runs: list[Run], by_run: pandas.DataFrame) -> dict[str, Any] | None:

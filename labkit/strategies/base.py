@@ -104,6 +104,9 @@ class Session(Protocol):
     def fit(self, callbacks: list[Any]) -> None:
         """Train on this rank's data for the experiment's epochs."""
 
+    def part(self, colour: int) -> Communicator:
+        """The ranks of the same colour, such as those of a replica, until training has ended."""
+
     def loop(
         self,
         step: Callable[[Any, Any, Any], float | None],

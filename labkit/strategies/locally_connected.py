@@ -111,7 +111,7 @@ class LocallyConnected(Strategy):
         _refuse_norms(type(optimizer).__name__.lower(), given)
         session.compile(optimizer)
         workers = session.communicator.size
-        replica = session.communicator.split(session.communicator.rank // self.machines(workers))
+        replica = session.part(session.communicator.rank // self.machines(workers))
         algorithm = "mpi" if replica.network is None else "ring"
         part = Part(session.model, replica, self.of(workers), algorithm)
         exchange = Exchange(session.readers, algorithm)

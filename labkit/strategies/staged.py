@@ -161,7 +161,7 @@ class Staged(Strategy):
         session.compile(optimizer)
         workers = session.communicator.size
         ranks, last = self.ranks(workers), self.depth(workers) - 1
-        replica = session.communicator.split(session.communicator.rank // ranks)
+        replica = session.part(session.communicator.rank // ranks)
         seconds = self._seconds(session) if self.partition == "time" else None
         edges = self.edges(session.model, workers, seconds)
         models = self.models(session.model, edges)
@@ -196,7 +196,7 @@ class Staged(Strategy):
     def finish(
         self, session: Session, cut: Cut, optimizer: Any, expected: Mapping[str, int]
     ) -> None:
-        """Put down what this rank has kept beside what was expected; let MPI go.
+        """Put down what this rank has kept beside what was expected.
 
         While it trains a rank holds the weights of its own stages alone. Before and after it, and
         between epochs where callbacks of the user's own may look, it holds those of all.
@@ -222,7 +222,6 @@ class Staged(Strategy):
             },
             "predicted": predicted | dict(expected),
         }
-        cut.communicator.close()
 
     def models(self, model: Any, edges: list[int]) -> list[Any]:
         """The stages of a model, as models that share its layers."""

@@ -130,7 +130,7 @@ class TensorParallel(Strategy):
         _refuse_norms(type(optimizer).__name__.lower(), given)
         session.compile(optimizer)
         slices = self.ranks(session.communicator.size)
-        replica = session.communicator.split(session.communicator.rank // slices)
+        replica = session.part(session.communicator.rank // slices)
         algorithm = self._resolved(session.communicator)
         sliced = Sliced(session.model, replica, algorithm, _of_logits(session.model))
         variables = list(sliced.model.trainable_variables)
