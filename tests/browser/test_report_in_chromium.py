@@ -80,6 +80,17 @@ def test_all_figures_are_drawn_and_nothing_is_asked_of_any_host(page: Any, writt
     assert [url for url in page.requests if not url.startswith("data:")] == [written.as_uri()]
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_keeps_the_rules_of_accessibility(page: Any, written: Path, scheme: str) -> None:
+    """No violation that axe-core calls serious or critical, in either colour scheme."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    page.emulate_media(color_scheme=scheme)
+    found = Axe().run(opened(page, written)).response["violations"]
+    grave = [each for each in found if each["impact"] in ("serious", "critical")]
+    assert [(each["id"], each["nodes"][0]["html"][:200]) for each in grave] == []
+
+
 def test_nothing_of_a_notebook_or_a_parameter_is_executed(page: Any, written: Path) -> None:
     opened(page, written)
     assert page.evaluate("window.hit") is None
