@@ -63,18 +63,23 @@ class Hasty(AllReduce):
         session.fit([])
 
 
+RARER: list[dict[str, Any]] = [
+    {"feed": "scatter"},
+    {"learning_rate_scaling": "linear"},
+    {"learning_rate_scaling": "sqrt", "warmup_epochs": 2},
+    {"batch_size": 1000},
+]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {},
         {"workers": 3, "batch_size": 32},
         {"capacities": (1, 4)},
-        {"feed": "scatter"},
         {"optimizer": "adam"},
         {"precision": "mixed_float16"},
-        {"learning_rate_scaling": "linear"},
-        {"learning_rate_scaling": "sqrt", "warmup_epochs": 2},
-        {"batch_size": 1000},
+        *(pytest.param(fields, marks=pytest.mark.slow) for fields in RARER),
     ],
     ids=str,
 )

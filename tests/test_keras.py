@@ -718,6 +718,7 @@ def test_predictions_are_gathered_in_order_on_all_ranks(cluster: Cluster, count:
             np.testing.assert_allclose(ours[name], alone[name], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_saved_model_opens_without_labkit_and_trains_on(cluster: Cluster, tmp_path: Path) -> None:
     def work(communicator: Any) -> Any:
         import keras

@@ -102,6 +102,7 @@ def test_a_kernel_that_dies_has_not_completed(tmp_path: Path) -> None:
     assert "Kernel died" in (job.cause or "")
 
 
+@pytest.mark.slow
 def test_no_output_of_a_chatty_cell_is_lost(tmp_path: Path) -> None:
     job = execute(NOTEBOOKS / "writes_a_lot.ipynb", {"lines": 4000}, tmp_path)
     assert job.state == "completed"

@@ -72,11 +72,12 @@ def samples() -> Any:
             "mlp", {"widths": [8]}, "adult", {"rows": 64, "test_rows": 9}, marks=pytest.mark.slow
         ),
         ("cnn", {"filters": [4], "dense": 8}, "mnist", {"rows": 64, "test_rows": 9}),
-        (
+        pytest.param(
             "rnn",
             {"units": 8, "embedding": 4},
             "shakespeare",
             {"rows": 64, "test_rows": 9, "sequence_length": 12},
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             "rnn", {"units": 8}, "digits", {"rows": 64, "test_rows": 9}, marks=pytest.mark.slow
@@ -144,7 +145,7 @@ def test_arrays_and_a_named_model(cluster: Cluster) -> None:
     assert {"accuracy", "val_accuracy"} <= set(run.metrics["epochs"][0])
 
 
-@pytest.mark.parametrize("data", [samples, batches_of_seven])
+@pytest.mark.parametrize("data", [samples, pytest.param(batches_of_seven, marks=pytest.mark.slow)])
 def test_callables_for_everything(cluster: Cluster, data: Any) -> None:
     run = cluster.run(
         Experiment(
@@ -180,6 +181,7 @@ def test_a_compiled_model_keeps_its_optimizer_loss_and_metrics(cluster: Cluster)
     assert run.metrics["test_right"] > 0.75
 
 
+@pytest.mark.slow
 def test_several_inputs_and_outputs_through_an_experiment(cluster: Cluster) -> None:
     def forked() -> Any:
         import keras
@@ -361,6 +363,7 @@ def test_more_ranks_see_the_same_global_batches(cluster: Cluster) -> None:
         np.testing.assert_allclose(ours, theirs, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_scattered_rows_train_like_their_own_global_batches(cluster: Cluster) -> None:
     fields = {"feed": "scatter", "gate": True, "capacities": (2, 1)}
     run = cluster.run(Experiment(**SHORT | fields), show=False)
@@ -368,9 +371,12 @@ def test_scattered_rows_train_like_their_own_global_batches(cluster: Cluster) ->
     assert run.history.groupby("rank")["samples"].sum().tolist() == [79, 41]
 
 
+RATES = [("none", 0, 0.04), ("linear", 0, 0.08), ("sqrt", 0, 0.04 * 2**0.5)]
+
+
 @pytest.mark.parametrize(
     ("scaling", "warmup", "final"),
-    [("none", 0, 0.04), ("linear", 0, 0.08), ("sqrt", 0, 0.04 * 2**0.5), ("linear", 1, 0.08)],
+    [*(pytest.param(*each, marks=pytest.mark.slow) for each in RATES), ("linear", 1, 0.08)],
 )
 def test_the_rate_is_scaled_and_warmed_up_and_saved_as_a_number(
     cluster: Cluster, scaling: str, warmup: int, final: float
@@ -453,6 +459,7 @@ def test_precisions(cluster: Cluster, precision: str) -> None:
     assert run.model().layers[-1].compute_dtype == precision.removeprefix("mixed_")
 
 
+@pytest.mark.slow
 def test_a_run_leaves_nothing_behind_for_the_next(cluster: Cluster) -> None:
     """Policy, float type and graph are those of the experiment, whatever ran before."""
     plain = Experiment(**SHORT)
@@ -481,6 +488,7 @@ def test_a_rank_whose_batches_are_empty_reports_no_loss(cluster: Cluster) -> Non
     assert run.history.groupby("step")["samples"].sum().tolist() == [3, 3]
 
 
+@pytest.mark.slow
 def test_held_out_batches_smaller_than_the_ranks_count_right(cluster: Cluster) -> None:
     """1,025 rows are a batch of 1,024 and one of 1: no rank may turn it into NaN."""
     options = {"rows": 64, "test_rows": 1025}

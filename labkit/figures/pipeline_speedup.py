@@ -95,4 +95,5 @@ def _ticks(table: pandas.DataFrame) -> dict[str, Any]:
 def _in_words(row: Any) -> str:
     said = "no speed-up known" if row.speedup != row.speedup else f"speed-up {row.speedup:.2f}"
     called = f"{row.schedule}, {row.ranks} ranks, m = {row.microbatches}"
-    return f"{called}: {said}, at most {row.bound:.2f}"
+    most = "" if row.bound != row.bound else f", at most {row.bound:.2f}"
+    return f"{called}: {said}{most}"

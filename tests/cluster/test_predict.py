@@ -202,6 +202,7 @@ def validated(communicator: Any, experiments: list[Experiment]) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_stages_and_slices_measure_what_the_whole_model_measures(cluster: Cluster) -> None:
     base = FIELDS | {
         "model": with_penalties,

@@ -99,7 +99,12 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     ("build", "recompute"),
-    [(regularised, False), (regularised, True), (convolutional, True), (recurrent, False)],
+    [
+        (regularised, False),
+        (regularised, True),
+        (convolutional, True),
+        pytest.param(recurrent, False, marks=pytest.mark.slow),
+    ],
 )
 def test_gradients_are_those_of_the_whole(build: Any, recompute: bool) -> None:
     model = build()
@@ -130,7 +135,12 @@ def test_input_and_weight_parts_together_are_the_backward() -> None:
 
 @pytest.mark.parametrize(
     ("build", "optimizer"),
-    [(regularised, None), (regularised, "adam"), (convolutional, "sgd"), (recurrent, "sgd")],
+    [
+        (regularised, None),
+        (regularised, "adam"),
+        (convolutional, "sgd"),
+        pytest.param(recurrent, "sgd", marks=pytest.mark.slow),
+    ],
 )
 def test_weights_may_change_between_forward_and_backward(build: Any, optimizer: str | None) -> None:
     """By assignment, or in place as optimizers do it."""

@@ -190,6 +190,7 @@ def cut_by_time(communicator: Any, question: Experiment) -> tuple[dict[str, Any]
     return session.partition, weights, len(opened)
 
 
+@pytest.mark.slow
 def test_a_cut_by_measured_time_is_the_same_on_all_ranks_and_changes_nothing_else(
     cluster: Cluster,
 ) -> None:

@@ -194,6 +194,7 @@ def test_optimizers_that_remember(cluster: Cluster) -> None:
     assert_exact(cluster, 2, [wavefront(4)], optimizer="adam", learning_rate=0.01)
 
 
+@pytest.mark.slow
 def test_a_named_model_passes_the_gate(cluster: Cluster) -> None:
     question = Experiment(
         model="rnn",
