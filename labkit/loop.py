@@ -24,6 +24,10 @@ def train(
 ) -> None:
     """Take steps over the epochs of a feed, calling Keras callbacks around them.
 
+    A callback may end training on one rank, where perhaps only this one knows the loss. The
+    others may be some steps ahead by then: all stop together, as many steps later as there are
+    ranks.
+
     Args:
         model: what callbacks look at.
         feed: see `labkit.feed.Feed`.
@@ -36,7 +40,7 @@ def train(
     told = keras.callbacks.CallbackList(callbacks, model=model)
     model.stop_training = False
     told.on_train_begin()
-    batches = iter(feed.train)
+    batches, done = iter(feed.train), 0
     for epoch in range(epochs):
         told.on_epoch_begin(epoch)
         losses: list[float] = []
@@ -50,6 +54,8 @@ def train(
                 if hasattr(callback, "note"):
                     callback.note(loss, len(x))
             told.on_train_batch_end(number, {} if loss is None else {"loss": loss})
+            model.stop_training = _all_stop(model.stop_training, done, communicator)
+            done += 1
             if model.stop_training:
                 break
         everyone = [each for part in communicator.allgather(losses) for each in part]
@@ -57,6 +63,16 @@ def train(
         if model.stop_training:
             break
     told.on_train_end()
+
+
+def _all_stop(asked: bool, step: int, communicator: Communicator) -> bool:
+    """Whether all ranks stop after this step, which each asks itself at the same one."""
+    board = communicator.board
+    if board.asked_to_stop(step) or board.ends_with(step):
+        return True
+    if asked:
+        board.end_after(step + communicator.size)
+    return False
 
 
 def _epoch(feed: Any, batches: Iterator[Any]) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from labkit.cluster import Cluster
 from labkit.communicator import Communicator
 from labkit.errors import InvalidInput
 from labkit.schedules import PIPELINE
+from labkit.schedules.pipeline.formulas import bubble_share
 
 if TYPE_CHECKING:
     from labkit.stages import Batch, Delayed
@@ -75,7 +76,8 @@ def _row(name: str, count: int, workers: int, seconds: np.ndarray) -> Row:
     if name == DELAYED:
         case, most = f"delayed gradients, K = {workers}", 3 / (1 + 2 / workers)
     else:
-        case, most = f"{name}, m = {count}", workers * count / (count + workers - 1)
+        idle = bubble_share(PIPELINE[name](workers, count), 1.0, 1.0, 1.0)
+        case, most = f"{name}, m = {count}", workers * (1 - (idle or 0.0))
     most *= float(np.median(one / all_))
     speedup = float(np.median(one / pipe))
     return {

@@ -54,6 +54,7 @@ class Board:
                 ("waiting", "u1"),
                 ("failed", "u1"),
                 ("stop", "i8"),
+                ("last", "i8"),
                 ("place", f"S{PLACE}"),
                 ("cause", f"S{CAUSE}"),
             ]
@@ -62,7 +63,7 @@ class Board:
         views = [_row(self._window.Shared_query(peer)[0], row) for peer in range(self._host.size)]
         self._rows = dict(zip(self.ranks, views, strict=True))
         self._own = self._rows[comm.rank]
-        self._own[0] = (time.time(), 0, 0, NEVER, b"the start", b"")
+        self._own[0] = (time.time(), 0, 0, NEVER, NEVER, b"the start", b"")
         self._host.Barrier()
 
     def enter(self, place: str, waiting: bool = False) -> None:
@@ -115,6 +116,14 @@ class Board:
     def asked_to_stop(self, step: int) -> bool:
         """Whether rank 0 wants training to end with this step or an earlier one."""
         return 0 in self._rows and bool(self._rows[0]["stop"][0] <= step)
+
+    def end_after(self, step: int) -> None:
+        """Say that training has come to its end for this rank: all go on to this step only."""
+        self._own["last"] = step
+
+    def ends_with(self, step: int) -> bool:
+        """Whether a rank of this host has said so of this step or an earlier one."""
+        return any(bool(row["last"][0] <= step) for row in self._rows.values())
 
     def elsewhere(self, place: str) -> str:
         """The ranks that are not in `place`, each with the call it is in and for how long."""

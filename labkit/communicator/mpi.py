@@ -42,6 +42,7 @@ class Communicator:
         network: a network to emulate for schedules, `send`, `recv` and windows; None: the real one.
         traffic: a meter to go on with; None: a new one.
         emulation: of the network, to go on with; None: a new one.
+        outer: the patience of the ranks of which these are a part.
 
     Attributes:
         rank, size: this rank's number, and how many there are.
@@ -58,6 +59,7 @@ class Communicator:
         network: str | Network | None = None,
         traffic: Traffic | None = None,
         emulation: Emulation | None = None,
+        outer: Patience | None = None,
     ) -> None:
         self._comm = comm.Dup()
         self.rank: int = self._comm.rank
@@ -65,7 +67,9 @@ class Communicator:
         self.network = Network.parse(network)
         self.traffic = traffic or Traffic()
         self.board = Board(self._comm)
-        self.patience = Patience(self.board, self.traffic, self.rank, limit, self.on_one_host)
+        self.patience = Patience(
+            self.board, self.traffic, self.rank, limit, self.on_one_host, outer
+        )
         self.local_rank: int = self.board.local_rank  # among the ranks of this host
         if self.network and emulation is None:
             emulation = Emulation(self._comm, self.network)
@@ -281,7 +285,8 @@ class Communicator:
         if network is not None and emulation is not None:
             ranks = part.allgather(self.rank)
             network, emulation = network.part(ranks, self.size), emulation.part(ranks)
-        found = Communicator(part, self.patience.limit, network, self.traffic, emulation)
+        given = (self.patience.limit, network, self.traffic, emulation, self.patience)
+        found = Communicator(part, *given)
         part.Free()  # it works on a duplicate
         return found
 

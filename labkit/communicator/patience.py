@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from labkit.communicator.board import Board, Mismatch, WaitTooLong
@@ -27,6 +28,7 @@ class Patience:
         rank: this rank.
         limit: seconds after which a wait raises `WaitTooLong`.
         alone: whether the board tells of all ranks, so that a deadlock can be seen on it.
+        outer: of the ranks of which these are a part; a failure may be told to them alone.
 
     Attributes:
         trouble: the first error that a wait has raised.
@@ -34,9 +36,16 @@ class Patience:
     """
 
     def __init__(
-        self, board: Board, traffic: Traffic, rank: int, limit: float, alone: bool
+        self,
+        board: Board,
+        traffic: Traffic,
+        rank: int,
+        limit: float,
+        alone: bool,
+        outer: Patience | None = None,
     ) -> None:
         self.board, self.traffic, self.rank, self.limit = board, traffic, rank, limit
+        self._outer = outer
         self.trouble: LabkitError | None = None
         self.polite = False
         self.place = ""
@@ -89,7 +98,8 @@ class Patience:
         """
         waited = time.perf_counter() - self._since
         try:
-            self.board.check()
+            for each in self._whole():
+                each.board.check()
             if waited > DEADLOCK and self._sees_all and self._collective:
                 calls = self.board.deadlock(DEADLOCK)
                 if calls:
@@ -101,5 +111,13 @@ class Patience:
                     f"a longer wait is allowed by limit={2 * self.limit:.0f}"
                 )
         except LabkitError as error:
-            self.trouble = error
+            for each in self._whole():
+                each.trouble = error
             raise
+
+    def _whole(self) -> Iterator[Patience]:
+        """This one, and those of the ranks around it."""
+        at: Patience | None = self
+        while at is not None:
+            yield at
+            at = at._outer

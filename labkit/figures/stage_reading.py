@@ -83,6 +83,8 @@ def _growth(rows: pandas.DataFrame) -> str:
     )
     if first["microbatches"] == 1 and first["speedup"] < GAIN:
         said += "; one micro-batch brings no time, for its stages wait for each other"
+    if not _known(last["bound"]):
+        return said
     share = last["speedup"] / last["bound"]
     if share >= NEAR:
         return f"{said}; the last is {share:.0%} of what the bubble allows"

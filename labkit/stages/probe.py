@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from labkit.errors import InvalidInput
 from labkit.stages.chain import Chain
 from labkit.stages.ledger import Ledger
 from labkit.stages.stage import Stage
@@ -67,6 +68,11 @@ def kept_bytes(model: Any, rows: int) -> int:
 
 def _input(model: Any, rows: int) -> Any:
     (spec,) = model.inputs
+    if None in spec.shape[1:]:
+        raise InvalidInput(
+            f"partition='time' measures blocks by themselves, but one takes {spec.shape}, of which "
+            "only the rows may be open; use partition='parameters', or fix the length of the input"
+        )
     kind, shape = tf.as_dtype(spec.dtype), (rows, *spec.shape[1:])
     random = np.random.default_rng(0)  # nobody else's
     # Below 1, so that what is read as the number of a word is that of the first one.

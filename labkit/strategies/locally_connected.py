@@ -12,6 +12,7 @@ from pydantic import PositiveInt, field_validator
 from labkit.errors import InvalidInput
 from labkit.schedules.grid import Grid, check_fit, squarest
 from labkit.strategies.base import Question, Session, Strategy
+from labkit.strategies.parts import AROUND, refuse_around, refuse_in_parts
 from labkit.strategies.tensor_parallel import WHOLE
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class LocallyConnected(Strategy):
 
     def check(self, experiment: Question) -> None:
         """Refuse what does not fit together, before any rank starts."""
+        refuse_in_parts(experiment)
         if experiment.capacities is not None or experiment.feed == "scatter":
             raise InvalidInput(
                 "capacities and feed='scatter' divide a batch among all workers, but the machines "
@@ -109,6 +111,7 @@ class LocallyConnected(Strategy):
         optimizer = session.optimizer()
         given = {name: getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm")}
         _refuse_norms(type(optimizer).__name__.lower(), given)
+        refuse_around({name: getattr(optimizer, name, None) for name in AROUND})
         session.compile(optimizer)
         workers = session.communicator.size
         replica = session.part(session.communicator.rank // self.machines(workers))

@@ -56,7 +56,8 @@ class Pipeline(Staged):
     and Megatron-LM, 2021, arXiv 2104.04473; P. Qi et al., Zero Bubble Pipeline Parallelism, 2024,
     arXiv 2401.10241; J. Appleyard et al., Optimizing Performance of Recurrent Neural Networks on
     GPUs, 2016, arXiv 1604.01946 (wavefront). Differs from them: pipedream's replicas average each
-    micro-batch's gradient; the wavefront's layers are on ranks.
+    micro-batch's gradient; the wavefront's layers are on ranks; input and weight part of a
+    zero-bubble backward each go through all of the stage, so that both together take longer.
     """
 
     schedule: str = "1f1b"
@@ -82,14 +83,16 @@ class Pipeline(Staged):
         ranks = self.ranks(experiment.workers)
         self.check_stages(experiment)
         batch = min(experiment.batch_size, experiment.rows or experiment.batch_size)
-        rows = batch // (experiment.workers // ranks)
+        replicas = experiment.workers // ranks
+        rows = batch // replicas
         if self.schedule == "wavefront":
             if experiment.time_steps is not None:
                 stretches(experiment.time_steps, self.microbatches)
         elif self.microbatches > rows:
+            allowed = f"give at most {rows}, or " if rows else "give "
             raise InvalidInput(
                 f"microbatches={self.microbatches} of {rows} rows a replica: a micro-batch has one "
-                f"row at least; give at most {rows}, or a larger batch_size"
+                f"row at least; {allowed}batch_size={self.microbatches * replicas} or more"
             )
         if self.chunks > 1 and self.schedule != "interleaved":
             raise InvalidInput(

@@ -15,6 +15,7 @@ from labkit.errors import InvalidInput
 from labkit.memory import nbytes
 from labkit.plan import cut as divided
 from labkit.strategies.base import Predictor, Question, Session, Strategy
+from labkit.strategies.parts import AROUND, refuse_around, refuse_in_parts
 
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
@@ -81,11 +82,7 @@ class Staged(Strategy):
                 "capacities and feed='scatter' divide a batch among all workers, but the stages of "
                 "a pipeline work on the same rows; leave both out"
             )
-        if experiment.precision == "mixed_float16":
-            raise InvalidInput(
-                "precision='mixed_float16' needs a scaled loss, and all stages to skip the same "
-                "step; stages do without: use precision='mixed_bfloat16' or 'float32'"
-            )
+        refuse_in_parts(experiment)
         if workers % ranks:
             raise InvalidInput(
                 f"{self.called}={ranks} does not divide workers={workers}; "
@@ -158,6 +155,7 @@ class Staged(Strategy):
         from labkit.stages import Ledger, Whole
 
         _refuse_global_norm(getattr(optimizer, "global_clipnorm", None))
+        refuse_around({name: getattr(optimizer, name, None) for name in AROUND})
         session.compile(optimizer)
         workers = session.communicator.size
         ranks, last = self.ranks(workers), self.depth(workers) - 1

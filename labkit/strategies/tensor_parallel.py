@@ -13,6 +13,7 @@ from labkit.communicator import ALGORITHMS, refuse_unmetered
 from labkit.errors import InvalidInput
 from labkit.memory import by_kind
 from labkit.strategies.base import Predictor, Question, Session, Strategy
+from labkit.strategies.parts import AROUND, refuse_around, refuse_in_parts
 
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
@@ -70,6 +71,7 @@ class TensorParallel(Strategy):
         """Refuse what does not fit together, before any rank starts."""
         workers, slices = experiment.workers, self.ranks(experiment.workers)
         refuse_unmetered(self.algorithm, experiment.network)
+        refuse_in_parts(experiment)
         if experiment.capacities is not None or experiment.feed == "scatter":
             raise InvalidInput(
                 "capacities and feed='scatter' divide a batch among all workers, but the slices of "
@@ -128,6 +130,7 @@ class TensorParallel(Strategy):
         optimizer = session.optimizer()
         given = {name: getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm")}
         _refuse_norms(type(optimizer).__name__.lower(), given)
+        refuse_around({name: getattr(optimizer, name, None) for name in AROUND})
         session.compile(optimizer)
         slices = self.ranks(session.communicator.size)
         replica = session.part(session.communicator.rank // slices)

@@ -62,7 +62,7 @@ FOUR = {"model": "mlp", "model_options": {"widths": [5, 5]}}  # blocks
         # More micro-batches than samples.
         (
             {"strategy": lk.Pipeline(stages=2, microbatches=17)},
-            "microbatches=17 of 16 rows a replica: .*; give at most 16, or a larger batch_size",
+            "microbatches=17 of 16 rows a replica: .*; give at most 16, or batch_size=34 or more",
         ),
         (
             {"model": lambda: None, "dataset": ROWS, "strategy": lk.Pipeline(microbatches=21)},

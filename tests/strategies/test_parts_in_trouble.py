@@ -1,0 +1,98 @@
+"""Models in parts when something happens to one rank alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from labkit import Cluster, Experiment, LocallyConnected, Pipeline, TensorParallel
+from labkit.cluster import RankError
+from labkit.errors import InvalidInput
+from labkit.strategies import DelayedGradients, Strategy
+
+SMALL: dict[str, Any] = {
+    "dataset": "digits",
+    "dataset_options": {"rows": 160, "test_rows": 10},
+    "model_options": {"widths": [8]},
+    "batch_size": 10,
+    "workers": 2,
+    "gate": False,
+}
+
+
+def fails_on_rank_1() -> list[Any]:
+    import keras
+    from mpi4py import MPI
+
+    class Fail(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if MPI.COMM_WORLD.rank == 1 and batch == 2:
+                raise ZeroDivisionError("as planned")
+
+    return [Fail()]
+
+
+def ends_where_the_loss_is_known() -> list[Any]:
+    import keras
+
+    class End(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 3 and not math.isnan((logs or {}).get("loss", math.nan)):
+                self.model.stop_training = True
+
+    return [End()]
+
+
+def pid_of(communicator: Any) -> int:
+    import os
+
+    return os.getpid()
+
+
+@pytest.mark.parametrize("strategy", [Pipeline(microbatches=2), TensorParallel()], ids=str)
+def test_a_failing_rank_is_named_by_those_that_wait_in_its_replica(
+    cluster: Cluster, strategy: Strategy
+) -> None:
+    before = cluster.call(pid_of)
+    with pytest.raises(RankError, match="rank 1 failed: ZeroDivisionError: as planned") as caught:
+        cluster.run(
+            Experiment(**SMALL | {"strategy": strategy, "callbacks": fails_on_rank_1}), show=False
+        )
+    assert "did not end" not in str(caught.value)  # those that waited were told
+    assert cluster.call(pid_of) == before  # the engines live on
+
+
+@pytest.mark.parametrize("strategy", [Pipeline(microbatches=2), DelayedGradients()], ids=str)
+def test_a_callback_that_ends_training_on_one_rank_ends_it_on_all_after_the_same_step(
+    cluster: Cluster, strategy: Strategy
+) -> None:
+    fields = {"strategy": strategy, "callbacks": ends_where_the_loss_is_known}
+    run = cluster.run(Experiment(**SMALL | fields), show=False)
+    assert run.status["state"] == "completed"
+    steps = run.history.groupby("rank")["step"].max().to_dict()
+    assert steps == {0: 5, 1: 5}  # as many later as there are ranks
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Pipeline(microbatches=2), DelayedGradients(), TensorParallel(), LocallyConnected(grid=(1, 2))],
+    ids=lambda strategy: type(strategy).__name__,
+)
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"precision": "mixed_float16"}, "use precision='mixed_bfloat16' or 'float32'"),
+        ({"optimizer_options": {"use_ema": True}}, "leave use_ema out"),
+        ({"optimizer_options": {"loss_scale_factor": 8.0}}, "leave loss_scale_factor out"),
+    ],
+)
+def test_what_needs_kerass_own_training_step_is_refused(
+    strategy: Strategy, fields: dict[str, Any], told: str
+) -> None:
+    model: dict[str, Any] = {}
+    if isinstance(strategy, LocallyConnected):
+        model = {"model": "locally_connected", "model_options": {}}
+    with pytest.raises(InvalidInput, match=told):
+        Experiment(**SMALL | model | fields | {"strategy": strategy})
