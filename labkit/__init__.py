@@ -1,70 +1,25 @@
-"""labkit: an experiment lab for distributed deep learning that lives in Jupyter."""
+"""labkit: an experiment lab for distributed deep learning that lives in Jupyter.
 
-from labkit.cluster import Cluster, predict, run
-from labkit.compression import (
-    DGC,
-    QSGD,
-    BFloat16,
-    Chain,
-    ErrorFeedback,
-    Float16,
-    Int8,
-    OneBit,
-    PowerSGD,
-    RandomK,
-    SignMajority,
-    TernGrad,
-    Threshold,
-    TopK,
-)
-from labkit.errors import InvalidInput, LabkitError
-from labkit.experiment import Experiment
-from labkit.figures import compare, reading, table
-from labkit.report import report
-from labkit.run import Run, frame, load_runs
-from labkit.strategies import (
-    AllReduce,
-    DelayedGradients,
-    Layerwise,
-    LocallyConnected,
-    Pipeline,
-    TensorParallel,
-)
+The public names stand in `__init__.pyi`; each is imported when it is first used, so that a command
+such as `labkit ls` does not wait for what it does not need.
+"""
+
+import copyreg
+import importlib
+import sys
+
+import lazy_loader
+
+from labkit import run
+
+# The module is loaded once and for all: from here on the name is the function's.
+del run
 
 __version__ = "0.1.0"
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-__all__ = [
-    "DGC",
-    "QSGD",
-    "AllReduce",
-    "BFloat16",
-    "Chain",
-    "Cluster",
-    "DelayedGradients",
-    "ErrorFeedback",
-    "Experiment",
-    "Float16",
-    "Int8",
-    "InvalidInput",
-    "LabkitError",
-    "Layerwise",
-    "LocallyConnected",
-    "OneBit",
-    "Pipeline",
-    "PowerSGD",
-    "RandomK",
-    "Run",
-    "SignMajority",
-    "TensorParallel",
-    "TernGrad",
-    "Threshold",
-    "TopK",
-    "compare",
-    "frame",
-    "load_runs",
-    "predict",
-    "reading",
-    "report",
-    "run",
-    "table",
-]
+# A user's function that names labkit travels to the ranks, where it finds the same module. Pickle
+# would do so by itself were it a plain one; lazy_loader gives it a class of its own.
+copyreg.pickle(
+    type(sys.modules[__name__]), lambda module: (importlib.import_module, (module.__name__,))
+)

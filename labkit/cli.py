@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from labkit import bytecode
 from labkit.bench.command import bench, simulate
 from labkit.errors import InvalidInput, LabkitError
 from labkit.sweep.command import INTERRUPTED, sweep
@@ -36,6 +37,7 @@ class _OneLine(click.Group):
 @click.version_option(package_name="labkit")
 def app() -> None:
     """Ask questions about distributed deep learning; answer them on real MPI ranks."""
+    bytecode.keep()
 
 
 app.add_command(bench)
@@ -103,10 +105,19 @@ def stop(folder: Path) -> None:
 @click.option("-o", "output", default="compare.html", show_default=True, type=FOLDER)
 @click.option("--csv", "csv", type=FOLDER, help="Also write all parameters and metrics as CSV.")
 @click.option("--parquet", "parquet", type=FOLDER, help="The same as Parquet.")
-def compare(paths: tuple[Path, ...], output: Path, csv: Path | None, parquet: Path | None) -> None:
+@click.option("--mlflow", "mlflow", metavar="ADDRESS", help="Also write the runs into MLflow.")
+@click.option("--tensorboard", "tensorboard", type=FOLDER, help="The same for TensorBoard.")
+def compare(
+    paths: tuple[Path, ...],
+    output: Path,
+    csv: Path | None,
+    parquet: Path | None,
+    mlflow: str | None,
+    tensorboard: Path | None,
+) -> None:
     """Print a table of runs side by side, and write their figure as one HTML file."""
     from labkit import figures
-    from labkit.export import export
+    from labkit.export import export, to_mlflow, to_tensorboard
     from labkit.figures.canvas import CONFIG
     from labkit.listing import shown
     from labkit.store import write_atomically
@@ -119,6 +130,11 @@ def compare(paths: tuple[Path, ...], output: Path, csv: Path | None, parquet: Pa
     for kind, path in ((".csv", csv), (".parquet", parquet)):
         if path is not None:
             click.echo(f"table: {shown(export(runs, path, kind))}")
+    if mlflow is not None:
+        click.echo(f"MLflow: {len(to_mlflow(runs, mlflow))} runs in {mlflow}")
+    if tensorboard is not None:
+        to_tensorboard(runs, tensorboard)
+        click.echo(f"TensorBoard: uv run tensorboard --logdir {tensorboard}")
 
 
 @app.command()

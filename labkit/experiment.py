@@ -212,7 +212,9 @@ class Experiment(Checked):
         """Of its training data; None where only ranks know."""
         if isinstance(self.dataset, tuple):
             return len(leaves(self.dataset)[0])
-        return self.dataset_options.get("rows")
+        if callable(self.dataset):
+            return None
+        return datasets.count(self.dataset, self.dataset_options)
 
     @property
     def time_steps(self) -> int | None:
@@ -252,6 +254,16 @@ class Experiment(Checked):
             value = getattr(self, field)
             record[field] = value.to_json() if isinstance(value, Strategy) else _json(value)
         return record
+
+    def __repr__(self) -> str:
+        from labkit.displays import brief
+
+        return brief(self)
+
+    def _repr_html_(self) -> str:
+        from labkit.displays import experiment_html
+
+        return experiment_html(self)
 
     def replace(self, **fields: Any) -> Experiment:
         """The same experiment with other values, checked again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -24,6 +25,7 @@ GRACE = 20.0  # seconds that an interrupted cell has to clean up before its kern
 OUTPUT_LIMIT = 120
 # Exit codes. Of a job that did not run to its end in order, ranks may be left that still compute.
 CELL_FAILED, BROKEN, INTERRUPTED = 1, 70, 130
+_SCRIPT = re.compile(r"(?is)(<script\b.*?</script\s*>)")
 
 
 class Kernel:
@@ -115,6 +117,8 @@ class Record:
                 for words in (output, output.get("data", {})):
                     for key in {"text", "traceback", "evalue", "text/plain"} & words.keys():
                         words[key] = _scrubbed(words[key])
+                    if "text/html" in words:
+                        words["text/html"] = _scrubbed_html(words["text/html"])
         store.write_atomically(
             Path(path), json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
         )
@@ -266,6 +270,12 @@ def _literal(path: str) -> str:
 
 def _scrubbed(text: str | list[str]) -> str | list[str]:
     return scrub(text) if isinstance(text, str) else [scrub(line) for line in text]
+
+
+def _scrubbed_html(text: str | list[str]) -> str:
+    """Scripts stay as they are: much of their code looks like a path."""
+    parts = _SCRIPT.split("".join(text))
+    return "".join(part if _SCRIPT.match(part) else scrub(part) for part in parts)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What a rank keeps in memory: tensors by kind, and the most that its process took."""
+"""What a rank keeps in memory: tensors by kind, and the peak of its process."""
 
 from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,18 @@ def describe(parts: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def by_kind(model: Any, part: Any, used: Any, plain: Any, rows: int, look: bool) -> Parts:
-    """What a rank keeps that trains a model by itself, or a slice of it: measured and predicted.
+def by_kind(
+    model: Any,
+    part: Any,
+    used: Any,
+    plain: Any,
+    rows: int,
+    look: bool,
+    a_row: int | None = None,
+) -> Parts:
+    """What a rank keeps that trains a model by itself, or some of each layer.
+
+    Beside what is measured stands what is predicted.
 
     Measured are real tensors: variables of the model and the optimizer, one gradient a trained
     variable (there while they are applied), and the activations of a pass beside training, see
@@ -63,13 +73,17 @@ def by_kind(model: Any, part: Any, used: Any, plain: Any, rows: int, look: bool)
         plain: an optimizer of the same settings, new.
         rows: of this rank in a step; 0: not known, and so are the activations.
         look: whether to measure activations, which takes the tracing of a pass; else None.
+        a_row: bytes of activations that a row is predicted to leave; None: as of
+            `labkit.stages.footprint.activations`.
     """
     from labkit.stages import footprint, kept_bytes
 
     known = rows > 0 and _takes_one_tensor(part)
     predicted: dict[str, Any] = footprint.weights([part])
     predicted["optimizer"] = footprint.optimizer(plain, predicted["gradients"])
-    predicted["activations"] = rows * footprint.activations(part) if known else None
+    predicted["activations"] = None
+    if known:
+        predicted["activations"] = rows * (a_row or footprint.activations(part))
     return {
         "stages": [0],
         "whole": nbytes(model.variables),
@@ -97,3 +111,8 @@ def _takes_one_tensor(model: Any) -> bool:
 def nbytes(variables: Any) -> int:
     """Bytes of Keras variables."""
     return sum(int(variable.value.numpy().nbytes) for variable in variables)
+
+
+def together(*variables: Iterable[Any]) -> int:
+    """Bytes of all of these Keras variables, each once."""
+    return nbytes({id(each): each for some in variables for each in some}.values())

@@ -47,6 +47,19 @@ def environment(threads: int = 1) -> dict[str, str]:
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": "2",
         "OMP_NUM_THREADS": str(threads),
+        # NumPy's own would be there before an engine can tell it which signals are not its.
+        "OPENBLAS_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
         "KERAS_BACKEND": "tensorflow",
+        **huge_pages(),
     }
+
+
+def huge_pages() -> dict[str, str]:
+    """Variables with which a process takes its memory by pages of 2 MiB, where Linux offers them.
+
+    Tensors of some MB are given back to the system and taken again at every step. By pages of
+    4 KiB that costs as much as five copies of them, or nothing, as the heap happens to lie.
+    What is set already stays.
+    """
+    return {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")}

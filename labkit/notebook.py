@@ -41,25 +41,66 @@ def execute(
         InvalidInput: the parameters break the notebook's contract; nothing was started.
     """
     notebook = Path(notebook)
-    values = parameters.check(notebook, given or {})
-    job = store.new_job_directory(root, notebook, values)
-    # -P: no file beside the caller may stand in for a module. A session of its own: Ctrl-C in the
-    # terminal reaches this process alone, which passes it on by closing the pipe; the pipe also
-    # closes when this process is killed, so that no job is left behind.
-    command = [sys.executable, "-P", "-m", "labkit.job", str(notebook), str(job)]
-    variables = os.environ | {"LABKIT_JOB": str(job.resolve())}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, env=variables, start_new_session=True
-    ) as child:
-        assert child.stdin is not None  # for the type checker: a pipe was asked for
-        interrupts = 0
-        while child.poll() is None:
-            try:
-                child.wait()
-            except KeyboardInterrupt:
-                interrupts += 1
-                child.stdin.close() if interrupts == 1 else child.kill()
-    return settle(job, child.returncode, "interrupted by the user" if interrupts else None)
+    job = Job(notebook, parameters.check(notebook, given or {}), root)
+    while True:
+        try:
+            return job.result()
+        except KeyboardInterrupt:
+            job.interrupt()
+
+
+class Job:
+    """A notebook that executes in a process of its own.
+
+    Args:
+        notebook: path of an .ipynb file.
+        values: parameters, checked.
+        root: folder of all runs.
+        shown: whether its output shows where that of this process does.
+
+    Attributes:
+        path: the job's folder.
+    """
+
+    def __init__(
+        self, notebook: Path, values: Mapping[str, Any], root: Path | str, shown: bool = True
+    ) -> None:
+        self.path = store.new_job_directory(root, notebook, values)
+        # -P: no file beside the caller may stand in for a module. A session of its own: Ctrl-C in
+        # the terminal reaches this process alone, which passes it on by closing the pipe; the pipe
+        # also closes when this process is killed, so that no job is left behind.
+        output = None if shown else subprocess.DEVNULL
+        self._child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "labkit.job", str(notebook), str(self.path)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env=os.environ | {"LABKIT_JOB": str(self.path.resolve())},
+            start_new_session=True,
+        )
+        self._interrupts = 0
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._child.poll() is not None
+
+    def interrupt(self) -> None:
+        """Let the cell that runs clean up, and then end; the second time, end at once."""
+        self._interrupts += 1
+        if self._interrupts == 1:
+            self._close()
+        else:
+            self._child.kill()
+
+    def result(self) -> JobResult:
+        """Wait for its end."""
+        code = self._child.wait()
+        self._close()
+        return settle(self.path, code, "interrupted by the user" if self._interrupts else None)
+
+    def _close(self) -> None:
+        assert self._child.stdin is not None  # for the type checker: a pipe was asked for
+        self._child.stdin.close()
 
 
 def settle(job: Path, code: int, interrupted: str | None) -> JobResult:

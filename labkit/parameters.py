@@ -159,6 +159,16 @@ def check_fields(values: Mapping[str, Any]) -> None:
     A data set that is not there yet is fetched: better now than by ranks that wait for it.
     """
     from labkit import datasets
+
+    for dataset in check_possible(values).get("dataset", []):
+        try:
+            datasets.ensure(dataset)
+        except LabkitError as error:
+            raise InvalidInput(f"dataset={dataset!r}: {error}") from error
+
+
+def check_possible(values: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Check as `check_fields` does, without a look at the data; the items of each field."""
     from labkit.experiment import Experiment
 
     fields = {
@@ -170,11 +180,7 @@ def check_fields(values: Mapping[str, Any]) -> None:
     for name, items in fields.items():
         for item in items:
             Experiment(**first | {name: item})
-    for dataset in fields.get("dataset", []):
-        try:
-            datasets.ensure(dataset)
-        except LabkitError as error:
-            raise InvalidInput(f"dataset={dataset!r}: {error}") from error
+    return fields
 
 
 def _takes_lists(field: str) -> bool:

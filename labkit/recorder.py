@@ -26,14 +26,15 @@ class Recorder(keras.callbacks.Callback):
 
     Args:
         communicator: whose traffic counts.
-        report: receives new rows, at most every quarter of a second.
+        report: receives what is new, "step" with rows and "epoch" with metrics, at most every
+            quarter of a second.
         stop_asked: whether someone wants training to end; asked on rank 0.
     """
 
     def __init__(
         self,
         communicator: Communicator,
-        report: Callable[[list[Row]], None],
+        report: Callable[[str, list[Row]], None],
         stop_asked: Callable[[], bool],
     ) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ class Recorder(keras.callbacks.Callback):
         self._codec = 0.0
         self._loss = tf.Variable(float("nan"), dtype=tf.float64, trainable=False)
         self._samples = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._sent, self._sent_at, self._epoch = 0, 0.0, 0
+        self._sent, self._sent_epochs, self._sent_at, self._epoch = 0, 0, 0.0, 0
 
     def set_model(self, model: Any) -> None:
         """Catch loss and rows inside the training step."""
@@ -141,6 +142,7 @@ class Recorder(keras.callbacks.Callback):
             self.stopped = self.model.stop_training = True
 
     def _send(self, now: float) -> None:
-        if self.rows[self._sent :]:
-            self.report(self.rows[self._sent :])
-        self._sent, self._sent_at = len(self.rows), now
+        self.report("step", self.rows[self._sent :])
+        if self.communicator.rank == 0:  # the metrics of an epoch are those of all ranks
+            self.report("epoch", self.epochs[self._sent_epochs :])
+        self._sent, self._sent_epochs, self._sent_at = len(self.rows), len(self.epochs), now

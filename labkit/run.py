@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,20 +175,9 @@ class Run:
         return keras.models.load_model(self.model_file)
 
     def _repr_html_(self) -> str:
-        status = self.status
-        cause = f" · {status['cause']}" if status.get("cause") else ""
-        rows = {"state": f"{status['state']}{cause}", "verdict": verdict(self)}
-        rows |= {key: shown(value) for key, value in key_metrics(self).items()}
-        cells = "".join(
-            f'<tr><th scope="row" style="text-align:left">{escape(key)}</th>'
-            f"<td>{escape(value)}</td></tr>"
-            for key, value in rows.items()
-        )
-        parameters = escape(json.dumps(self.experiment, indent=1, ensure_ascii=False))
-        return (
-            f"<div><strong>{escape(self.name)}</strong><table>{cells}</table>"
-            f"<details><summary>parameters</summary><pre>{parameters}</pre></details></div>"
-        )
+        from labkit.displays import run_html
+
+        return run_html(self)
 
 
 def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:

@@ -213,9 +213,13 @@ def mark_running(directory: Path) -> None:
 
 
 def finish(
-    directory: Path, metrics: Mapping[str, Any], history: History, model: bytes | None = None
+    directory: Path,
+    metrics: Mapping[str, Any],
+    history: History,
+    model: bytes | None = None,
+    stopped: str | None = None,
 ) -> None:
-    """Write all results, and only then the status "completed".
+    """Write all results, and only then the status "completed", or "interrupted" by what stopped it.
 
     Args: metrics, the record of metrics.json; history, columns (name -> values, a DataFrame too) or
     rows (one mapping each), of HISTORY_COLUMNS and others; model, the bytes of a .keras file.
@@ -224,7 +228,10 @@ def finish(
         write_atomically(directory / "model.keras", model)
     write_atomically(directory / "history.parquet", _parquet(history))
     write_json(directory / "metrics.json", metrics)
-    complete(directory)
+    if stopped is None:
+        complete(directory)
+    else:
+        interrupt(directory, stopped)
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:

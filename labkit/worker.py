@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from labkit.communicator import Communicator, world
 from labkit.experiment import Experiment
 from labkit.strategies import Strategy
+from labkit.stream import Writer
 
-Report = Callable[[list[dict[str, float]]], None]
+Report = Callable[[str, list[dict[str, Any]]], None]
 
 
 def work(
     communicator: Communicator,
     experiment: Experiment,
-    report: Report = lambda rows: None,
+    report: Report = lambda kind, records: None,
     stop_asked: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Train one seed of an experiment on this rank.
@@ -25,7 +27,7 @@ def work(
     Args:
         communicator: the ranks that run it.
         experiment: what to run; `workers` equals the communicator's size.
-        report: receives history rows while training goes on.
+        report: receives what there is to tell while it goes on, see `labkit.stream`.
         stop_asked: asked on rank 0; True ends training on all ranks after the same step.
 
     Returns:
@@ -57,9 +59,17 @@ def _train(
     from labkit.recorder import Recorder
     from labkit.session import TrainingSession
 
+    def tell(kind: str, **record: Any) -> None:
+        if communicator.rank == 0:
+            report(kind, [record])
+
+    tell("doing", what="reading data")
     source = read(experiment, communicator)
+    tell("doing", what="at the gate")
     verdict = gate.verify(experiment, communicator, source)
+    tell("doing", what="building the model")
     session = TrainingSession(experiment, communicator, source)
+    tell("plan", steps=session.feed.steps)
     recorder = Recorder(communicator, report, stop_asked)
     recorder.timeline = session.timeline
     session.callbacks.insert(0, recorder)
@@ -68,7 +78,9 @@ def _train(
     if microscope is not None:
         session.watchers.append(microscope.look)
     memory.reset_peak()
+    tell("doing", what="training")
     experiment.strategy.train(session)
+    tell("doing", what="evaluating")
     if microscope is not None:
         for step, figures in microscope.by_step().items():
             recorder.rows[step] |= figures
@@ -142,9 +154,9 @@ def main(payload: bytes) -> Any:
     """Entry of an engine: calls a function on the ranks that the task names.
 
     The task holds `call` (function and arguments, pickled), `ranks`, `limit`, `network`, `folder`
-    and `environment`; with `stop`, the path of a file whose existence asks to stop, the function
-    also gets `report` and `stop_asked`. A failure is written on the board first, so that ranks
-    which wait for this one raise too and every engine stays alive for the next call.
+    and `environment`; with `stream`, a folder, and `submitter`, a process, the function also gets
+    `report` and `stop_asked`, see `labkit.stream`. A failure is written on the board first, so that
+    ranks which wait for this one raise too and every engine stays alive for the next call.
     """
     import cloudpickle
 
@@ -157,9 +169,9 @@ def main(payload: bytes) -> Any:
     try:
         function, arguments = cloudpickle.loads(task["call"])
         options: dict[str, Any] = {}
-        if "stop" in task:
-            options["report"] = _publisher()
-            options["stop_asked"] = lambda: os.path.exists(task["stop"])
+        if "stream" in task:
+            writer = Writer(Path(task["stream"]), communicator.rank, task["submitter"])
+            options = {"report": writer.write, "stop_asked": writer.stop_asked}
         result = function(communicator, *arguments, **options)
         communicator.meet("the end of the call")  # also with a rank that failed after its last
     except BaseException as error:
@@ -168,17 +180,3 @@ def main(payload: bytes) -> Any:
         raise cause from (None if cause is error else error)
     communicator.close()
     return result
-
-
-def _publisher() -> Report:
-    """Sends rows to the client on ipyparallel's data channel, each batch under a key of its own."""
-    from ipyparallel.datapub import publish_data
-
-    sent = 0
-
-    def publish(rows: list[dict[str, float]]) -> None:
-        nonlocal sent
-        publish_data({str(sent): rows})
-        sent += 1
-
-    return publish

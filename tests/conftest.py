@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,19 @@ import hypothesis
 import pytest
 
 import labkit
+from labkit import bytecode
 
 # A machine that does something else at the same time must not fail a property, and the same tree
 # gets the same verdict each time; `--hypothesis-profile=explore` looks at new examples.
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.register_profile("labkit", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("labkit")
+
+# Engines of a session find what those of the last one have compiled.
+bytecode.keep()
+
+# Who is started in the background of a shell script ignores Ctrl-C; some tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

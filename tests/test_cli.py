@@ -228,6 +228,7 @@ def test_no_runs_is_one_line(command: str) -> None:
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
 
 
+@pytest.mark.slow
 def test_lab_passes_its_arguments_to_jupyterlab() -> None:
     child = process("lab", "--version")
     out, _ = child.communicate(timeout=60)

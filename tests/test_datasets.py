@@ -111,6 +111,28 @@ def test_every_set_has_the_shapes_it_declares_and_the_same_rows_each_time(
         np.testing.assert_array_equal(getattr(first, part), getattr(again, part))
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("digits", {}),
+        ("mnist", {}),
+        ("adult", {}),
+        ("shakespeare", {}),
+        ("shakespeare", {"sequence_length": 37}),
+        ("synthetic", {}),
+        ("synthetic", {"rows": 2000}),
+    ],
+)
+def test_the_number_of_rows_is_known_without_reading(
+    name: str, options: dict[str, object], real: Callable[..., Dataset]
+) -> None:
+    expected = datasets.count(name, options)
+    assert datasets.count(name, options | {"rows": 50}) == 50
+    if name != "synthetic":
+        assert datasets.count(name, options | {"rows": 10**7}) == expected
+    assert len(real(name, **options).x_train) == expected
+
+
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_option_says_what_is_allowed(name: str) -> None:
     for option, field in DATASETS[name].options.model_fields.items():

@@ -13,7 +13,7 @@ import pytest
 
 from labkit.errors import InvalidInput
 from labkit.experiment import OPTIMIZERS, Experiment
-from labkit.strategies import AllReduce
+from labkit.strategies import AllReduce, Pipeline
 
 X, Y = np.zeros((4, 3), np.float32), np.arange(4)
 
@@ -81,6 +81,15 @@ def test_an_impossible_value_is_refused_in_one_line(fields: dict[str, Any], told
     assert told in message
     assert "\n" not in message
     assert len(message) < 800
+
+
+def test_the_rows_of_its_data_are_known_where_the_data_are() -> None:
+    assert Experiment(dataset="digits").rows == 1437
+    assert Experiment(dataset="mnist", dataset_options={"rows": 500}).rows == 500
+    assert Experiment(dataset=(X, Y)).rows == len(X)
+    assert Experiment(dataset=lambda: None).rows is None
+    with pytest.raises(InvalidInput, match="microbatches=1438 of 1437 rows a replica"):
+        Experiment(workers=2, batch_size=5000, strategy=Pipeline(microbatches=1438))
 
 
 @pytest.mark.slow

@@ -274,6 +274,8 @@ def test_show_outside_a_notebook_offers_no_cloud(
 ) -> None:
     given: dict[str, Any] = {}
     figure = compare([write_run(tmp_path)])
+    # Whatever has made a shell in this process: here is none.
+    monkeypatch.setattr("IPython.core.getipython.get_ipython", lambda: None)
     monkeypatch.setattr(type(figure), "show", lambda self, **options: given.update(options))
     show(figure)
     assert given["config"]["showSendToCloud"] is False
@@ -284,6 +286,7 @@ def test_no_runs_is_a_sentence() -> None:
         compare([])
 
 
+@pytest.mark.slow
 def test_a_hundred_runs_stay_small(tmp_path: Path) -> None:
     runs = [write_run(tmp_path, seed=seed, epochs=50) for seed in range(100)]
     figure = compare(runs)

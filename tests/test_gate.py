@@ -94,7 +94,7 @@ def test_what_is_exact_passes_with_a_tiny_difference(
     assert "float64" in verdict["reason"]
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
 def test_a_recurrent_model_without_dropout_is_held_to_it(cluster: Cluster, cell: str) -> None:
     options = {"cell": cell, "units": 4}
     experiment = Experiment(**SMALL | {"model": "rnn", "model_options": options})
@@ -102,6 +102,7 @@ def test_a_recurrent_model_without_dropout_is_held_to_it(cluster: Cluster, cell:
     assert verdict["verdict"] == "passed", verdict
 
 
+@pytest.mark.slow
 def test_an_embedding_is_held_to_it_with_an_optimizer_that_squares(cluster: Cluster) -> None:
     """Words come twice in a batch; states of random numbers are no weights and set no tolerance."""
 

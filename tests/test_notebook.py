@@ -17,7 +17,7 @@ import yaml
 
 from labkit import store
 from labkit.errors import InvalidInput
-from labkit.job import cause
+from labkit.job import Record, cause
 from labkit.notebook import JobResult, execute
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
@@ -90,12 +90,14 @@ def test_a_failing_cell_is_named_and_everything_before_it_is_kept(tmp_path: Path
     assert status["started"] < status["ended"]
 
 
+@pytest.mark.slow
 def test_the_rank_that_an_exception_names_is_recorded(tmp_path: Path) -> None:
     job = execute(NOTEBOOKS / "fails_on_rank_1.ipynb", {}, tmp_path)
     assert (job.state, job.rank) == ("failed", 1)
     assert store.read_status(job.path)["rank"] == 1
 
 
+@pytest.mark.slow
 def test_a_kernel_that_dies_has_not_completed(tmp_path: Path) -> None:
     job = execute(NOTEBOOKS / "its_kernel_dies.ipynb", {}, tmp_path)
     assert job.state == "failed"
@@ -117,6 +119,7 @@ def test_a_broken_contract_starts_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_kernel_is_this_interpreter_whatever_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +156,7 @@ def test_an_interrupt_lets_the_cell_clean_up_and_is_recorded(tmp_path: Path) -> 
     assert status["state"] == "interrupted"
 
 
+@pytest.mark.slow
 def test_a_job_does_not_outlive_the_process_that_started_it(tmp_path: Path) -> None:
     child = run_script(tmp_path, "is_interrupted.ipynb")
     wait_for_line(child, "waiting")
@@ -173,6 +177,17 @@ def test_a_job_whose_process_is_killed_is_not_running(tmp_path: Path) -> None:
     status = store.read_status(job)
     assert status["state"] == "failed"
     assert "ended with code -9" in status["cause"]
+
+
+def test_html_names_no_machine_and_keeps_its_scripts(tmp_path: Path) -> None:
+    script = "<script>\nx = y.replace(/usr/g, '/a/b/c');\n</script>"
+    lines = ["<p>/srv/lab/alice/x.npz</p>\n", *script.splitlines(True), "<b>/srv/lab/bob/y</b>"]
+    output = {"output_type": "display_data", "metadata": {}, "data": {"text/html": lines}}
+    notebook = {"metadata": {}, "cells": [{"cell_type": "code", "outputs": [output]}]}
+    path = tmp_path / "output.ipynb"
+    Record().write(json.dumps(notebook), str(path))
+    (kept,) = json.loads(path.read_text())["cells"][0]["outputs"]
+    assert kept["data"]["text/html"] == f"<p>…/x.npz</p>\n{script}<b>…/y</b>"
 
 
 def test_a_cause_is_one_line() -> None:

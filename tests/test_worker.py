@@ -67,7 +67,13 @@ def samples() -> Any:
     ("model", "model_options", "dataset", "dataset_options"),
     [
         pytest.param("linear", {}, "digits", {"rows": 64, "test_rows": 9}, marks=pytest.mark.slow),
-        ("mlp", {"widths": [8]}, "synthetic", {"task": "regression", "rows": 64, "targets": 2}),
+        pytest.param(
+            "mlp",
+            {"widths": [8]},
+            "synthetic",
+            {"task": "regression", "rows": 64, "targets": 2},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "mlp", {"widths": [8]}, "adult", {"rows": 64, "test_rows": 9}, marks=pytest.mark.slow
         ),
@@ -434,16 +440,8 @@ def test_repeats_are_seeds_with_medians_and_spread(cluster: Cluster) -> None:
         cluster.submit(Experiment(**SHORT | {"repeats": 3}))
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        "adam",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("lamb", "rmsprop", "schedulefreeadamw")
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "lamb", "rmsprop", "schedulefreeadamw"])
 def test_optimizers_by_name(cluster: Cluster, optimizer: str) -> None:
     run = cluster.run(
         Experiment(**SHORT | {"optimizer": optimizer, "gate": True, "steps": 2}), show=False

@@ -206,7 +206,9 @@ def compression(compressors: list[str], elements: int, repeats: int, file: Path 
 
 @bench.command()
 @click.option("--workers", default=2, show_default=True, help="Stages, a rank of one thread each.")
-@click.option("--schedules", default="gpipe,1f1b,delayed", show_default=True, callback=_names)
+@click.option(
+    "--schedules", default="gpipe,1f1b,zero_bubble,delayed", show_default=True, callback=_names
+)
 @click.option("--repeats", default=5, show_default=True)
 @click.option(
     "--json", "file", type=click.Path(path_type=Path), help="Write rows here, one a line."

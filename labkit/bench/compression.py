@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit import mpi
 from labkit.bench.timing import spread
 from labkit.compression import COMPRESSORS, Compressor, Gather, Request, SparseMean, nbytes
 from labkit.compression.base import compiled
@@ -61,7 +62,13 @@ def measure(
     one = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "labkit.bench.compression", json.dumps(task)],
-        env={**os.environ, **one, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
+        env={
+            **os.environ,
+            **one,
+            **mpi.huge_pages(),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "CUDA_VISIBLE_DEVICES": "-1",
+        },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

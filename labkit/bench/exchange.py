@@ -14,7 +14,7 @@ from labkit.communicator import Communicator
 from labkit.errors import InvalidInput
 from labkit.network import Network
 
-WARM, STEPS = 10, 50
+WARM, STEPS, TURN = 10, 50, 10
 Row = dict[str, Any]
 
 
@@ -30,7 +30,8 @@ def measure(
     """Time local steps, exchanged steps and the bare allreduce of the same bytes, interleaved.
 
     "local" is the same step on all ranks at once without exchange. A step lasts as long as its
-    slowest rank, from a common start; 10 warm-up steps, then 50 timed ones a repeat.
+    slowest rank, from a common start; 10 warm-up steps, then 50 timed ones a repeat. Kinds take
+    turns of 10 steps: a machine that slows down for seconds does so for all of them.
 
     Args:
         workers: ranks of one thread.
@@ -90,9 +91,14 @@ def _measure(
     steps["raw allreduce"] = lambda: communicator.allreduce(buffer, chosen.algorithm)
     seconds: dict[str, list[float]] = {kind: [] for kind in steps}
     for _ in range(repeats):
-        for kind, step in steps.items():
-            buffer[...] = 0.0
-            seconds[kind].append(_median(communicator, step))
+        own: dict[str, list[float]] = {kind: [] for kind in steps}
+        for _ in range(STEPS // TURN):
+            for kind, step in steps.items():
+                buffer[...] = 0.0
+                own[kind] += _turn(communicator, step)
+        slowest = np.max(communicator.allgather(list(own.values())), axis=0)
+        for kind, median in zip(steps, np.median(slowest, axis=1), strict=True):
+            seconds[kind].append(float(median))
     same = {
         kind: len(set(communicator.allgather(model.checksum()))) == 1
         for kind, model in models.items()
@@ -108,14 +114,15 @@ def _measure(
     }
 
 
-def _median(communicator: Communicator, step: Callable[[], Any]) -> float:
+def _turn(communicator: Communicator, step: Callable[[], Any]) -> list[float]:
+    """Seconds of this rank's next steps, each from a common start."""
     own = []
-    for _ in range(STEPS):
+    for _ in range(TURN):
         communicator.meet("the next step of a benchmark")
         start = time.perf_counter()
         step()
         own.append(time.perf_counter() - start)
-    return float(np.median(np.max(communicator.allgather(own), axis=0)))
+    return own
 
 
 def _events(exchange: Any, steps: int) -> dict[str, float]:

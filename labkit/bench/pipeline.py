@@ -15,6 +15,7 @@ from labkit.communicator import Communicator
 from labkit.errors import InvalidInput
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline.formulas import bubble_share
+from labkit.simulate import simulate_pipeline
 
 if TYPE_CHECKING:
     from labkit.stages import Batch, Delayed
@@ -27,7 +28,7 @@ Row = dict[str, Any]
 
 def measure(
     workers: int = 2,
-    schedules: Sequence[str] = ("gpipe", "1f1b", "delayed"),
+    schedules: Sequence[str] = ("gpipe", "1f1b", "zero_bubble", "delayed"),
     microbatches: Sequence[int] = (1, 2, 4, 8),
     width: int = 1024,
     depth: int = 8,
@@ -76,8 +77,11 @@ def _row(name: str, count: int, workers: int, seconds: np.ndarray) -> Row:
     if name == DELAYED:
         case, most = f"delayed gradients, K = {workers}", 3 / (1 + 2 / workers)
     else:
-        idle = bubble_share(PIPELINE[name](workers, count), 1.0, 1.0, 1.0)
-        case, most = f"{name}, m = {count}", workers * (1 - (idle or 0.0))
+        table = PIPELINE[name](workers, count)
+        idle = bubble_share(table, 1.0, 1.0, 1.0)
+        if idle is None:  # too few micro-batches for the formula
+            idle = simulate_pipeline(table, 1.0, 1.0, 1.0).bubble_share
+        case, most = f"{name}, m = {count}", workers * (1 - idle)
     most *= float(np.median(one / all_))
     speedup = float(np.median(one / pipe))
     return {

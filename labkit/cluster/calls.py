@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from labkit.cluster.lease import Lock
+from labkit.cluster.lease import Turn
 from labkit.errors import InvalidInput, LabkitError
 from labkit.network import Network
 
@@ -23,8 +23,13 @@ PATIENCE = 10.0  # seconds that the other ranks get to end after one has failed
 class Ranks(Protocol):
     """What calls need of a cluster."""
 
+    name: str
     folder: Path
     limit: float
+
+    @property
+    def connected(self) -> bool:
+        """Whether this process holds it."""
 
     @property
     def client(self) -> ipyparallel.Client:
@@ -87,7 +92,6 @@ class Calls:
 
         from labkit.worker import main
 
-        engines = cluster.engines[:ranks]
         task = cloudpickle.dumps(
             {
                 "call": cloudpickle.dumps((function, tuple(arguments))),
@@ -99,12 +103,15 @@ class Calls:
                 **extra,
             }
         )
-        # Two notebooks that share a cluster take turns: a call has all its ranks or none.
-        self._turn = Lock(cluster.folder / "run.lock")
-        self._turn.acquire(wait=True)
+        # Those who share a cluster take turns: a call has all its ranks or none.
+        self._turn = Turn(cluster.folder)
         self._cluster = cluster
-        self._calls = [cluster.client[engine].apply_async(main, task) for engine in engines]
-        self._taken = [0] * ranks
+        try:
+            engines = cluster.engines[:ranks]  # now: the call before may have started them anew
+            self._calls = [cluster.client[engine].apply_async(main, task) for engine in engines]
+        except BaseException:
+            self._turn.release()
+            raise
 
     def done(self) -> bool:
         """Whether every rank has ended."""
@@ -133,14 +140,6 @@ class Calls:
                 break
         self._raise_first_failure()
 
-    def published(self) -> Iterator[Any]:
-        """What ranks have published since the last call."""
-        for rank, call in enumerate(self._calls):
-            data = call.data or {}
-            while (key := str(self._taken[rank])) in data:
-                yield from data[key]
-                self._taken[rank] += 1
-
     def results(self) -> list[Any] | None:
         """What the ranks returned, in rank order; None unless all did."""
         if not all(call.ready() and call.successful() for call in self._calls):
@@ -156,9 +155,11 @@ class Calls:
 
     def close(self) -> None:
         """Let others have their turn; engines with a rank that has not ended are started again."""
-        if not self.done():
-            self._cluster.restart()
-        self._turn.release()
+        try:
+            if not self.done():
+                self._cluster.restart()
+        finally:
+            self._turn.release()
 
     def _raise_first_failure(self) -> None:
         state = self._cluster.state()

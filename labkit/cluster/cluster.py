@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakSet
 
 from labkit import store
+from labkit.cluster import attached, launch, magic, repeats
 from labkit.cluster.calls import Calls
 from labkit.cluster.lease import HOLD, Lease, Lock, hold, locked, wait_until_free
 from labkit.cluster.live import Live
 from labkit.cluster.prediction import ask, check_rows, together
-from labkit.errors import InvalidInput, LabkitError
+from labkit.cluster.submitted import Submitted
+from labkit.errors import InvalidInput
 from labkit.experiment import Experiment, digest
 from labkit.network import Network
 from labkit.places import fingerprint, runtime_folder
-from labkit.run import Run, aggregate
+from labkit.run import Run
 from labkit.strategies import Strategy
 from labkit.worker import infer
 
 if TYPE_CHECKING:
     import ipyparallel
-
-START_LIMIT = 180.0  # seconds
 
 
 class Cluster:
@@ -62,6 +60,7 @@ class Cluster:
         self.folder = runtime_folder("clusters") / store.safe_name(self.name)
         self._lease: Lease | None = None
         self._client: ipyparallel.Client | None = None
+        self._submitted: WeakSet[Submitted] = WeakSet()
         self.start()
 
     def start(self) -> None:
@@ -71,16 +70,24 @@ class Cluster:
             self._lease = Lease(self.folder)
             hold(self.folder)
             try:
-                if not self._is_up():
-                    self._launch()
+                if not launch.is_up(self.folder):
+                    launch.launch(self.folder, self.workers, self.threads)
                 self._check_shape()
                 self._connect()
             except BaseException:
-                self.close()
+                self._let_go()
                 raise
 
     def close(self) -> None:
-        """End this process's use of the cluster; the last one to do so ends the engines."""
+        """End this process's use of the cluster; the last one to do so ends the engines.
+
+        What was submitted here and still runs is stopped, and kept as interrupted.
+        """
+        for live in list(self._submitted):
+            live.end()
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -91,16 +98,16 @@ class Cluster:
     def restart(self) -> None:
         """End the engines, also stuck ones, and start them again at the next use."""
         pid = self.state().get("pid")
-        self.close()
-        if pid is not None and self._is_up():
+        self._let_go()
+        if pid is not None and launch.is_up(self.folder):
             os.kill(pid, signal.SIGTERM)
             wait_until_free(self.folder / "keeper.lock", 30)
 
     @property
     def client(self) -> ipyparallel.Client:
         """The ipyparallel client; a cluster that has ended is started again."""
-        if self._client is None or not self._is_up():
-            self.close()
+        if self._client is None or not launch.is_up(self.folder):
+            self._let_go()
             self.start()
         return self._client
 
@@ -114,39 +121,48 @@ class Cluster:
 
         Args:
             experiment: what to run, on at most as many workers as there are ranks.
-            show: a progress line in a terminal, a growing figure in JupyterLab.
+            show: a progress line in a terminal; in JupyterLab a panel with a stop button.
 
         Raises:
             InvalidInput: the experiment does not fit this cluster, or its model not its strategy.
             RankError: a rank failed; the record is kept with its cause.
         """
-        self._check_fits(experiment)
         if experiment.repeats == 1:
             return self.submit(experiment, show=show).result()
-        top = store.new_run_directory(_job_folder(), _directory_name(experiment))
-        store.start(top, experiment.to_json())
-        try:
-            seeds = [
-                self._submit(one, partial(_made, top / f"seed{one.seed}"), show).result()
-                for one in _one_by_one(experiment)
-            ]
-        except KeyboardInterrupt:
-            store.interrupt(top)
-            raise
-        except BaseException as error:
-            store.fail(top, f"{type(error).__name__}: {error}", getattr(error, "rank", None))
-            raise
-        store.finish(top, aggregate(seeds), _together(seeds))
-        return Run(top)
+        self._check(experiment)
+        return repeats.run_all(
+            experiment, lambda one, directory: self._submit(one, directory, show).result()
+        )
 
     def submit(self, experiment: Experiment, show: bool = False) -> Live:
-        """Start an experiment and return at once; `result()` waits for it, `stop()` ends it."""
+        """Start an experiment and return at once; `result()` waits for it, `stop()` ends it.
+
+        In JupyterLab the Live at the end of a cell is a panel of what goes on. The ranks go on
+        when a cell is interrupted; `cluster.live()` finds them again. While they work for another
+        call, this one waits for its turn.
+        """
         if experiment.repeats > 1:
             raise InvalidInput(f"repeats={experiment.repeats} wants run(), which waits for all")
-        self._check_fits(experiment)
-        name = _directory_name(experiment)
-        made = partial(store.new_run_directory, _job_folder(), name)
-        return self._submit(experiment, made, show)
+        self._check(experiment)
+        return self._submit(experiment, repeats.directory(experiment), show)
+
+    def _submit(self, experiment: Experiment, directory: Path, show: bool) -> Live:
+        live = Submitted(self, experiment, directory)
+        self._submitted.add(live)
+        live.begin(show)
+        return live
+
+    def live(self, show: bool = False) -> Live:
+        """The experiment that was submitted last, by whichever process, running or ended.
+
+        What another process has submitted can be watched and stopped from here, and `result()`
+        waits for it. That process writes its record: when it ends before the ranks do, they end
+        after the same step, and the run is interrupted.
+
+        Raises:
+            LabkitError: nothing was submitted yet.
+        """
+        return attached.last(self.folder, show)
 
     def call(
         self,
@@ -212,63 +228,31 @@ class Cluster:
         arguments = (asked.file, asked.strategy, x, batch_size)
         return together(self.call(infer, *arguments, ranks=asked.workers))
 
-    def _submit(self, experiment: Experiment, directory: Callable[[], Path], show: bool) -> Live:
-        if isinstance(experiment.dataset, str):
-            from labkit import datasets
-
-            datasets.ensure(experiment.dataset)
-        return Live(self, experiment, directory(), show=show)
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def connected(self) -> bool:
+        """Whether this object holds the cluster."""
+        return self._client is not None
+
     def __repr__(self) -> str:
-        state = "up" if self._client is not None else "closed"
+        state = "up" if self.connected else "closed"
         return f"<Cluster {self.name}: {self.workers} ranks of {self.threads} threads, {state}>"
+
+    def _repr_html_(self) -> str:
+        from labkit.displays import cluster_html
+
+        return cluster_html(self)
 
     # --- starting ----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """What the cluster's keeper says: its state, a message, workers, threads."""
-        path = self.folder / "cluster.json"
-        return store.read_json(path) if path.exists() else {"state": "ended", "message": ""}
-
-    def _is_up(self) -> bool:
-        lock = Lock(self.folder / "keeper.lock")
-        try:
-            return lock.is_held() and self.state()["state"] == "ready"
-        finally:
-            lock.release()
-
-    def _launch(self) -> None:
-        # A keeper that is just ending must be through before its place is taken.
-        if not wait_until_free(self.folder / "keeper.lock", 30):
-            raise LabkitError(f"cluster {self.name!r} is ending but does not end")
-        (self.folder / "cluster.json").unlink(missing_ok=True)
-        with (self.folder / "keeper.log").open("wb") as log:
-            keeper = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "labkit.cluster.keeper", str(self.folder)),
-                    *(str(self.workers), str(self.threads)),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C in a terminal is not meant for the engines
-            )
-        begin, shown = time.monotonic(), _Ticker(f"starting {self.workers} MPI engines")
-        while (state := self.state())["state"] != "ready":
-            shown.tick()
-            if keeper.poll() is not None or time.monotonic() - begin > START_LIMIT:
-                raise LabkitError(
-                    "the engines did not start: "
-                    f"{state['message'] or _last_line(self.folder / 'keeper.log')}"
-                )
-            time.sleep(0.05)
-        shown.done()
+        return launch.state(self.folder)
 
     def _connect(self) -> None:
         import ipyparallel as ipp
@@ -276,20 +260,18 @@ class Cluster:
         file = self.folder / "profile" / "security" / "ipcontroller-labkit-client.json"
         self._client = ipp.Client(str(file))
         self._client.wait_for_engines(self.workers, interactive=False, timeout=30)
-        self._order: list[int] | None = None
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             view = self._client.direct_view(self.engines)
             view.block = True
             view.activate()  # %%px runs on all ranks, in rank order
+            magic.register(self)  # and %%ranks, which ends with the first that fails
 
     @property
     def engines(self) -> list[int]:
         """Engine ids in rank order."""
-        client = self.client
-        if self._order is None:
-            ranks = client[:].apply_sync(_world_rank)
-            self._order = [engine for _, engine in sorted(zip(ranks, client.ids, strict=True))]
-        return self._order
+        _ = self.client  # which starts them again where they have ended
+        found: list[int] = self.state()["engines"]
+        return found
 
     def _check_shape(self) -> None:
         state = self.state()
@@ -301,7 +283,8 @@ class Cluster:
                     "give another name, or close that one"
                 )
 
-    def _check_fits(self, experiment: Experiment) -> None:
+    def _check(self, experiment: Experiment) -> None:
+        """Refuse what does not fit the ranks; fetch data that are not there yet."""
         if experiment.workers > self.workers:
             raise InvalidInput(
                 f"workers={experiment.workers} on a cluster of {self.workers}; "
@@ -312,6 +295,10 @@ class Cluster:
                 f"threads={experiment.threads} on a cluster whose engines have {self.threads}; "
                 f"TensorFlow fixes them at its start: use Cluster(threads={experiment.threads})"
             )
+        if isinstance(experiment.dataset, str):
+            from labkit import datasets
+
+            datasets.ensure(experiment.dataset)
 
 
 def run(experiment: Experiment, show: bool = True) -> Run:
@@ -336,61 +323,3 @@ def leftovers() -> list[str]:
             found.append(folder.name)
         lock.release()
     return found
-
-
-class _Ticker:
-    """Says what is going on while nothing else does: to a person, not into a file."""
-
-    def __init__(self, what: str) -> None:
-        self.what, self.begin = what, time.monotonic()
-        self.visible = sys.stderr.isatty()
-
-    def tick(self) -> None:
-        if self.visible:
-            seconds = time.monotonic() - self.begin
-            print(f"\r{self.what} … {seconds:.0f} s ", end="", file=sys.stderr, flush=True)
-
-    def done(self) -> None:
-        seconds = time.monotonic() - self.begin
-        lead = "\r" if self.visible else ""
-        print(f"{lead}{self.what}: ready after {seconds:.1f} s", file=sys.stderr, flush=True)
-
-
-def _world_rank() -> int:
-    from mpi4py import MPI
-
-    return int(MPI.COMM_WORLD.rank)
-
-
-def _directory_name(experiment: Experiment) -> str:
-    return f"{experiment.label}-{experiment.hash8}"
-
-
-def _job_folder() -> Path:
-    """Where this process's runs go: its job's folder, else the interactive ones."""
-    interactive = Path(os.environ.get("LABKIT_RUNS", "runs")) / "interactive"
-    folder = Path(os.environ.get("LABKIT_JOB", interactive))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder.resolve()  # a Run is found also when the notebook has changed its folder
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
-
-
-def _one_by_one(experiment: Experiment) -> Sequence[Experiment]:
-    return [
-        experiment.replace(repeats=1, seed=experiment.seed + k) for k in range(experiment.repeats)
-    ]
-
-
-def _together(seeds: Sequence[Run]) -> Any:
-    import pandas as pd
-
-    return pd.concat([seed.history for seed in seeds], ignore_index=True)
-
-
-def _last_line(path: Path) -> str:
-    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"

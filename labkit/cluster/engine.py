@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from labkit.cluster.lease import Lock
+from labkit.cluster.where import answer
 
 LOOK_EVERY = 1.0  # seconds
 
@@ -33,8 +34,11 @@ def watch(lock_path: Path, with_group: bool) -> None:
 
 if __name__ == "__main__":
     role = sys.argv.pop(1)
+    keeper = Path(os.environ["LABKIT_KEEPER"])
+    if role == "engine":
+        answer(keeper.parent)
     # The controller leads a group of its own, with its schedulers in it.
-    watch(Path(os.environ["LABKIT_KEEPER"]), with_group=role == "controller")
+    watch(keeper, with_group=role == "controller")
     if role == "controller":
         sys.argv[0] = "ipcontroller"
         from ipyparallel.controller.app import main

@@ -25,6 +25,8 @@ from labkit.cluster.lease import Lock, is_wanted, locked
 from labkit.errors import LabkitError
 
 LOOK_EVERY = 0.5  # seconds
+BEAT = 0.5  # seconds between two heartbeats: an engine is registered with its second
+GIVEN_UP = 30.0  # seconds without a heartbeat after which an engine counts as gone
 
 
 class Controller(LocalControllerLauncher):
@@ -54,6 +56,7 @@ class Keeper:
     def __init__(self, folder: Path, workers: int, threads: int) -> None:
         self.folder, self.workers, self.threads = folder, workers, threads
         self.cluster: Any = None
+        self.engines: list[int] = []  # their ids, in rank order
 
     def start(self) -> None:
         """Start controller and engines; write cluster.json when all engines have registered."""
@@ -65,7 +68,11 @@ class Keeper:
             engines=Engines,
             cluster_id="labkit",
             profile_dir=str(self.folder / "profile"),
-            controller_args=["--nodb"],
+            controller_args=[
+                "--nodb",
+                f"--HeartMonitor.period={round(1e3 * BEAT)}",
+                f"--HeartMonitor.max_heartmonitor_misses={round(GIVEN_UP / BEAT)}",
+            ],
             delay=0,
             load_profile=False,
             shutdown_atexit=False,  # the keeper ends its children itself
@@ -77,6 +84,9 @@ class Keeper:
             if self.engines_ended():
                 raise LabkitError(f"mpiexec ended: {self._said()}")
             time.sleep(0.05)
+        # Asked once, while the engines are idle: who attaches later may find them at work.
+        ranks = client[:].apply_sync(_world_rank)
+        self.engines = [engine for _, engine in sorted(zip(ranks, client.ids, strict=True))]
         client.close()
         self.say("ready")
 
@@ -110,6 +120,7 @@ class Keeper:
                 "message": message,
                 "workers": self.workers,
                 "threads": self.threads,
+                "engines": self.engines,
                 "pid": os.getpid(),
             },
         )
@@ -123,6 +134,12 @@ class Keeper:
         for child in alive:
             _signal(child, signal.SIGKILL)
         psutil.wait_procs(alive, timeout=2)
+
+
+def _world_rank() -> int:
+    from mpi4py import MPI
+
+    return int(MPI.COMM_WORLD.rank)
 
 
 def _signal(process: psutil.Process, number: int) -> None:

@@ -10,14 +10,18 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import ClassVar
 
 from labkit.places import runtime_folder
 
 HOLD = "LABKIT_HOLD"  # names the file of a Hold
+LOOK_EVERY = 0.05  # seconds
 
 
 class Lock:
@@ -30,11 +34,17 @@ class Lock:
 
     def acquire(self, wait: bool = False) -> bool:
         """Take the lock; without `wait`, say at once whether that worked."""
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError:
-            return False
-        return True
+        while True:
+            try:
+                # Never a call that waits: the system counts by process, and takes two processes
+                # whose threads wait for each other's locks for a deadlock.
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):  # another one has it
+                if not wait:
+                    return False
+                time.sleep(LOOK_EVERY)
+            else:
+                return True
 
     def release(self) -> None:
         """Give the lock back."""
@@ -96,6 +106,33 @@ def is_wanted(folder: Path) -> bool:
     return False
 
 
+class Turn:
+    """The use of a cluster's ranks, which one call has at a time; made when it is this one's.
+
+    A lock on a file knows processes alone, and is lost when its process closes the file a second
+    time: the threads and calls of this one take turns before that.
+    """
+
+    _here: ClassVar[dict[Path, threading.Lock]] = {}
+
+    def __init__(self, folder: Path) -> None:
+        self._own = self._here.setdefault(folder, threading.Lock())
+        if not self._own.acquire(blocking=False):
+            print("waiting for the ranks, which work for another call", file=sys.stderr, flush=True)
+            self._own.acquire()
+        self._lock = Lock(folder / "run.lock")
+        try:
+            self._lock.acquire(wait=True)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let the next one have it."""
+        self._lock.release()
+        self._own.release()
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a lock for the length of a block, waiting for it."""
@@ -114,7 +151,7 @@ def wait_until_free(path: Path, seconds: float) -> bool:
         while lock.is_held():
             if time.monotonic() > end:
                 return False
-            time.sleep(0.05)
+            time.sleep(LOOK_EVERY)
         return True
     finally:
         lock.release()

@@ -1,148 +1,192 @@
-"""Live: an experiment while it runs: its rows as they come, its end, and what is kept of it."""
+"""Live: an experiment while it runs: its rows as they come, its end, a panel that shows both."""
 
 from __future__ import annotations
 
-import secrets
+import threading
+import time
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from labkit import store
-from labkit.cluster.calls import PATIENCE, Calls, Ranks
-from labkit.cluster.progress import progress
-from labkit.experiment import Experiment
-from labkit.measure import summarise
-from labkit.privacy import scrub
+from labkit.cluster.progress import Progress, in_notebook, line
+from labkit.cluster.tally import Tally
 from labkit.run import Run
-from labkit.worker import work
+from labkit.stream import FOLDER, Reader, Told
 
-Rows = list[dict[str, float]]
+Rows = list[dict[str, Any]]
+READ_EVERY = 0.25  # seconds; ranks tell as often
+DRAW_EVERY = 0.5
+
+
+class Outline(Protocol):
+    """What a display needs of an experiment."""
+
+    @property
+    def label(self) -> str:
+        """Its name."""
+
+    @property
+    def workers(self) -> int:
+        """Ranks."""
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the data."""
 
 
 class Live:
-    """A running experiment; made by `Cluster.submit`.
+    """A running experiment; made by `Cluster.submit`, and again by `Cluster.live`.
+
+    A thread takes in what the ranks tell, draws it, and sees to the end: no cell has to wait, and
+    an interrupt of a cell reaches nobody but the cell.
 
     Attributes:
-        rows: history rows that have come so far, of all ranks.
+        experiment: label, workers and epochs at least.
         directory: its run directory.
+        rows: history rows that have come so far, of all ranks.
+        epochs: metrics after each epoch so far.
+        tally: what they amount to.
     """
 
-    def __init__(self, cluster: Ranks, experiment: Experiment, directory: Path, show: bool) -> None:
+    def __init__(self, experiment: Outline, directory: Path) -> None:
         self.experiment, self.directory = experiment, directory
         self.rows: Rows = []
-        self._stop = cluster.folder / f"stop-{secrets.token_hex(4)}"
+        self.epochs: Rows = []
+        self.tally = Tally(experiment.epochs)
+        self._stream = Reader(directory / FOLDER)
+        self._panel: Any = None
+        self._displays: list[Progress] = []
+        self._drawing = threading.Lock()
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
         self._run: Run | None = None
-        store.start(directory, experiment.to_json())
-        try:
-            self._calls = Calls(
-                cluster,
-                experiment.workers,
-                work,
-                [experiment],
-                network=experiment.network,
-                stop=str(self._stop),
-            )
-        except BaseException as error:  # such as a callable that cannot travel
-            store.fail(directory, f"{type(error).__name__}: {error}")
-            raise
-        self._shown = progress(experiment) if show else None
 
     def stop(self) -> None:
         """Ask the ranks to end training after the same step; the run is kept as interrupted."""
-        self._stop.touch()
+        self._stream.stop()
 
     def done(self) -> bool:
-        """Whether the ranks have ended."""
-        return self._calls.done()
+        """Whether the ranks have ended and the record is written."""
+        return self._ended.is_set()
 
-    def update(self) -> Rows:
-        """Take in the rows that have come since the last call, and return them."""
-        fresh = list(self._calls.published())
-        self.rows += fresh
-        return fresh
+    @property
+    def run(self) -> Run | None:
+        """The record, once it is written; None before."""
+        return Run(self.directory) if self._error is not None else self._run
 
     def result(self) -> Run:
-        """Wait for the end; write the record and return it.
-
-        An interrupt (Ctrl-C, the notebook's stop button) stops the ranks and keeps what they did.
+        """Wait for the end; return the record.
 
         Raises:
             RankError: a rank failed; the record keeps its cause and its output.
         """
-        if self._run is not None:
-            return self._run
-        try:
-            for _ in self._calls.watch():
-                self._show()
-            self._show()
-            self._write(interrupted=False)
-        except KeyboardInterrupt:
-            self.stop()
-            self._calls.wait(PATIENCE)
-            self._write(interrupted=True)
-            raise
-        except BaseException as error:
-            self._write_logs()
-            store.fail(self.directory, str(error), getattr(error, "rank", None))
-            raise
-        finally:
-            self._close()
-        self._run = Run(self.directory)
+        self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._run is not None  # for the type checker: an end has one or the other
         return self._run
 
-    def _show(self) -> None:
-        fresh = self.update()
-        if fresh and self._shown:
-            self._shown.update(fresh)
+    def panel(self) -> Any:
+        """The panel as a widget, for a layout of your own; in a cell, a Live displays itself."""
+        from labkit.cluster.panel import Panel
 
-    def _write(self, interrupted: bool) -> None:
-        self._write_logs()
-        results = self._calls.results()
-        if results is None:
-            store.interrupt(self.directory, "interrupted before the ranks had a result")
-            return
-        first: dict[str, Any] = results[0]
-        rows = [row | {"seed": self.experiment.seed} for part in results for row in part["rows"]]
-        rows.sort(key=lambda row: (row["step"], row["rank"]))
-        store.write_json(self.directory / "environment.json", first["environment"])
-        store.write_table(self.directory / "timeline.parquet", _timeline(results))
-        looks = [row for part in results for row in part["microscope"]]
-        store.write_table(self.directory / "microscope.parquet", looks)
-        layers = [{"rank": k} | row for k, part in enumerate(results) for row in part["layers"]]
-        store.write_table(self.directory / "layers.parquet", layers)
-        first["memory_by_rank"] = [
-            {"rank": rank} | part["parts"] for rank, part in enumerate(results)
-        ]
-        first["memory"] = _most([part["memory"] for part in results])
-        store.finish(self.directory, summarise(self.experiment, rows, first), rows, first["model"])
-        if interrupted or first["stopped"]:
-            store.interrupt(
-                self.directory, f"stopped by the user after {rows[-1]['step'] + 1} steps"
-            )
+        with self._drawing:
+            if self._panel is None:
+                self._panel = Panel(self)
+                self._displays.append(self._panel)
+            self._panel.draw(self)
+        return self._panel.widget
 
-    def _write_logs(self) -> None:
-        folder = self.directory / "logs"
-        folder.mkdir(exist_ok=True)
-        for rank, output in enumerate(self._calls.outputs()):
-            store.write_atomically(folder / f"rank{rank}.log", scrub(output))
+    def show(self) -> None:
+        """A panel in JupyterLab, a line in a terminal, until the end."""
+        if in_notebook():
+            from IPython.display import display
+
+            display(self.panel())
+        else:
+            with self._drawing:
+                self._displays.append(line())
+        if self.done():  # in the meantime
+            self._draw(last=True)
+
+    def __repr__(self) -> str:
+        state = self.tally.doing if self.run is None else self.run.status["state"]
+        return f"<Live {self.experiment.label}: {state}, step {self.tally.steps}>"
+
+    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        plain = {"text/plain": repr(self)}
+        if not in_notebook():
+            return plain
+        bundle: dict[str, Any] = self.panel()._repr_mimebundle_() or {}
+        return bundle | plain
+
+    # --- the thread --------------------------------------------------------------------------
+
+    def begin(self, show: bool = False) -> None:
+        """Follow it from here on, and show it."""
+        threading.Thread(target=self._follow, name="labkit-live", daemon=True).start()
+        if show:
+            try:
+                self.show()
+            except Exception as error:
+                warnings.warn(f"{self!r} cannot be shown: {error!r}", stacklevel=2)
+
+    def _follow(self) -> None:
+        try:
+            for _ in self._watch():
+                self._take()
+            self._take(last=True)
+            self._run = self._keep()
+        except BaseException as error:
+            try:
+                self._lose(error)
+            finally:
+                self._error = error  # for the one who waits, see result()
+        finally:
+            try:
+                self._close()
+                self._draw(last=True)
+            finally:
+                self._ended.set()
+
+    def _watch(self) -> Iterator[None]:
+        """Yield now and then, until the ranks have ended."""
+        raise NotImplementedError
+
+    def _keep(self) -> Run:
+        """See to the record when they have; what it raises is the run's failure."""
+        raise NotImplementedError
+
+    def _lose(self, error: BaseException) -> None:
+        """Record a failure, where that is this process's to do."""
 
     def _close(self) -> None:
-        self._calls.close()
-        self._stop.unlink(missing_ok=True)
-        if self._shown:
-            self._shown.close()
+        """Let go of the ranks."""
 
+    _taken_at = _drawn_at = 0.0
 
-def _most(memories: list[dict[str, int]]) -> dict[str, int]:
-    """The bytes of the rank that needs most, of each kind."""
-    return {kind: max(memory[kind] for memory in memories) for kind in memories[0]}
+    def _take(self, last: bool = False) -> None:
+        now = time.monotonic()
+        if last or now - self._taken_at > READ_EVERY:
+            self._taken_at = now
+            told = self._stream.read()
+            with self._drawing:
+                self._add(told)
+        if not last and now - self._drawn_at > DRAW_EVERY:
+            self._drawn_at = now
+            self._draw()
 
+    def _add(self, told: list[Told]) -> None:
+        self.tally.add(told)
+        self.rows += [record for kind, record in told if kind == "step"]
+        self.epochs += [record for kind, record in told if kind == "epoch"]
 
-def _timeline(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Events of all ranks as rows, from the begin of the first on."""
-    events = [(rank, *event) for rank, part in enumerate(results) for event in part["timeline"]]
-    begin = min((event[4] for event in events), default=0.0)
-    names = ("rank", "kind", "step", "bucket", "start", "stop")
-    return [
-        dict(zip(names, (*event[:4], event[4] - begin, event[5] - begin), strict=True))
-        for event in events
-    ]
+    def _draw(self, last: bool = False) -> None:
+        with self._drawing:
+            for display in list(self._displays):
+                try:
+                    display.close(self) if last else display.draw(self)
+                except Exception as error:  # a display that breaks must not end a run
+                    self._displays.remove(display)
+                    warnings.warn(f"{self!r} is not shown any more: {error!r}", stacklevel=2)

@@ -1,109 +1,75 @@
-"""What a person sees while ranks work: a line in a terminal, a growing figure in JupyterLab."""
+"""What a person sees while ranks work, where there are no widgets: a line."""
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from labkit.experiment import Experiment
-
-Rows = list[dict[str, float]]
+if TYPE_CHECKING:
+    from labkit.cluster.live import Live
 
 
 class Progress(Protocol):
-    """Takes rows as they come."""
+    """Shows a Live."""
 
-    def update(self, rows: Rows) -> None:
-        """Show what these rows add."""
+    def draw(self, live: Live) -> None:
+        """Show how it stands."""
 
-    def close(self) -> None:
-        """Nothing more will come."""
-
-
-def progress(experiment: Experiment) -> Progress:
-    """The display that fits where this process runs."""
-    if "LABKIT_JOB" in os.environ:  # a batch job: its log wants whole lines, not many
-        return Line(experiment, every=5.0, end="\n")
-    if _in_notebook():
-        return Figure(experiment)
-    if sys.stderr.isatty():
-        return Line(experiment, every=0.2, end="")
-    return Line(experiment, every=5.0, end="\n")
+    def close(self, live: Live) -> None:
+        """Show how it ended; nothing more will come."""
 
 
-class Line:
-    """One line: step, loss, and samples per second of each rank."""
-
-    def __init__(self, experiment: Experiment, every: float, end: str) -> None:
-        self.experiment, self.every, self.end = experiment, every, end
-        self._shown_at, self._text = 0.0, ""
-        self._speed: dict[int, float] = {}
-        self._loss = math.nan
-
-    def update(self, rows: Rows) -> None:
-        """Rewrite the line, at most every so many seconds."""
-        for row in rows:
-            # Of a model in parts one rank alone knows the loss, and counts the samples.
-            if row["samples"]:
-                self._speed[int(row["rank"])] = row["samples"] / max(row["seconds"], 1e-9)
-            if not math.isnan(row["loss"]):
-                self._loss = row["loss"]
-        last = rows[-1]
-        speeds = "  ".join(f"rank {r} {s:,.0f}/s" for r, s in sorted(self._speed.items()))
-        self._text = (
-            f"{self.experiment.label}  epoch {last['epoch'] + 1:.0f}/{self.experiment.epochs}  "
-            f"step {last['step'] + 1:.0f}  loss {self._loss:.4f}  {speeds}"
-        )
-        if time.monotonic() - self._shown_at > self.every:
-            self._print(self.end)
-
-    def close(self) -> None:
-        """Leave the last line standing."""
-        if self._text:
-            self._print("\n")
-
-    def _print(self, end: str) -> None:
-        self._shown_at = time.monotonic()
-        lead = "" if self.end else "\r\x1b[2K"
-        print(f"{lead}{self._text}", end=end, file=sys.stderr, flush=True)
-
-
-class Figure:
-    """A FigureWidget: loss and samples per second of each rank, growing while ranks work."""
-
-    def __init__(self, experiment: Experiment) -> None:
-        from IPython.display import display
-
-        from labkit.figures import live_figure
-
-        self.widget: Any = live_figure(experiment.label, experiment.workers)
-        display(self.widget)
-
-    def update(self, rows: Rows) -> None:
-        """Add the rows to their rank's curves."""
-        workers = len(self.widget.data) // 2
-        with self.widget.batch_update():
-            for rank in range(workers):
-                own = [row for row in rows if row["rank"] == rank]
-                if not own:
-                    continue
-                steps = [row["step"] for row in own]
-                for trace, values in (
-                    (self.widget.data[rank], [row["loss"] for row in own]),
-                    (self.widget.data[workers + rank], [r["samples"] / r["seconds"] for r in own]),
-                ):
-                    trace.x = (*(trace.x or ()), *steps)
-                    trace.y = (*(trace.y or ()), *values)
-
-    def close(self) -> None:
-        """The figure stays as it is."""
-
-
-def _in_notebook() -> bool:
-    if "IPython" not in sys.modules:
+def in_notebook() -> bool:
+    """Whether widgets can be seen: in the kernel of a notebook that a person has open."""
+    if "LABKIT_JOB" in os.environ or "IPython" not in sys.modules:
         return False
     shell = sys.modules["IPython"].get_ipython()
     return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def line() -> Line:
+    """One that is rewritten, in a terminal; else, as in a batch job's log, whole ones, not many."""
+    if sys.stderr.isatty() and "LABKIT_JOB" not in os.environ:
+        return Line(every=0.2, end="")
+    return Line(every=5.0, end="\n")
+
+
+class Line:
+    """One line: step, loss, samples per second of each rank, time left."""
+
+    def __init__(self, every: float, end: str) -> None:
+        self.every, self.end = every, end
+        self._shown_at, self._shown = 0.0, ""
+
+    def draw(self, live: Live) -> None:
+        """Rewrite the line, at most every so many seconds."""
+        if time.monotonic() - self._shown_at > self.every:
+            self._print(live, self.end)
+
+    def close(self, live: Live) -> None:
+        """Leave the last line standing."""
+        self._print(live, "\n")
+
+    def _print(self, live: Live, end: str) -> None:
+        text = _text(live)
+        if not live.rows or text + end == self._shown:
+            return
+        self._shown_at, self._shown = time.monotonic(), text + end
+        lead = "" if self.end else "\r\x1b[2K"
+        print(f"{lead}{text}", end=end, file=sys.stderr, flush=True)
+
+
+def _text(live: Live) -> str:
+    tally, experiment = live.tally, live.experiment
+    speeds = [f"rank {n} {r.speed:,.0f}/s" for n, r in sorted(tally.ranks.items()) if r.speed]
+    left = tally.seconds_left
+    return "  ".join(
+        [
+            f"{experiment.label}  epoch {tally.epoch + 1}/{experiment.epochs}",
+            f"step {tally.steps}  loss {tally.loss:.4f}",
+            *speeds,
+            *([f"{left:.0f} s left"] if left and live.run is None else []),
+        ]
+    )

@@ -2,6 +2,7 @@
 
 from labkit.communicator.algorithms import ALGORITHMS, check_algorithm, refuse_unmetered
 from labkit.communicator.board import Mismatch, RankFailed, WaitTooLong
+from labkit.communicator.computing import computing
 from labkit.communicator.mpi import Communicator
 from labkit.communicator.traffic import Traffic
 from labkit.communicator.window import Window
@@ -17,6 +18,7 @@ __all__ = [
     "Window",
     "alone",
     "check_algorithm",
+    "computing",
     "refuse_unmetered",
     "world",
 ]

@@ -13,7 +13,8 @@ from labkit.communicator.traffic import Traffic
 from labkit.errors import LabkitError
 
 DEADLOCK = 2.0  # seconds in which ranks that wait in different calls cannot both be only late
-NAP = 20e-6  # seconds
+NAP, LONGEST_NAP = 20e-6, 1e-3  # seconds
+SHARE = 0.01  # of what has been waited: a nap of a long wait
 LATE = 300e-6  # seconds by which a sleep may last too long
 SPINS = 250  # polls before the first nap; about 0.3 ms
 _CHECK_EVERY = 16  # polls between two looks at the board and the clock
@@ -81,12 +82,14 @@ class Patience:
         """Between two polls: let others have the core, and look around now and then.
 
         A short wait is a loop. A longer one naps: a loop would slow down the rank that it waits
-        for, where two cores are threads of one.
+        for, where two cores are threads of one. The longer the wait, the longer the nap, so that
+        many ranks that wait for one leave it a core; it is 1 % of the wait, or the shortest one.
         """
         if polls < SPINS and not self.polite:
             os.sched_yield()
             return
-        time.sleep(NAP)
+        waited = time.perf_counter() - self._since
+        time.sleep(min(max(NAP, SHARE * waited), LONGEST_NAP))
         if polls % _CHECK_EVERY == 0:
             self.look_around()
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from labkit.datasets.catalogue import DATASETS, DatasetSpec, available, check, ensure, load, locate
+from labkit.datasets.catalogue import (
+    DATASETS,
+    DatasetSpec,
+    available,
+    check,
+    count,
+    ensure,
+    load,
+    locate,
+)
 from labkit.datasets.dataset import Dataset, Shapes
 
 __all__ = [
@@ -12,6 +21,7 @@ __all__ = [
     "Shapes",
     "available",
     "check",
+    "count",
     "ensure",
     "load",
     "locate",

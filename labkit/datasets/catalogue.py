@@ -13,18 +13,22 @@ from labkit.datasets.adult import read_adult
 from labkit.datasets.dataset import Array, Arrays, Dataset, Rows, Shapes, labels
 from labkit.datasets.files import DataFile, fetch, find, how_to_get
 from labkit.datasets.images import read_cifar10, read_digits, read_idx_set
-from labkit.datasets.shakespeare import CHARACTERS, TextOptions, read_shakespeare
-from labkit.datasets.synthetic import SyntheticOptions, read_synthetic
+from labkit.datasets.shakespeare import CHARACTERS, TextOptions, read_shakespeare, sequences
+from labkit.datasets.synthetic import ROWS, SyntheticOptions, read_synthetic
 from labkit.errors import InvalidInput, LabkitError
 from labkit.options import lookup, parse
 
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """How a data set is read: `read(options, paths of files)`; features are divided by `scale`."""
+    """How a data set is read: `read(options, paths of files)`; features are divided by `scale`.
+
+    `count(options)` is the number of its training rows, as published.
+    """
 
     read: Callable[[Any, Sequence[Path]], Arrays]
     shapes: Callable[[Any], Shapes]
+    count: Callable[[Any], int]
     files: tuple[DataFile, ...] = ()
     scale: float = 1.0
     options: type[Rows] = Rows
@@ -32,6 +36,10 @@ class DatasetSpec:
 
 def _images(*input_shape: int) -> Callable[[Rows], Shapes]:
     return lambda options: Shapes(input_shape, 10, "classification")
+
+
+def _always(rows: int) -> Callable[[Rows], int]:
+    return lambda options: rows
 
 
 def _idx_files(folder: str, address: str, *checksums: str) -> tuple[DataFile, ...]:
@@ -88,20 +96,28 @@ _SHAKESPEARE = DataFile(
 )
 
 DATASETS: dict[str, DatasetSpec] = {
-    "digits": DatasetSpec(read_digits, _images(8, 8, 1), scale=16),
-    "mnist": DatasetSpec(read_idx_set, _images(28, 28, 1), _MNIST, scale=255),
-    "fashion_mnist": DatasetSpec(read_idx_set, _images(28, 28, 1), _FASHION, scale=255),
-    "cifar10": DatasetSpec(read_cifar10, _images(32, 32, 3), (_CIFAR10,), scale=255),
-    "adult": DatasetSpec(read_adult, lambda _: Shapes((108,), 2, "classification"), _ADULT),
+    "digits": DatasetSpec(read_digits, _images(8, 8, 1), _always(1437), scale=16),
+    "mnist": DatasetSpec(read_idx_set, _images(28, 28, 1), _always(60_000), _MNIST, scale=255),
+    "fashion_mnist": DatasetSpec(
+        read_idx_set, _images(28, 28, 1), _always(60_000), _FASHION, scale=255
+    ),
+    "cifar10": DatasetSpec(
+        read_cifar10, _images(32, 32, 3), _always(50_000), (_CIFAR10,), scale=255
+    ),
+    "adult": DatasetSpec(
+        read_adult, lambda _: Shapes((108,), 2, "classification"), _always(32_561), _ADULT
+    ),
     "shakespeare": DatasetSpec(
         read_shakespeare,
         lambda options: Shapes((options.sequence_length,), CHARACTERS, "next_character"),
+        lambda options: sequences(options.sequence_length),
         (_SHAKESPEARE,),
         options=TextOptions,
     ),
     "synthetic": DatasetSpec(
         read_synthetic,
         lambda options: Shapes(options.shape, options.outputs, options.task),
+        lambda options: options.rows or ROWS,
         options=SyntheticOptions,
     ),
 }
@@ -114,6 +130,16 @@ def check(name: str, options: Mapping[str, object]) -> Shapes:
     """
     spec, parsed = _checked(name, options)
     return spec.shapes(parsed)
+
+
+def count(name: str, options: Mapping[str, object]) -> int:
+    """Return the number of training rows that `load` would give, without reading a file.
+
+    Raises InvalidInput as `check` does.
+    """
+    spec, parsed = _checked(name, options)
+    rows = spec.count(parsed)
+    return rows if parsed.rows is None else min(rows, parsed.rows)
 
 
 def locate(name: str) -> tuple[Path, ...]:

@@ -11,6 +11,7 @@ from pydantic import Field
 from labkit.datasets.dataset import Array, Arrays, Rows
 
 CHARACTERS = 65  # distinct ones in the text
+LENGTH = 1_115_394  # characters
 
 
 class TextOptions(Rows):
@@ -37,8 +38,13 @@ def read_shakespeare(options: TextOptions, paths: Sequence[Path]) -> Arrays:
     )
 
 
+def sequences(length: int, characters: int = LENGTH * 9 // 10) -> int:
+    """How many of a length there are in so many characters, by default those that train."""
+    return (characters - 1) // length  # the last sequence, too, needs a character after it
+
+
 def _sequences(codes: Array, length: int) -> tuple[Array, Array]:
-    count = (len(codes) - 1) // length  # the last sequence, too, needs a character after it
+    count = sequences(length, len(codes))
     x = codes[: count * length].reshape(count, length)
     y = codes[1 : count * length + 1].reshape(count, length)
     return x, y

@@ -12,6 +12,7 @@ from pydantic import Field
 from labkit.datasets.dataset import Arrays, Rows
 from labkit.options import Count
 
+ROWS = 1024  # that train, where nobody says how many
 LATENT = 16  # few hidden factors, so that a thousand rows suffice to learn even large images
 
 
@@ -40,7 +41,7 @@ def read_synthetic(options: SyntheticOptions, paths: Sequence[Path]) -> Arrays:
     z (rows, 16), M, A and B are normal; every feature has variance 1. Classes are the teacher's
     largest score, targets its scores with mean 0 and variance 1.
     """
-    rows, test_rows = options.rows or 1024, options.test_rows or 256
+    rows, test_rows = options.rows or ROWS, options.test_rows or 256
     random = np.random.default_rng(options.seed)
     features = int(np.prod(options.shape))
     mixing = random.standard_normal((LATENT, features), np.float32) / np.float32(LATENT**0.5)

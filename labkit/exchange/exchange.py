@@ -53,6 +53,8 @@ class Exchange:
         compressor: how they are said in fewer bytes, a compressor or the name of one; None: as
             they are.
         seed: of the compressor's random choices.
+        paces: whether all that lies between two exchanges is computation, which takes a slow rank
+            of an emulated network longer.
 
     Attributes:
         timeline: what this rank did when.
@@ -68,12 +70,13 @@ class Exchange:
         bucket_bytes: int = BUCKET_BYTES,
         compressor: Compressor | Mapping[str, Any] | str | None = None,
         seed: int = 0,
+        paces: bool = True,
     ) -> None:
         if schedule not in SCHEDULES:
             raise InvalidInput(
                 f"schedule={schedule!r} is not known; allowed: {', '.join(SCHEDULES)}"
             )
-        self.communicator = communicator
+        self.communicator, self._paces = communicator, paces
         self.algorithm, self.schedule, self.bucket_bytes = algorithm, schedule, bucket_bytes
         self.compressor = None if compressor is None else parse(compressor)
         self.compressed: CompressedMean | None = None
@@ -303,7 +306,7 @@ class Exchange:
         return self.communicator.own_part(bucket.length)
 
     def _serve(self, number: int) -> None:
-        if number == 0:
+        if number == 0 and self._paces:
             self.communicator.act_slow(time.perf_counter() - self._left)
         if self.compressed is not None:
             self._serve_compressed(number, self.compressed)

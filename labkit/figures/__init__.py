@@ -16,7 +16,6 @@ from labkit.figures.hidden import exchange_reading, hidden
 from labkit.figures.layer_traffic import layer_traffic
 from labkit.figures.linked import linked
 from labkit.figures.links import link_reading, link_utilisation
-from labkit.figures.live import live_figure
 from labkit.figures.microscope import microscope, microscope_reading
 from labkit.figures.parallel import parallel_coordinates
 from labkit.figures.pareto import pareto
@@ -61,7 +60,6 @@ __all__ = [
     "link_reading",
     "link_utilisation",
     "linked",
-    "live_figure",
     "loss_scale_reading",
     "loss_scales",
     "measured_pipeline",

@@ -44,6 +44,8 @@ class Figure(go.Figure):
 
     def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         content = json.loads(self.to_json())
+        # Without a width, JupyterLab forgets the height when its window changes.
+        content["layout"] = {"width": WIDTH} | content["layout"]
         return {
             "application/vnd.plotly.v1+json": content | {"config": CONFIG},
             "text/html": f"<p>{escape(self.alt)}</p>",

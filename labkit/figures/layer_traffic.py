@@ -69,7 +69,8 @@ def _by_layer(run: Run) -> tuple[pandas.DataFrame, list[str]]:
         where = "; its seeds have them" if run.seeds else ""
         raise LabkitError(
             f"{run.name} has no layers in slices (state: {run.status['state']}); a completed run "
-            f"with strategy=lk.TensorParallel() has{where}"
+            "with strategy=lk.TensorParallel(), lk.LocallyConnected(), or stages of slices "
+            f"(lk.Pipeline, lk.Layerwise, lk.DelayedGradients with slices) has{where}"
         )
     columns = [f"{way}{kind}_bytes" for way in WAYS for kind in ("", "_wire")]
     most = table.groupby(["layer", "slices"], sort=False)[columns].max().reset_index()
@@ -79,8 +80,9 @@ def _by_layer(run: Run) -> tuple[pandas.DataFrame, list[str]]:
 
 def _weights(run: Run) -> tuple[int, int]:
     """Bytes that the rank which has most holds of the weights, and of all of them."""
-    ranks = run.layers.groupby("rank")[["weights_bytes", "whole_weights_bytes"]].sum()
-    return int(ranks["weights_bytes"].max()), int(ranks["whole_weights_bytes"].max())
+    held = run.layers.groupby("rank")["weights_bytes"].sum()
+    whole = run.layers.drop_duplicates("layer")["whole_weights_bytes"]
+    return int(held.max()), int(whole.sum())
 
 
 def _bars(sending: pandas.DataFrame, names: list[str], line: Line) -> dict[str, Any]:

@@ -33,7 +33,12 @@ class Linked:
         import ipywidgets
         import plotly.graph_objects as go
 
+        from labkit.figures.canvas import WIDTH
+
         panels = [go.FigureWidget(figure) for figure in self.figures]
+        for panel in panels:
+            # Drawn before it has a place on the page, it would be as wide as Plotly thinks.
+            panel.layout.width = panel.layout.width or WIDTH
         options = [(_NOBODY, ""), *((label, key) for key, label in self.labels.items())]
         choice = ipywidgets.Dropdown(options=options, value="", description="stands out:")
 

@@ -64,7 +64,8 @@ def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pa
     (`schedules.pipeline.formulas.bubble_share`). `schedule_ms` and `simulated_ms`: from a step's
     first row to its last. `speedup` over the baseline (`_low`, `_high` from p90 and p10 of the
     step), at most `bound`: p (1 - bubble_formula), which is m p/(m + p - 1) for GPipe; for
-    delayed gradients \(3/(1 + 2/K)\), where a backward takes two forwards.
+    delayed gradients \(3/(1 + 2/K)\), where a backward takes two forwards; of stages in `slices`
+    as many times that. `ranks` are those of one slice.
 
     Args:
         runs: runs of other strategies are left out.
@@ -108,8 +109,12 @@ def _time(entry: Entry, part: dict[str, Any]) -> dict[str, float]:
 
 
 def _utilisation(run: Run, rank: int, history: pandas.DataFrame) -> float:
-    """By the rows of the timeline; of other strategies by what of a step is no communication."""
-    if staged(run) is None:
+    """By the rows of the timeline; of other strategies by what of a step is no communication.
+
+    So it is of stages in slices, which also exchange within a row.
+    """
+    strategy = staged(run)
+    if strategy is None or strategy.slices > 1:
         return float(history["compute_seconds"].sum() / history["seconds"].sum())
     whole = next((each.timeline for each in (run, *run.seeds) if not each.timeline.empty), None)
     if whole is None:  # of one rank alone nothing is written down
@@ -145,13 +150,15 @@ def _row(entry: Entry, baseline: Run | None) -> dict[str, Any]:
     delays = isinstance(strategy, DelayedGradients)
     seconds = stage_seconds(events, table.stages)
     form = None if delays else bubble_share(table, *_of_a_rank(seconds, table.ranks))
-    bound = 3 / (1 + 2 / table.ranks) if delays else None
+    slices = 1 if strategy is None else strategy.slices
+    bound = slices * 3 / (1 + 2 / table.ranks) if delays else None
     if form is not None:
-        bound = table.ranks * (1 - form)
+        bound = slices * table.ranks * (1 - form)
     row: dict[str, Any] = {
         "schedule": table.name,
         "ranks": table.ranks,
         "stages": table.stages,
+        "slices": slices,
         "microbatches": strategy.microbatches if isinstance(strategy, Pipeline) else 1,
         **_timed(run, refused=entry.gate_failed),
         "bubble_simulated": predicted.bubble_share,

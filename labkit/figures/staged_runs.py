@@ -40,7 +40,7 @@ def staged(run: Run) -> Staged | None:
 def stage_events(run: Run) -> pandas.DataFrame:
     """What the ranks of the first replica did: rank, step, action, stage, number, start, stop.
 
-    Of a run with repeats those of the first seed.
+    Of a run with repeats those of the first seed, of stages in slices the first slice of each.
 
     Raises: LabkitError, where the run has no such timeline.
     """
@@ -65,7 +65,10 @@ def stage_events(run: Run) -> pandas.DataFrame:
             "stop": timeline["stop"][known],
         }
     )
-    return found[found["rank"] < _ranks(run)].reset_index(drop=True)
+    strategy = staged(run)
+    slices = 1 if strategy is None else strategy.slices
+    lane = (found["rank"] < _ranks(run) * slices) & (found["rank"] % slices == 0)
+    return found[lane].reset_index(drop=True)
 
 
 def measured_pipeline(run: Run, step: int | None = None) -> PipelineSimulation:
@@ -215,11 +218,17 @@ def _table(run: Run, iterations: int) -> Table:
 
 
 def _ranks(run: Run) -> int:
-    """Of one replica."""
+    """Of one replica; of stages in slices those of one slice."""
     strategy, workers = staged(run), int(run.experiment["workers"])
     return workers if strategy is None else strategy.ranks(workers)
 
 
 def _network(run: Run) -> Network | None:
+    """As the table's ranks see it: those of the first lane, one of each stage."""
     given: Any = run.experiment.get("network")
-    return Network(**given) if isinstance(given, dict) else Network.parse(given)
+    network = Network(**given) if isinstance(given, dict) else Network.parse(given)
+    strategy = staged(run)
+    if network is None or strategy is None:
+        return network
+    lane = range(0, _ranks(run) * strategy.slices, strategy.slices)
+    return network.part(lane, int(run.experiment["workers"]))

@@ -3,5 +3,6 @@
 from labkit.grid.cut import Piece, cut
 from labkit.grid.halo import Halo
 from labkit.grid.part import Part
+from labkit.grid.tiles import Tiles
 
-__all__ = ["Halo", "Part", "Piece", "cut"]
+__all__ = ["Halo", "Part", "Piece", "Tiles", "cut"]

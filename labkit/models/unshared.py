@@ -81,7 +81,8 @@ class LocallyConnected2D(keras.layers.Layer):
             for i in range(self.kernel_size[0])
             for j in range(self.kernel_size[1])
         ]
-        patches = keras.ops.concatenate(parts, axis=-1)  # (batch, rows, columns, k k channels)
+        stacked = keras.ops.stack(parts, axis=3)  # for whose gradient nothing need be kept
+        patches = keras.ops.reshape(stacked, (-1, rows, columns, self.kernel.shape[2]))
         y = keras.ops.einsum("bijp,ijpf->bijf", patches, self.kernel)
         return self.activation(y if self.bias is None else y + self.bias)
 

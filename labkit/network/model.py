@@ -150,7 +150,7 @@ class Network(Checked):
         return self.model_copy(update=seen)
 
     def compute_factor(self, rank: int, number: int) -> float:
-        """Factor on the rank's compute time number `number` (a step, a batch)."""
+        """Factor on the rank's compute time number `number` (a step, a pass)."""
         if rank not in self.slow:
             return 1.0
         return self.slow[rank].factor(float(uniform(self.seed, rank, number)[0]))
@@ -158,6 +158,11 @@ class Network(Checked):
     def transfer_factor(self, rank: int) -> float:
         """Factor on the time for which the rank's own links are occupied."""
         return self.slow[rank].transfer if rank in self.slow else 1.0
+
+    def _repr_html_(self) -> str:
+        from labkit.displays import network_html
+
+        return network_html(self)
 
     def __str__(self) -> str:
         return self.name or f"{self.latency:g} s, {self.bandwidth:g} bytes/s"

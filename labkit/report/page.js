@@ -178,10 +178,25 @@
     });
   }
   addEventListener("keydown", ({ key }) => { if (key === "Escape" && marked) choose(marked); });
-  // What is folded or not yet drawn on the screen is part of the printed page.
+  // What is folded or not yet drawn on the screen is part of the printed page, all but code. A figure
+  // is scaled to the paper as it is: there is no time to draw it anew.
+  const unfolded = new Set();
   addEventListener("beforeprint", () => {
-    for (const part of document.querySelectorAll("details:not(.code)")) part.open = true;
+    for (const part of document.querySelectorAll("details:not(.code, [open])")) {
+      part.open = true;
+      unfolded.add(part);
+    }
     for (const source of sources.splice(0)) draw(source);
+    for (const plot of plots) {
+      const { width, height } = plot._fullLayout;
+      plot.style.setProperty("--shape", `${width} / ${height}`);
+      for (const svg of plot.querySelectorAll(".main-svg")) svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    }
+  });
+  addEventListener("afterprint", () => {
+    for (const part of unfolded) part.open = false;
+    unfolded.clear();
+    for (const svg of document.querySelectorAll(".plot .main-svg")) svg.removeAttribute("viewBox");
   });
   drawAll();
 })();

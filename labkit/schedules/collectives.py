@@ -29,6 +29,11 @@ class Collective:
     schedule: Schedule
     ends: Callable[[int, int], Integers]
 
+    def _repr_html_(self) -> str:
+        from labkit.displays import collective_html
+
+        return collective_html(self)
+
 
 def _all(value: int) -> Callable[[int, int], Integers]:
     return lambda size, chunks: np.full((size, chunks), value)

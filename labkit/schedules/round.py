@@ -14,7 +14,7 @@ Integers: TypeAlias = NDArray[np.int64]
 Booleans: TypeAlias = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, eq=False, init=False, slots=True)
+@dataclass(frozen=True, eq=False, init=False, repr=False, slots=True)
 class Round:
     """Messages that leave together: row i carries chunks [chunk, chunk + span) of its source.
 
@@ -82,6 +82,14 @@ class Round:
         """The messages that this rank receives, in order of their sources."""
         index = np.flatnonzero(self.destination == rank)
         return self.take(index[np.argsort(self.source[index], kind="stable")])
+
+    def __repr__(self) -> str:
+        return f"<Round of {len(self)} messages>"
+
+    def _repr_html_(self) -> str:
+        from labkit.displays import round_html
+
+        return round_html(self)
 
     def on(self, ranks: ArrayLike, parts: int = 1) -> Round:
         """The same messages among other ranks (0 becomes ranks[0], …), each chunk cut in parts."""

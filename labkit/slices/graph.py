@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
+
+from labkit.errors import InvalidInput
 
 # What acts on each unit alone, so that a slice needs no other.
 ELEMENTWISE = (
@@ -126,6 +129,34 @@ class Graph:
             return kind is keras.layers.Conv2D and layer.data_format == "channels_last"
         known = type(layer) in (keras.layers.Activation, *LINEAR)
         return known and getattr(layer.activation, "__name__", None) in ELEMENTWISE
+
+
+def functional_of(model: Any) -> Any:
+    """The model as one whose layers are known.
+
+    Raises:
+        InvalidInput: it hides them.
+    """
+    found = model._functional if isinstance(model, keras.Sequential) else model
+    if not hasattr(found, "_nodes_by_depth"):
+        raise InvalidInput(
+            f"a {type(model).__name__} hides its layers: give a keras.Sequential that starts with "
+            "keras.Input, or a functional keras.Model"
+        )
+    return found
+
+
+def refuse_whole(models: Iterable[Any], size: int) -> None:
+    """Refuse models of which not one has a layer that can be cut into so many slices."""
+    graphs = [Graph(functional_of(model)) for model in models]
+    reasons = {
+        layer.name: graph.why_whole(layer, size) for graph in graphs for layer in graph.layers
+    }
+    if size > 1 and all(reasons.values()):
+        most = max((graph.units(layer) for graph in graphs for layer in graph.layers), default=1)
+        advice = f"give slices={most} or fewer" if most > 1 else "give slices=1"
+        told = "; ".join(f"{name}: {why}" for name, why in reasons.items())
+        raise InvalidInput(f"no layer can be cut into {size} slices ({told}); {advice}")
 
 
 def units_of(layer: Any) -> int:

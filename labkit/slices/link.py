@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -110,3 +111,14 @@ class Link:
         y = tf.numpy_function(counted, [x], x.dtype)
         y.set_shape(to)
         return y
+
+
+@contextmanager
+def uncounted(meters: Iterable[Any]) -> Iterator[None]:
+    """What crosses in here is not counted by links, or by whatever else has payload and wire."""
+    before = [(meter, dict(meter.payload), dict(meter.wire)) for meter in meters]
+    try:
+        yield
+    finally:
+        for meter, payload, wire in before:
+            meter.payload, meter.wire = payload, wire

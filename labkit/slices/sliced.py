@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from math import prod
 from typing import Any
 
@@ -12,11 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from labkit.communicator import Communicator
-from labkit.errors import InvalidInput
+from labkit.freed import free, is_there, put
 from labkit.slices.attention import Heads
-from labkit.slices.graph import ATTENTION, Graph
+from labkit.slices.graph import ATTENTION, Graph, functional_of, refuse_whole, units_of
 from labkit.slices.linear import Column, Part, Row
-from labkit.slices.link import Link
+from labkit.slices.link import Link, uncounted
 from labkit.slices.normalization import Channels
 from labkit.slices.vocabulary import Words
 
@@ -34,6 +33,7 @@ class Sliced:
         communicator: the slices of one replica.
         algorithm: how they add up, see `Communicator.allreduce`.
         cut_scores: leave the outputs of a Dense layer at the end cut, for `cross_entropy`.
+        required: whether to refuse a model of which no layer can be cut.
 
     Attributes:
         model: what computes this slice's part.
@@ -41,18 +41,20 @@ class Sliced:
         first: whether this is the first slice of its replica.
 
     Raises:
-        InvalidInput: the model hides its layers, or none of them can be sliced.
+        InvalidInput: the model hides its layers, or none of them can be cut.
     """
 
     def __init__(
-        self, model: Any, communicator: Communicator, algorithm: str, cut_scores: bool = False
+        self,
+        model: Any,
+        communicator: Communicator,
+        algorithm: str,
+        cut_scores: bool = False,
+        required: bool = True,
     ) -> None:
-        functional = model._functional if isinstance(model, keras.Sequential) else model
-        if not hasattr(functional, "_nodes_by_depth"):
-            raise InvalidInput(
-                f"a {type(model).__name__} hides its layers: give a keras.Sequential that starts "
-                "with keras.Input, or a functional keras.Model"
-            )
+        functional = functional_of(model)
+        if required:
+            refuse_whole([model], communicator.size)
         self._communicator, self._algorithm = communicator, algorithm
         self.first = communicator.rank == 0
         self.link: Link | None = None
@@ -75,27 +77,35 @@ class Sliced:
         y = self.model(x, training=False)
         return y if self.link is None else self.link.join(y, self._scores)
 
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
+    def uncounted(self) -> AbstractContextManager[None]:
         """What crosses between slices in here is none of their training's."""
-        links = [link for _, _, link in self._made.values()]
-        before = [(dict(link.payload), dict(link.wire)) for link in links]
-        yield
-        for link, (payload, wire) in zip(links, before, strict=True):
-            link.payload, link.wire = payload, wire
+        return uncounted(link for _, _, link in self._made.values())
 
-    def release(self) -> None:
-        """Free the whole weights of the layers that are cut, until `collect`."""
-        if not self._released:
-            for whole, _, _ in self._parts():
-                _put(whole, tf.zeros([0], whole.dtype))
-            self._released = True
+    def release(self, look: bool = True) -> None:
+        """Free the whole weights of what is cut, until `collect`; slices first take what was set.
+
+        Args:
+            look: whether some may have been set since they were freed.
+        """
+        if self._released and not look:
+            return
+        for layer, made, link in self._made.values():
+            for whole, own, axis in made.parts(layer):
+                if is_there(whole):
+                    units = units_of(layer) if isinstance(layer, ATTENTION) else whole.shape[axis]
+                    each, mine = whole.shape[axis] // units, link.own(units)
+                    place = [slice(None)] * axis + [slice(mine.start * each, mine.stop * each)]
+                    own.assign(whole.value[tuple(place)])
+                    free(whole)
+        self._released = True
 
     def collect(self) -> None:
         """Bring the weights of the whole model up to date, on all ranks of the replica."""
+        if self._released:
+            self.release()  # what was set since then
         for whole, own, axis in self._parts():
             found = self._communicator.allgather(own.numpy(), "the weights of the slices")
-            _put(whole, tf.constant(np.concatenate(found, axis=axis), whole.dtype))
+            put(whole, np.concatenate(found, axis=axis))
         self._released = False
 
     def describe(self, steps: int = 1) -> list[Record]:
@@ -138,8 +148,6 @@ class Sliced:
                 self.link, self._scores = self._keep("scores", layer, Column), layer.units
             else:
                 self._keep("outputs, gathered", layer, Column, joined=True)
-        if not self._made:
-            raise InvalidInput(_none(graph, size))
 
     def _keep(self, kind: str, layer: Any, of: type, **options: Any) -> Link:
         link = Link(self._communicator, self._algorithm, len(self._made))
@@ -153,19 +161,6 @@ class Sliced:
 
     def _parts(self) -> list[Part]:
         return [part for whole, own, _ in self._made.values() for part in own.parts(whole)]
-
-
-def _none(graph: Graph, size: int) -> str:
-    """Why nothing can be cut, and what could be."""
-    most = max((graph.units(layer) for layer in graph.layers), default=1)
-    reasons = "; ".join(f"{each.name}: {graph.why_whole(each, size)}" for each in graph.layers)
-    advice = f"give slices={most} or fewer" if most > 1 else "give slices=1"
-    return f"no layer can be cut into {size} slices ({reasons}); {advice}"
-
-
-def _put(variable: Any, value: Any) -> None:
-    """Give a variable a value of any shape: what has read it before keeps reading it."""
-    tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
 
 
 def _nbytes(layer: Any) -> int:

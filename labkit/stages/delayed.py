@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit.stages.links import Links
+from labkit.stages.own_losses import OwnLosses
 from labkit.stages.runner import Batch, Record
 from labkit.stages.stage import Stage
 
@@ -31,6 +32,7 @@ class Delayed:
         self._rows: dict[int, int] = {}  # of the iterations whose gradients are still to come
         self._iteration = 0
         self._posted: list[Any] = []
+        self._own_losses = OwnLosses(links.communicator)
 
     def step(self, batch: Batch, update: Callable[[], None]) -> float | None:
         """One iteration; the loss on the rank of the last module, else None.
@@ -50,7 +52,7 @@ class Delayed:
             update()
         self._iteration += 1
         self.links.communicator.finish(before)
-        return loss
+        return self._own_losses.added_to(loss) if len(batch.x) else None
 
     def finish(self) -> None:
         """Receive what is still on its way; it belongs to iterations that nobody goes on with."""
@@ -66,6 +68,7 @@ class Delayed:
                 x = self.links.receive(self.place, self.place - 1, len(x))
         with self._record("forward", self.place, self._iteration):
             y = self.module.forward(self._iteration, x, 1.0, (batch.y, batch.weight))
+        self._own_losses.take(self.module.own_loss)
         if self.place == self._last:
             return float(y)
         with self._record("send", self.place, self._iteration):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -15,18 +13,18 @@ Bytes = dict[int, int]  # by the address of a tensor's memory
 class Ledger:
     """The most bytes that stages keep at once: `activations`, `gradients` and `versions`.
 
-    Counted are real tensors, each piece of memory once: those that a forward pass has made and
-    that are alive when it is over, because the gradient tape holds them for the backward pass, with
-    the stage's input; gradients that wait for the update; and weights that a kept pass has read
-    and that have changed since (`versions`). Weights that have not changed are no activations.
+    Counted are real tensors, each piece of memory once: those that a stage keeps of a forward pass
+    because its backward pass reads them, and of the input part of that for the weight part;
+    gradients that wait for the update; and weights that a kept pass has read and that have changed
+    since (`versions`). Weights that have not changed are no activations.
 
     Not counted: what an operation needs for the moment, messages on their way, and the lists of
     TensorFlow's loops, in which recurrent layers keep their steps. On a GPU addresses are not
     known, and weights that a kept pass has read count as activations.
 
     Args:
-        steps: what the first so many keep is forgotten (tracing makes tensors of its own); after
-            as many again the ledger is closed and costs nothing. 0: closed from the start.
+        steps: what the first so many keep is forgotten (not all micro-batches are under way yet);
+            after as many again the ledger is closed and costs nothing. 0: closed from the start.
     """
 
     def __init__(self, steps: int = 0) -> None:
@@ -42,20 +40,6 @@ class Ledger:
             self.most = dict.fromkeys(self.most, 0)
         self.open = self._taken < 2 * self._steps
         self._taken += 1
-
-    @contextmanager
-    def look(self) -> Iterator[list[Any]]:
-        """Gives the tensors that are made inside and alive at its end; none where it is closed."""
-        found: list[Any] = []
-        if not self.open:
-            yield found
-            return
-        gc.freeze()  # so that only what is new has to be looked through
-        try:
-            yield found
-            found += (each for each in gc.get_objects() if _is_memory(each))
-        finally:
-            gc.unfreeze()
 
     def keep(
         self, stage: Any, number: int, tensors: Iterable[Any], variables: Iterable[Any] = ()

@@ -51,19 +51,16 @@ def block_seconds(model: Any, rows: int) -> list[float]:
 def kept_bytes(model: Any, rows: int) -> int:
     """Bytes of activations between forward and backward of so many rows, see `Ledger`.
 
-    The model is left as by `block_seconds`. The loss is not looked at.
+    Input and output count, too, whatever the loss needs of them. The model is left as by
+    `block_seconds`.
     """
-    x = _input(model, rows)
-    call = tf.function(lambda value: model(value, training=True), autograph=False)
-    ledger = Ledger(1)
+    x, stage = _input(model, rows), Stage(model, first=True)
+    stage.ledger = Ledger(1)
+    stage.ledger.step()
     with _untouched(model):
-        for _ in range(2):  # the first one is traced
-            ledger.step()
-            with ledger.look() as made, tf.GradientTape() as tape:
-                y = call(x)
-            ledger.keep(model, 0, [x, y, *made], model.variables)
-            del tape  # what is counted is what it has held
-    return ledger.most["activations"]
+        y = stage.forward(0, x, 1.0)
+        stage.ledger.keep(stage, 1, [x, y], model.variables)
+    return stage.ledger.most["activations"]
 
 
 def _input(model: Any, rows: int) -> Any:

@@ -10,6 +10,7 @@ from labkit.communicator import Communicator
 from labkit.schedules.pipeline import Table
 from labkit.stages.links import Links
 from labkit.stages.open_time import is_open
+from labkit.stages.own_losses import OwnLosses
 from labkit.stages.parts import MicroBatches, Stretches
 from labkit.stages.stage import Stage
 
@@ -54,12 +55,11 @@ class Runner:
         self._rows = table.of_rank(communicator.rank).rows()
         self.last = table.stages - 1
         self.rows = 0
+        self.own_losses = OwnLosses(communicator)
         self._opened = [is_open(tensor) for tensor in [*inputs, outputs[-1]]]
 
     def step(self, batch: Batch, update: Callable[[int], None]) -> float | None:
         """One batch forward and backward; the loss on the rank of the last stage, else None.
-
-        The loss is without those of layers in other stages, which count in the gradients alone.
 
         Args:
             batch: the same on all ranks of the replica.
@@ -79,7 +79,7 @@ class Runner:
             self.rows = len(batch.x)
             for stage in self.stages:
                 update(stage)
-        return under_way.loss if len(batch.x) else None
+        return self.own_losses.added_to(under_way.loss) if len(batch.x) else None
 
     def _parts(self, batch: Batch) -> MicroBatches:
         if self.table.recurrent:
@@ -121,11 +121,13 @@ class _UnderWay:
         targets, share = self._parts.targets(number), self._parts.share(number)
         # Each micro-batch has an update of its own, or all have one together.
         counts = 1.0 if self._runner.table.asynchronous else share
-        found = self._runner.stages[stage].forward(number, x, counts, targets)
-        if stage == self._runner.last:
-            self.loss = (self.loss or 0.0) + float(found) * share / counts
-        else:
+        own = self._runner.stages[stage]
+        found = own.forward(number, x, counts, targets)
+        self._runner.own_losses.take(own.own_loss, share / counts)
+        if stage < self._runner.last:
             self._held["x", stage + 1, number] = found
+        elif found is not None:  # a stretch of time may have no answer yet
+            self.loss = (self.loss or 0.0) + float(found) * share / counts
 
 
 def _kind(forth: bool) -> str:

@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from labkit.communicator import Communicator
+from labkit.freed import free, is_there, put
+from labkit.slices import Sliced
 
 
 class Whole:
@@ -16,50 +18,57 @@ class Whole:
 
     Args:
         model: the whole one, built.
-        parts: models of its layers, by the rank of a replica that trains them.
-        replica: the ranks of one replica.
-        everyone: those of all replicas, one replica behind the other.
+        parts: models of its layers, by the rank that says what their weights are.
+        own: which of these is the one of this rank's parts; it may be another rank.
+        everyone: the ranks.
+        sliced: those parts of this rank of which it has a slice.
     """
 
     def __init__(
         self,
         model: Any,
         parts: Mapping[int, Sequence[Any]],
-        replica: Communicator,
+        own: int,
         everyone: Communicator,
+        sliced: Sequence[Sliced] = (),
     ) -> None:
         self._everyone, self._variables, self._released = everyone, list(model.variables), False
+        self._sliced = sliced
         self._owners = {
             id(variable): rank
             for rank, models in parts.items()
             for part in models
             for variable in part.variables
         }
-        others = [v for v in self._variables if self._owner(v, replica.rank) != replica.rank]
-        self._others = others
+        self._others = [each for each in self._variables if self._owner(each, own) != own]
 
-    def release(self) -> None:
-        """Free the weights that other ranks train, until `collect`."""
-        if not self._released:
-            for variable in self._others:
-                _put(variable, tf.zeros([0], variable.dtype))
-            self._released = True
+    def release(self, look: bool = True) -> None:
+        """Free the weights that this rank does not train, until `collect`.
+
+        Args:
+            look: whether some may have been set since they were freed.
+        """
+        for part in self._sliced:
+            part.release(look)
+        if self._released and not look:
+            return
+        for variable in self._others:
+            if is_there(variable):
+                free(variable)
+        self._released = True
 
     def collect(self) -> None:
         """Give all ranks the weights of all (collective)."""
+        for part in self._sliced:
+            part.collect()
         for variable in self._variables:
             owner = self._owner(variable, 0)
             value = np.empty(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype)
             if owner == self._everyone.rank:
                 value[...] = variable.numpy()
             self._everyone.broadcast(value, owner, "the weights of the stages")
-            _put(variable, tf.constant(value))
+            put(variable, value)
         self._released = False
 
     def _owner(self, variable: Any, otherwise: int) -> int:
         return self._owners.get(id(variable), otherwise)
-
-
-def _put(variable: Any, value: Any) -> None:
-    """Give a variable a value of any shape: what has read it before keeps reading it."""
-    tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)

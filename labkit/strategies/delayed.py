@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from pydantic import PositiveInt
 
 from labkit.strategies.base import Question, Session
-from labkit.strategies.staged import Staged, mean_and_apply, recorder, through
+from labkit.strategies.cut import recorder
+from labkit.strategies.staged import Staged
 
 
 class DelayedGradients(Staged):
@@ -22,10 +23,14 @@ class DelayedGradients(Staged):
     module is never late, the first one by K - 1 iterations; until then it stays as it is.
 
     Args:
-        modules: K, ranks of one replica; None: all workers. Workers are a multiple of it.
+        modules: K of a replica, each on one rank or on its slices; None: as many as workers allow.
+            Workers are a multiple of modules × slices.
+        slices: ranks that share each module, as for `Pipeline`.
         partition: "parameters": the largest module has as few as can be; "time": the slowest module
-            is as fast as can be, by the seconds of each block on rank 0; or how many blocks each
-            module has.
+            is as fast as can be, by the seconds of each block, uncut, on rank 0; or how many blocks
+            each module has.
+
+    What a rank holds and callbacks see is as for `Pipeline`.
 
     With a backward twice as long as the forward it is at most 3/(1 + 2/K) times as fast.
 
@@ -43,10 +48,6 @@ class DelayedGradients(Staged):
         """Refuse what does not fit together, before any rank starts."""
         self.check_stages(experiment)
 
-    def ranks(self, workers: int) -> int:
-        """One a module."""
-        return self.modules or workers
-
     def train(self, session: Session) -> None:
         """Forward in sequence, backward in parallel, an optimizer a module."""
         from labkit.stages import Batch, Delayed, Links, footprint
@@ -54,19 +55,18 @@ class DelayedGradients(Staged):
         optimizer, modules = session.optimizer(), self.ranks(session.communicator.size)
         cut = self.cut(session, optimizer, late=modules)
         (module,) = cut.own.values()
-        links = Links(cut.communicator, cut.inputs, cut.outputs)
+        links = Links(cut.lane, cut.inputs, cut.outputs)
         delayed = Delayed(module, links, recorder(session.timeline))
-        apply = mean_and_apply(session, cut.own, optimizer)
+        apply = cut.updater(session, optimizer)
 
         def step(x: Any, y: Any, weight: Any) -> float | None:
-            cut.whole.release()
-            cut.ledger.step()
+            cut.begin()
             batch = Batch(x, y, weight)
             loss: float | None = delayed.step(batch, lambda: apply(delayed.rows))
-            return loss
+            return loss if cut.first else None
 
-        session.loop(step, cut.whole.collect, through(cut, modules))
+        session.loop(step, cut.whole.collect, cut.predictor())
         delayed.finish()
         rows = self.rows(session.experiment.batch_size, session.communicator.size)
-        expected = footprint.of_module(module.model, modules, cut.communicator.rank, rows)
-        self.finish(session, cut, optimizer, expected)
+        expected = footprint.of_module(module.model, modules, cut.lane.rank, rows)
+        cut.finish(session, optimizer, expected)

@@ -17,7 +17,7 @@ class Layerwise(Pipeline):
     While one rank computes the others wait: it saves memory, no time. A pipeline with one
     micro-batch, shown as it is.
 
-    Args: as for `Pipeline`, whose schedule and micro-batches are fixed here.
+    Args: as for `Pipeline`, slices of each stage among them; schedule and micro-batches are fixed.
 
     Source: Y. Huang et al., GPipe, 2019, arXiv 1811.06965, which calls it naive.
     """

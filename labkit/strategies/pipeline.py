@@ -10,14 +10,9 @@ from labkit.errors import InvalidInput
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline import Table, gpipe, interleaved
 from labkit.schedules.pipeline.wavefront import stretches
-from labkit.strategies.base import Question, Session
-from labkit.strategies.staged import (
-    Staged,
-    inference,
-    mean_and_apply,
-    recorder,
-    through,
-)
+from labkit.strategies.base import Predictor, Question, Session
+from labkit.strategies.cut import Cut, recorder, split, through
+from labkit.strategies.staged import Staged
 
 EXACT = ("layerwise", "gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_h2", "wavefront")
 
@@ -27,7 +22,8 @@ class Pipeline(Staged):
 
     With \(b_i\) of B rows in micro-batch i, \(g = \sum_i \frac{b_i}{B} g_i\): the gradient of the
     whole batch, whatever the schedule. Several pipelines (replicas) share a batch and average the
-    gradients of each stage.
+    gradients of each stage. Slices share a stage as those of `TensorParallel` share a model:
+    workers are replicas × stages × slices, and neighbours share a stage.
 
     Args:
         schedule: a name of `labkit.schedules.PIPELINE`. "pipedream" changes weights after each
@@ -35,14 +31,22 @@ class Pipeline(Staged):
             "wavefront" takes recurrent models through time, stretch by stretch.
         microbatches: into which a replica's part of the batch is cut; of "wavefront" the stretches
             of time steps, of equal length up to one.
-        stages: ranks of one pipeline; None: all workers. Workers are a multiple of it.
+        stages: of one pipeline, each on one rank or on its slices; None: as many as workers allow.
+            Workers are a multiple of stages × slices.
+        slices: ranks that share each stage, see `TensorParallel`; scores at the end are gathered,
+            and a stage of which no layer can be cut is whole on all of them. Not for "wavefront".
         chunks: stages a rank, for "interleaved".
         partition: "parameters": the largest stage has as few as can be; "time": the slowest stage
-            is as fast as can be, by the seconds of each block on rank 0; or how many blocks each
-            stage has.
+            is as fast as can be, by the seconds of each block, uncut, on rank 0; or how many blocks
+            each stage has.
         recompute: keep only the inputs of stages, and go forward twice.
 
-    Batch normalisation sees a micro-batch at a time; dropout draws other numbers than one process.
+    While it trains a rank holds the weights of its own stages alone. After an epoch callbacks of
+    the user's own find those of all, after a batch only these. Weights that they set, then or then,
+    count from the next step on; they do it on all ranks.
+
+    Batch normalisation sees a micro-batch at a time; dropout draws other numbers than one process,
+    the same on all slices of a stage.
 
     A wavefront cuts time, not rows: while the second stage works on the first stretch of all rows,
     the first stage handles the second stretch. Each stage keeps its recurrent state, and backward
@@ -56,8 +60,8 @@ class Pipeline(Staged):
     and Megatron-LM, 2021, arXiv 2104.04473; P. Qi et al., Zero Bubble Pipeline Parallelism, 2024,
     arXiv 2401.10241; J. Appleyard et al., Optimizing Performance of Recurrent Neural Networks on
     GPUs, 2016, arXiv 1604.01946 (wavefront). Differs from them: pipedream's replicas average each
-    micro-batch's gradient; the wavefront's layers are on ranks; input and weight part of a
-    zero-bubble backward each go through all of the stage, so that both together take longer.
+    micro-batch's gradient; the wavefront's layers are on ranks; each slice of a stage sends all of
+    its output to the same slice of the next one, where Megatron-LM sends a part and gathers.
     """
 
     schedule: str = "1f1b"
@@ -80,11 +84,15 @@ class Pipeline(Staged):
 
     def check(self, experiment: Question) -> None:
         """Refuse what does not fit together, before any rank starts."""
-        ranks = self.ranks(experiment.workers)
         self.check_stages(experiment)
         batch = min(experiment.batch_size, experiment.rows or experiment.batch_size)
-        replicas = experiment.workers // ranks
+        replicas = self.replicas(experiment.workers)
         rows = batch // replicas
+        if self.schedule == "wavefront" and self.slices > 1:
+            raise InvalidInput(
+                f"slices={self.slices} share the units of a layer, but a wavefront is of recurrent "
+                "layers, which have no slices; give slices=1"
+            )
         if self.schedule == "wavefront":
             if experiment.time_steps is not None:
                 stretches(experiment.time_steps, self.microbatches)
@@ -103,11 +111,7 @@ class Pipeline(Staged):
                 "recompute goes forward with the weights of now, but 'pipedream' must go back with "
                 "those of its forward pass; use recompute=False"
             )
-        self.table(ranks)
-
-    def ranks(self, workers: int) -> int:
-        """As many as stages, but for chunks."""
-        return self.stages or workers
+        self.table(self.ranks(experiment.workers))
 
     def depth(self, workers: int) -> int:
         """As many on each rank as it has chunks."""
@@ -148,29 +152,31 @@ class Pipeline(Staged):
         table = self.table(self.ranks(workers))
         cut = self.cut(session, optimizer, self.recompute)
         record = recorder(session.timeline)
-        runner = Runner(cut.communicator, table, cut.own, cut.inputs, cut.outputs, record)
-        apply = mean_and_apply(session, cut.own, optimizer)
+        runner = Runner(cut.lane, table, cut.own, cut.inputs, cut.outputs, record)
+        apply = cut.updater(session, optimizer)
 
         def update(stage: int) -> None:
             if stage == max(cut.own):  # all stages of the rank at once
                 apply(runner.rows)
 
         def step(x: Any, y: Any, weight: Any) -> float | None:
-            cut.whole.release()
-            cut.ledger.step()
+            cut.begin()
             loss: float | None = runner.step(Batch(x, y, weight), update)
-            return loss
+            return loss if cut.first else None
 
-        predict = None  # by the whole model, where only the data say how many steps there are
-        if not table.recurrent:
-            predict = through(cut, table.stages)
-        elif session.model.inputs[0].shape[1] is not None:
-            predict = inference(session.model, cut.edges, cut.communicator)
-        session.loop(step, cut.whole.collect, predict)
+        session.loop(step, cut.whole.collect, self._validator(session, cut))
         rows = self.rows(session.experiment.batch_size, workers)
-        rank = cut.communicator.rank
-        models = cut.models
+        models = cut.parts
         if table.recurrent:  # when the last stretch goes back, a rank keeps those of all steps
             models, table = split_model(session.model, cut.edges), gpipe(table.ranks, 1)
-        expected = footprint.of_stages(models, table, rank, rows, self.recompute)
-        self.finish(session, cut, optimizer, expected)
+        expected = footprint.of_stages(models, table, cut.lane.rank, rows, self.recompute)
+        cut.finish(session, optimizer, expected)
+
+    def _validator(self, session: Session, cut: Cut) -> Predictor | None:
+        """How stages predict while they train; None: the whole model does."""
+        if self.schedule != "wavefront":
+            return cut.predictor()
+        if session.model.inputs[0].shape[1] is None:  # only the data say how many steps there are
+            return None
+        models = split(session.model, cut.edges)
+        return through(cut.lane, models, {number: models[number] for number in cut.own}, [])

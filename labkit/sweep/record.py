@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit import store
 from labkit.errors import LabkitError
-from labkit.sweep.plan import Member, Plan
+
+if TYPE_CHECKING:
+    from labkit.sweep.plan import Member, Plan
 
 FILE = "sweep.json"
 EARLIER = ".earlier"  # where what a new attempt replaces is kept; a hidden folder is not searched

@@ -201,3 +201,49 @@ def test_a_hundred_runs_take_at_most_8_mb_and_are_soon_seen(page: Any, tmp_path:
     assert set(page.evaluate(of_points, "t.selectedpoints.length")) == {1}
     page.get_by_role("button", name="none").click()
     assert all(page.evaluate(of_points, "t.y.every((y) => y === null)"))
+
+
+PAPER = 700  # pixels between the margins of A4, about
+
+
+def test_on_paper_controls_are_gone_and_everything_keeps_to_the_width(
+    page: Any, written: Path
+) -> None:
+    """Black on white, whatever the screen shows; figures whole; all but code unfolded."""
+    page.emulate_media(color_scheme="dark")
+    opened(page, written)
+    screen = page.locator(".js-plotly-plot .main-svg").first.bounding_box()
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print", color_scheme="dark")
+    page.evaluate(f"document.body.style.width = '{PAPER}px'")
+    for control in (".picker", "input", ".modebar", "figcaption", ".skip", "details.code"):
+        assert not any(each.is_visible() for each in page.locator(control).all()), control
+    assert page.evaluate(
+        "[...document.querySelectorAll('details:not(.code)')].every((d) => d.open)"
+    )
+    outside = page.evaluate(
+        """(width) => [...document.body.querySelectorAll(":not(svg *, .aloud)")].filter(
+            (part) => part.getClientRects().length && part.getBoundingClientRect().right >
+                document.body.getBoundingClientRect().left + width + 1
+        ).map((part) => part.outerHTML.slice(0, 120))""",
+        PAPER,
+    )
+    assert outside == []
+    for figure in page.locator("figure").all():
+        frame, drawing = figure.bounding_box(), figure.locator(".main-svg").first.bounding_box()
+        assert drawing["width"] == pytest.approx(frame["width"], abs=1)
+        assert drawing["height"] <= frame["height"] + 1
+        assert figure.evaluate("(each) => getComputedStyle(each).breakInside") == "avoid"
+    drawing = page.locator(".js-plotly-plot .main-svg").first.bounding_box()
+    assert drawing["height"] / drawing["width"] == pytest.approx(
+        screen["height"] / screen["width"], rel=0.01
+    )
+    ink, paper = page.evaluate(
+        "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+    )
+    assert (ink, paper) == ("rgb(0, 0, 0)", "rgb(255, 255, 255)")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen")
+    assert page.locator("details[open]").count() == 0
+    assert page.locator(".main-svg[viewBox]").count() == 0
+    assert page.pdf(format="A4").startswith(b"%PDF")

@@ -32,6 +32,8 @@ TOGETHER: list[Strategy] = [
     lk.DelayedGradients(modules=2),
     lk.TensorParallel(),
     lk.TensorParallel(slices=2),
+    lk.LocallyConnected(),
+    lk.LocallyConnected(grid=(1, 2)),
 ]
 
 

@@ -1,77 +1,88 @@
-"""What a person sees while ranks work."""
+"""What a person sees while ranks work, where there are no widgets."""
 
 from __future__ import annotations
 
 import io
 import sys
-from typing import Any
+from pathlib import Path
 
 import pytest
+from live_sample import ROWS, Told
 
 from labkit import Cluster, Experiment
-from labkit.cluster.progress import Figure, Line, progress
+from labkit.cluster.progress import Line, in_notebook, line
+from labkit.cluster.tally import Tally
 
-ROWS = [
-    {"rank": rank, "epoch": 0, "step": step, "loss": 2.0 - step, "seconds": 0.5, "samples": 4.0}
-    for step in range(2)
-    for rank in range(2)
-]
+
+@pytest.fixture
+def live(tmp_path: Path) -> Told:
+    return Told(tmp_path)
 
 
 def test_the_line_says_step_loss_and_the_speed_of_each_rank(
-    capsys: pytest.CaptureFixture[str],
+    live: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = Line(Experiment(name="mine", workers=2, epochs=3), every=0.0, end="\n")
-    line.update(ROWS)
+    live.tell("step", *ROWS)
+    Line(every=0.0, end="\n").draw(live)
     shown = capsys.readouterr().err
     for part in ("mine", "epoch 1/3", "step 2", "loss 1.0000", "rank 0 8/s", "rank 1 8/s"):
         assert part in shown
 
 
-def test_the_line_asks_the_rank_that_knows_the_loss(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_line_says_how_long_it_will_take(
+    live: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    live.tally = Tally(3, clock=lambda: now[0])
+    live.tell("plan", {"steps": 4})
+    live.tell("step", *ROWS[:2])
+    now[0] = 0.5
+    live.tell("step", *ROWS[2:])
+    Line(every=0.0, end="\n").draw(live)
+    assert "  5 s left\n" in capsys.readouterr().err
+
+
+def test_the_line_asks_the_rank_that_knows_the_loss(
+    live: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
     silent = {"loss": float("nan"), "samples": 0.0}
-    line = Line(Experiment(workers=2), every=0.0, end="\n")
-    line.update([row | (silent if row["rank"] == 1 else {}) for row in ROWS])
-    shown = capsys.readouterr().err
-    assert "loss 1.0000  rank 0 8/s\n" in shown
+    live.tell("step", *(row | (silent if row["rank"] == 1 else {}) for row in ROWS))
+    Line(every=0.0, end="\n").draw(live)
+    assert "loss 1.0000  rank 0 8/s\n" in capsys.readouterr().err
 
 
 def test_the_line_is_rewritten_in_a_terminal_and_left_standing(
-    capsys: pytest.CaptureFixture[str],
+    live: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = Line(Experiment(), every=0.0, end="")
-    line.update(ROWS[:2])
-    line.update(ROWS[2:])
-    line.close()
-    shown = capsys.readouterr().err
-    assert shown.count("\r\x1b[2K") == 3
-    assert shown.endswith("\n")
-    assert shown.count("\n") == 1
+    shown = Line(every=0.0, end="")
+    live.tell("step", *ROWS[:2])
+    shown.draw(live)
+    live.tell("step", *ROWS[2:])
+    shown.draw(live)
+    shown.close(live)
+    text = capsys.readouterr().err
+    assert text.count("\r\x1b[2K") == 3
+    assert text.endswith("\n")
+    assert text.count("\n") == 1
 
 
-def test_a_log_gets_few_lines_but_always_the_last(capsys: pytest.CaptureFixture[str]) -> None:
-    line = Line(Experiment(), every=60.0, end="\n")
-    line._shown_at = float("inf")  # as if one had just been shown
-    line.update(ROWS)
+def test_a_log_gets_few_lines_but_always_the_last(
+    live: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = Line(every=60.0, end="\n")
+    shown._shown_at = float("inf")  # as if one had just been shown
+    live.tell("step", *ROWS)
+    shown.draw(live)
     assert capsys.readouterr().err == ""
-    line.close()
+    shown.close(live)
     assert "step 2" in capsys.readouterr().err
 
 
-def test_nothing_is_said_of_a_run_without_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    Line(Experiment(), every=0.0, end="\n").close()
+def test_nothing_is_said_of_a_run_without_rows(
+    live: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Line(every=0.0, end="\n").close(live)
     assert capsys.readouterr().err == ""
-
-
-def test_the_figure_grows_with_the_rows_of_each_rank() -> None:
-    figure = Figure(Experiment(workers=2))
-    figure.update(ROWS[:2])
-    figure.update(ROWS[2:])
-    losses, speeds = figure.widget.data[:2], figure.widget.data[2:]
-    for trace in losses:
-        assert (list(trace.x), list(trace.y)) == ([0, 1], [2.0, 1.0])
-    for trace in speeds:
-        assert (list(trace.x), list(trace.y)) == ([0, 1], [8.0, 8.0])
 
 
 def test_a_job_and_a_pipe_get_whole_lines_and_a_terminal_one(
@@ -81,16 +92,12 @@ def test_a_job_and_a_pipe_get_whole_lines_and_a_terminal_one(
         def isatty(self) -> bool:
             return True
 
-    def shown() -> Any:
-        display = progress(Experiment())
-        assert isinstance(display, Line)
-        return display.end
-
-    assert shown() == "\n"
+    assert line().end == "\n"
     monkeypatch.setattr(sys, "stderr", Terminal())
-    assert shown() == ""
+    assert line().end == ""
     monkeypatch.setenv("LABKIT_JOB", "somewhere")
-    assert shown() == "\n"
+    assert line().end == "\n"
+    assert not in_notebook()
 
 
 def test_a_real_run_is_shown_while_it_goes_on(

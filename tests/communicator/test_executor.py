@@ -25,6 +25,7 @@ def test_every_algorithm_sums_every_type_and_length_to_the_same_bits_on_all_rank
     assert under_mpiexec(5, "sums", "1,2,3,4,5") == ["done"]
 
 
+@pytest.mark.slow
 def test_traffic_equals_the_formula_of_every_algorithm_on_1_to_17_ranks():
     assert under_mpiexec(17, "counts", ",".join(map(str, range(1, 18)))) == ["done"]
 

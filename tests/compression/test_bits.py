@@ -20,7 +20,7 @@ def there_and_back(codes: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray
     ).numpy()
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @example(bits=3, n=0, seed=0)
 @given(bits=st.integers(1, 8), n=st.integers(0, 70), seed=st.integers(0, 9))
 def test_codes_come_back_whatever_their_width_and_number(bits: int, n: int, seed: int) -> None:

@@ -123,7 +123,15 @@ def test_what_cannot_be_inside_is_refused_with_the_reason(inner: Any, reason: st
         ErrorFeedback(inner=inner)
 
 
-@pytest.mark.parametrize("inner", [one for one in INNER if not one.by_layer], ids=repr)
+@pytest.mark.parametrize(
+    "inner",
+    [
+        pytest.param(one, marks=pytest.mark.slow if isinstance(one, Chain) else ())
+        for one in INNER
+        if not one.by_layer
+    ],
+    ids=repr,
+)
 def test_the_residual_does_not_grow_for_ever(inner: Compressor) -> None:
     random = np.random.default_rng(0)
     compressor = ErrorFeedback(inner=inner)

@@ -135,7 +135,8 @@ def test_threshold_takes_eight_bytes_an_element_above_it() -> None:
     assert nbytes(encode(Threshold(value=1), array)) == 16 + 8 * above_it
 
 
-@pytest.mark.parametrize("n", [20, pytest.param(23, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [20, 23])
 def test_random_k_with_rescale_is_unbiased_and_has_the_published_variance(n: int) -> None:
     array = gaussian(n, dtype="float64")
     compressor, draws = RandomK(ratio=0.25, rescale=True), 1000

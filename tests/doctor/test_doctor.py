@@ -18,6 +18,7 @@ TOLD = (
 )
 
 
+@pytest.mark.slow
 def test_this_machine_is_well() -> None:
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 0, result.output

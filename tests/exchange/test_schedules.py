@@ -241,6 +241,7 @@ def test_a_rank_with_fewer_steps_is_named_in_seconds(
     assert time.monotonic() - start < 15
 
 
+@pytest.mark.slow
 def test_one_worker_trains_with_priority_as_with_any_schedule(cluster: Cluster) -> None:
     strategies = [AllReduce(schedule=name) for name in ("priority", "sequential")]
     runs = [

@@ -19,6 +19,7 @@ from labkit.figures import (
     rank_table,
 )
 from labkit.figures.pipeline_gantt import ACTIONS, MESSAGE
+from labkit.network import Network
 from labkit.run import Run
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline.delayed import delayed
@@ -84,32 +85,38 @@ def pipeline(
     root: Path,
     schedule: str = "1f1b",
     microbatches: int = 4,
-    network: str | None = None,
+    network: str | Network | None = None,
     workers: int = 2,
+    slices: int = 1,
+    seen: Network | None = None,
     **changes: Any,
 ) -> tuple[Run, PipelineSimulation]:
-    """A run each of whose steps was just like this simulation."""
-    rows = 256 // microbatches
+    """A run each of whose steps was just like this simulation, on what its ranks have seen."""
+    rows = 256 * 2 * slices // workers // microbatches
     one = simulate_pipeline(
         PIPELINE[schedule](2, microbatches),
         [MS, 2 * MS],
         [2 * MS, 3 * MS],
-        network=network,
+        network=seen or network,
         nbytes=[rows * each for each in A_ROW],
     )
     measured = changes.pop("measured", {})
     memory = [{"rank": rank} | PART | {"stages": [rank]} for rank in range(2)]
+    given = network.model_dump(mode="json") if isinstance(network, Network) else network
     run = write_run(
         root,
         workers=workers,
-        network=network,
+        network=given,
         strategy={"name": "Pipeline", "schedule": schedule, "microbatches": microbatches}
+        | {"slices": slices}
         | {"stages": 2, "chunks": 1, "partition": [1, 1], "recompute": False},
-        measured={"memory": memory, "partition": {"bytes_a_row": A_ROW}, "network": network}
+        measured={"memory": memory, "partition": {"bytes_a_row": A_ROW}, "network": given}
         | measured,
         **changes,
     )
     timeline = [row for step in range(STEPS) for row in events(one, PERIOD * step + 0.001, step)]
+    for row in timeline:
+        row["rank"] *= slices
     timeline += whole_steps(2, workers)
     write_table(run.path / "timeline.parquet", timeline)
     return run, one
@@ -148,6 +155,23 @@ def test_a_measured_step_is_as_it_was_and_so_is_its_prediction(
     predicted = predicted_pipeline(run)
     assert not predicted.measured
     np.testing.assert_allclose(predicted.stop, one.stop, atol=1e-9)
+
+
+@pytest.mark.parametrize(("slices", "hosts"), [(2, ((0,), (1,))), (1, ((0, 1),))])
+def test_a_prediction_is_by_the_hosts_of_the_stages(
+    tmp_path: Path, slices: int, hosts: tuple[tuple[int, ...], ...]
+) -> None:
+    """Ranks 0 and 1 share a host: slices of a stage, or the stages of a replica."""
+    slow: dict[str, Any] = {"latency": MS, "bandwidth": 1e6}
+    fast: dict[str, Any] = {"host_latency": 0.0, "host_bandwidth": 1e9}
+    network = Network(**slow, **fast, hosts=((0, 1), (2, 3)), slow={3: 2.0})
+    seen = Network(**slow, **fast, hosts=hosts)
+    run, one = pipeline(tmp_path, network=network, workers=4, slices=slices, seen=seen)
+    predicted = predicted_pipeline(run)
+    np.testing.assert_allclose(predicted.stop, one.stop, atol=1e-9)
+    assert predicted.network is not None
+    assert predicted.network.hosts == hosts
+    assert predicted.network.slow == {}
 
 
 def test_both_stand_on_one_scale_and_the_title_says_which_clock(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ Layers = keras.layers
 ROWS, FLOAT = 8, 4
 # Bytes a row: input 16, outputs 20, 24, 28.
 DENSE = FLOAT * (16 + 20 + 24 + 28)
+KEPT = FLOAT * (16 + 20 + 24)  # no gradient of a linear layer reads its output
 
 
 def dense() -> Any:
@@ -45,14 +46,14 @@ def step(stage: Stage, count: int) -> None:
         stage.backward(number, tf.ones_like(y))
 
 
-def test_activations_are_input_and_outputs_of_each_micro_batch_and_weights_are_none() -> None:
+def test_activations_are_what_each_micro_batch_goes_back_by_and_weights_are_none() -> None:
     stage = Stage(dense(), first=True)
     ledger = opened([stage])
     for _ in range(3):
         ledger.step()
         step(stage, 3)
         stage.take_gradients()
-    assert ledger.most["activations"] == 3 * ROWS * DENSE
+    assert ledger.most["activations"] == 3 * ROWS * KEPT
     assert ledger.most["gradients"] == FLOAT * stage.model.count_params()
     assert ledger.most["versions"] == 0
     assert footprint.activations(stage.model) == DENSE
@@ -65,10 +66,24 @@ def test_recomputed_are_inputs_and_one_micro_batch() -> None:
     for _ in range(2):
         ledger.step()
         step(stage, 3)
-    kept = ROWS * (2 * FLOAT * 16 + DENSE)
+    kept = ROWS * (2 * FLOAT * 16 + KEPT)
     assert ledger.most["activations"] == kept
     table = PIPELINE["gpipe"](1, 3)
-    assert footprint.of_stages([stage.model], table, 0, ROWS, True)["activations"] == kept
+    predicted = footprint.of_stages([stage.model], table, 0, ROWS, True)["activations"]
+    assert predicted == kept + ROWS * (DENSE - KEPT)
+
+
+def test_between_both_parts_of_backward_the_weight_part_is_kept() -> None:
+    """In place of the outputs their gradients, and of the last output, too; of the input none."""
+    stage = Stage(dense())
+    ledger = opened([stage])
+    for _ in range(2):
+        ledger.step()
+        y = stage.forward(0, tf.random.normal((ROWS, 16)), 1.0)
+        ledger.most["activations"] = 0
+        stage.backward(0, tf.ones_like(y), weights_later=True)
+        stage.backward_weight(0)
+    assert ledger.most["activations"] == ROWS * (KEPT + FLOAT * (20 + 24 + 28))
 
 
 def test_changed_weights_that_a_pass_still_needs_are_versions() -> None:
@@ -86,7 +101,7 @@ def test_changed_weights_that_a_pass_still_needs_are_versions() -> None:
             stage.backward(number, tf.ones_like(y))
     kernels = FLOAT * (16 * 20 + 20 * 24 + 24 * 28)  # no backward pass needs a bias
     assert ledger.most["versions"] == 2 * kernels
-    assert ledger.most["activations"] == 3 * ROWS * DENSE
+    assert ledger.most["activations"] == 3 * ROWS * KEPT
 
 
 def test_weights_of_another_stage_of_the_rank_are_no_old_ones() -> None:
@@ -103,7 +118,7 @@ def test_weights_of_another_stage_of_the_rank_are_no_old_ones() -> None:
             for stage in reversed(stages):
                 y = stage.backward(number, y)
     assert ledger.most["versions"] == 0
-    assert ledger.most["activations"] == 2 * ROWS * DENSE  # what is passed on lies there once
+    assert ledger.most["activations"] == 2 * ROWS * KEPT  # what is passed on lies there once
 
 
 def test_a_closed_ledger_counts_nothing() -> None:

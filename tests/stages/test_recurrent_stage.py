@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.errors import InvalidInput
@@ -128,29 +128,23 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
         np.testing.assert_allclose(a, tf.convert_to_tensor(b), rtol=1e-10, atol=1e-13)
 
 
-@pytest.fixture
-def eagerly() -> Iterator[None]:
-    """Without graphs, whose making takes longer than all else here."""
-    tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
+QUICK = [
+    (answers_each_step, False, 3),
+    (answers_at_the_end, True, 3),
+    (words, False, STEPS),
+    (skips, False, 1),
+]
+CASES = [
+    pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+    for case in product(
+        [answers_each_step, answers_at_the_end, words, skips], [False, True], [1, 3, STEPS]
+    )
+]
 
 
-@pytest.mark.parametrize("build", [answers_each_step, answers_at_the_end])
-def test_compiled_stages_have_the_gradients_of_the_whole_sequence(build: Any) -> None:
-    assert_gradients(build(), 3, False)
-
-
-@pytest.mark.parametrize("count", [1, 3, STEPS])
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("build", [answers_each_step, answers_at_the_end, words, skips])
-def test_gradients_are_those_of_the_whole_sequence(
-    build: Any, recompute: bool, count: int, eagerly: None
-) -> None:
-    assert_gradients(build(), count, recompute)
-
-
-def assert_gradients(model: Any, count: int, recompute: bool) -> None:
+@pytest.mark.parametrize(("build", "recompute", "count"), CASES)
+def test_gradients_are_those_of_the_whole_sequence(build: Any, recompute: bool, count: int) -> None:
+    model = build()
     x, y = batch_of(model)
     _, expected = whole(model, x, y)
     blocks = len(Chain(model))
@@ -164,7 +158,8 @@ def assert_gradients(model: Any, count: int, recompute: bool) -> None:
     assert [stage.most_kept for stage in stages] == [count if each else 1 for each in inside]
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(max_examples=8)
 @given(
     steps=st.integers(1, 9),
     data=st.data(),
@@ -174,7 +169,7 @@ def assert_gradients(model: Any, count: int, recompute: bool) -> None:
     rows=st.integers(1, 4),
 )
 def test_any_stretches_of_any_sequence(
-    steps: int, data: st.DataObject, cut: int, cell: Any, last_only: bool, rows: int, eagerly: None
+    steps: int, data: st.DataObject, cut: int, cell: Any, last_only: bool, rows: int
 ) -> None:
     count = data.draw(st.integers(1, steps))
     layers = [cell(2, return_sequences=True), cell(3, return_sequences=not last_only)]
@@ -187,7 +182,7 @@ def test_any_stretches_of_any_sequence(
     assert_same(found, expected)
 
 
-def test_sample_weights_of_each_step_go_with_their_steps(eagerly: None) -> None:
+def test_sample_weights_of_each_step_go_with_their_steps() -> None:
     model = answers_each_step()
     x, y = batch_of(model)
     weight = tf.constant(random.uniform(size=(5, STEPS)))

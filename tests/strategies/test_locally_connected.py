@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit import Cluster, Experiment, InvalidInput, LocallyConnected
-from labkit.figures import grid_traffic
+from labkit import Cluster, Experiment, InvalidInput, LocallyConnected, Run
+from labkit.figures import grid_traffic, rank_table
 from labkit.schedules.grid import crossing
 
 SMALL: dict[str, Any] = {
@@ -89,12 +89,14 @@ def first_step(communicator: Any, experiments: list[Experiment]) -> list[dict[st
 
     from labkit.feed import read
     from labkit.session import TrainingSession
+    from labkit.strategies.intra_layer import differentiated
 
     found = []
     for experiment in experiments:
         session = TrainingSession(experiment, communicator, read(experiment, communicator))
         strategy: Any = experiment.strategy
         part, _ = strategy.start(session)
+        gradients_of = differentiated(part.objective, part.model.trainable_variables)
         x, y = next(iter(session.feed.train))[:2]
         with tf.GradientTape() as tape:
             loss = session.model._compile_loss(y, session.model(x))
@@ -102,7 +104,7 @@ def first_step(communicator: Any, experiments: list[Experiment]) -> list[dict[st
         values = [v.value for v in model.trainable_variables]
         gradients = tape.gradient(loss, values)
         by_id = {id(v): g for v, g in zip(model.trainable_variables, gradients, strict=True)}
-        own_loss, own = part.gradients()(x, y, None)
+        own_loss, own = gradients_of(x, y, None)
         pairs = [(whole, mine, index) for whole, mine, index in part.pairs() if mine.trainable]
         same = [np.array_equal(whole.numpy()[index], mine.numpy()) for whole, mine, index in pairs]
         off = [
@@ -116,8 +118,8 @@ def first_step(communicator: Any, experiments: list[Experiment]) -> list[dict[st
                 "loss": (float(own_loss), float(loss)),
                 "rows": len(x),
                 "sent": part.describe(),
-                "layers": part.layers,
-                "weights": sum(int(np.prod(v.shape)) for v in part.variables),
+                "layers": part.model.planes,
+                "weights": sum(int(np.prod(v.shape)) for v in part.model.trainable_variables),
             }
         )
     return found
@@ -156,24 +158,57 @@ def test_gradients_are_those_of_the_whole_model_and_bytes_those_of_the_data(
     assert sum(results[0]["weights"] for results in ranks) == whole  # none is on two machines
 
 
-def test_a_run_of_two_replicas_is_exact_and_says_what_crossed(cluster: Cluster) -> None:
-    experiment = Experiment(**SMALL | REPLICAS, epochs=2)
-    run = cluster.run(experiment)
+@pytest.fixture(scope="module")
+def replicas(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two replicas of two machines, trained for two epochs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("trained"))
+        run = cluster.run(Experiment(**SMALL | REPLICAS, epochs=2), show=False)
+        return Run(run.path.resolve())
+
+
+def test_a_run_of_two_replicas_is_exact_and_says_what_crossed(replicas: Run) -> None:
+    run, planes = replicas, Experiment(**SMALL).planes
     assert run.metrics["equivalence"]["verdict"] == "passed"
     assert run.metrics["equivalence"]["max_abs_difference"] < 1e-10
     assert run.model().count_params() == 6 * 6 * 10 * 3 + 4 * 4 * 28 * 2 + 10 * 33
     layers = run.layers
-    assert experiment.planes is not None
-    data = crossing(experiment.planes, (1, 2))
+    assert planes is not None
+    data = crossing(planes, (1, 2))
     per_step = 100 / 2 / 4 * 4  # samples of a replica in 4 steps an epoch, 4 bytes a value
     for rank in range(4):
         rows = layers[layers["rank"] == rank]
-        sent = [data.sent(rank % 2, number) for number in range(1, len(experiment.planes))]
+        sent = [data.sent(rank % 2, number) for number in range(1, len(planes))]
         assert list(rows["forward_bytes"] / per_step) == [forward for forward, _ in sent]
         assert list(rows["backward_bytes"] / per_step) == [backward for _, backward in sent]
-    figure = grid_traffic(experiment.planes, (1, 2), run)
+    figure = grid_traffic(planes, (1, 2), run)
     assert "predicted 20 B forward, 20 B back; measured 20 B forward, 20 B back" in figure.alt
     assert "wall clock · network" in figure.layout.title.text
+
+
+def test_a_machine_holds_its_tiles_alone_while_it_trains(replicas: Run) -> None:
+    table = rank_table(replicas)
+    own = 4 * (18 * 10 * 3 + 8 * 28 * 2 + 33 * 5)  # of half of the places and units
+    assert list(table["weights_bytes"]) == [own] * 4
+    assert list(table["whole_bytes"]) == [2 * own] * 4
+    for kind in ("weights", "gradients", "optimizer"):
+        assert (table[f"{kind}_bytes"] == table[f"{kind}_predicted"]).all()
+    # Of a row: the input; what is read, under each kernel, and held; on machine 0 all scores.
+    row = 64 + 18 * (9 + 3) + (6 * 4 * 3 + 8 * (27 + 2)) + (32 + 5)
+    expected = [15 * 4 * (row + scores) for scores in (10, 0)] * 2
+    assert list(table["activations_predicted"]) == expected
+    assert table["activations_error"].between(-0.05, 0).all()  # nothing reads the last outputs
+
+
+@pytest.mark.slow
+def test_ranks_predict_by_the_grid_what_the_whole_model_predicts(
+    cluster: Cluster, replicas: Run
+) -> None:
+    x = np.random.default_rng(0).standard_normal((37, 8, 8, 1)).astype("float32")
+    whole = replicas.model().predict(x, verbose=0)
+    np.testing.assert_allclose(cluster.predict(replicas, x), whole, rtol=1e-5, atol=1e-6)
+    found = cluster.predict(replicas, x, LocallyConnected(), batch_size=10)
+    np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-6)
 
 
 def narrow() -> Any:

@@ -86,7 +86,7 @@ FOUR = {"model": "mlp", "model_options": {"widths": [5, 5]}}  # blocks
             "modules=3 does not divide workers=4; allowed: 1, 2, 4",
         ),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_refused_before_ranks_start_with_the_nearest_allowed_values(
     fields: dict[str, Any], sentence: str

@@ -45,6 +45,33 @@ def ends_where_the_loss_is_known() -> list[Any]:
     return [End()]
 
 
+def scaled() -> Any:
+    """A model that comes with an optimizer which wants a scaled loss."""
+    import keras
+
+    model = keras.Sequential(
+        [keras.Input((8, 8, 1)), keras.layers.Flatten(), *map(keras.layers.Dense, (8, 8, 10))]
+    )
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    model.compile(optimizer, "sparse_categorical_crossentropy")
+    return model
+
+
+def refusals(communicator: Any, experiments: list[Experiment]) -> list[str]:
+    from labkit.feed import read
+    from labkit.session import TrainingSession, restore
+
+    said = []
+    for each in experiments:
+        session = TrainingSession(each, communicator, read(each, communicator))
+        with pytest.raises(InvalidInput) as caught:
+            each.strategy.train(session)
+        said.append(str(caught.value))
+        session.close()
+        restore()
+    return said
+
+
 def pid_of(communicator: Any) -> int:
     import os
 
@@ -96,3 +123,12 @@ def test_what_needs_kerass_own_training_step_is_refused(
         model = {"model": "locally_connected", "model_options": {}}
     with pytest.raises(InvalidInput, match=told):
         Experiment(**SMALL | model | fields | {"strategy": strategy})
+
+
+def test_a_model_that_comes_with_a_scaled_loss_is_refused_by_all_ranks(cluster: Cluster) -> None:
+    strategies = [Pipeline(microbatches=2), DelayedGradients(), TensorParallel()]
+    fields: dict[str, Any] = SMALL | {"model": scaled, "model_options": {}}
+    experiments = [Experiment(**fields | {"strategy": each}) for each in strategies]
+    for said in cluster.call(refusals, experiments, ranks=2):
+        assert len(said) == 3
+        assert all("compiled with a LossScaleOptimizer" in each for each in said)

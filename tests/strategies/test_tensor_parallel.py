@@ -184,7 +184,6 @@ SOFTMAX = {"loss": "sparse_categorical_crossentropy"}
     ("model", "fields"),
     [
         (mlp, {"workers": 4, "optimizer": "adam"}),
-        (transformer, {"workers": 4, "strategy": TensorParallel(slices=2), **TEXT}),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
@@ -194,6 +193,7 @@ SOFTMAX = {"loss": "sparse_categorical_crossentropy"}
                 (skips, {"workers": 4}),
                 (words, {"workers": 4}),
                 (images, {"workers": 4, "strategy": TensorParallel(slices=2)}),
+                (transformer, {"workers": 4, "strategy": TensorParallel(slices=2), **TEXT}),
                 (transformer, {"workers": 3, **TEXT}),
                 (crossed, TEXT),
                 (masked, TEXT),

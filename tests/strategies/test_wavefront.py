@@ -116,6 +116,7 @@ def assert_exact(
     return [[done for _, done in rank] for rank in ranks]
 
 
+@pytest.mark.slow
 def test_stretches_on_ranks_end_with_the_weights_of_one_process(cluster: Cluster) -> None:
     strategies: list[Strategy] = [wavefront(3, partition=(1, 5))]  # 2, 3 and 3 steps
     ranks = assert_exact(cluster, 2, strategies)

@@ -145,6 +145,7 @@ def test_members_run_abreast_as_cores_allow_and_end_at_their_limit(
     assert found[0]["ended"] < found[1]["started"]  # one alone, whatever it wants
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_killed_at_any_moment_loses_nothing_and_runs_nothing_twice() -> None:
     members = 5
     arguments = [SWEPT, f"number=range({members})", "-p", "seconds", 0.1, "--jobs", 2]

@@ -20,7 +20,7 @@ MESSAGES = ("send", "receive")
 LETTERS = {"forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W"}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Table:
     """Rows (tick, stage, action, micro-batch), sorted so that each comes after what it needs.
 
@@ -97,6 +97,14 @@ class Table:
         """The forward pass alone: what inference runs."""
         onward = np.where(self.action == "send", self.peer > self.stage, self.peer < self.stage)
         return self.take(np.where(self.computes, self.action == "forward", onward))
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.stages} stages on {self.ranks} ranks, {len(self)} rows>"
+
+    def _repr_html_(self) -> str:
+        from labkit.displays import pipeline_html
+
+        return pipeline_html(self)
 
     def __str__(self) -> str:
         """The drawing: a line a rank, a column a tick; letters a, b, … are a rank's chunks."""

@@ -1,4 +1,4 @@
-"""Runs as a file for other tools: one row a run, parameters and metrics as columns."""
+"""Runs as one table in a file: a row a run, parameters and metrics as columns."""
 
 from __future__ import annotations
 

@@ -1,0 +1,92 @@
+"""The experiment that a cluster was given last, found again: from another cell, or another process.
+
+What another process has submitted can be watched and stopped from here. Its record is that
+process's to write: where it ends before the ranks do, they end too, and the run is interrupted.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from labkit import store
+from labkit.cluster.calls import RankError
+from labkit.cluster.live import READ_EVERY, Live
+from labkit.errors import LabkitError
+from labkit.run import Run
+from labkit.stream import FOLDER
+
+LAST = "last-run"  # in a cluster's folder: where the run is that was submitted last
+_OWN: WeakValueDictionary[Path, Live] = WeakValueDictionary()  # of this process
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What is known of an experiment from its record."""
+
+    label: str
+    workers: int
+    epochs: int
+
+
+class Attached(Live):
+    """A Live of what another process has submitted, or of what has ended."""
+
+    def __init__(self, directory: Path, show: bool = False) -> None:
+        record = store.read_json(directory / "experiment.json")
+        super().__init__(Outline(directory.name, record["workers"], record["epochs"]), directory)
+        _OWN[directory] = self
+        self.begin(show)
+
+    def _watch(self) -> Iterator[None]:
+        while store.read_status(self.directory)["state"] == "running":
+            yield
+            time.sleep(READ_EVERY)
+
+    def _keep(self) -> Run:
+        run = Run(self.directory)
+        # What was not read before the stream was taken away stands in the record.
+        seen = {rank: state.steps for rank, state in self.tally.ranks.items()}
+        history = run.history.to_dict("records")
+        rows = [row for row in history if row["step"] >= seen.get(int(row["rank"]), 0)]
+        epochs = run.metrics.get("epochs", [])[len(self.epochs) :]
+        with self._drawing:
+            self._add([("step", row) for row in rows] + [("epoch", epoch) for epoch in epochs])
+        status = run.status
+        if status["state"] == "failed":
+            raise RankError(str(status.get("cause")), status.get("rank"))
+        return run
+
+    def _close(self) -> None:
+        # A process that is gone could not take it away itself.
+        shutil.rmtree(self.directory / FOLDER, ignore_errors=True)
+
+
+def note(folder: Path, live: Live) -> None:
+    """Remember what was submitted to the cluster of this folder."""
+    _OWN[live.directory] = live
+    store.write_atomically(folder / LAST, str(live.directory))
+
+
+def last(folder: Path, show: bool = False) -> Live:
+    """What was submitted last to the cluster of this folder.
+
+    Raises:
+        LabkitError: nothing was, or its run directory is gone.
+    """
+    try:
+        directory = Path((folder / LAST).read_text())
+    except FileNotFoundError:
+        raise LabkitError(
+            f"nothing was submitted to cluster {folder.name!r} yet: use submit(experiment)"
+        ) from None
+    own = _OWN.get(directory)
+    if own is None:
+        return Attached(directory, show)
+    if show:
+        own.show()
+    return own

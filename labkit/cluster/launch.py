@@ -1,0 +1,96 @@
+"""How the engines of a cluster come up: a keeper is started, and says when they are ready."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from labkit import bytecode, store
+from labkit.cluster.lease import Lock, wait_until_free
+from labkit.errors import LabkitError
+
+START_LIMIT = 180.0  # seconds
+
+
+def state(folder: Path) -> dict[str, Any]:
+    """What the keeper of this folder's cluster says: its state, a message, workers, threads."""
+    path = folder / "cluster.json"
+    return store.read_json(path) if path.exists() else {"state": "ended", "message": ""}
+
+
+def is_up(folder: Path) -> bool:
+    """Whether the engines are there, and somebody keeps them."""
+    lock = Lock(folder / "keeper.lock")
+    try:
+        return lock.is_held() and state(folder)["state"] == "ready"
+    finally:
+        lock.release()
+
+
+def launch(folder: Path, workers: int, threads: int) -> None:
+    """Start a keeper and wait for its engines.
+
+    Raises:
+        LabkitError: the engines did not start; the message ends with what they said.
+    """
+    # A keeper that is just ending must be through before its place is taken.
+    if not wait_until_free(folder / "keeper.lock", 30):
+        raise LabkitError(f"cluster {folder.name!r} is ending but does not end")
+    (folder / "cluster.json").unlink(missing_ok=True)
+    with (folder / "keeper.log").open("wb") as log:
+        keeper = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "labkit.cluster.keeper", str(folder)),
+                *(str(workers), str(threads)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=os.environ | bytecode.kept(),
+            start_new_session=True,  # Ctrl-C in a terminal is not meant for the engines
+        )
+    begin, shown = time.monotonic(), _Ticker(f"starting {workers} MPI engines")
+    while (said := state(folder))["state"] != "ready":
+        shown.tick()
+        if keeper.poll() is not None or time.monotonic() - begin > START_LIMIT:
+            raise LabkitError(
+                f"the engines did not start: {said['message'] or _last_line(folder / 'keeper.log')}"
+            )
+        time.sleep(0.05)
+    shown.done()
+
+
+def leases(folder: Path) -> list[int]:
+    """The processes that hold this folder's cluster, as numbers; a sweep's hold has none.
+
+    Read from names: to look at a lock from inside its own process would give it away.
+    """
+    names = [path.name.partition("-")[0] for path in (folder / "leases").glob("*-*")]
+    return sorted({int(name) for name in names if name.isdecimal()})
+
+
+class _Ticker:
+    """Says what is going on while nothing else does: to a person, not into a file."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.begin = what, time.monotonic()
+        self.visible = sys.stderr.isatty()
+
+    def tick(self) -> None:
+        if self.visible:
+            seconds = time.monotonic() - self.begin
+            print(f"\r{self.what} … {seconds:.0f} s ", end="", file=sys.stderr, flush=True)
+
+    def done(self) -> None:
+        seconds = time.monotonic() - self.begin
+        lead = "\r" if self.visible else ""
+        print(f"{lead}{self.what}: ready after {seconds:.1f} s", file=sys.stderr, flush=True)
+
+
+def _last_line(path: Path) -> str:
+    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"

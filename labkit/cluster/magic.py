@@ -1,0 +1,188 @@
+"""%%ranks: a cell on all ranks that ends when one of them fails, and says where the others were."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from labkit.cluster.calls import RankError, Ranks
+from labkit.cluster.lease import Turn
+from labkit.cluster.where import ask
+from labkit.errors import InvalidInput
+
+LOOK_EVERY = 0.05  # seconds
+ASK_EVERY = 1.0  # seconds after which a rank is asked again where it is
+GRACE = 0.5  # seconds in which other ranks may fail by themselves, of the same error
+PATIENCE = 5.0  # seconds in which an interrupted rank must be back
+
+
+class CellFailed(RankError):
+    """A cell of `%%ranks` failed on a rank; its traceback has been shown by then."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows instead of labkit's own frames."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+def register(cluster: Ranks) -> None:
+    """Let `%%ranks` in this IPython run its cells on these ranks, beside ipyparallel's `%%px`."""
+    from IPython import get_ipython
+
+    def ranks(line: str, cell: str) -> None:
+        """Run the cell on all ranks; end it as soon as one fails, and say where the others are."""
+        if line.strip():
+            raise InvalidInput(f"%%ranks {line.strip()}: it takes nothing, and runs on all ranks")
+        if not cluster.connected:
+            raise InvalidInput(f"cluster {cluster.name!r} is closed; make a lk.Cluster again")
+        run_cell(cluster, cell)
+
+    get_ipython().register_magic_function(ranks, "cell", "ranks")
+
+
+def run_cell(cluster: Ranks, source: str) -> None:
+    """Run source on all ranks, in the namespace of `%%px`, and show what each says, in rank order.
+
+    When a rank raises, its traceback is shown at once, and for the ranks that have not ended the
+    call in which they are. These are interrupted; where one does not come back, such as from a
+    call that blocks inside MPI, the engines start anew, without what cells have defined on them.
+    An interrupt of the cell ends it on the ranks in the same way.
+
+    Raises:
+        CellFailed: a rank failed, or the engines ended.
+    """
+    turn = Turn(cluster.folder)
+    try:
+        _Cell(cluster, source).run()
+    finally:
+        turn.release()
+
+
+class _Cell:
+    """One cell while the ranks run it."""
+
+    def __init__(self, cluster: Ranks, source: str) -> None:
+        client, engines = cluster.client, cluster.engines
+        self._cluster = cluster
+        self._processes: list[int] = client.direct_view(engines).apply_sync(os.getpid)
+        self._calls: list[Any] = [client[e].execute(source, silent=False) for e in engines]
+        self._places: dict[int, tuple[str | None, float]] = {}  # and since when
+        self._asked_at = time.monotonic()
+
+    def run(self) -> None:
+        """Wait for the ranks, or for the first that fails."""
+        try:
+            self._watch()
+        except KeyboardInterrupt:
+            self._end()
+            raise
+        first = self._first_failure()
+        if first is None:
+            return self._show()
+        error = self._calls[first].exception()
+        name, value = (getattr(error, field, "") for field in ("ename", "evalue"))
+        _say(f"rank {first} failed:\n{getattr(error, 'traceback', '') or error}")
+        self._wait(GRACE)
+        told = "; ".join([f"rank {first} failed: {name}: {_first_line(value)}", *self._end()])
+        raise CellFailed(told, first, str(getattr(error, "traceback", "")))
+
+    def _watch(self) -> None:
+        while self._running() and self._first_failure() is None:
+            time.sleep(LOOK_EVERY)
+            if time.monotonic() - self._asked_at > ASK_EVERY:
+                self._ask()
+            if self._cluster.state()["state"] != "ready":
+                message = self._cluster.state()["message"]
+                raise CellFailed(f"the engines ended during the cell: {message}", None)
+
+    def _running(self) -> list[int]:
+        return [rank for rank, call in enumerate(self._calls) if not call.ready()]
+
+    def _first_failure(self) -> int | None:
+        """The rank that failed first; those that only say that another did stand behind it."""
+        failed = [
+            rank for rank, call in enumerate(self._calls) if call.ready() and not call.successful()
+        ]
+        return min(failed, key=self._order, default=None)
+
+    def _order(self, rank: int) -> tuple[bool, Any]:
+        call = self._calls[rank]
+        return getattr(call.exception(), "ename", "") == "RankFailed", call.metadata["received"]
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while self._running() and time.monotonic() < end:
+            time.sleep(LOOK_EVERY)
+
+    def _ask(self) -> None:
+        """Ask the ranks that run where they are, and keep since when they are there."""
+        ranks, now = self._running(), time.monotonic()
+        told = ask(self._cluster.folder, [self._processes[rank] for rank in ranks])
+        for rank, place in zip(ranks, told, strict=True):
+            before, since = self._places.get(rank, ("", now))
+            self._places[rank] = place, since if place == before else now
+        self._asked_at = now
+
+    def _end(self) -> list[str]:
+        """End the cell on all ranks and show what they said; where the others were, in words."""
+        stuck = self._running()
+        where: list[str] = []
+        if stuck:
+            self._ask()
+            where = [self._where(rank) for rank in stuck]
+            _say("\n".join(where))
+            for rank in stuck:
+                with suppress(ProcessLookupError):
+                    os.kill(self._processes[rank], signal.SIGINT)
+            self._wait(PATIENCE)
+        self._show()
+        if lost := self._running():
+            _say(_LOST.format(ranks=_and(lost), seconds=PATIENCE))
+            self._cluster.restart()
+            _ = self._cluster.client  # %%px, too, finds ranks in the next cell
+        return where
+
+    def _where(self, rank: int) -> str:
+        place, since = self._places[rank]
+        if place is None:
+            return f"rank {rank} gives no answer: it is in code that lets no other thread run"
+        seconds = time.monotonic() - since
+        return f"rank {rank} waits in {place}" + (f" since {seconds:.0f} s" if seconds > 1 else "")
+
+    def _show(self) -> None:
+        """What the ranks have printed and displayed, in rank order."""
+        from IPython.display import display
+
+        for rank, call in enumerate(self._calls):
+            if call.ready():
+                call.wait_for_output(1)
+            said = call.metadata
+            shown = [*said["outputs"], *filter(None, [said["execute_result"]])]
+            if said["stdout"] or said["stderr"] or shown:
+                print(f"[rank {rank}]")
+            print(said["stdout"], end="", flush=True)
+            print(said["stderr"], end="", file=sys.stderr, flush=True)
+            for each in shown:
+                display(each["data"], metadata=each["metadata"], raw=True)
+
+
+_LOST = (
+    "rank {ranks} did not come back within {seconds:.0f} s: a call that blocks inside MPI cannot "
+    "be interrupted. The engines start anew; what cells have defined on them is gone."
+)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _and(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _first_line(text: str) -> str:
+    return str(text).strip().split("\n")[0]

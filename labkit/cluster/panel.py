@@ -1,0 +1,94 @@
+"""The panel of a Live in JupyterLab: figure, progress, what each rank does, and a stop button."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+import ipywidgets
+
+from labkit.cluster.tally import PARTS
+from labkit.displays.html import table
+from labkit.figures.live import LiveFigure
+from labkit.figures.units import bytes_text
+from labkit.listing import seconds
+from labkit.privacy import scrub
+from labkit.run import Run, key_metrics, shown, verdict
+from labkit.widgets import button, meter, status
+
+if TYPE_CHECKING:
+    from labkit.cluster.live import Live
+
+WHAT_STOP_DOES = "End training after the same step on all ranks; the run is kept as interrupted"
+
+
+class Panel:
+    """Widgets that show a Live; they hold no more than it has told so far.
+
+    Attributes:
+        widget: all of it.
+        stop: the button that ends training.
+    """
+
+    def __init__(self, live: Live) -> None:
+        self._live, self._rows, self._epochs = live, 0, 0
+        self.figure = LiveFigure(live.experiment.label, live.experiment.workers)
+        self.stop = button("Stop training", WHAT_STOP_DOES, "stop", self._stop)
+        self._status, self._progress = ipywidgets.HTML(), ipywidgets.HTML()
+        self._progress.layout.flex = "1 1 auto"
+        top = ipywidgets.HBox([self.stop, self._progress])
+        top.layout.align_items = "flex-start"
+        self.widget = ipywidgets.VBox([self._status, top, self.figure.widget])
+        self.widget.add_class("labkit-live")
+
+    def draw(self, live: Live) -> None:
+        """Draw what has come since the last time."""
+        rows, epochs = live.rows[self._rows :], live.epochs[self._epochs :]
+        self._rows, self._epochs = self._rows + len(rows), self._epochs + len(epochs)
+        if rows or epochs:
+            shares = {number: rank.shares for number, rank in live.tally.ranks.items()}
+            self.figure.add(rows, epochs, shares)
+        self._progress.value = _progress(live)
+        run = live.run
+        self._status.value = status(live.tally.doing if run is None else _end(run))
+        if run is not None:
+            self.stop.disabled = True
+
+    close = draw
+
+    def _stop(self) -> None:
+        self._live.stop()
+        self.stop.description, self.stop.disabled = "Stopping …", True
+
+
+def _progress(live: Live) -> str:
+    """The bar, how far and how long yet, and a line a rank."""
+    tally, experiment = live.tally, live.experiment
+    said = [f"epoch {tally.epoch + 1} of {experiment.epochs}", f"step {tally.steps}"]
+    if live.run is None and tally.seconds_left is not None:
+        said.append(f"about {seconds(tally.seconds_left)} left")
+    rows = [
+        [
+            f"rank {number}",
+            "" if rank.speed is None else f"{rank.speed:,.0f}",
+            bytes_text(rank.sent),
+            *(f"{rank.shares[part]:.0%}" for part in PARTS),
+        ]
+        for number, rank in sorted(tally.ranks.items())
+    ]
+    head = ["", "samples/s", "sent", *PARTS]
+    bar = meter(tally.share, "share of the training steps that are done")
+    return f"{bar}<div>{escape(' · '.join(said))}</div>{table(rows, head) if rows else ''}"
+
+
+def _end(run: Run) -> str:
+    """State, the gate's verdict and the key figures, in one line."""
+    state = run.status
+    said = [state["state"]]
+    if state.get("cause"):
+        rank = "" if state.get("rank") is None else f"rank {state['rank']}: "
+        said.append(f"{rank}{scrub(str(state['cause']))}")
+    if run.metrics:
+        said.append(f"gate: {verdict(run)}")
+        said += [f"{name} {shown(value)}" for name, value in key_metrics(run).items()]
+    return " · ".join(said)

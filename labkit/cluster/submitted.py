@@ -1,0 +1,100 @@
+"""An experiment that this process has submitted: it alone can write the record."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from labkit import store
+from labkit.cluster import record
+from labkit.cluster.attached import note
+from labkit.cluster.calls import PATIENCE, Calls, Ranks
+from labkit.cluster.live import Live
+from labkit.experiment import Experiment
+from labkit.run import Run
+from labkit.stream import FOLDER
+from labkit.worker import work
+
+
+class Submitted(Live):
+    """A Live whose end is this process's to write down."""
+
+    def __init__(self, cluster: Ranks, experiment: Experiment, directory: Path) -> None:
+        super().__init__(experiment, directory)
+        self._asked, self._interrupted, self._given_up = experiment, False, threading.Event()
+        store.start(directory, experiment.to_json())
+        (directory / FOLDER).mkdir()
+        try:
+            self._calls = Calls(
+                cluster,
+                experiment.workers,
+                work,
+                [experiment],
+                network=experiment.network,
+                stream=str(directory / FOLDER),
+                submitter=store.this_process() | {"host": socket.gethostname()},
+            )
+        except BaseException as error:
+            shutil.rmtree(directory / FOLDER, ignore_errors=True)
+            if isinstance(error, KeyboardInterrupt):  # while it waited for its turn
+                store.interrupt(directory)
+            else:  # such as a callable that cannot travel
+                store.fail(directory, f"{type(error).__name__}: {error}")
+            raise
+        self._folder = cluster.folder
+
+    def begin(self, show: bool = False) -> None:
+        """Follow it from here on, and show it."""
+        try:
+            super().begin(show)
+            note(self._folder, self)
+        except KeyboardInterrupt:  # nobody has the Live yet to stop it by
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Stop the ranks, wait for the record; the engines of ranks that do not end start anew."""
+        self._interrupted = True
+        self.stop()
+        if not self._ended.wait(PATIENCE):
+            self._given_up.set()
+            self._ended.wait(PATIENCE)
+
+    def result(self) -> Run:
+        """Wait for the end; return the record.
+
+        An interrupt (Ctrl-C, the notebook's stop button) stops the ranks and keeps what they did.
+
+        Raises:
+            RankError: a rank failed; the record keeps its cause and its output.
+        """
+        try:
+            return super().result()
+        except KeyboardInterrupt:
+            self.end()
+            raise
+
+    def _watch(self) -> Iterator[None]:
+        for _ in self._calls.watch():
+            if self._given_up.is_set():
+                return
+            yield
+
+    def _keep(self) -> Run:
+        record.write(self.directory, self._asked, self._calls, self._interrupted)
+        return Run(self.directory)
+
+    def _lose(self, error: BaseException) -> None:
+        try:
+            record.write_logs(self.directory, self._calls)
+        finally:
+            store.fail(self.directory, str(error), getattr(error, "rank", None))
+
+    def _close(self) -> None:
+        try:
+            self._calls.close()
+        finally:
+            shutil.rmtree(self.directory / FOLDER, ignore_errors=True)

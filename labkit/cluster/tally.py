@@ -1,0 +1,125 @@
+"""What the rows of a running experiment amount to: how far, how fast, how much, how long yet."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.stream import Told
+
+WINDOW = 50  # steps over which speed and shares are taken
+# Parts of a step, as columns of a row.
+PARTS = {
+    "compute": "compute_seconds",
+    "codec": "codec_seconds",
+    "communicate": "communicate_seconds",
+    "wait": "wait_seconds",
+}
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Rank:
+    """What one rank has told.
+
+    Attributes: last: its latest rows; steps: how many it took; sent: bytes over links.
+    """
+
+    last: deque[Row] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    steps: int = 0
+    sent: float = 0.0
+
+    def add(self, row: Row) -> None:
+        """Take in a row."""
+        self.last.append(row)
+        self.steps += 1
+        self.sent += row.get("wire_bytes", 0)
+
+    @property
+    def speed(self) -> float | None:
+        """Samples/s; None of a rank that does not count them, as those of a model in parts."""
+        samples = sum(row["samples"] for row in self.last)
+        seconds = sum(row["seconds"] for row in self.last)
+        return samples / max(seconds, 1e-9) if samples else None
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Which part of its time went where; they add up to 1."""
+        spent = {name: sum(row.get(key, 0) for row in self.last) for name, key in PARTS.items()}
+        total = sum(spent.values())
+        return {name: seconds / total if total else 0.0 for name, seconds in spent.items()}
+
+
+class Tally:
+    """Sums over what ranks tell.
+
+    Args:
+        epochs: of the experiment.
+        clock: seconds, of the one who looks.
+
+    Attributes:
+        ranks: what each has told, by number.
+        doing: what they are at.
+        loss: the last that a rank knew.
+        steps_per_epoch: None until it is known.
+    """
+
+    def __init__(self, epochs: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.epochs, self._clock = epochs, clock
+        self._first: tuple[float, int] | None = None  # when the first steps were seen, how many
+        self._last = (0.0, 0)
+        self.ranks: dict[int, Rank] = {}
+        self.doing = "starting"
+        self.loss = math.nan
+        self.epoch = 0
+        self.steps_per_epoch: int | None = None
+
+    def add(self, told: Iterable[Told]) -> None:
+        """Take in what has come, see `labkit.stream`."""
+        for kind, record in told:
+            if kind == "doing":
+                self.doing = record["what"]
+            elif kind == "plan":
+                self.steps_per_epoch = record["steps"]
+            elif kind == "epoch" and record["epoch"] == 0:
+                self.steps_per_epoch = record["step"]
+            elif kind == "step":
+                self._step(record)
+        if self.steps > self._last[1]:
+            self._last = self._clock(), self.steps
+            self._first = self._first or self._last
+
+    def _step(self, row: Row) -> None:
+        self.ranks.setdefault(int(row["rank"]), Rank()).add(row)
+        self.epoch = max(self.epoch, int(row["epoch"]))
+        if not math.isnan(row["loss"]):
+            self.loss = row["loss"]
+
+    @property
+    def steps(self) -> int:
+        """Steps that all ranks which have told anything have taken."""
+        return min((rank.steps for rank in self.ranks.values()), default=0)
+
+    @property
+    def share(self) -> float | None:
+        """How much of the training is done, 0 to 1; None while nobody knows its length."""
+        if not self.steps_per_epoch:
+            return None
+        return min(1.0, self.steps / (self.steps_per_epoch * self.epochs))
+
+    @property
+    def seconds_left(self) -> float | None:
+        """For the epochs that are left, at the pace since the first steps were seen.
+
+        Those stand apart: the first one traces and compiles.
+        """
+        if self._first is None or not self.steps_per_epoch:
+            return None
+        seconds, steps = (now - then for now, then in zip(self._last, self._first, strict=True))
+        left = max(0, self.steps_per_epoch * self.epochs - self.steps)
+        return left * seconds / steps if steps else None

@@ -1,0 +1,23 @@
+"""A form of a notebook's parameters cell: each parameter a widget, a button that runs it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from labkit.form.whole import Form
+
+__all__ = ["Form", "form"]
+
+
+def form(notebook: Path | str, root: Path | str | None = None) -> Form:
+    """A form that runs a notebook with other values, as `labkit run` does, beside the kernel.
+
+    Args:
+        notebook: path of an .ipynb file.
+        root: folder of all runs; default: where `labkit lab` has them, else `runs`.
+
+    Raises:
+        InvalidInput: no such notebook, or its parameters cell is not Python.
+    """
+    return Form(Path(notebook), Path(root or os.environ.get("LABKIT_RUNS", "runs")))

@@ -1,0 +1,219 @@
+"""One rank's side of a model that is cut into stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.errors import InvalidInput
+from labkit.memory import nbytes, together
+from labkit.strategies.base import Predictor, Session
+
+if TYPE_CHECKING:
+    from labkit.communicator import Communicator
+    from labkit.slices import Sliced
+    from labkit.stages import Ledger, Whole
+
+
+@dataclass
+class Cut:
+    """One rank's side of a model in stages while it trains.
+
+    Attributes:
+        lane: this rank's slice number in all stages of its replica, in their order.
+        own: what trains this rank's stages, by number.
+        sliced: those of them of which it has a slice.
+        models: all stages, whole; they begin with the blocks of edges.
+        ledger: counts what this rank's stages keep.
+        whole: has the weights of all stages, or frees those that are not this rank's.
+        watched: whether callbacks of the user's own may set weights between steps.
+        steps: taken so far.
+        held: bytes of weights while it trains.
+    """
+
+    lane: Communicator
+    own: dict[int, Any]
+    sliced: list[Sliced]
+    models: list[Any]
+    edges: list[int]
+    ledger: Ledger
+    whole: Whole
+    watched: bool
+    steps: int = 0
+    held: int = 0
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The tensors at the begin of all stages."""
+        return [model.inputs[0] for model in self.models]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The tensors at the end of all stages."""
+        return [model.outputs[0] for model in self.models]
+
+    @property
+    def parts(self) -> list[Any]:
+        """All stages, of which this rank's are as it computes them."""
+        return [self.own[k].model if k in self.own else m for k, m in enumerate(self.models)]
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank speaks for all slices of its stages."""
+        return all(part.first for part in self.sliced)
+
+    def begin(self) -> None:
+        """A training step begins."""
+        self.whole.release(look=self.watched)
+        if self.steps == 0:  # the weights of others are away now
+            self.held = together(*(part.variables for part in (*self.models, *self.parts)))
+        self.ledger.step()
+        self.steps += 1
+
+    def predictor(self) -> Predictor:
+        """Predictions by the stages that are being trained."""
+        own = {number: stage.model for number, stage in self.own.items()}
+        return through(self.lane, self.models, own, self.sliced)
+
+    def updater(self, session: Session, optimizer: Any) -> Callable[[int], None]:
+        """A function of the rows behind this rank's gradients that changes its stages' weights.
+
+        Replicas average; one optimizer serves all stages of a rank, so that callbacks that change
+        its rate find it in the model.
+        """
+        from labkit.communicator import computing
+        from labkit.exchange import Exchange
+
+        exchange, own = Exchange(session.readers, paces=False), self.own
+        slowly = computing(session.communicator)
+        variables = [variable for stage in own.values() for variable in stage.variables]
+        names = [variable.path for variable in variables]
+
+        def update(rows: int) -> None:
+            gradients = [each for stage in own.values() for each in stage.take_gradients()]
+            if variables and session.readers.total(rows, "the rows of an update") > 0:
+                mean = exchange.mean(gradients, np.int64(rows), names)
+                start = time.monotonic()
+                with slowly():
+                    optimizer.apply(mean, variables)
+                session.timeline.add(f"update {max(own)}", -1, start)
+
+        return update
+
+    def finish(self, session: Session, optimizer: Any, expected: Mapping[str, int]) -> None:
+        """Put down what this rank has kept beside what was expected, and what slices have sent.
+
+        Args:
+            session, optimizer: of the training that has ended.
+            expected: bytes of activations and of versions.
+        """
+        from labkit.stages import footprint
+
+        own = [stage.model for stage in self.own.values()]
+        predicted = footprint.weights(own)
+        predicted["optimizer"] = footprint.optimizer(session.optimizer(), predicted["gradients"])
+        session.memory = {
+            "stages": sorted(self.own),
+            "whole": nbytes(session.model.variables),
+            "measured": {
+                "weights": self.held,
+                "optimizer": nbytes(optimizer.variables),
+                **{kind: most or None for kind, most in self.ledger.most.items()},
+                "versions": self.ledger.most["versions"],
+            },
+            "predicted": predicted | dict(expected),
+        }
+        steps = max(1, self.steps)
+        session.layers = [row for part in self.sliced for row in part.describe(steps)]
+
+
+def own_models(
+    models: Sequence[Any], lane: Communicator, group: Communicator | None = None
+) -> tuple[dict[int, Any], list[Sliced]]:
+    """The models that this rank computes, by the number of the stage; and where they are slices.
+
+    A stage of which no layer can be cut is whole on all ranks of its group.
+
+    Args:
+        models: all stages.
+        lane: the ranks of all stages, in their order.
+        group: those that share this rank's stages; None: it has them alone.
+    """
+    from labkit.slices import Sliced
+
+    numbers = range(lane.rank, len(models), lane.size)
+    if group is None or group.size == 1:
+        return {number: models[number] for number in numbers}, []
+    algorithm = "mpi" if group.network is None else "ring"
+    parts = [Sliced(models[number], group, algorithm, required=False) for number in numbers]
+    return dict(zip(numbers, (part.model for part in parts), strict=True)), parts
+
+
+def through(
+    lane: Communicator, models: Sequence[Any], own: Mapping[int, Any], sliced: Sequence[Sliced]
+) -> Predictor:
+    """Predictions by the stages of a lane, which the last stage's first slice holds.
+
+    Args:
+        lane: the ranks of all stages, in their order.
+        models: all stages, whole.
+        own: what this rank computes of them.
+        sliced: where these are slices.
+    """
+    from labkit.stages import Inference, Links
+
+    links = Links(lane, [m.inputs[0] for m in models], [m.outputs[0] for m in models])
+    inference = Inference(links, own, len(models))
+    first = all(part.first for part in sliced)
+
+    def predict(batches: Iterable[Any]) -> Iterator[tuple[Any, float]]:
+        with ExitStack() as stack:
+            for part in sliced:
+                stack.enter_context(part.uncounted())
+            for y, penalty in inference(batches):
+                yield (y, penalty) if first else (None, 0.0)
+
+    return predict
+
+
+def recorder(timeline: Any) -> Any:
+    """Stands around each row of a schedule and writes it down."""
+
+    @contextmanager
+    def record(action: str, stage: int, number: int) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        timeline.add(f"{action} {stage}", number, start)
+
+    return record
+
+
+def split(model: Any, edges: list[int]) -> list[Any]:
+    """The stages of a model, as models that share its layers."""
+    from labkit.stages import split_model
+
+    models = split_model(model, edges)
+    for shape in (part.inputs[0].shape[1:] for part in models[1:]):
+        if None in shape:
+            raise InvalidInput(
+                f"a stage would pass on rows of shape {list(shape)}, but the next one must know "
+                "how much to wait for: give keras.Input a shape of whole numbers"
+            )
+    return models
+
+
+def described(model: Any, edges: list[int], seconds: list[float] | None) -> dict[str, Any]:
+    """The cut for the run's record; bytes are those of a row that leaves each stage."""
+    from labkit.stages import Chain, footprint, split_model
+
+    return {
+        "blocks": Chain(model).names(),
+        "edges": edges,
+        "block_seconds": seconds,
+        "bytes_a_row": [footprint.a_row(part.outputs) for part in split_model(model, edges)],
+    }

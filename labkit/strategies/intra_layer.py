@@ -1,0 +1,214 @@
+"""What strategies that cut each layer over ranks have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from itertools import count
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+
+import numpy as np
+
+from labkit.memory import by_kind, together
+from labkit.strategies.base import Predictor, Question, Session, Strategy
+from labkit.strategies.parts import (
+    norms,
+    refuse_given,
+    refuse_in_parts,
+    refuse_norms,
+    refuse_shares,
+)
+
+if TYPE_CHECKING:
+    from labkit.communicator import Communicator
+
+Step: TypeAlias = Callable[[Any, Any, Any], float | None]
+
+
+class Share(Protocol):
+    """What one rank has of a model, see `labkit.slices.Sliced` and `labkit.grid.Part`.
+
+    Attributes:
+        model: what computes it, with variables, trainable_variables and losses as Keras has them.
+        first: whether this rank is the one of its replica that knows loss and predictions.
+    """
+
+    model: Any
+    first: bool
+
+    def predict(self, x: Any) -> Any:
+        """The outputs of the whole model for x, on the first rank at least (collective)."""
+
+    def release(self, look: bool = True) -> None:
+        """Free the whole weights of what is cut, until `collect`; the share first takes them over.
+
+        Args:
+            look: whether some may have been set since they were freed.
+        """
+
+    def collect(self) -> None:
+        """Bring the weights of the whole model up to date, on all ranks of the replica."""
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        """What crosses between ranks in here is none of their training's."""
+
+    def describe(self, steps: int) -> list[dict[str, Any]]:
+        """A row a layer, of what crossed in so many steps."""
+
+
+class IntraLayer(Strategy):
+    """Some of each layer on each rank; replicas of all of it share a batch."""
+
+    called: ClassVar[str]  # what a rank has, in messages: "slice"
+    whole: ClassVar[str]  # of what: "model"
+
+    @property
+    def exact(self) -> bool:
+        """Sums are only taken in another order."""
+        return True
+
+    def check(self, experiment: Question) -> None:
+        """Refuse what no model can do of which each rank has some of each layer."""
+        refuse_in_parts(experiment)
+        refuse_shares(experiment, f"the {self.called}s of a {self.whole}")
+        refuse_norms(experiment.optimizer, experiment.optimizer_options, self.called)
+
+    def ranks(self, workers: int) -> int:
+        """Of one replica."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how many ranks it has")
+
+    def share(self, model: Any, replica: Communicator) -> Any:
+        """This rank's share of a model, over the ranks of a replica."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it cuts a model")
+
+    def objective(self, model: Any, share: Any) -> Callable[[Any, Any, Any], Any]:
+        """The loss of a batch (x, y, sample weight), with what ranks exchange for it."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its ranks minimise")
+
+    def a_row(self, share: Any) -> int | None:
+        """Bytes of activations that a row is predicted to leave; None: as the layers say."""
+        return None
+
+    def resolved(self, communicator: Communicator) -> str:
+        """The algorithm by which ranks add up, see `Communicator.allreduce`."""
+        return "mpi" if communicator.network is None else "ring"
+
+    def readers(self, communicator: Communicator) -> Communicator:
+        """The ranks of one place in all replicas: they divide the batch among them."""
+        return communicator.split(communicator.rank % self.ranks(communicator.size))
+
+    def predictor(self, model: Any, replica: Communicator) -> Predictor:
+        """By all ranks, the same rows."""
+        return through(self.share(model, replica))
+
+    def train(self, session: Session) -> None:
+        """Steps on shares, an optimizer a rank.
+
+        While a rank trains it holds the weights of its share alone. After an epoch callbacks of
+        the user's own find the whole ones, after a batch only those of layers that are not cut.
+        Weights that they set, then or then, count from the next step on; they do it on all ranks.
+        """
+        share, step = self.start(session)
+        steps, held = count(), 0
+
+        def counted(x: Any, y: Any, weight: Any) -> float | None:
+            nonlocal held
+            loss = step(x, y, weight)
+            if next(steps) == 0:  # the whole weights are away now
+                held = together(session.model.variables, share.model.variables)
+            return loss
+
+        session.loop(counted, lambda: collect(session, share, self.called), through(share))
+        session.layers = share.describe(max(1, next(steps)))
+        replicas = session.communicator.size // self.ranks(session.communicator.size)
+        rows = -(-session.experiment.batch_size // replicas)
+        used, plain = session.model.optimizer, session.optimizer()
+        with share.uncounted():
+            session.memory = by_kind(
+                session.model, share.model, used, plain, rows, look=True, a_row=self.a_row(share)
+            )
+        session.memory["measured"]["weights"] = held
+
+    def start(self, session: Session) -> tuple[Any, Step]:
+        """This rank's share of the session's model, and the step that trains it."""
+        import tensorflow as tf
+
+        from labkit.communicator import computing
+        from labkit.exchange import Exchange
+
+        optimizer = session.optimizer()
+        refuse_norms(type(optimizer).__name__.lower(), norms(optimizer), self.called)
+        refuse_given(optimizer)
+        session.compile(optimizer)
+        replica = session.part(session.communicator.rank // self.ranks(session.communicator.size))
+        share = self.share(session.model, replica)
+        variables = list(share.model.trainable_variables)
+        gradients = differentiated(self.objective(session.model, share), variables)
+        exchange = Exchange(session.readers, self.resolved(session.communicator), paces=False)
+        slowly = computing(session.communicator)
+        names = [variable.path for variable in variables]
+        watched = session.experiment.callbacks is not None
+
+        def step(x: Any, y: Any, weight: Any) -> float | None:
+            share.release(look=watched)
+            rows = len(x)
+            loss, found = None, [tf.zeros_like(variable.value) for variable in variables]
+            if rows:  # as many on all ranks of a replica
+                batch = [None if v is None else tf.convert_to_tensor(v) for v in (x, y, weight)]
+                with slowly():
+                    loss, found = gradients(*batch)
+            if session.readers.total(rows, "the rows of a step") > 0:
+                mean = exchange.mean(found, np.int64(rows), names)
+                with slowly():
+                    optimizer.apply(mean, variables)
+            return float(loss) if loss is not None and share.first else None
+
+        return share, step
+
+
+def differentiated(objective: Callable[..., Any], variables: list[Any]) -> Callable[..., Any]:
+    """A compiled function of a batch: its loss, and the gradients of the variables."""
+    import tensorflow as tf
+
+    @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator]
+    def gradients(x: Any, y: Any, weight: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = objective(x, y, weight)
+        found = tape.gradient(loss, [variable.value for variable in variables])
+        return loss, [
+            tf.zeros_like(variable.value) if gradient is None else tf.convert_to_tensor(gradient)
+            for gradient, variable in zip(found, variables, strict=True)
+        ]
+
+    return gradients  # type: ignore[no-any-return]
+
+
+def through(share: Share) -> Predictor:
+    """Predictions by the ranks of a replica, which its first one holds."""
+    import keras
+    import tensorflow as tf
+
+    def forward(x: Any) -> tuple[Any, Any]:
+        y, total = share.predict(x), tf.zeros((), keras.config.floatx())
+        for own in share.model.losses:  # the same on all ranks
+            total += tf.reduce_sum(tf.cast(own, total.dtype))
+        return y, total
+
+    call = tf.function(forward, autograph=False, reduce_retracing=True)
+
+    def predict(batches: Iterable[Any]) -> Iterator[tuple[Any, float]]:
+        for x in batches:
+            with share.uncounted():
+                y, penalty = call(keras.tree.map_structure(tf.convert_to_tensor, x))
+            yield (y, float(penalty)) if share.first else (None, 0.0)
+
+    return predict
+
+
+def collect(session: Session, share: Share, called: str) -> None:
+    """Give all ranks the weights of all shares."""
+    share.collect()
+    for variable in session.model.variables:
+        value = np.array(variable.numpy(), order="C")
+        session.communicator.broadcast(value, what=f"the weights of the {called}s")
+        variable.assign(value)

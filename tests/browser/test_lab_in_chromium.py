@@ -1,0 +1,149 @@
+"""JupyterLab as `labkit lab` opens it: the notebooks run, figures grow, and answer."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from lab_page import Notebook, jupyterlab
+from sample_runs import write_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+NOTEBOOKS = Path(__file__).parent.parent.parent / "notebooks"
+
+
+@pytest.fixture(scope="module")
+def lab(own_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The address of JupyterLab, and the folder that it serves, with copies of the notebooks."""
+    folder = tmp_path_factory.mktemp("lab")
+    (folder / "notebooks").mkdir()
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        shutil.copy(path, folder / "notebooks")
+    with jupyterlab(folder) as address:
+        yield address, folder
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page that reaches this machine alone; any error in it fails the test."""
+    context = browser.new_context(viewport={"width": 1500, "height": 1100})
+    page = context.new_page()
+    page.elsewhere, page.errors = [], []
+    local = re.compile(r"^(?:https?|wss?)://127\.0\.0\.1[:/]|^(?:data|blob):")
+    page.route(
+        lambda url: not local.match(url),
+        lambda route: (page.elsewhere.append(route.request.url), route.abort()),
+    )
+    page.on("pageerror", lambda error: page.errors.append(str(error)))
+    yield page
+    context.close()
+    assert page.errors == []
+    assert page.elsewhere == []
+
+
+def changed(folder: Path, name: str, **values: str) -> str:
+    """A copy of a notebook with other values in its parameters; its name."""
+    path = folder / "notebooks" / name
+    text = path.read_text()
+    for parameter, value in values.items():
+        text, found = re.subn(rf'("{parameter}: [^=]+ = )[^#]+?(  #)', rf"\g<1>{value}\g<2>", text)
+        assert found == 1
+    path.write_text(text)
+    return name
+
+
+CURVES = """() => [...document.querySelectorAll(".js-plotly-plot .scatterlayer path.js-line")].map(
+    (path) => path.getAttribute("d")).join(";")"""
+
+
+def test_the_tour_runs_and_its_figure_grows_while_ranks_work(
+    page: Any, lab: tuple[str, Path]
+) -> None:
+    address, folder = lab
+    notebook = Notebook(page, address, changed(folder, "tour.ipynb", epochs="100"))
+    notebook.run_all()
+    page.wait_for_function(f"({CURVES})().length > 0", timeout=240_000)
+    page.wait_for_function(
+        f"""(first) => ({CURVES})() !== first && [...document.querySelectorAll(".jp-InputPrompt")]
+            .some((prompt) => prompt.textContent.trim() === "[*]:")""",
+        arg=page.evaluate(CURVES),
+        timeout=120_000,
+    )
+    notebook.wait_until_run()
+    assert notebook.troubles() == []
+    for source in ("alone = cluster.run", "together = cluster.run", "lk.compare", "lk.reading"):
+        assert notebook.cell(source).locator(".jp-OutputArea-output").count() > 0, source
+    assert notebook.cell("lk.table").locator("table").is_visible()
+    figure = notebook.cell("lk.compare").locator(".js-plotly-plot")
+    assert figure.locator(".scatterlayer path.js-line").count() >= 2 * 3
+    before = figure.bounding_box()
+    page.set_viewport_size({"width": 1300, "height": 900})
+    page.wait_for_timeout(1000)  # JupyterLab waits a moment before it tells its outputs
+    assert figure.bounding_box()["height"] == pytest.approx(before["height"], abs=2)
+
+
+OPACITIES = """() => [...document.querySelectorAll(".js-plotly-plot")].map((plot) => plot.data
+    .filter((trace) => trace.meta && trace.meta.run).map((trace) => trace.opacity ?? 1))"""
+
+
+def opacities(page: Any) -> list[list[float]]:
+    """For each figure those of the runs' traces."""
+    found: list[list[float]] = page.evaluate(OPACITIES)
+    return found
+
+
+def test_a_run_chosen_in_one_figure_of_compare_stands_out_in_the_others(
+    page: Any, lab: tuple[str, Path]
+) -> None:
+    address, folder = lab
+    for workers in (1, 2):
+        write_run(folder / "runs" / "made", workers=workers, step_ms=8 / workers)
+    notebook = Notebook(page, address, changed(folder, "compare.ipynb", runs='[\\"runs/made\\"]'))
+    notebook.run_all()
+    notebook.wait_until_run()
+    assert notebook.troubles() == []
+    linked = notebook.cell("figures.linked")
+    choice = linked.locator("select")
+    drawn = linked.locator(".js-plotly-plot")
+    assert drawn.count() == 3
+    assert all({*each} == {1} for each in opacities(page)[:3])
+    drawn.nth(1).locator(".legendtoggle").first.click()
+    page.wait_for_function("document.querySelector('.jp-CodeCell select').selectedIndex === 1")
+    page.wait_for_function(f"JSON.stringify(({OPACITIES})()[2]).includes('0.12')")
+    assert all({*each} == {1, 0.12} for each in opacities(page)[:3])
+    choice.select_option(index=0)
+    page.wait_for_function(f"!JSON.stringify(({OPACITIES})().slice(0, 3)).includes('0.12')")
+
+
+ENDLESS = (
+    "import labkit as lk\ncluster = lk.Cluster(workers=2)",
+    "run = cluster.run(lk.Experiment(workers=2, dataset='digits', epochs=100_000))",
+    "print(run.status['state'], run.status['cause'])",
+)
+
+
+def test_the_stop_button_stops_the_ranks_while_the_cell_runs(
+    page: Any, lab: tuple[str, Path]
+) -> None:
+    address, folder = lab
+    made = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in ENDLESS],
+        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+    )
+    nbformat.write(made, folder / "notebooks" / "endless.ipynb")
+    notebook = Notebook(page, address, "endless.ipynb")
+    notebook.run_all()
+    button = page.get_by_role("button", name="Stop training")
+    button.wait_for(timeout=240_000)
+    page.wait_for_function(f"({CURVES})().length > 0", timeout=240_000)
+    button.click()
+    notebook.wait_until_run()
+    assert notebook.troubles() == []
+    said = notebook.cell("print(run").locator(".jp-OutputArea-output").inner_text()
+    assert said.startswith("interrupted stopped by the user after ")

@@ -1,0 +1,50 @@
+"""A Live without ranks: what it is told is what a test writes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from labkit import store
+from labkit.cluster.attached import Outline
+from labkit.cluster.live import Live
+from labkit.run import Run
+from labkit.store import this_process
+from labkit.stream import FOLDER, Writer
+
+ROWS = [
+    {"rank": rank, "epoch": 0, "step": step, "loss": 2.0 - step, "seconds": 0.5, "samples": 4.0}
+    for step in range(2)
+    for rank in range(2)
+]
+
+
+class Told(Live):
+    """A Live that ends when its test says so."""
+
+    def __init__(self, directory: Path, label: str = "mine", epochs: int = 3) -> None:
+        super().__init__(Outline(label, 2, epochs), directory)
+        store.start(directory, {"workers": 2, "epochs": epochs})
+        (directory / FOLDER).mkdir()
+        self.over, self.failure = threading.Event(), None
+        self.writers = [Writer(directory / FOLDER, rank, this_process()) for rank in range(2)]
+
+    def tell(self, kind: str, *records: dict[str, Any]) -> None:
+        """Write, and take in; before the thread is started, which does so itself."""
+        for record in records:
+            self.writers[int(record.get("rank", 0))].write(kind, [record])
+        self._take(last=True)
+
+    def _watch(self) -> Iterator[None]:
+        while not self.over.wait(0.02):
+            yield
+
+    def _keep(self) -> Run:
+        if self.failure is not None:
+            raise self.failure
+        store.interrupt(self.directory, "stopped by the user after 2 steps")
+        return Run(self.directory)
+
+    failure: BaseException | None

@@ -1,0 +1,86 @@
+"""In a real kernel a click reaches the stop button while a cell runs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CELL = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from live_sample import ROWS, Told
+live = Told(Path({run!r}))
+live.tell("step", *ROWS)
+live.begin()
+live.show()
+print("comm", live._panel.stop.comm.comm_id, flush=True)
+import time
+end = time.monotonic() + 100
+while not live.writers[0].stop_asked() and time.monotonic() < end:
+    time.sleep(0.05)  # the kernel's main thread is busy, as in cluster.run
+print("asked" if live.writers[0].stop_asked() else "not asked", flush=True)
+live.over.set()
+live.result()
+"""
+
+
+@pytest.fixture
+def client(own_folders: Path) -> Any:
+    from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_client.manager import KernelManager
+
+    manager = KernelManager(
+        kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[])
+    )
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    client.wait_for_ready(timeout=60)
+    yield client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def subshell(client: Any) -> str:
+    """What JupyterLab asks a kernel for before it sends messages of widgets."""
+    client.control_channel.send(client.session.msg("create_subshell_request", {}))
+    while (reply := client.get_control_msg(timeout=30))["msg_type"] != "create_subshell_reply":
+        pass
+    return str(reply["content"]["subshell_id"])
+
+
+def click(client: Any, comm: str, shell: str) -> None:
+    data = {"method": "custom", "content": {"event": "click"}}
+    message = client.session.msg("comm_msg", {"comm_id": comm, "data": data})
+    message["header"]["subshell_id"] = shell
+    client.shell_channel.send(message)
+
+
+def test_a_click_stops_while_the_cell_runs(client: Any, tmp_path: Path) -> None:
+    cell = CELL.format(tests=str(Path(__file__).parent), run=str(tmp_path))
+    shell = subshell(client)
+    request = client.execute(cell)
+    said, types, views = "", set(), []
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        message = client.get_iopub_msg(timeout=60)
+        types.add(message["msg_type"])
+        content = message["content"]
+        if message["msg_type"] == "error":
+            pytest.fail("\n".join(content["traceback"]))
+        if message["msg_type"] == "display_data":
+            views.append(content["data"])
+        if message["msg_type"] == "stream":
+            said += content["text"]
+            if "comm " in content["text"]:
+                click(client, said.split("comm ")[1].split()[0], shell)
+        own = message["parent_header"].get("msg_id") == request
+        if own and message["msg_type"] == "status" and content["execution_state"] == "idle":
+            break
+    assert "\nasked" in said
+    (view,) = views
+    assert "application/vnd.jupyter.widget-view+json" in view

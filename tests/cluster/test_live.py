@@ -1,0 +1,158 @@
+"""A submitted experiment on real ranks: it is watched, stopped, left alone, and found again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from labkit import Cluster, Experiment, LabkitError
+from labkit.cluster.attached import LAST, Attached
+from labkit.cluster.live import Live
+from labkit.stream import FOLDER
+
+LONG = {
+    "dataset_options": {"rows": 64, "test_rows": 9},
+    "model": "linear",
+    "workers": 2,
+    "batch_size": 32,
+    "gate": False,
+    "epochs": 20_000,
+}
+
+
+def wait_until(happens: Callable[[], bool]) -> None:
+    """Wait as long as a busy machine may need."""
+    end = time.monotonic() + 240
+    while not happens() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert happens()
+
+
+@pytest.fixture
+def live(cluster: Cluster) -> Iterator[Live]:
+    """A long experiment that trains; whatever a test does to it, it ends with the test."""
+    started = cluster.submit(Experiment(**LONG))
+    wait_until(lambda: bool(started.rows) or started.done())
+    if started.done():
+        started.result()  # says why
+    yield started
+    started.stop()
+
+
+def test_the_stop_button_ends_all_ranks_after_the_same_step(cluster: Cluster, live: Live) -> None:
+    assert not live.done()
+    live.panel()
+    assert cluster.live() is live
+    live._panel.stop.click()
+    run = live.result()
+    assert live.result() is run
+    assert live.done()
+    assert run.status["state"] == "interrupted"
+    assert "stopped by the user after" in run.status["cause"]
+    steps = run.history.groupby("rank")["step"].max()
+    assert steps[0] == steps[1] < 40_000
+    assert len(live.rows) == len(run.history)
+    assert len(live.epochs) == len(run.metrics["epochs"])
+    assert live.tally.share is not None
+    assert live.tally.share < 1
+    assert "interrupted · stopped by the user" in live._panel._status.value
+    assert {"accuracy", "held-out accuracy", "held-out loss"} <= {
+        trace.name for trace in live._panel.figure.widget.data
+    }
+    assert not (run.path / FOLDER).exists()
+    assert run.model() is not None
+
+
+def test_it_outlives_an_interrupt_of_the_cell_and_ends_with_one_of_its_wait(live: Live) -> None:
+    def soon_interrupt() -> None:
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    soon_interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(60)  # a cell that does something else
+    seen = len(live.rows)
+    wait_until(lambda: len(live.rows) > seen)
+    assert not live.done()
+    soon_interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        live.result()
+    wait_until(live.done)
+    assert live.run is not None
+    assert live.run.status["state"] == "interrupted"
+
+
+def test_another_process_finds_watches_and_stops_it(cluster: Cluster, live: Live) -> None:
+    # As in a notebook: there a cluster also brings magics, while its ranks are at work.
+    other = f"""
+import labkit, time
+from IPython.core.interactiveshell import InteractiveShell
+InteractiveShell.instance()
+live = labkit.Cluster(workers=2, name={cluster.name!r}).live()
+while not live.rows:
+    time.sleep(0.05)
+print(live.experiment.workers, flush=True)
+live.stop()
+run = live.result()
+print(run.status["state"], len(run.history) == len(live.rows))
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", other], capture_output=True, text=True, timeout=120
+    )
+    assert said.stdout.split() == ["2", "interrupted", "True"], said.stderr
+    run = live.result()
+    assert run.status["state"] == "interrupted"
+    ended = Attached(run.path)  # what has ended is found, too, with all of its rows
+    assert ended.result() == run
+    assert len(ended.rows) == len(run.history)
+    assert len(ended.epochs) == len(live.epochs)
+
+
+def test_who_closes_the_cluster_stops_what_was_submitted_there(cluster: Cluster) -> None:
+    with Cluster(workers=4, name=cluster.name) as mine:
+        live = mine.submit(Experiment(**LONG))
+        wait_until(lambda: len(live.rows) > 0)
+    assert live.done()
+    assert live.result().status["state"] == "interrupted"
+    assert cluster.call(lambda communicator: communicator.rank) == [0, 1, 2, 3]
+
+
+def test_one_call_waits_for_the_other_in_one_process_too(cluster: Cluster) -> None:
+    live = cluster.submit(Experiment(**LONG | {"epochs": 3}))
+    assert cluster.call(lambda communicator: communicator.rank) == [0, 1, 2, 3]
+    assert live.tally.steps > 0
+    assert live.result().status["state"] == "completed"
+
+
+def test_a_cluster_that_has_had_no_experiment_says_so(cluster: Cluster) -> None:
+    (cluster.folder / LAST).unlink(missing_ok=True)
+    with pytest.raises(LabkitError, match=r"nothing was submitted .* use submit\(experiment\)"):
+        cluster.live()
+
+
+@pytest.mark.slow
+def test_ranks_end_when_the_process_that_would_keep_their_result_is_gone(
+    cluster: Cluster,
+) -> None:
+    child = f"""
+import labkit, os, time
+live = labkit.Cluster(workers=2, name={cluster.name!r}).submit(labkit.Experiment(**{LONG!r}))
+while not live.rows:
+    time.sleep(0.05)
+os._exit(1)
+"""
+    subprocess.run([sys.executable, "-c", child], timeout=120, capture_output=True)
+    live = cluster.live()
+    run = live.result()
+    assert live.rows
+    assert run.status["state"] == "interrupted"
+    assert run.status["cause"] == "its process is gone"
+    begin = time.monotonic()
+    assert cluster.call(lambda communicator: communicator.rank) == [0, 1, 2, 3]
+    assert time.monotonic() - begin < 100  # 20,000 epochs take far longer

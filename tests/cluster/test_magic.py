@@ -1,0 +1,178 @@
+"""Cells of %%ranks end with the first rank that fails, and say where the others were."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labkit import Cluster
+from labkit.cluster import magic
+from labkit.cluster.magic import CellFailed, run_cell
+from labkit.cluster.where import place
+from labkit.notebook import execute
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine must not make the engines of all tests start anew."""
+    monkeypatch.setattr(magic, "PATIENCE", 60.0)
+
+
+def placed(source: str) -> str:
+    """Where a thread is that waits in `leave.wait(…)` somewhere in a cell's source."""
+    leave, entered = threading.Event(), threading.Event()
+
+    class Leave:
+        def wait(self, *_: Any) -> None:
+            entered.set()
+            leave.wait()
+
+    # The module linecache knows the sources of cells: IPython does it so.
+    linecache.cache["<cell>"] = (len(source), None, source.splitlines(True), "<cell>")
+    code = compile(source, "<cell>", "exec")
+    thread = threading.Thread(target=exec, args=(code, {"leave": Leave()}))
+    thread.start()
+    entered.wait()
+    frame = sys._current_frames()[thread.ident or 0]
+    while frame.f_code.co_filename != "<cell>":
+        assert frame.f_back is not None
+        frame = frame.f_back
+    told = place(frame)
+    leave.set()
+    thread.join()
+    return told
+
+
+def test_a_place_is_the_very_call_and_its_line() -> None:
+    assert placed("x = 1\ny = [leave.wait(x,\n  'ä'), 2]") == "leave.wait(x, 'ä') (cell, line 2)"
+    assert placed("ä = 'ä'; leave.wait('é')") == "leave.wait('é') (cell, line 1)"
+    assert placed(f"leave.wait({'1, ' * 40})") == f"leave.wait({'1, ' * 19}1… (cell, line 1)"
+
+
+def test_a_call_inside_a_function_also_names_the_line_of_the_cell() -> None:
+    told = placed("def train():\n    leave.wait()\n\ntrain()")
+    assert told == "leave.wait() (train, line 2), from line 4 of the cell"
+
+
+@pytest.fixture(scope="module")
+def three(own_folders: Path) -> Iterator[Cluster]:
+    """Ranks that may be lost."""
+    with Cluster(workers=3, name="three") as up:
+        run_cell(up, "from mpi4py import MPI\nimport numpy, time\nrank = MPI.COMM_WORLD.rank")
+        yield up
+
+
+def test_outputs_stand_in_rank_order(three: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    run_cell(three, "time.sleep(0.2 * (2 - rank))\nprint('here', rank)")
+    assert capsys.readouterr().out == "".join(f"[rank {k}]\nhere {k}\n" for k in range(3))
+    run_cell(three, "if rank == 2: print('alone')")
+    assert capsys.readouterr().out == "[rank 2]\nalone\n"
+
+
+FIRST = """from labkit.communicator import world
+communicator = world()
+communicator.allreduce(numpy.ones(3, "f4"))  # agrees on how it is done; waits for nothing later
+"""
+FAILING = """kept = 7
+if rank == 0:
+    print("before")
+    time.sleep(600)
+if rank == 1:
+    raise ValueError("no such layer")
+communicator.allreduce(numpy.ones(3, "f4"), what="my sum")
+"""
+
+
+def test_the_first_failure_ends_the_cell_and_tells_where_the_others_wait(
+    three: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_cell(three, FIRST)
+    with pytest.raises(CellFailed, match=r"^rank 1 failed: ValueError: no such layer; ") as caught:
+        run_cell(three, FAILING)
+    assert caught.value.rank == 1
+    out, err = capsys.readouterr()
+    assert out == "[rank 0]\nbefore\n"
+    assert err.index("rank 1 failed:") < err.index("no such layer") < err.index("rank 0 waits")
+    assert "rank 0 waits in time.sleep(600) (cell, line 4)" in err
+    assert "rank 2 waits in my sum (mpi of float32[3]) (cell, line 7)" in err
+    assert "start anew" not in err
+    run_cell(three, "print(rank, kept)")
+    assert capsys.readouterr().out.splitlines()[1::2] == ["0 7", "1 7", "2 7"]
+
+
+def test_an_interrupt_of_the_cell_ends_it_on_the_ranks(
+    three: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    stop.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(three, "time.sleep(600)")
+    err = capsys.readouterr().err
+    assert [f"rank {k} waits in time.sleep(600) (cell, line 1)" in err for k in range(3)] == [
+        True
+    ] * 3
+    run_cell(three, "if rank == 1: print('next')")
+    assert capsys.readouterr().out == "[rank 1]\nnext\n"
+
+
+BLOCKED = """if MPI.COMM_WORLD.rank == 0:
+    raise KeyError("weights")
+MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, numpy.ones(3))
+"""
+
+
+@pytest.mark.slow
+def test_engines_whose_rank_blocks_in_mpi_start_anew(
+    three: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(magic, "PATIENCE", 2.0)
+    monkeypatch.setattr(magic, "GRACE", 3.0)
+    monkeypatch.setattr(magic, "ASK_EVERY", 0.5)
+    with pytest.raises(CellFailed, match=r"KeyError: 'weights'; rank 1 waits in MPI\.COMM_WORLD"):
+        run_cell(three, BLOCKED)
+    err = capsys.readouterr().err
+    assert "Allreduce(MPI.IN_PLACE, numpy.ones(3)) (cell, line 3)" in err
+    assert "rank 1, 2 did not come back within 2 s" in err
+    assert "The engines start anew" in err
+    run_cell(three, "from mpi4py import MPI\nprint(MPI.COMM_WORLD.allreduce(1))")
+    assert capsys.readouterr().out == "".join(f"[rank {k}]\n3\n" for k in range(3))
+
+
+def notebook(*sources: str) -> Path:
+    """A notebook of these cells."""
+    cell = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []}
+    cells = [cell | {"id": f"c{k}", "source": source} for k, source in enumerate(sources)]
+    metadata = {"kernelspec": {"name": "python3", "display_name": "", "language": "python"}}
+    path = Path("cells.ipynb")
+    path.write_text(
+        json.dumps({"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5})
+    )
+    return path
+
+
+@pytest.mark.slow
+def test_a_notebook_has_the_magic_once_a_cluster_is_up() -> None:
+    job = execute(
+        notebook(
+            "import labkit as lk\ncluster = lk.Cluster(workers=2)",
+            "%%ranks\nfrom mpi4py import MPI\nMPI.COMM_WORLD.rank + 5",
+            "%%ranks\nimport time\nif MPI.COMM_WORLD.rank == 1: 1 / 0\ntime.sleep(600)",
+        )
+    )
+    assert job.state == "failed"
+    assert job.rank == 1
+    assert "rank 1 failed: ZeroDivisionError: division by zero" in str(job.cause)
+    cells = json.loads((job.path / "output.ipynb").read_text())["cells"]
+    ours = [cell for cell in cells if "".join(cell["source"]).startswith("%%ranks")]
+    texts = [json.dumps(cell["outputs"]) for cell in ours]
+    assert texts[0].index("[rank 0]") < texts[0].index('"5"') < texts[0].index('"6"')
+    assert "rank 0 waits in time.sleep(600) (cell, line 3)" in texts[1]

@@ -1,0 +1,254 @@
+"""Models of which each rank has some of each layer: who holds what when, what callbacks set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from labkit import AllReduce, Cluster, Experiment, LocallyConnected, Pipeline, TensorParallel
+
+SMALL: dict[str, Any] = {
+    "dataset": "digits",
+    "dataset_options": {"rows": 100, "test_rows": 10},
+    "batch_size": 30,
+    "workers": 4,
+    "learning_rate": 0.05,
+    "precision": "float64",
+    "gate": False,
+}
+MLP = {"model": "mlp", "model_options": {"widths": [7, 6]}}
+MAP = {"model": "locally_connected", "model_options": {"filters": [3, 2]}}
+IMAGES = {"model": "cnn", "model_options": {"filters": [3, 2], "dense": 6}}
+
+
+def codes() -> Any:
+    """Ten codes of eleven and what follows each."""
+    found = np.random.default_rng(0).integers(0, 11, (100, 7)).astype("int32")
+    return found[:, :-1], found[:, 1:]
+
+
+def attention() -> Any:
+    """Three heads on two slices, and words."""
+    from labkit import models
+    from labkit.datasets import Shapes
+
+    options = {"layers": 1, "width": 12, "heads": 3, "feed_forward": 5}
+    built = models.build("transformer", Shapes((6,), 11, "next_character"), **options)
+    built.compile("sgd", models.task_loss("next_character"))
+    built.optimizer.learning_rate = 0.3
+    return built
+
+
+TEXT: dict[str, Any] = {
+    "model": attention,
+    "model_options": {},
+    "dataset": codes(),
+    "dataset_options": {},
+    "learning_rate": None,
+}
+
+
+def halves() -> list[Any]:
+    """After an epoch all weights are halved."""
+    import keras
+
+    class Half(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.set_weights([each / 2 for each in self.model.get_weights()])
+
+    return [Half()]
+
+
+def sets_weights() -> list[Any]:
+    """Likewise; other weights stand there at first, and behind a batch of the first two epochs."""
+    import keras
+
+    class Set(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.other(7)
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if (self.epoch, batch) in ((0, 3), (1, 1)):  # the last one of its epoch, and one inside
+                self.other(batch)
+
+        def other(self, number: int) -> None:
+            shapes = [each.shape for each in self.model.weights]
+            sizes = [int(np.prod(shape)) for shape in shapes]
+            waves = [0.1 * np.cos(number + np.arange(size)) for size in sizes]
+            self.model.set_weights([w.reshape(s) for w, s in zip(waves, shapes, strict=True)])
+
+    return [Set(), *halves()]
+
+
+def trained(communicator: Any, experiments: list[Experiment]) -> list[Any]:
+    """Of each: the weights, and losses after each epoch as a last callback is told."""
+    import keras
+
+    from labkit.feed import read
+    from labkit.session import TrainingSession, restore
+
+    found = []
+    for each in experiments:
+        session = TrainingSession(each, communicator, read(each, communicator))
+        losses: list[float] = []
+        told = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda _, logs, to=losses: to.append(logs.get("val_loss", 0.0))
+        )
+        session.callbacks.append(told)
+        each.strategy.train(session)
+        session.close()
+        found.append((session.model.get_weights(), losses))
+        restore()
+    return found
+
+
+BOTH: dict[str, Any] = {"workers": 2, "optimizer": "adam", "callbacks": sets_weights}
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [
+            BOTH | MLP | {"strategy": TensorParallel()},
+            BOTH | MAP | {"strategy": LocallyConnected()},
+        ],
+        pytest.param(
+            [
+                BOTH | TEXT | {"strategy": TensorParallel(slices=2), "workers": 4},
+                BOTH | IMAGES | {"strategy": LocallyConnected(grid=(1, 2)), "workers": 4},
+                MLP | {"strategy": Pipeline(stages=2, microbatches=3), "callbacks": halves},
+            ],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["two ranks", "replicas"],
+)
+def test_weights_that_callbacks_set_count_as_in_one_process(
+    cluster: Cluster, cases: list[dict[str, Any]]
+) -> None:
+    experiments = [Experiment(**SMALL | case, epochs=3) for case in cases]
+    alone = [each.replace(workers=1, strategy=AllReduce()) for each in experiments]
+    one = cluster.call(trained, alone, ranks=1)[0]
+    for rank in cluster.call(trained, experiments, ranks=experiments[0].workers):
+        for (weights, losses), (expected, right), each in zip(rank, one, experiments, strict=True):
+            for mine, theirs in zip(weights, expected, strict=True):
+                np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-10, err_msg=str(each))
+            np.testing.assert_allclose(losses, right, rtol=1e-10)
+            assert len(losses) == 3
+
+
+def handed_over(communicator: Any, experiments: list[Experiment]) -> list[bool]:
+    """Whether weights that are set, collected or not, come back from the shares."""
+    from labkit.feed import read
+    from labkit.session import TrainingSession, restore
+
+    same = []
+    for each in experiments:
+        session = TrainingSession(each, communicator, read(each, communicator))
+        strategy: Any = each.strategy
+        share, _ = strategy.start(session)
+        random = np.random.default_rng(0)
+        for away in (False, True):
+            if away:
+                share.release()
+            given = [random.standard_normal(v.shape) for v in session.model.weights]
+            session.model.set_weights(given)
+            share.release()
+            share.collect()
+            found = session.model.get_weights()
+            same.append(all(map(np.array_equal, given, found)))
+        session.close()
+        restore()
+    return same
+
+
+def test_weights_that_are_set_reach_the_shares(cluster: Cluster) -> None:
+    cases = [
+        TEXT | {"strategy": TensorParallel(slices=2)},
+        MAP | {"strategy": LocallyConnected(grid=(1, 2))},
+        IMAGES | {"strategy": LocallyConnected()},
+    ]
+    for rank in cluster.call(handed_over, [Experiment(**SMALL | case) for case in cases]):
+        assert rank == [True] * 6
+
+
+def numbers(communicator: Any, experiments: list[Experiment]) -> list[Any]:
+    """Numbers in the whole model at first, after each of two steps, and when they are collected.
+
+    With them the whole model's outputs, and those of the ranks together, before and after.
+    """
+    from labkit.feed import read
+    from labkit.session import TrainingSession, restore
+
+    found = []
+    for each in experiments:
+        session = TrainingSession(each, communicator, read(each, communicator))
+        strategy: Any = each.strategy
+        share, step = strategy.start(session)
+        x, y = next(iter(session.feed.train))[:2]
+
+        def count(session: Any = session) -> int:
+            return sum(v.numpy().size for v in session.model.variables)
+
+        outputs = [(session.model(x).numpy(), share.predict(x).numpy())]
+        counts = [count()]
+        for _ in range(2):
+            step(x, y, None)
+            counts.append(count())
+        share.collect()
+        outputs.append((session.model(x).numpy(), share.predict(x).numpy()))
+        found.append(([*counts, count()], outputs, share.first))
+        session.close()
+        restore()
+    return found
+
+
+def test_the_whole_weights_of_a_grid_are_away_while_it_trains(cluster: Cluster) -> None:
+    strategies = [LocallyConnected(), LocallyConnected(grid=(2, 1))]
+    cases = [MAP | {"strategy": strategies[0]}, IMAGES | {"strategy": strategies[1]}]
+    wholes = [36 * 10 * 3 + 16 * 28 * 2 + 33 * 10, 30 + 56 + (2 * 2 * 2 + 1) * 6 + 70]
+    for rank in cluster.call(numbers, [Experiment(**SMALL | case) for case in cases]):
+        for (counts, outputs, first), whole in zip(rank, wholes, strict=True):
+            assert counts == [whole, 0, 0, whole]
+            if first:
+                assert not np.allclose(outputs[0][0], outputs[1][0])
+                for alone, together in outputs:
+                    np.testing.assert_allclose(together, alone, atol=1e-12)
+
+
+def validated(communicator: Any, experiment: Experiment) -> Any:
+    """Metrics after the last epoch, those of the whole model, and how often it was whole."""
+    import keras
+
+    from labkit.feed import read
+    from labkit.session import TrainingSession, restore
+
+    session = TrainingSession(experiment, communicator, read(experiment, communicator))
+    logs: list[dict[str, float]] = []
+    told = keras.callbacks.LambdaCallback(on_epoch_end=lambda _, found: logs.append(found))
+    session.callbacks.append(told)
+    loop, collected = session.loop, []
+
+    def counting(step: Any, collect: Any, predict: Any = None) -> None:
+        loop(step, lambda: (collected.append(1), collect()), predict)
+
+    session.loop = counting  # type: ignore[method-assign]
+    experiment.strategy.train(session)
+    session.close()
+    found = logs[-1], session.evaluate(), len(collected)
+    restore()
+    return found
+
+
+@pytest.mark.slow
+def test_a_grid_validates_in_tiles_and_is_whole_at_the_end_alone(cluster: Cluster) -> None:
+    experiment = Experiment(**SMALL | MAP | {"strategy": LocallyConnected(grid=(1, 2))}, epochs=2)
+    for logs, metrics, collected in cluster.call(validated, experiment):
+        assert sorted(metrics) == ["accuracy", "loss"]
+        assert {name: logs[f"val_{name}"] for name in metrics} == pytest.approx(metrics, rel=1e-12)
+        assert collected == 1
