@@ -158,7 +158,7 @@ def exchange(
     _check_exchange(workers, schedules, algorithm, network, repeats)
     beside.check(peers, network)
     rows = measure(workers, cases, schedules, algorithm, network, repeats, bucket_bytes)
-    click.echo(_table([_with_spread(row) for row in rows], EXCHANGE | {"recording": "recording"}))
+    click.echo(_table([_with_spread(row) for row in rows], EXCHANGE | OVERLAP))
     for row in rows:
         if "why" in row:
             click.echo(f"{row['case']} {row['what']}: {row['algorithm']}, {row['why']}")
@@ -242,6 +242,7 @@ EXCHANGE = {
     "added": "added ms (least to most)",
     "same_weights": "same weights",
 }
+OVERLAP = {"saved": "ms saved of what an ideal line would", "recording": "recording"}
 
 
 def _with_spread(row: Row) -> Row:
@@ -250,6 +251,9 @@ def _with_spread(row: Row) -> Row:
     if "added_ms" in row:
         least, most = row["added_min_ms"], row["added_max_ms"]
         more["added"] = f"{row['added_ms']:.3g} ({least:.3g} to {most:.3g})"
+    if "saved_ms" in row:
+        least, most, ideal = row["saved_min_ms"], row["saved_max_ms"], row["ideal_saving_ms"]
+        more["saved"] = f"{row['saved_ms']:.3g} ({least:.3g} to {most:.3g}) of {ideal:.3g}"
     if "recording_share" in row:
         more["recording"] = f"{row['recording_share']:.2%} of the step"
     return row | more

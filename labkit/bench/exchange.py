@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.bench.steps import CASES, Model
+from labkit.bench.timing import added, spread
 from labkit.cluster import Cluster
 from labkit.communicator import Communicator
 from labkit.errors import InvalidInput
 from labkit.network import Network
+
+if TYPE_CHECKING:
+    from labkit.exchange import Timeline
 
 WARM, STEPS, TURN = 10, 50, 10
 Row = dict[str, Any]
@@ -46,6 +50,9 @@ def measure(
         One row a case and kind ("local", "raw allreduce", a schedule): median, least and 90th
         percentile of the repeats' medians (ms); for schedules also what they add to the local
         step, by repeat and as the median, and whether all ranks ended with the same weights.
+        Beside "sequential", the others say what they save of its step, and what they would save
+        if a line without delay served the same buckets, ready when they were, in the best order
+        (`labkit.exchange.Overlap`).
     """
     unknown = [name for name in cases if name not in CASES]
     if unknown:
@@ -111,6 +118,10 @@ def _measure(
         "events": {
             kind: _events(exchange, WARM + repeats * STEPS) for kind, exchange in exchanges.items()
         },
+        "delay": {
+            kind: _delay(communicator, exchange.timeline, repeats * STEPS)
+            for kind, exchange in exchanges.items()
+        },
     }
 
 
@@ -138,33 +149,44 @@ def _events(exchange: Any, steps: int) -> dict[str, float]:
     return {"events_per_step": recorded, "seconds_per_event": cost}
 
 
+def _delay(communicator: Communicator, timeline: Timeline, steps: int) -> float:
+    """Seconds by which the last steps stood longer than an ideal line would let them: median."""
+    import pandas as pd
+
+    from labkit.exchange import overlaps, timeline_rows
+
+    events = pd.DataFrame(timeline_rows(communicator.allgather(list(timeline.events))))
+    return float(np.median([one.exposed - one.ideal for one in overlaps(events)[-steps:]]))
+
+
 def _rows(found: dict[str, Any]) -> list[Row]:
-    local = np.array(found["seconds"]["local"])
+    local, sequential = (found["seconds"].get(kind) for kind in ("local", "sequential"))
     rows = []
     for kind, seconds in found["seconds"].items():
-        row: Row = {"what": kind, "bytes": found["nbytes"], **_spread(np.array(seconds))}
+        row: Row = {"what": kind, "bytes": found["nbytes"], **spread(seconds)}
         if kind in found["same"]:
-            added = np.array(seconds) - local
             events = found["events"][kind]
             recording = events["events_per_step"] * events["seconds_per_event"]
-            row |= {
-                "added_ms": 1e3 * float(np.median(added)),
-                "added_min_ms": 1e3 * float(added.min()),
-                "added_max_ms": 1e3 * float(added.max()),
+            row |= added(seconds, local) | {
                 "same_weights": found["same"][kind],
                 "recording_share": recording / float(np.median(seconds)),
                 **events,
                 **found["why"][kind],
             }
+            if sequential and kind != "sequential":
+                row |= _saved(seconds, sequential, found["delay"][kind])
         rows.append(row)
     return rows
 
 
-def _spread(seconds: np.ndarray) -> Row:
+def _saved(seconds: list[float], sequential: list[float], delay: float) -> Row:
+    """What a schedule saves of the sequential step, by repeat, and would save without delay."""
+    saved = 1e3 * (np.array(sequential) - np.array(seconds))
     return {
-        "median_ms": 1e3 * float(np.median(seconds)),
-        "min_ms": 1e3 * float(seconds.min()),
-        "p90_ms": 1e3 * float(np.percentile(seconds, 90)),
+        "saved_ms": float(np.median(saved)),
+        "saved_min_ms": float(saved.min()),
+        "saved_max_ms": float(saved.max()),
+        "ideal_saving_ms": float(np.median(saved)) + 1e3 * delay,
     }
 
 

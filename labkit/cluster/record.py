@@ -7,6 +7,7 @@ from typing import Any
 
 from labkit import store
 from labkit.cluster.calls import Calls
+from labkit.exchange import timeline_rows
 from labkit.experiment import Experiment
 from labkit.measure import summarise
 from labkit.privacy import scrub
@@ -23,7 +24,8 @@ def write(directory: Path, experiment: Experiment, calls: Calls, interrupted: bo
     rows = [row | {"seed": experiment.seed} for part in results for row in part["rows"]]
     rows.sort(key=lambda row: (row["step"], row["rank"]))
     store.write_json(directory / "environment.json", first["environment"])
-    store.write_table(directory / "timeline.parquet", _timeline(results))
+    events = timeline_rows(part["timeline"] for part in results)
+    store.write_table(directory / "timeline.parquet", events)
     looks = [row for part in results for row in part["microscope"]]
     store.write_table(directory / "microscope.parquet", looks)
     layers = [{"rank": k} | row for k, part in enumerate(results) for row in part["layers"]]
@@ -47,14 +49,3 @@ def write_logs(directory: Path, calls: Calls) -> None:
 def _most(memories: list[dict[str, int]]) -> dict[str, int]:
     """The bytes of the rank that needs most, of each kind."""
     return {kind: max(memory[kind] for memory in memories) for kind in memories[0]}
-
-
-def _timeline(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Events of all ranks as rows, from the begin of the first on."""
-    events = [(rank, *event) for rank, part in enumerate(results) for event in part["timeline"]]
-    begin = min((event[4] for event in events), default=0.0)
-    names = ("rank", "kind", "step", "bucket", "start", "stop")
-    return [
-        dict(zip(names, (*event[:4], event[4] - begin, event[5] - begin), strict=True))
-        for event in events
-    ]

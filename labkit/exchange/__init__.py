@@ -2,8 +2,9 @@
 
 from labkit.exchange.compressed import Layer, Seen
 from labkit.exchange.exchange import BUCKET_BYTES, Exchange, NotFinite
+from labkit.exchange.overlap import Overlap, overlaps
 from labkit.exchange.schedules import SCHEDULES
-from labkit.exchange.timeline import Timeline, chrome_trace
+from labkit.exchange.timeline import Timeline, chrome_trace, timeline_rows
 
 __all__ = [
     "BUCKET_BYTES",
@@ -11,7 +12,10 @@ __all__ = [
     "Exchange",
     "Layer",
     "NotFinite",
+    "Overlap",
     "Seen",
     "Timeline",
     "chrome_trace",
+    "overlaps",
+    "timeline_rows",
 ]

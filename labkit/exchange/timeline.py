@@ -36,6 +36,17 @@ class Timeline:
         return [event for event in self.events if event[1] == step]
 
 
+def timeline_rows(timelines: Iterable[Iterable[Event]]) -> list[dict[str, Any]]:
+    """Events of all ranks as rows: rank, kind, step, bucket, start, stop (s), from the first on."""
+    events = [(rank, *event) for rank, own in enumerate(timelines) for event in own]
+    begin = min((event[4] for event in events), default=0.0)
+    names = ("rank", "kind", "step", "bucket", "start", "stop")
+    return [
+        dict(zip(names, (*event[:4], event[4] - begin, event[5] - begin), strict=True))
+        for event in events
+    ]
+
+
 def chrome_trace(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Rows of a run's timeline in the Trace Event Format, which chrome://tracing and Perfetto open.
 

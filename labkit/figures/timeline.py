@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.errors import InvalidInput
+from labkit.exchange.overlap import overlaps
 from labkit.figures import entries as naming
 from labkit.figures.entries import INK, Entry, clock_and_network, safe_text
-from labkit.figures.hidden import rounds, steady, step_seconds, timeline_of
+from labkit.figures.hidden import steady, step_seconds, timeline_of
 from labkit.figures.line import Line
 from labkit.figures.panel import Panel, lanes_axis
 from labkit.figures.speed import refused
@@ -216,7 +217,7 @@ def _without(whole: Interval, taken: list[Interval]) -> list[Interval]:
 def _in_words(entry: Entry, window: _Window | None) -> str:
     if window is None:
         return refused(entry)
-    kept = [each for each in rounds(timeline_of(entry.run)) if each.step in window.steps]
+    kept = [each for each in overlaps(timeline_of(entry.run)) if each.step in window.steps]
     communication, exposed = (
         1e3 * sum(getattr(each, name) for each in kept) / max(len(kept), 1)
         for name in ("communication", "exposed")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-WARM, STEPS = 10, 50  # as in labkit.bench.exchange
+WARM, STEPS, TURN = 10, 50, 10  # as in labkit.bench.exchange
 LIMIT = 120.0  # seconds to wait for another process
 
 Step = Callable[[], Any]
@@ -68,8 +68,12 @@ def measure(meeting: Meeting, steps: dict[str, Step], repeats: int) -> dict[str,
             step()
     seconds: dict[str, list[float]] = {kind: [] for kind in steps}
     for _ in range(repeats):
-        for kind, step in steps.items():
-            seconds[kind].append(_median(meeting, step))
+        own: dict[str, list[float]] = {kind: [] for kind in steps}
+        for _ in range(STEPS // TURN):
+            for kind, step in steps.items():
+                own[kind] += _turn(meeting, step)
+        for kind, told in own.items():
+            seconds[kind].append(float(np.median(meeting.gather(told).max(axis=0))))
     return seconds
 
 
@@ -79,11 +83,11 @@ def same(meeting: Meeting, checksum: float) -> bool:
     return bool(np.isfinite(told).all() and (np.ptp(told) <= 1e-6 * np.abs(told).max()))
 
 
-def _median(meeting: Meeting, step: Step) -> float:
+def _turn(meeting: Meeting, step: Step) -> list[float]:
     own = []
-    for _ in range(STEPS):
+    for _ in range(TURN):
         meeting.meet()
         start = time.perf_counter()
         step()
         own.append(time.perf_counter() - start)
-    return float(np.median(meeting.gather(own).max(axis=0)))
+    return own

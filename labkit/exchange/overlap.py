@@ -1,0 +1,105 @@
+"""What overlap hid of an exchange, and what it could have hidden, from the ranks' timelines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from labkit.exchange.order import by_priority
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """One exchange of all buckets, as the ranks lived through it together.
+
+    Ranks of one host share a clock. A bucket is ready when the last rank has packed it, and its
+    exchange begins when the last rank comes to it: that somebody waits for a slower rank is no
+    communication.
+    """
+
+    step: int
+    ready: list[float]  # s, by bucket
+    seconds: list[float]  # s, by bucket
+    waits: list[tuple[int, float, float]]  # bucket, start, stop; of the rank that waited least
+
+    @property
+    def communication(self) -> float:
+        """Seconds that the buckets took on the line."""
+        return sum(self.seconds)
+
+    @property
+    def exposed(self) -> float:
+        """Seconds for which training stood in a wait; two waits at a time count once."""
+        exposed, left = 0.0, self.waits[0][1]
+        for _, start, stop in self.waits:
+            exposed += max(0.0, stop - max(start, left))
+            left = max(left, stop)
+        return exposed
+
+    @property
+    def ideal(self) -> float:
+        """The exposed seconds, had the same buckets been served in the best order, without delay.
+
+        A line that is never idle while a bucket is ready, first come first served, or the most
+        urgent first, whichever exposes less; the rank computes between its waits what it did.
+        """
+        urgency = [0] * len(self.ready)
+        for place, (bucket, _, _) in enumerate(self.waits):
+            urgency[bucket] = place
+        coming = sorted(range(len(self.ready)), key=lambda bucket: self.ready[bucket])
+        orders = (coming, by_priority(self.ready, self.seconds, urgency))
+        return min(self._exposed(self._finish(order)) for order in orders)
+
+    def _finish(self, order: Iterable[int]) -> list[float]:
+        finish, free = [0.0] * len(self.ready), float("-inf")
+        for bucket in order:
+            free = max(self.ready[bucket], free) + self.seconds[bucket]
+            finish[bucket] = free
+        return finish
+
+    def _exposed(self, finish: list[float]) -> float:
+        now, left, exposed = self.waits[0][1], self.waits[0][1], 0.0
+        for bucket, start, stop in self.waits:
+            now += max(0.0, start - left)  # what was computed since the wait before
+            exposed += max(0.0, finish[bucket] - now)
+            now, left = max(now, finish[bucket]), max(left, stop)
+        return exposed
+
+
+def overlaps(timeline: pandas.DataFrame) -> list[Overlap]:
+    """The exchanges of a timeline, oldest first; those that are not whole are left out.
+
+    Counted from the end, for a long run keeps its last events only. (The step that an event of
+    the communication thread carries is the one in which it ended, which may be the next.)
+
+    Args:
+        timeline: of all ranks, with rank, kind, step, bucket, start, stop (s).
+    """
+    events = timeline[timeline["kind"] != "step"].sort_values("start", kind="stable")
+    back = events.groupby(["rank", "kind", "bucket"]).cumcount(ascending=False)
+    buckets = sorted(events["bucket"].unique())
+    whole = 3 * len(buckets) * events["rank"].nunique()
+    found = [_overlap(part) for _, part in events.groupby(back) if len(part) == whole]
+    return found[::-1]
+
+
+def _overlap(part: pandas.DataFrame) -> Overlap:
+    packs, serves = part[part["kind"] == "pack"], part[part["kind"] == "communicate"]
+    by_bucket = serves.groupby("bucket")
+    waits = part[part["kind"] == "wait"]
+    waited = (waits["stop"] - waits["start"]).groupby(waits["rank"]).sum()
+    own = waits[waits["rank"] == waited.idxmin()]
+    places = {bucket: place for place, bucket in enumerate(sorted(serves["bucket"].unique()))}
+    return Overlap(
+        step=int(packs["step"].max()),
+        ready=packs.groupby("bucket")["stop"].max().tolist(),
+        seconds=(by_bucket["stop"].max() - by_bucket["start"].max()).tolist(),
+        waits=[
+            (places[bucket], start, stop)
+            for bucket, start, stop in zip(own["bucket"], own["start"], own["stop"], strict=True)
+        ],
+    )
