@@ -109,7 +109,7 @@ def test_the_order_changes_once_after_so_many_rounds() -> None:
 
     def serve(bucket: int) -> None:
         served.append(bucket)
-        time.sleep(0.02 if bucket == 1 else 0.0)
+        time.sleep(0.1 if bucket == 1 else 0.0)
 
     service = Service(serve, [0, 1, 2], Timeline())
     service.reorder_after(2, reorder)
@@ -122,7 +122,7 @@ def test_the_order_changes_once_after_so_many_rounds() -> None:
     [(ready, seconds)] = told
     assert ready[2] == 0.0
     assert ready[2] <= ready[1] <= ready[0]  # as they were issued
-    assert seconds[1] > 0.015 > max(seconds[0], seconds[2])
+    assert seconds[1] >= 0.1 > max(seconds[0], seconds[2])
 
 
 def test_the_timeline_has_what_was_served_and_waited_for() -> None:
