@@ -4,12 +4,14 @@ from labkit.communicator.algorithms import ALGORITHMS, check_algorithm, refuse_u
 from labkit.communicator.board import Mismatch, RankFailed, WaitTooLong
 from labkit.communicator.computing import computing
 from labkit.communicator.mpi import Communicator
+from labkit.communicator.shared_memory import Aside
 from labkit.communicator.traffic import Traffic
 from labkit.communicator.window import Window
 from labkit.communicator.world import alone, world
 
 __all__ = [
     "ALGORITHMS",
+    "Aside",
     "Communicator",
     "Mismatch",
     "RankFailed",

@@ -18,7 +18,7 @@ from labkit.communicator.library import library_allreduce
 from labkit.communicator.patience import Patience
 from labkit.communicator.payloads import Payloads
 from labkit.communicator.plans import Plans
-from labkit.communicator.shared_memory import Piece, SharedMemory
+from labkit.communicator.shared_memory import Aside, SharedMemory
 from labkit.communicator.traffic import Traffic
 from labkit.communicator.variable import Courier
 from labkit.communicator.window import Window
@@ -118,7 +118,7 @@ class Communicator:
         algorithm: str,
         what: str,
         weight: float | None = None,
-        pieces: Sequence[Piece] | None = None,
+        aside: Aside | None = None,
     ) -> None:
         check_algorithm(algorithm)
         if self.size == 1:
@@ -136,7 +136,7 @@ class Communicator:
                 library_allreduce(self._comm, flat, self.traffic)
             elif algorithm == "shared_memory":
                 self.patience.begin()
-                self.traffic.wait_seconds += self._shared_memory().allreduce(flat, weight, pieces)
+                self.traffic.wait_seconds += self._shared_memory().allreduce(flat, weight, aside)
             else:
                 self._executor.run(steps, flat, tag)
 
@@ -160,7 +160,7 @@ class Communicator:
         algorithm: str = "mpi",
         what: str = "the mean",
         total: float | None = None,
-        pieces: Sequence[Piece] | None = None,
+        aside: Aside | None = None,
     ) -> None:
         r"""Replace the ranks' buffers by their mean \(b_r \leftarrow \sum_s w_s b_s / \sum_s w_s\).
 
@@ -170,10 +170,10 @@ class Communicator:
             buffer, algorithm, what: as for `allreduce`.
             weight: of this rank, 0 or more; where all are 0 the mean is 0.
             total: the sum of the weights, where it is known already.
-            pieces: see `SharedMemory.allreduce`; only for "shared_memory".
+            aside: what of them lies elsewhere; only for "shared_memory".
         """
         if algorithm == "shared_memory" and self.size > 1:
-            self._allreduce(buffer, algorithm, what, weight, pieces)
+            self._allreduce(buffer, algorithm, what, weight, aside)
             return
         if total is None:
             total = self.total(weight, what)
@@ -228,11 +228,11 @@ class Communicator:
         self._gather_here([self._comm.Iallreduce(MPI.IN_PLACE, total, MPI.SUM)])
         return float(total[0])
 
-    def allocate(self, length: int, dtype: Any = np.float32) -> np.ndarray:
+    def allocate(self, length: int, dtype: Any = np.float32, common: bool = False) -> np.ndarray:
         """A buffer aligned to cache lines, zero at first (collective).
 
         Where all ranks are on one host it lies in shared memory, where "shared_memory" reduces it
-        without copies.
+        without copies. Common: one for all ranks, as `Aside` wants it.
         """
         if not self.on_one_host:
             whole = np.zeros(length * np.dtype(dtype).itemsize + 64, np.uint8)
@@ -240,7 +240,7 @@ class Communicator:
             return whole[offset : len(whole) - 64 + offset].view(dtype)
         self.meet("the allocation of shared memory")
         nbytes = length * np.dtype(dtype).itemsize
-        return self._shared_memory().allocate(nbytes).view(dtype)
+        return self._shared_memory().allocate(nbytes, common).view(dtype)
 
     def broadcast(self, buffer: np.ndarray, root: int = 0, what: str = "broadcast") -> None:
         """Copy the root's buffer into everyone's, in place."""

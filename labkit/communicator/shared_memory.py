@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,12 +16,26 @@ BLOCK = 1 << 18  # bytes that stay in a core's cache between adding and writing
 LINE = 64  # bytes of a cache line: no two ranks write to the same
 
 
+class Aside(NamedTuple):
+    """What of a sum lies elsewhere than in the ranks' buffers, which spares copies.
+
+    Attributes:
+        pieces: (offset, values) that make up `own_part` of the buffer and need not be copied into
+            it; None: they are there.
+        into: the same elements of a memory from `allocate(common=True)`, where the sum is written
+            once for all ranks, until they come to the next call; None: into every buffer.
+    """
+
+    pieces: Sequence[Piece] | None = None
+    into: np.ndarray | None = None
+
+
 class SharedMemory:
     """Buffers and flags that all ranks of a host see.
 
     Rank r adds up part r of all buffers, in order of rank, and writes the sum into each of them:
-    p-1 reads and p writes of n/p bytes, no message. Between the phases ranks wait for each other's
-    flags.
+    p-1 reads and p writes of n/p bytes, no message; or one write, where all read one memory.
+    Between the phases ranks wait for each other's flags.
 
     Args:
         comm: an mpi4py communicator of ranks on one host.
@@ -36,21 +50,30 @@ class SharedMemory:
         self._weights = [view[8:16].view(np.float64) for view in views]
         self._phase, self._waited = 0, 0.0
         self._buffers: list[tuple[Any, list[np.ndarray]]] = []
+        self._commons: list[Any] = []
         self._staging: list[np.ndarray] | None = None
         self._known: dict[tuple[int, int, str], list[np.ndarray]] = {}  # views by address
 
-    def allocate(self, nbytes: int) -> np.ndarray:
-        """This rank's buffer of so many bytes, which the others can read and write (collective)."""
-        window, views = _shared(self._comm, nbytes)
-        self._buffers.append((window, views))
-        own: np.ndarray = views[self._comm.rank]
+    def allocate(self, nbytes: int, common: bool = False) -> np.ndarray:
+        """This rank's buffer of so many bytes, which the others can read and write (collective).
+
+        Args:
+            nbytes: of the buffer.
+            common: one memory for all ranks instead.
+        """
+        window, views = _shared(self._comm, nbytes, common)
+        if common:
+            self._commons.append(window)
+        else:
+            self._buffers.append((window, views))
+        own: np.ndarray = views[0 if common else self._comm.rank]
         return own
 
     def allreduce(
         self,
         buffer: np.ndarray,
         weight: float | None = None,
-        pieces: Sequence[Piece] | None = None,
+        aside: Aside | None = None,
     ) -> float:
         """Sum the ranks' flat buffers of one length, in place.
 
@@ -59,8 +82,7 @@ class SharedMemory:
         Args:
             buffer: this rank's values.
             weight: of this rank, for the weighted mean instead of the sum.
-            pieces: (offset, values) that make up `own_part` of the buffer, so that they need not be
-                copied into it; only for a buffer from `allocate`.
+            aside: what of it lies elsewhere; only for a buffer from `allocate`.
 
         Returns:
             Seconds spent waiting for other ranks.
@@ -68,7 +90,7 @@ class SharedMemory:
         self._waited = 0.0
         views = self._views_of(buffer)
         if views is not None:
-            self._reduce(views, weight, pieces)
+            self._reduce(views, weight, aside or Aside())
             return self._waited
         if self._staging is None or self._staging[0].nbytes < buffer.nbytes:
             self.allocate(buffer.nbytes)
@@ -76,7 +98,7 @@ class SharedMemory:
         views = [view[: buffer.nbytes].view(buffer.dtype) for view in self._staging]
         staged = views[self._comm.rank]
         staged[...] = buffer
-        self._reduce(views, weight, None)
+        self._reduce(views, weight, Aside())
         buffer[...] = staged  # nobody writes here before this rank comes to the next call
         return self._waited
 
@@ -85,8 +107,10 @@ class SharedMemory:
         self._known.clear()
         self._flags.clear()
         self._weights.clear()
-        for window, views in [*self._buffers, (self._window, [])]:
+        for window, views in self._buffers:
             views.clear()
+            window.Free()
+        for window in [*self._commons, self._window]:
             window.Free()
 
     def own_part(self, length: int) -> slice:
@@ -94,12 +118,7 @@ class SharedMemory:
         edges = boundaries(length, self._comm.size)
         return slice(int(edges[self._comm.rank]), int(edges[self._comm.rank + 1]))
 
-    def _reduce(
-        self,
-        buffers: list[np.ndarray],
-        weight: float | None,
-        pieces: Sequence[Piece] | None,
-    ) -> None:
+    def _reduce(self, buffers: list[np.ndarray], weight: float | None, aside: Aside) -> None:
         if weight is not None:
             self._weights[self._comm.rank][0] = weight
         self._meet()
@@ -107,34 +126,45 @@ class SharedMemory:
         if weight is not None:
             weights = [float(each[0]) for each in self._weights]
             shares = [each / (sum(weights) or 1.0) for each in weights]
+        pieces = aside.pieces
         if pieces is None:
             part = self.own_part(len(buffers[0]))
             pieces = [(part.start, buffers[self._comm.rank][part])]
         for start, own in pieces:
-            self._add([each[start : start + len(own)] for each in buffers], own, shares)
+            piece = slice(start, start + len(own))
+            into = None if aside.into is None else aside.into[piece]
+            self._add([each[piece] for each in buffers], own, shares, into)
         self._meet()
 
-    def _add(self, parts: list[np.ndarray], own: np.ndarray, shares: list[float] | None) -> None:
-        """Every part becomes the sum in order of rank, or the weighted one, block by block: what
-        is added is still in the cache when it is written.
+    def _add(
+        self,
+        parts: list[np.ndarray],
+        own: np.ndarray,
+        shares: list[float] | None,
+        into: np.ndarray | None,
+    ) -> None:
+        """Add up in order of rank, or weighted, block by block: what is added is still in the cache
+        when it is written.
 
         Args:
             parts: the ranks' memory of the same elements.
             own: the values of this rank, there or elsewhere.
             shares: of the ranks.
+            into: the place of the sum; None: every part.
         """
+        rank, places = self._comm.rank, parts if into is None else [into]
         # Of own values that are elsewhere, nobody reads the place before it is written.
-        target = 0 if np.may_share_memory(own, parts[self._comm.rank]) else self._comm.rank
+        first = 0 if into is not None or np.may_share_memory(own, parts[rank]) else rank
         step = BLOCK // own.itemsize
         for start in range(0, len(own), step):
-            blocks = [part[start : start + step] for part in parts]
-            values, rank = list(blocks), self._comm.rank
-            values[rank] = own[start : start + step]
-            total = blocks[target]
+            block = slice(start, start + step)
+            values = [part[block] for part in parts]
+            values[rank] = own[block]
+            total = places[first][block]
             _sum(values, shares, total)
-            for block in blocks:
-                if block is not total:
-                    block[...] = total
+            for number, place in enumerate(places):
+                if number != first:
+                    place[block] = total
 
     def _views_of(self, buffer: np.ndarray) -> list[np.ndarray] | None:
         """The same elements in every rank's memory, when the buffer lies in an allocated one."""
@@ -178,19 +208,23 @@ def _sum(values: list[np.ndarray], shares: list[float] | None, total: np.ndarray
         np.multiply(total, total.dtype.type(shares[0]), out=total)
 
 
-def _shared(comm: Any, nbytes: int) -> tuple[Any, list[np.ndarray]]:
-    """A window with so many bytes of each rank, aligned to cache lines; views on all of them."""
+def _shared(comm: Any, nbytes: int, common: bool = False) -> tuple[Any, list[np.ndarray]]:
+    """A window with so many bytes of each rank, aligned to cache lines; views on all of them.
+
+    Common: of rank 0 alone.
+    """
     from mpi4py import MPI
 
     size = -(-nbytes // LINE) * LINE + LINE
-    window = MPI.Win.Allocate_shared(size, 1, comm=comm)
+    window = MPI.Win.Allocate_shared(0 if common and comm.rank else size, 1, comm=comm)
     views = []
-    for rank in range(comm.size):
+    for rank in range(1 if common else comm.size):
         memory: Any = window.Shared_query(rank)[0]
         whole = np.ndarray(size, np.uint8, memory)
         offset = -whole.ctypes.data % LINE
         views.append(whole[offset : offset + nbytes])
     window.Lock_all()
-    views[comm.rank][...] = 0
+    if comm.rank < len(views):
+        views[comm.rank][...] = 0
     comm.Barrier()
     return window, views

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from labkit.communicator import Communicator
+from labkit.communicator import Aside, Communicator
 from labkit.compression import Compressor, parse
 from labkit.errors import InvalidInput, LabkitError
 from labkit.exchange.agreement import agree
-from labkit.exchange.bucket import Bucket, holders, pack, places
+from labkit.exchange.bucket import Bucket, holders, pack
 from labkit.exchange.choice import Choice, choose
 from labkit.exchange.compressed import CompressedMean, Layer, Seen
+from labkit.exchange.memory import Memory
 from labkit.exchange.order import by_priority
 from labkit.exchange.packing import Packing, Piece
 from labkit.exchange.schedules import SCHEDULES
@@ -40,7 +41,7 @@ class Exchange:
     also where ranks hold unequal parts of it, or none. Without rows every rank counts the same.
 
     Gradients are copied once, into buckets that stay where they are (in shared memory where all
-    ranks are on one host); the means are read there, without a copy.
+    ranks are on one host); the means are read there, without a copy, until the next step.
 
     Args:
         communicator: the ranks that take part.
@@ -94,8 +95,7 @@ class Exchange:
         self._scaled = False
         self._packings: list[Packing] = []
         self._pieces: dict[int, list[Piece] | None] = {}
-        self._arenas: dict[str, np.ndarray] = {}
-        self._means: list[np.ndarray] = []  # of each variable: a piece of its arena
+        self._memory = Memory(communicator, [], [], [], common=False)
         self.service = Service(self._serve, [], self.timeline, self._attend)
         self._left = time.perf_counter()  # the last exchange
         self._attend(schedule in AFTER)
@@ -174,7 +174,7 @@ class Exchange:
                 self._serve(number)
                 self.timeline.add("communicate", number, start)
                 self.timeline.add("wait", number, start)
-            return self._means
+            return self._memory.means
 
         means = tf.numpy_function(exchange, [rows, *gradients], [g.dtype for g in gradients])
         return _shaped(means, gradients)
@@ -208,7 +208,7 @@ class Exchange:
             def fetch(numbers: tuple[int, ...] = tuple(own), variable: int = variable) -> Any:
                 for number in numbers:
                     self.service.wait(number)
-                return self._means[variable]
+                return self._memory.means[variable]
 
             _, shape, _ = self._signature[variable]
             with tf.control_dependencies(before):
@@ -247,33 +247,25 @@ class Exchange:
         agree(self.communicator, signature)
         self._signature = signature
         lengths = [int(np.prod(shape)) for _, shape, _ in signature]
-        dtypes = [g.dtype.as_numpy_dtype for g in gradients]
-        names_of_types = [np.dtype(dtype).name for dtype in dtypes]
-        sizes_of_types = [np.dtype(dtype).itemsize for dtype in dtypes]
+        dtypes = [np.dtype(g.dtype.as_numpy_dtype) for g in gradients]
         self.buckets = pack(
             lengths,
-            names_of_types,
-            sizes_of_types,
+            [dtype.name for dtype in dtypes],
+            [dtype.itemsize for dtype in dtypes],
             sum(lengths) * 8 + 1 if self.schedule in AFTER else self.bucket_bytes,
             cut=self.schedule not in AFTER and not (self.compressor and self.compressor.by_layer),
             groups=groups,
         )
         self._types = [g.dtype for g in gradients]
+        self._weights = {}
         self.service = Service(self._serve, range(len(self.buckets)), self.timeline, self._attend)
-        self._arenas, self._weights = {}, {}
-        for bucket in self.buckets:  # the first bucket of a dtype ends where its arena does
-            if bucket.dtype not in self._arenas:
-                kind = next(d for d in dtypes if np.dtype(d).name == bucket.dtype)
-                self._arenas[bucket.dtype] = self.communicator.allocate(bucket.stop, kind)
-        starts = places(lengths, names_of_types, sizes_of_types)
-        self._means = [
-            self._arenas[kind][start : start + length]
-            for start, length, kind in zip(starts, lengths, names_of_types, strict=True)
-        ]
         largest = max(bucket.nbytes for bucket in self.buckets)
         self.choice = choose(self.communicator, self.algorithm, largest, self.compressor is None)
+        common = self.choice.algorithm == "shared_memory" and self.compressed is None
+        self._memory = Memory(self.communicator, lengths, dtypes, self.buckets, common)
         self._packings = [
-            Packing(bucket, self._memory(bucket), self._stays(bucket)) for bucket in self.buckets
+            Packing(bucket, self._memory.gradients(bucket), self._stays(bucket))
+            for bucket in self.buckets
         ]
 
     def by_priority(self, ready: list[float], seconds: list[float]) -> list[int]:
@@ -295,9 +287,6 @@ class Exchange:
         """While the training step stands still, waits may take its core."""
         self.communicator.patience.polite = not standing
 
-    def _memory(self, bucket: Bucket) -> np.ndarray:
-        return self._arenas[bucket.dtype][bucket.start : bucket.stop]
-
     def _stays(self, bucket: Bucket) -> slice:
         """What this rank adds up itself of a bucket, if it need not be copied for that."""
         in_place = self.schedule in AFTER and self.choice.algorithm == "shared_memory"
@@ -315,12 +304,12 @@ class Exchange:
         if number == self.service.order[0] and self.choice.algorithm != "shared_memory":
             self._total = self.communicator.total(self._weights[number], what)  # of all buckets
         self.communicator.mean(
-            self._memory(bucket),
+            self._memory.gradients(bucket),
             self._weights[number],
             self.choice.algorithm,
             what,
             self._total,
-            self._pieces.pop(number, None),
+            Aside(self._pieces.pop(number, None), self._memory.into(bucket)),
         )
         self._left = time.perf_counter()
 
@@ -366,7 +355,7 @@ class Exchange:
             whole = slot.length == int(np.prod(shape))
             start, stop = stop, stop + slot.length
             layers.append(Layer(name, start, stop, shape if whole else (slot.length,)))
-            pieces.append(self._arenas[bucket.dtype][slot.offset : slot.offset + slot.length])
+            pieces.append(self._memory.piece(bucket, slot))
         return pieces, layers
 
 

@@ -31,6 +31,10 @@ OWN = [
         algorithm="shared_memory",
         why="measured for 4.8 MB on 2 ranks: shared_memory 0.5 ms, mpi 0.9 ms",
         schedule="overlap",
+        saved_ms=60.25,
+        saved_min_ms=59.5,
+        saved_max_ms=61.5,
+        ideal_saving_ms=71.5,
     ),
 ]
 PEER = [row("ddp local", version="PyTorch 9"), row("ddp", **ADDED, version="PyTorch 9")]
@@ -65,7 +69,14 @@ def test_the_table_has_median_spread_and_the_share_of_recording(asked: list[Any]
     for title in ("case", "what", "median ms", "least", "p90", "added ms", "same weights"):
         assert title in head
     overlap = next(line for line in lines if "overlap" in line)
-    for cell in ("8.25", "9.5", "2.5 (2.25 to 3.5)", "yes", "0.12% of the step"):
+    for cell in (
+        "8.25",
+        "9.5",
+        "2.5 (2.25 to 3.5)",
+        "60.2 (59.5 to 61.5) of 71.5",
+        "yes",
+        "0.12% of the step",
+    ):
         assert cell in overlap
     assert "cnn overlap: shared_memory, measured for 4.8 MB on 2 ranks" in done.output
 

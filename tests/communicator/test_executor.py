@@ -108,3 +108,28 @@ def test_a_buffer_in_shared_memory_is_reduced_where_it_is(cluster):
         return float(buffer[0]), float(buffer[1]), float(buffer[-1]), address % 64
 
     assert cluster.call(reduce) == [(rank + 1.0, 10.0, 10.0, 0) for rank in range(4)]
+
+
+def test_a_mean_is_written_once_for_all_ranks(cluster):
+    def mean(communicator):
+        from labkit.communicator import Aside
+
+        own = communicator.allocate(1001, np.float64)
+        common = communicator.allocate(1001, np.float64, common=True)
+        own[...] = communicator.rank + 1
+        weight = [0.0, 1.0, 1.0, 2.0][communicator.rank]
+        communicator.mean(own[1:], weight, "shared_memory", aside=Aside(into=common[1:]))
+        seen = [float(common[0]), float(common[1]), float(common[-1])]
+        communicator.meet()
+        part = communicator.own_part(1001)
+        elsewhere = np.full(part.stop - part.start, 10.0)
+        aside = Aside([(part.start, elsewhere)], common)
+        communicator.mean(own, 1.0, "shared_memory", aside=aside)
+        middle = float(common[500])  # a part of rank 1's, or of rank 2's
+        return seen, middle, float(own.min()), float(own.max()), common.ctypes.data % 64
+
+    whole = (0 * 1 + 1 * 2 + 1 * 3 + 2 * 4) / 4
+    found = cluster.call(mean)
+    assert [each[0] for each in found] == [[0.0, whole, whole]] * 4
+    assert {each[1] for each in found} in ({(1 + 10 + 3 + 4) / 4}, {(1 + 2 + 10 + 4) / 4})
+    assert [each[2:] for each in found] == [(rank + 1.0, rank + 1.0, 0) for rank in range(4)]
