@@ -53,6 +53,7 @@ def test_the_parameters_of_collectives_mean_what_they_mean_in_an_experiment() ->
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_collectives_measures_what_it_predicts(tmp_path: Path) -> None:
     given = {"sizes": [65536, 16777216], "repeats": 5, "ranks_drawn": 3, "ranks_simulated": 5}
     job = execute(NOTEBOOKS / "collectives.ipynb", given | {"algorithm": "butterfly"}, tmp_path)
