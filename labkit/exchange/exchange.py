@@ -167,6 +167,7 @@ class Exchange:
         import tensorflow as tf
 
         def exchange(count: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
+            self._attend(True)  # another exchange of this rank may have said otherwise
             for number, bucket in enumerate(self.buckets):
                 self._pack(number, [arrays[slot.variable] for slot in bucket.slots], count)
             for number in range(len(self.buckets)):

@@ -170,3 +170,28 @@ def test_one_rank_alone_has_its_own_gradients(cluster: Cluster) -> None:
         return Exchange(communicator).mean([gradient, None], tf.constant(3)) == [gradient, None]
 
     assert cluster.call(mean, ranks=1) == [True]
+
+
+def test_a_step_that_stands_still_does_not_nap_because_another_exchange_overlaps(
+    cluster: Cluster,
+) -> None:
+    def waits(communicator: Any) -> list[bool]:
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange
+
+        still, busy = Exchange(communicator), Exchange(communicator, schedule="overlap")
+        seen = []
+        mean = communicator.mean
+
+        def watched(*arguments: Any) -> None:
+            seen.append(communicator.patience.polite)
+            mean(*arguments)
+
+        communicator.mean = watched
+        gradient = tf.constant([1.0, 2.0])
+        for exchange in (still, busy, still):
+            exchange.mean([gradient])
+        return seen[::2]
+
+    assert cluster.call(waits) == [[False, False]] * 4
