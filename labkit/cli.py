@@ -211,7 +211,8 @@ def lab(arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "jupyterlab"]
     # A kernel works in its notebook's folder; runs and data stay where `labkit run` has them.
     os.environ.setdefault("LABKIT_RUNS", str(Path("runs").resolve()))
-    os.environ.setdefault("LABKIT_DATA", str(Path("data").resolve()))
+    if Path("data").is_dir():
+        os.environ.setdefault("LABKIT_DATA", str(Path("data").resolve()))
     if Path("notebooks").is_dir():
         command.append("--LabApp.default_url=/lab/tree/notebooks")
     if os.name == "posix" and os.geteuid() == 0:

@@ -386,6 +386,23 @@ def test_a_missing_file_is_fetched_once_into_data(
     assert kept == ["input.txt"]  # and no half of a download beside it
 
 
+def test_a_file_is_fetched_into_the_named_folder_where_that_can_be_written(
+    tmp_path: Path,
+    fake: Callable[[str], DataFile],
+    publisher: tuple[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A notebook in JupyterLab works beside its file, and names the data folder of the lab."""
+    address, folder = publisher
+    (folder / "input.txt").write_bytes(TEXT)
+    fake(address)
+    (tmp_path / "shelf").mkdir()
+    monkeypatch.setenv("LABKIT_DATA", str(tmp_path / "shelf"))
+    datasets.ensure("shakespeare")
+    assert (tmp_path / "shelf" / "tinyshakespeare" / "input.txt").read_bytes() == TEXT
+    assert not (tmp_path / "data").exists()
+
+
 def test_processes_that_fetch_at_once_all_find_the_whole_file(
     tmp_path: Path, fake: Callable[[str], DataFile], publisher: tuple[str, Path]
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,27 @@ def test_collectives_measures_what_it_predicts(tmp_path: Path) -> None:
     assert "18 of 18 rows equal the formula" in readings[0]
     assert "master_worker takes" in readings[-1]
     assert "wrong results" not in "".join(readings)
+
+
+@pytest.mark.slow
+def test_data_parallel_runs_from_the_command_line_as_readme_says(tmp_path: Path) -> None:
+    given = ["-p", "workers", "2", "-p", "epochs", "3", "-p", "scaling", "weak"]
+    labkit = Path(sys.executable).with_name("labkit")
+    command = [labkit, "run", NOTEBOOKS / "data_parallel.ipynb", *given]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert "result: runs/data_parallel/001_" in done.stdout
+    one, two = load_runs(tmp_path / "runs")
+    assert [run.metrics["equivalence"]["verdict"] for run in (one, two)] == [
+        "not applicable",
+        "passed",
+    ]
+    for run, workers in ((one, 1), (two, 2)):
+        kept = json.loads((run.path / "metrics.json").read_text())
+        assert kept["test_accuracy"] > 0.7
+        assert kept["samples_per_second"] > 0
+        steps = 3 * -(-1437 // (128 * workers))  # a row a step and rank
+        assert len(run.history) == workers * steps
 
 
 def test_the_parameters_of_scheduling_mean_what_they_mean_in_an_experiment() -> None:
@@ -215,12 +238,12 @@ def test_compare_shows_any_set_of_runs_and_says_what_to_do_without(tmp_path: Pat
 def test_the_parameters_of_pipeline_mean_what_they_mean_in_an_experiment() -> None:
     parameters = declared(NOTEBOOKS / "pipeline.ipynb")
     shared = {name: p.default for name, p in parameters.items() if name in Experiment.model_fields}
-    assert {"network", "model_options", "batch_size", "steps", "seed"} <= set(shared)
+    assert {"workers", "network", "model_options", "batch_size", "steps"} <= set(shared)
     own = {name: parameters[name].default for name in ("partition", "recompute")}
     for schedule in parameters["schedules"].default:
         for count in parameters["microbatches"].default:
             strategy = Pipeline(schedule=schedule, microbatches=count, **own)
-            Experiment(**shared, workers=parameters["stages"].default, strategy=strategy)
+            Experiment(**shared, strategy=strategy)
     assert all(parameter.help for parameter in parameters.values())
 
 
@@ -231,6 +254,7 @@ def test_pipeline_sets_the_measured_beside_the_predicted(tmp_path: Path) -> None
     job = execute(NOTEBOOKS / "pipeline.ipynb", given, tmp_path)
     assert job.state == "failed"  # refused with a sentence: groups of one micro-batch a rank
     assert "interleaved moves micro-batches in groups of 2" in str(job.cause)
+    assert not load_runs(job.path)  # before any rank has started
     job = execute(NOTEBOOKS / "pipeline.ipynb", given | {"schedules": ["1f1b", "gpipe"]}, tmp_path)
     assert job.state == "completed", job.cause
     found = outputs(job.path)

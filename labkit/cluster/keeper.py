@@ -27,6 +27,7 @@ from labkit.errors import LabkitError
 LOOK_EVERY = 0.5  # seconds
 BEAT = 0.5  # seconds between two heartbeats: an engine is registered with its second
 GIVEN_UP = 30.0  # seconds without a heartbeat after which an engine counts as gone
+TRIES = 5  # to start: ports that were free when they were chosen may be taken a moment later
 
 
 class Controller(LocalControllerLauncher):
@@ -34,6 +35,12 @@ class Controller(LocalControllerLauncher):
 
     # Lists, as the traits that they stand for.
     controller_cmd = [sys.executable, "-m", "labkit.cluster.engine", "controller"]  # noqa: RUF012
+    last_words = ""  # of the last one that has ended
+
+    def get_output(self, remove: bool = False) -> str:
+        """What it said; asked when it ends, and then gone."""
+        Controller.last_words = str(super().get_output(remove))
+        return Controller.last_words
 
 
 class Engines(MPIEngineSetLauncher):
@@ -42,6 +49,10 @@ class Engines(MPIEngineSetLauncher):
     mpi_cmd = mpi.mpiexec()
     engine_cmd = [sys.executable, "-m", "labkit.cluster.engine", "engine"]  # noqa: RUF012
     engine_args = ["--IPEngine.enable_nanny=False"]  # noqa: RUF012 - the keeper watches
+
+
+class _PortTaken(LabkitError):
+    """Another program has taken a port that the controller had chosen."""
 
 
 class Keeper:
@@ -62,6 +73,17 @@ class Keeper:
         """Start controller and engines; write cluster.json when all engines have registered."""
         os.environ.update(mpi.environment(self.threads))
         os.environ["LABKIT_KEEPER"] = str(self.folder / "keeper.lock")
+        for left in reversed(range(TRIES)):
+            try:
+                self._start()
+                break
+            except Exception:
+                if not self._port_taken() or not left:
+                    raise
+                self.stop()
+
+    def _start(self) -> None:
+        Controller.last_words = ""
         self.cluster = ipp.Cluster(
             n=self.workers,
             controller=Controller,
@@ -83,7 +105,11 @@ class Keeper:
         while len(client.ids) < self.workers:
             if self.engines_ended():
                 raise LabkitError(f"mpiexec ended: {self._said()}")
+            if self._port_taken():
+                raise _PortTaken("a port of the controller is taken")
             time.sleep(0.05)
+        if self._port_taken():  # by a part that registers nobody: calls would never come back
+            raise _PortTaken("a port of the controller is taken")
         # Asked once, while the engines are idle: who attaches later may find them at work.
         ranks = client[:].apply_sync(_world_rank)
         self.engines = [engine for _, engine in sorted(zip(ranks, client.ids, strict=True))]
@@ -105,6 +131,12 @@ class Keeper:
     def engines_ended(self) -> bool:
         """Whether mpiexec is gone."""
         return self.cluster.engine_set is None or self.cluster.engine_set.poll() is not None
+
+    def _port_taken(self) -> bool:
+        """Whether the controller, or a part of it, has found its port taken."""
+        log = Path(getattr(self.cluster.controller, "output_file", None) or "none")
+        said = log.read_text(errors="replace") if log.exists() else ""
+        return "Address already in use" in said + Controller.last_words
 
     def _said(self) -> str:
         lines = self.cluster.engine_set.get_output().splitlines()

@@ -74,11 +74,13 @@ def leases(folder: Path) -> list[int]:
 
 
 class _Ticker:
-    """Says what is going on while nothing else does: to a person, not into a file."""
+    """Says what is going on while nothing else does: in a terminal by the second."""
 
     def __init__(self, what: str) -> None:
         self.what, self.begin = what, time.monotonic()
         self.visible = sys.stderr.isatty()
+        if not self.visible:
+            print(what, end=" … ", file=sys.stderr, flush=True)
 
     def tick(self) -> None:
         if self.visible:
@@ -87,8 +89,8 @@ class _Ticker:
 
     def done(self) -> None:
         seconds = time.monotonic() - self.begin
-        lead = "\r" if self.visible else ""
-        print(f"{lead}{self.what}: ready after {seconds:.1f} s", file=sys.stderr, flush=True)
+        lead = f"\r{self.what} … " if self.visible else ""
+        print(f"{lead}ready after {seconds:.1f} s", file=sys.stderr, flush=True)
 
 
 def _last_line(path: Path) -> str:

@@ -103,9 +103,9 @@ class Communicator:
         """
         self._allreduce(buffer, algorithm, what)
 
-    def pace(self) -> None:
-        """Hand each message of a schedule over only when the links on its way are free."""
-        self._executor.paced = True
+    def pace(self, paced: bool = True) -> None:
+        """Hand each message of a schedule over only when the links on its way are free, or not."""
+        self._executor.paced = paced
 
     @property
     def on_one_host(self) -> bool:

@@ -61,14 +61,15 @@ def verify(path: Path, expected: str) -> None:
 
 
 def fetch(file: DataFile) -> Path:
-    """Download the file into `data/` and return its path.
+    """Download the file into the first data folder that can be written, and return its path.
 
     Several processes may fetch at once: each writes a file of its own and renames it when the
     checksum has matched. Raises LabkitError without a network, naming folder, file and address.
     """
     import pooch
 
-    folder = Path("data") / file.folder
+    writable = [folder for folder in search_folders() if os.access(folder, os.W_OK)]
+    folder = [*writable, Path("data")][0] / file.folder
     try:
         return Path(pooch.retrieve(file.url, f"sha256:{file.sha256}", file.name, folder))
     except OSError as error:

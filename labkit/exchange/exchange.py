@@ -99,8 +99,7 @@ class Exchange:
         self.service = Service(self._serve, [], self.timeline, self._attend)
         self._left = time.perf_counter()  # the last exchange
         self._attend(schedule in AFTER)
-        if schedule == "staggered":
-            communicator.pace()
+        communicator.pace(schedule == "staggered")
 
     def mean(
         self,
@@ -167,7 +166,8 @@ class Exchange:
         import tensorflow as tf
 
         def exchange(count: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
-            self._attend(True)  # another exchange of this rank may have said otherwise
+            self._attend(True)  # another exchange of these ranks may have said otherwise
+            self.communicator.pace(self.schedule == "staggered")
             for number, bucket in enumerate(self.buckets):
                 self._pack(number, [arrays[slot.variable] for slot in bucket.slots], count)
             for number in range(len(self.buckets)):

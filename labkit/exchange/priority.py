@@ -20,9 +20,10 @@ class PriorityTraining(keras.callbacks.Callback):
         step k     ... backward: gradients are issued, last layer first
         step k+1   layer 1: wait for its mean, update, forward; layer 2: wait, update, forward; ...
 
-    Each layer is updated right before it is used again, so the result is that of the ordinary
-    step. What is left is applied at the end of an epoch, before validation. Large gradients are
-    cut, and the communication thread serves front layers before what else is ready.
+    Each layer is updated right before it is used again, at the rate of its own step, so the result
+    is that of the ordinary step. What is left is applied at the end of an epoch, before validation.
+    Large gradients are cut, and the communication thread serves front layers before what else is
+    ready.
 
     Args:
         model: a `keras.Sequential`; each layer has an optimizer of its own, of the same kind.
@@ -44,6 +45,8 @@ class PriorityTraining(keras.callbacks.Callback):
         for own, variables in zip(self._optimizers, self._variables, strict=True):
             own.build(variables)
         self._pending = tf.Variable(False, trainable=False)
+        # Of the step that is pending.
+        self._rate = tf.Variable(keras.ops.copy(model.optimizer.learning_rate), trainable=False)
         flat = [variable for variables in self._variables for variable in variables]
         layers = [n for n, variables in enumerate(self._variables) for _ in variables]
         exchange.prepare([v.value for v in flat], [v.path for v in flat], layers)
@@ -75,12 +78,20 @@ class PriorityTraining(keras.callbacks.Callback):
                 value = layer(value, **training)
             self._pending.assign(False)
             loss = self.model.compute_loss(x, y, value, sample_weight, training=True)
-        flat = [variable.value for variables in self._variables for variable in variables]
-        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, flat)]
+        found = [variable for variables in self._variables for variable in variables]
+        gradients = tape.gradient(loss, [variable.value for variable in found])
+        for variable, gradient in zip(found, gradients, strict=True):
+            if gradient is None:
+                raise InvalidInput(
+                    f"schedule='priority' wants a gradient of every trainable variable, and "
+                    f"{variable.path} has none; freeze its layer, or use schedule='overlap'"
+                )
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         rows = tf.cast(self.model.optimizer.rows, tf.int64)  # of the data, before any stand-in
         self.model._loss_tracker.update_state(loss, sample_weight=rows)
         with tf.control_dependencies(self._exchange.issue(gradients, rows)):
             self._pending.assign(True)
+            self._rate.assign(self.model.optimizer.learning_rate)
         return self.model.compute_metrics(x, y, value, sample_weight=sample_weight)
 
     def _update_all(self) -> None:
@@ -97,7 +108,10 @@ class PriorityTraining(keras.callbacks.Callback):
 
         def apply() -> tf.Tensor:
             means = self._exchange.wait(range(start, start + len(variables)))
-            self._optimizers[number].apply(means, variables)
+            own = self._optimizers[number]
+            if not isinstance(own._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+                own.learning_rate = self._rate  # callbacks set that of the model's optimizer
+            own.apply(means, variables)
             return tf.constant(True)
 
         tf.cond(self._pending, apply, lambda: tf.constant(False))

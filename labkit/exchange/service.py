@@ -59,6 +59,7 @@ class Service:
     def issue(self, bucket: int) -> None:
         """Hand a packed bucket to the thread."""
         with self._changed:
+            self._done.discard(bucket)  # of a step that failed before it waited
             self._issued.add(bucket)
             self._ready[bucket] += time.monotonic()
             if self._thread is None:

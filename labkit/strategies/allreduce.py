@@ -11,6 +11,7 @@ from labkit.compression import Nested
 from labkit.errors import InvalidInput
 from labkit.exchange import BUCKET_BYTES, SCHEDULES
 from labkit.strategies.base import Question, Session, Strategy
+from labkit.strategies.parts import refuse_around, refuse_given
 
 
 class AllReduce(Strategy):
@@ -61,6 +62,8 @@ class AllReduce(Strategy):
     def check(self, experiment: Question) -> None:
         """An emulated network needs messages that labkit sends; a compressor may refuse too."""
         refuse_unmetered(self.algorithm, experiment.network)
+        if self.schedule == "priority":  # layers take steps of their own
+            refuse_around(experiment.optimizer_options)
         late = self.schedule in ("overlap", "priority")
         if self.compressor is not None and late and experiment.precision == "mixed_float16":
             raise InvalidInput(
@@ -112,6 +115,7 @@ class AllReduce(Strategy):
         )
         exchange.watchers += session.watchers
         optimizer = session.optimizer()
+        refuse_given(optimizer)
         if self.compressor is not None:
             check_compressor(self.compressor, optimizer)
         optimizer.exchange = exchange

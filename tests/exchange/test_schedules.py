@@ -11,6 +11,7 @@ import pytest
 from labkit import AllReduce, Cluster, Experiment
 from labkit.cluster import RankError
 from labkit.communicator import ALGORITHMS
+from labkit.errors import InvalidInput
 from labkit.exchange import SCHEDULES
 
 ALL = ("auto", *ALGORITHMS)
@@ -73,13 +74,14 @@ def fitted(data: list[tuple[np.ndarray, np.ndarray]], exchange: Any) -> list[np.
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(5, "tanh"), keras.layers.Dense(3)]
     model = keras.Sequential([keras.Input((6,)), *layers])
-    own, callbacks = optimizer(), []
+    own = optimizer()
+    callbacks = [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + epoch))]
     if exchange is not None:
         own.exchange = exchange
     model.compile(optimizer=own, loss="mse")
     if exchange is not None:
         training = PriorityTraining(model, optimizer, exchange)
-        callbacks = [training, Synchronize(exchange.communicator)]
+        callbacks = [training, Synchronize(exchange.communicator), *callbacks]
     model.fit(given, epochs=2, verbose=0, callbacks=callbacks)
     return [np.array(weight) for weight in model.get_weights()]
 
@@ -139,6 +141,56 @@ def test_priority_with_every_algorithm_trains_as_one_process_does(cluster: Clust
     for differences in cluster.call(in_fit, ranks=2):
         assert set(differences) == set(ALL)
         assert max(differences.values()) <= EXACT, differences
+
+
+@pytest.mark.parametrize("option", [{"use_ema": True}, {"loss_scale_factor": 8.0}])
+def test_priority_refuses_what_keras_does_around_its_own_step(option: dict[str, Any]) -> None:
+    strategy = AllReduce(schedule="priority")
+    with pytest.raises(InvalidInput, match=f"leave {next(iter(option))} out"):
+        Experiment(workers=2, strategy=strategy, optimizer_options=option)
+
+
+def test_priority_names_a_variable_without_a_gradient(cluster: Cluster) -> None:
+    def fit(communicator: Any) -> None:
+        import keras
+
+        from labkit.exchange import Exchange
+        from labkit.exchange.priority import PriorityTraining
+
+        class Idle(keras.layers.Layer):  # type: ignore[misc]
+            def build(self, shape: Any) -> None:
+                self.unused = self.add_weight(name="unused", shape=(2,))
+
+            def call(self, x: Any) -> Any:
+                return x
+
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), Idle()])
+        own = keras.optimizers.SGD(0.1)
+        own.exchange = exchange = Exchange(communicator, "ring", "priority", BUCKET)
+        model.compile(optimizer=own, loss="mse")
+        training = PriorityTraining(model, lambda: keras.optimizers.SGD(0.1), exchange)
+        x, y = np.zeros((4, 6), np.float32), np.zeros((4, 3), np.float32)
+        model.fit(x, y, verbose=0, callbacks=[training])
+
+    with pytest.raises(RankError, match=r"a gradient of every trainable variable, and .*unused"):
+        cluster.call(fit, ranks=2)
+
+
+def test_ranks_take_turns_only_while_a_staggered_exchange_asks_for_it(cluster: Cluster) -> None:
+    def turns(communicator: Any) -> list[bool]:
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange
+
+        schedules = ("sequential", "staggered")
+        exchanges = [Exchange(communicator, "ring", schedule) for schedule in schedules]
+        seen = []
+        for exchange in (*exchanges, *exchanges):
+            exchange.mean([tf.constant([1.0, 2.0])])
+            seen.append(communicator._executor.paced)
+        return seen
+
+    assert cluster.call(turns, ranks=2) == [[False, True] * 2] * 2
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

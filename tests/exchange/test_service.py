@@ -138,3 +138,18 @@ def test_the_timeline_has_what_was_served_and_waited_for() -> None:
     assert served == [("communicate", 0), ("communicate", 1)]
     assert sorted(event[2] for event in events if event[0] == "wait") == [0, 1]
     assert all(stop - start >= 0.005 for kind, _, _, start, stop in events if kind == served[0][0])
+
+
+def test_a_step_that_failed_before_it_waited_leaves_nothing_done() -> None:
+    served: list[int] = []
+
+    def serve(bucket: int) -> None:
+        time.sleep(0.05)
+        served.append(bucket)
+
+    service = Service(serve, [0], Timeline())
+    service.issue(0)
+    service.settle()  # the step has failed meanwhile: nobody waits
+    service.issue(0)
+    service.wait(0)
+    assert served == [0, 0]

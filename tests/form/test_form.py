@@ -184,3 +184,18 @@ def test_a_job_that_can_be_followed_no_more_is_interrupted(
     assert not made.run.disabled
     assert made._job is not None
     assert made._job.result().state == "interrupted"
+
+
+def test_a_path_from_where_the_lab_was_started_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel works in its notebook's folder, beside which `labkit lab` knows the runs."""
+    (tmp_path / "notebooks").mkdir()
+    notebook(tmp_path / "notebooks", TYPES)
+    monkeypatch.chdir(tmp_path / "notebooks")
+    monkeypatch.setenv("LABKIT_RUNS", str(tmp_path / "runs"))
+    assert form("asks.ipynb").notebook == Path("asks.ipynb")
+    made = form("notebooks/asks.ipynb")
+    assert (made.notebook, made.root) == (tmp_path / "notebooks/asks.ipynb", tmp_path / "runs")
+    with pytest.raises(InvalidInput):
+        form("notebooks/other.ipynb")

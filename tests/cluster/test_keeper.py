@@ -1,0 +1,51 @@
+"""A cluster starts although another program takes a port that was free a moment before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# The first controller is told to use a port on which somebody listens.
+START = """
+import socket, sys
+from pathlib import Path
+from labkit.cluster import keeper
+from labkit.cluster.lease import Lock
+
+taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+ports = [each.getsockname()[1] for each in taken]
+real, starts = keeper.ipp.Cluster, []
+
+def cluster(**options):
+    if len(starts) < int(sys.argv[2]):
+        told = f"--IPController.hb=({ports[0]},{ports[1]})"
+        options["controller_args"] = [*options["controller_args"], told]
+    starts.append(options)
+    return real(**options)
+
+keeper.ipp.Cluster = cluster
+folder = Path(sys.argv[1])
+lock = Lock(folder / "keeper.lock")
+assert lock.acquire()
+one = keeper.Keeper(folder, 1, 1)
+try:
+    one.start()
+    print(len(starts), one.engines)
+finally:
+    one.stop()
+"""
+
+
+@pytest.mark.parametrize(
+    ("taken", "told"), [(1, "2 [0]"), pytest.param(9, "in use", marks=pytest.mark.slow)]
+)
+def test_a_controller_whose_port_is_taken_is_started_anew(
+    tmp_path: Path, taken: int, told: str
+) -> None:
+    command = [sys.executable, "-c", START, str(tmp_path), str(taken)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert told in done.stdout + done.stderr
+    assert (done.returncode == 0) == (taken == 1)
