@@ -59,7 +59,8 @@ def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
     the plain optimizer, so a saved model opens without labkit.
 
     `fit` switches XLA off for it and counts each rank by its rows; for `train_on_batch` call
-    `attach(model)` after `compile`, which does the same.
+    `attach(model)` after `compile`, which does the same. In a loop of your own set `rows` of the
+    optimizer before `apply`, inside the traced step; without it every rank counts the same.
 
     Args:
         optimizer: a Keras optimizer, or the name of one.
@@ -175,7 +176,7 @@ class Synchronize(keras.callbacks.Callback):
             InvalidInput: gradients would not be exchanged.
         """
         super().set_model(model)
-        if not hasattr(model.optimizer, "exchange"):
+        if not _optimizers(model):
             raise InvalidInput(
                 "the model's optimizer exchanges no gradients: compile with "
                 "optimizer=DistributedOptimizer(optimizer, communicator), made after "
@@ -187,14 +188,16 @@ class Synchronize(keras.callbacks.Callback):
         """Give every rank the weights of rank 0."""
         if not self.model.built:
             raise LabkitError("the model has no weights yet: call model.build(input_shape) first")
-        broadcast(self.model.variables + self.model.optimizer.variables, self.communicator)
+        states = [v for each in _optimizers(self.model) for v in each.variables]
+        broadcast(self.model.variables + states, self.communicator)
         self.model.__dict__.pop("get_metrics_result", None)  # of a fit that ended with an error
         local = self.model.get_metrics_result
 
         def of_all_ranks() -> Any:
             if tf.inside_function():
                 return local()
-            self.model.optimizer.exchange.service.settle()  # one thread at a time
+            for optimizer in _optimizers(self.model):
+                optimizer.exchange.service.settle()  # one thread at a time
             return global_metrics(self.model, self.communicator, local)
 
         self.model.get_metrics_result = of_all_ranks
@@ -217,9 +220,14 @@ class Synchronize(keras.callbacks.Callback):
 
 
 def attach(model: Any) -> None:
-    """Let the model's optimizer know how many rows are behind each rank's gradients; XLA off."""
+    """Let the model's optimizers know how many rows are behind each rank's gradients; XLA off.
+
+    Those are the one that it is compiled with, and what a `train_step` of its own keeps in
+    attributes of the model.
+    """
+    optimizers = _optimizers(model)
     if model.jit_compile:
-        if model.optimizer.exchange.communicator.rank == 0:
+        if optimizers[0].exchange.communicator.rank == 0:
             print("labkit: jit_compile is off: XLA cannot call MPI", file=sys.stderr)
         model.jit_compile = False
         model.train_function = None
@@ -231,16 +239,24 @@ def attach(model: Any) -> None:
 
     def train_step(data: Any) -> Any:
         rows = _rows(data)
-        model.optimizer.rows = rows
+        for optimizer in optimizers:
+            optimizer.rows = rows
         try:
             if tf.get_static_value(rows) is not None:
                 return original(data)
             return _leave_no_trace_if_empty(model, original, data, rows)
         finally:
-            model.optimizer.rows = None
+            for optimizer in optimizers:
+                optimizer.rows = None
 
     train_step.knows_rows = True  # type: ignore[attr-defined]
     model.train_step = train_step
+
+
+def _optimizers(model: Any) -> list[Any]:
+    """The distributed optimizers that a model has, each once."""
+    held = [model.optimizer, *vars(model).values()]
+    return list({id(each): each for each in held if hasattr(each, "exchange")}.values())
 
 
 def broadcast(variables: Sequence[Any], communicator: Communicator) -> None:

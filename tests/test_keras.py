@@ -322,6 +322,66 @@ def test_a_train_step_of_the_users_own_equals_one_process(cluster: Cluster) -> N
     same(cluster.call(work, ranks=3))
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_two_optimizers_of_one_train_step_equal_one_process(
+    cluster: Cluster, compiled: bool
+) -> None:
+    """Unequal parts: both count each rank by its rows, whether one is compiled or none."""
+
+    def work(communicator: Any) -> dict[str, Any]:
+        import keras
+        import tensorflow as tf
+
+        from labkit import keras as lkk
+
+        class Two(keras.Model):  # type: ignore[misc]
+            def train_step(self, data: Any) -> Any:
+                x, y = data
+                with tf.GradientTape(persistent=True) as tape:
+                    loss = tf.reduce_mean(
+                        (self(x, training=True) - tf.one_hot(y, 3, dtype=tf.float64)) ** 2
+                    )
+                first, last = (layer.trainable_variables for layer in self.layers[1:])
+                self.slow.apply(tape.gradient(loss, first), first)
+                self.fast.apply(tape.gradient(loss, last), last)
+                return {"loss": loss}
+
+        def made() -> Any:
+            inputs = keras.Input((6,))
+            hidden = keras.layers.Dense(5, activation="tanh")(inputs)
+            return Two(inputs, keras.layers.Dense(3)(hidden))
+
+        def train(model: Any, batches: Any, wrap: Any, callbacks: list[Any]) -> None:
+            model.slow = wrap(keras.optimizers.SGD(0.1))
+            model.fast = wrap(keras.optimizers.Adam(0.05))
+            model.compile(**({"optimizer": model.fast} if compiled else {"loss": "mse"}))
+            model.fit(batches, epochs=2, verbose=0, callbacks=callbacks)
+
+        fresh(seed=communicator.rank)
+        ours, one = made(), made()
+        start = communicator.share(ours.get_weights())
+        one.set_weights(start)
+        batches = tf.data.Dataset.from_tensor_slices(rows(10)).batch(4)
+        train(
+            ours,
+            lkk.shard(batches, communicator),
+            lambda plain: lkk.DistributedOptimizer(plain, communicator),
+            lkk.callbacks(communicator),
+        )
+        train(one, batches, lambda plain: plain, [])
+        pairs = list(zip(ours.get_weights(), one.get_weights(), strict=True))
+        return {
+            "difference": [float(np.abs(a - b).max()) for a, b in pairs],
+            "moved": max(
+                float(np.abs(b - s).max()) for (_, b), s in zip(pairs, start, strict=True)
+            ),
+        }
+
+    for found in cluster.call(work, ranks=3):
+        assert max(found["difference"]) <= TOLERANCE
+        assert found["moved"] > 1e-3
+
+
 def test_a_second_fit_goes_on_where_the_first_ended(cluster: Cluster) -> None:
     def work(communicator: Any) -> Any:
         options = {"learning_rate": 0.01}
