@@ -172,6 +172,24 @@ def test_a_payload_takes_what_its_formula_says_and_comes_back_within_the_bound(
         assert norm(decoded - array) <= case.error(array)
 
 
+@each_dtype
+@pytest.mark.parametrize("shape", [(7,), (1, 1), (5, 3), (0, 3), (3, 3, 2, 4)], ids=str)
+def test_int8_has_a_scale_for_each_output_channel(shape: tuple[int, ...], dtype: str) -> None:
+    compressor = Int8(channels=True)
+    channels = shape[-1] if len(shape) > 1 else 1  # of a bias: one
+    # Channels of very different size: with one scale all but the last would be lost.
+    array = gaussian(int(np.prod(shape)), dtype=dtype).reshape(-1, channels) * 1000.0 ** np.arange(
+        channels, dtype=dtype
+    )
+    payload = encode(compressor, array.reshape(shape).astype(dtype))
+    assert nbytes(payload) == 4 + array.size + 4 + array.itemsize * channels
+    found = decode(compressor, payload).reshape(-1, channels)
+    bound = 1.0001 * np.abs(array).max(0, initial=0) / 254
+    assert (np.abs(found - array) <= bound).all()
+    zeros = decode(compressor, encode(compressor, np.zeros(shape, dtype)))
+    assert not zeros.any()
+
+
 @pytest.mark.parametrize("n", [0, 1001])
 @each_case
 def test_compiled_it_says_the_same(case: Case, n: int) -> None:
