@@ -8,6 +8,7 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from labkit.figures import (
     comparison_reading,
     has_grid,
     heat_map,
+    microscope,
     parallel_coordinates,
     pareto,
     parts,
@@ -29,6 +31,7 @@ from labkit.report.embed import figure_html
 from labkit.report.notebook import render
 from labkit.run import Run, flatten, load_runs
 from labkit.run import shown as shown_value
+from labkit.verdict import seeds_of
 
 Runs = Iterable[Run | Path | str] | Run | Path | str
 
@@ -91,16 +94,18 @@ def _page(runs: Sequence[Run], notebook: Path | None) -> str:
 
 def _figures(runs: Sequence[Run]) -> list[dict[str, str]]:
     """The figures that a set of runs has something to show in, each with a heading."""
-    drawn = dict(zip(("Training loss", "Test results", "Speed"), parts(runs), strict=True))
+    drawn = list(zip(("Training loss", "Test results", "Speed"), parts(runs), strict=True))
     if any(run.metrics.get("test_accuracy") is not None for run in runs):
-        drawn["Accuracy, bytes and seconds"] = pareto(runs)
+        drawn.append(("Accuracy, bytes and seconds", pareto(runs)))
     if len(runs) > 1:
-        drawn["Parameters and results"] = parallel_coordinates(runs)
+        drawn.append(("Parameters and results", parallel_coordinates(runs)))
     if has_grid(runs):
-        drawn["Two parameters"] = heat_map(runs)
+        drawn.append(("Two parameters", heat_map(runs)))
+    examined = (run for run in runs if any(len(each.microscope) for each in seeds_of(run)))
+    drawn += [("Compression under the microscope", microscope(run)) for run in islice(examined, 4)]
     return [
         {"heading": heading, "html": figure_html(json.loads(figure.to_json()))}
-        for heading, figure in drawn.items()
+        for heading, figure in drawn
     ]
 
 

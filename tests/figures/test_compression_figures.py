@@ -25,6 +25,7 @@ from labkit.figures.microscope import observations
 from labkit.figures.pareto import Point, front, points
 from labkit.figures.step_costs import step_costs
 from labkit.network import Network
+from labkit.report import report
 from labkit.run import Run
 from labkit.simulate import closed_form
 from labkit.verdict import seeds_of
@@ -341,6 +342,15 @@ def test_every_measure_has_a_line_a_layer_and_a_band_of_ranks(tmp_path: Path) ->
     assert sum(t.fill == "tonexty" for t in figure.data) == 2  # errors differ by rank, others not
     assert [t.name for t in figure.data if t.showlegend] == ["dense", "head"]
     assert "TopK(ratio=0.01) · wall clock · network 1GbE" in figure.layout.title.text
+
+
+def test_a_report_shows_what_was_under_the_microscope(tmp_path: Path) -> None:
+    heading = '<h3 class="aloud">Compression under the microscope</h3>'
+    plain = write_method(tmp_path / "plain", [0.9], compressor=TOP_K, network="1GbE")
+    told = report([plain], tmp_path / "without.html").read_text()
+    assert heading not in told
+    told = report([plain, observed(tmp_path / "observed")], tmp_path / "with.html").read_text()
+    assert told.count(heading) == 1
 
 
 def test_the_microscope_shows_all_seeds_of_a_run(tmp_path: Path) -> None:
