@@ -176,6 +176,40 @@ def test_priority_names_a_variable_without_a_gradient(cluster: Cluster) -> None:
         cluster.call(fit, ranks=2)
 
 
+@pytest.mark.parametrize("schedule", ["sequential", "overlap"])
+def test_overlap_exchanges_while_backpropagation_goes_on(cluster: Cluster, schedule: str) -> None:
+    """The gradient of the last layer is there at once, that of the first after long work."""
+
+    def gaps(communicator: Any) -> tuple[float, float]:
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange
+
+        exchange = Exchange(communicator, "ring", schedule, 4 * 64)
+        weights = tf.random.stateless_normal((512, 512), (1, 2)) / 30
+
+        @tf.function
+        def step(value: Any) -> Any:
+            for _ in range(60):
+                value = tf.tanh(value @ weights)
+            first, last = tf.fill([64], tf.reduce_sum(value)), tf.ones(64)
+            return exchange.mean([first, last])
+
+        step(weights)
+        exchange.timeline.events.clear()
+        begin = time.monotonic()
+        step(weights)
+        seconds = time.monotonic() - begin
+        found = {(kind, bucket): times for kind, _, bucket, *times in exchange.timeline.events}
+        packed = found["pack", max(bucket for _, bucket in found)][0]  # of the first layer
+        return (packed - found["communicate", 0][1]) / seconds, (packed - begin) / seconds
+
+    for found in cluster.call(gaps, ranks=2):
+        free, packed = found
+        assert packed > 0.5  # most of the step is the work before the last gradient
+        assert free > 0.2 if schedule == "overlap" else free < 0
+
+
 def test_ranks_take_turns_only_while_a_staggered_exchange_asks_for_it(cluster: Cluster) -> None:
     def turns(communicator: Any) -> list[bool]:
         import tensorflow as tf
