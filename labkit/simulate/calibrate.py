@@ -56,7 +56,8 @@ def calibrate(measurements: Sequence[Measurement]) -> Fit:
     """Least squares of a·α + b·nβ + c·nγ (`modelled`) with relative weights, none negative.
 
     Minimises Σ (predicted / measured - 1)². Where b : c is the same in all measurements (one
-    algorithm, one size), adding cannot be told from sending: then γ = 0, and β holds both.
+    algorithm, one size), or so alike that noise would make sending free, adding cannot be told
+    from sending: then γ = 0, and β holds both.
 
     Raises: InvalidInput, for less than two measurements, times not above 0 or a single rank.
     """
@@ -94,10 +95,12 @@ def _rows(ways: list[Seconds], chosen: list[int]) -> Seconds:
 def _not_negative(rows: Seconds) -> Seconds:
     """The x ≥ 0 that brings rows @ x closest to 1: of all subsets of columns, the best.
 
-    A subset counts where its columns are independent; ties go to the smaller, earlier one.
+    A subset counts where its columns are independent; ties go to the smaller, earlier one. None
+    has γ without β: what is added up has been sent.
     """
     best, residual = np.zeros(3), np.inf
-    for subset in (list(each) for count in (1, 2, 3) for each in combinations(range(3), count)):
+    subsets = [list(each) for count in (1, 2, 3) for each in combinations(range(3), count)]
+    for subset in (each for each in subsets if 2 not in each or 1 in each):
         scale = np.linalg.norm(rows[:, subset], axis=0)
         columns = rows[:, subset] / np.where(scale > 0, scale, 1)
         answer, _, rank, _ = np.linalg.lstsq(columns, np.ones(len(rows)), rcond=1e-9)

@@ -57,6 +57,20 @@ def test_noise_shows_in_the_error() -> None:
     assert fit.count == 10
 
 
+def test_where_adding_would_explain_all_sending_still_costs_something() -> None:
+    """On two ranks master_worker adds as often as butterfly and sends twice: noise hides that."""
+    times = {"master_worker": 2.4e-3, "butterfly": 2.6e-3}
+    found = [
+        Measurement(nbytes, seconds * nbytes / 2**24 + 4e-5, name)
+        for name, seconds in times.items()
+        for nbytes in (2**16, 2**24)
+    ]
+    fit = calibrate(found)
+    assert (fit.gamma, fit.beta > 0) == (0.0, True)
+    # Two ways of a buffer at most, one at least, in about 2.5 ms.
+    assert 2**24 / 2.5e-3 / 1.1 < fit.network().bandwidth < 2 * 2**24 / 2.5e-3 * 1.1
+
+
 def test_small_messages_count_as_much_as_large_ones() -> None:
     # By absolute error the largest times alone would decide, and the latency be lost.
     rows = [Measurement(nbytes, 1e-4 + 2 * nbytes * 1e-8) for nbytes in SIZES]

@@ -209,17 +209,19 @@ def test_members_of_one_shape_share_their_engines() -> None:
 @pytest.mark.timeout(900)
 def test_two_hundred_members_survive_being_killed_again_and_again() -> None:
     arguments = [SWEPT, "number=range(200)", "--jobs", 2]
+    done: dict[str, Any] = {}
     for moment in range(8):
         child = start(*arguments, *(["--resume"] if moment else []))
         until(lambda: (SWEEP / record.FILE).exists())
         time.sleep(2.0 + 1.3 * moment)
         os.kill(child.pid, signal.SIGKILL)
         child.communicate()
-        statuses()
+        done |= {name: each for name, each in statuses().items() if each["state"] == "completed"}
     child = start(*arguments, "--resume")
     _, err = child.communicate(timeout=800)
     assert child.returncode == 0, err
     final = statuses()
+    assert done.items() <= final.items()  # what was finished has not run again
     assert len(final) == 200
     assert {status["state"] for status in final.values()} == {"completed"}
     earlier = Counter(path.name.split("_")[0] for path in (SWEEP / ".earlier").glob("*"))
