@@ -63,9 +63,10 @@ class Parameter:
             except (ValidationError, TypeError):  # TypeError: JSON has no such value
                 continue
             return self.type.dump_python(checked, mode="json")
+        # The declaration lists the choices: once is enough.
+        kind = "a choice" if "Literal" in self.annotation else self.annotation
         raise InvalidInput(
-            f"{self.name} = {value!r} is not {self.annotation}: "
-            f"the notebook declares `{self.declaration}`"
+            f"{self.name} = {value!r} is not {kind}: the notebook declares `{self.declaration}`"
         )
 
 
@@ -117,6 +118,7 @@ def parse(source: str) -> dict[str, Parameter]:
             annotation = type(default).__name__ if known else "Any"
         help = comments.get(node.end_lineno or 0, "")
         text = " ".join((ast.get_source_segment(source, node) or "").split())
+        text = re.sub(r"\[ (.*?),? \]", r"[\1]", text)  # of several lines, as one
         declaration = f"{text}  # {help}" if help else text
         found[target.id] = Parameter(target.id, annotation, default, help, declaration)
     return found

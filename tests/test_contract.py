@@ -12,9 +12,11 @@ from click.testing import CliRunner, Result
 from notebook_contract import violations
 
 from labkit.cli import app
+from labkit.errors import InvalidInput
 from labkit.notebook import execute
 from labkit.parameters import check, declared
 from labkit.run import load_runs
+from labkit.schedules import ALLREDUCE, PIPELINE
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
@@ -26,6 +28,26 @@ def new(*arguments: str) -> Result:
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 def test_a_notebook_keeps_the_contract(notebook: Path) -> None:
     assert violations(notebook) == []
+
+
+CHOICES = {
+    ("collectives", "algorithm"): [*ALLREDUCE],
+    ("scheduling", "algorithm"): [*ALLREDUCE, "mpi", "shared_memory", "auto"],
+    ("scheduling", "schedules"): ["sequential", "overlap", "priority", "staggered"],
+    ("pipeline", "schedules"): [*PIPELINE],
+}
+
+
+@pytest.mark.parametrize(("stem", "name"), CHOICES, ids=["-".join(pair) for pair in CHOICES])
+def test_a_choice_is_refused_before_a_kernel_starts_and_offers_all(stem: str, name: str) -> None:
+    notebook = next(path for path in NOTEBOOKS if path.stem == stem)
+    parameter = declared(notebook)[name]
+    for choice in CHOICES[stem, name]:
+        value = [choice] if isinstance(parameter.default, list) else choice
+        assert check(notebook, {name: value}) == {name: value}
+    with pytest.raises(InvalidInput, match="sideways") as caught:
+        check(notebook, {name: "sideways"})
+    assert all(choice in str(caught.value) for choice in CHOICES[stem, name])
 
 
 def test_a_new_notebook_keeps_the_contract_and_takes_its_parameters() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat import v4
+from plotly.offline import get_plotlyjs
 from sample_runs import FAILED_GATE, output, write_job, write_run
 
 from labkit import store
@@ -16,6 +17,7 @@ from labkit.errors import LabkitError
 from labkit.figures import compare
 from labkit.report import report
 from labkit.report.notebook import render, sanitized
+from labkit.report.scripts import unwrapped
 
 MARK = "plotly.js v"
 
@@ -160,7 +162,41 @@ def test_runs_of_several_jobs_share_a_page_with_every_command(tmp_path: Path) ->
     text = page(report(tmp_path, tmp_path / "report.html"))
     assert "-p workers 1" in text
     assert "-p workers 2" in text
-    assert "Does it pay?" not in text
+
+
+def test_the_text_of_a_notebook_that_ran_often_stands_once_without_outputs(tmp_path: Path) -> None:
+    for workers in (1, 2):
+        job = write_job(tmp_path, [output(text_html=f"came to {workers}")], workers=workers)
+        executed = nbformat.read(job / "output.ipynb", as_version=4)
+        for tag in ("injected-parameters", "papermill-error-cell-tag"):
+            cell = v4.new_code_cell(f"{tag}_{workers} = 1", metadata={"tags": [tag]})
+            executed.cells.insert(1, cell)
+        nbformat.write(executed, job / "output.ipynb")
+        write_run(job, workers=workers)
+    text = page(report(tmp_path, tmp_path / "report.html"))
+    assert text.count("Does it pay?") == 1
+    assert text.count("<summary>Code</summary>") == 1
+    for words in ("came to", "injected-parameters_", "papermill-error"):
+        assert words not in text
+
+
+def test_plotly_keeps_its_licence_and_loses_only_the_function_around_it() -> None:
+    bundle = (
+        "/** MIT */\n(function(root, factory) {}(self, () => {\n"
+        '"use strict";var Plotly=(()=>1)();\n'
+        "/* window.Plotly = Plotly; */\nwindow.Plotly = Plotly;\nreturn Plotly;\n}));"
+    )
+    assert unwrapped(bundle) == (
+        '/** MIT */\n"use strict";var Plotly=(()=>1)();\n'
+        "/* window.Plotly = Plotly; */\nwindow.Plotly = Plotly;"
+    )
+    for other in ("", "var Plotly = 1;", bundle.replace("var Plotly=", "var P=")):
+        assert unwrapped(other) == other
+
+
+def test_plotlys_bundle_is_of_the_form_that_is_unwrapped() -> None:
+    whole = get_plotlyjs()
+    assert len(whole) - 1000 < len(unwrapped(whole)) < len(whole)
 
 
 def test_a_failed_gate_is_said_in_the_table_and_no_speed_is(tmp_path: Path) -> None:

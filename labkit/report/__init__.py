@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
@@ -28,7 +25,9 @@ from labkit.figures.called import called
 from labkit.figures.entries import Entry, clock_and_network, entries
 from labkit.privacy import scrub
 from labkit.report.embed import figure_html
+from labkit.report.jobs import commands, notebooks
 from labkit.report.notebook import render
+from labkit.report.scripts import policy, scripts
 from labkit.run import Run, flatten, load_runs
 from labkit.run import shown as shown_value
 from labkit.verdict import seeds_of
@@ -42,14 +41,15 @@ def report(
     """Write the report of some runs; the file needs no other and asks no host for anything.
 
     Args: runs, a list of Run, a folder of runs, or several; path, the file to write; notebook, an
-    executed notebook to show (by default that of the job in which all of the runs lie).
+    executed notebook to show (by default that of the job in which all of the runs lie; where they
+    lie in several, each notebook once, without the outputs of any).
 
     Raises: LabkitError where there are no runs, or the notebook cannot be read.
     """
     found = _runs(runs)
     if not found:
         raise LabkitError("no runs to report: give runs, or a folder that has some (usually runs/)")
-    executed = Path(notebook) if notebook is not None else _notebook(found)
+    executed = {Path(notebook): True} if notebook is not None else notebooks(found)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     return store.write_atomically(path, _page(found, executed))
@@ -63,30 +63,28 @@ def _runs(runs: Runs) -> list[Run]:
     return list(dict.fromkeys(found))
 
 
-def _page(runs: Sequence[Run], notebook: Path | None) -> str:
+def _page(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
     from jinja2 import Environment, PackageLoader
-    from plotly.offline import get_plotlyjs
 
     shown = entries(runs)
-    folder = Path(__file__).parent
-    scripts = [get_plotlyjs(), (folder / "page.js").read_text()]
+    code = scripts()
     environment = Environment(
         loader=PackageLoader("labkit.report", "."), autoescape=True, trim_blocks=True
     )
     shared = _shared(runs)
     return environment.get_template("page.html").render(
-        title=_title(runs, notebook),
+        title=_title(runs, executed),
         subtitle=f"{_count(runs)} · {clock_and_network(shown)}",
         date=datetime.now(UTC).date().isoformat(),
-        policy=_policy(scripts),
-        style=(folder / "page.css").read_text(),
-        scripts=scripts,
+        policy=policy(code),
+        style=Path(__file__).with_name("page.css").read_text(),
+        scripts=code,
         reading=_sentences(runs),
         figures=_figures(runs),
         table=_rows(runs, shown),
         shared=shared,
-        notebook=render(notebook) if notebook is not None else "",
-        commands=list(dict.fromkeys(command for job in _jobs(runs) if (command := _command(job)))),
+        notebooks=[render(path, outputs) for path, outputs in executed.items()],
+        commands=commands(runs),
         details=[_details(entry, shared if len(runs) > 1 else {}) for entry in shown],
         environments=_environments(shown),
     )
@@ -118,20 +116,11 @@ def _sentences(runs: Sequence[Run]) -> list[list[tuple[str, bool]]]:
     ]
 
 
-def _policy(scripts: Sequence[str]) -> str:
-    """What a browser may do here: run these two scripts and nothing else, load nothing at all."""
-    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
-    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
-
-
-def _title(runs: Sequence[Run], notebook: Path | None) -> str:
-    if notebook is not None:
-        job = notebook.parent
-        name = job.parent.name if (job / "params.yaml").exists() else notebook.stem
+def _title(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
+    whole = [path for path, outputs in executed.items() if outputs]
+    if whole:
+        job = whole[0].parent
+        name = job.parent.name if (job / "params.yaml").exists() else whole[0].stem
         return scrub(name).replace("_", " ")
     return scrub(runs[0].name) if len(runs) == 1 else f"Comparison of {_count(runs)}"
 
@@ -207,33 +196,3 @@ def _environments(shown: Sequence[Entry]) -> list[dict[str, Any]]:
             place = found.setdefault(json.dumps(record), {"labels": [], "values": record})
             place["labels"].append(entry.label)
     return list(found.values())
-
-
-def _jobs(runs: Sequence[Run]) -> list[Path]:
-    """The notebook jobs in which runs lie."""
-    folders = dict.fromkeys(run.path.resolve().parent for run in runs)
-    return [folder for folder in folders if (folder / "params.yaml").exists()]
-
-
-def _notebook(runs: Sequence[Run]) -> Path | None:
-    """The executed notebook of the one job in which all runs lie."""
-    jobs = _jobs(runs)
-    alone = len(jobs) == 1 and all(run.path.resolve().parent == jobs[0] for run in runs)
-    return jobs[0] / "output.ipynb" if alone and (jobs[0] / "output.ipynb").exists() else None
-
-
-def _command(job: Path) -> str:
-    """The line that executes the job's notebook again with the same parameters."""
-    import yaml
-
-    try:
-        parameters = yaml.safe_load((job / "params.yaml").read_text()) or {}
-        notebook = store.read_json(job / "status.json").get("notebook")
-    except (LabkitError, OSError, yaml.YAMLError):
-        return ""  # a torn job record takes away the command, not the report
-    if not isinstance(parameters, dict):
-        return ""
-    words = ["labkit", "run", str(notebook or f"{job.parent.name}.ipynb")]
-    for name, value in parameters.items():
-        words += ["-p", str(name), value if isinstance(value, str) else json.dumps(value)]
-    return scrub(shlex.join(words))

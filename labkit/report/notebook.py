@@ -34,8 +34,11 @@ _TEMPLATE = """
 """
 
 
-def render(path: Path) -> str:
+def render(path: Path, outputs: bool = True) -> str:
     """The notebook's HTML; its Plotly figures in the form that the report's script draws.
+
+    Args: path, an executed notebook; outputs, whether to show what its cells gave and the values
+    that this one job ran with.
 
     Raises: LabkitError, in one line, for what is not a notebook.
     """
@@ -43,6 +46,8 @@ def render(path: Path) -> str:
     from nbconvert import HTMLExporter
 
     notebook = _read(path)
+    if not outputs:
+        notebook.cells = [_as_written(cell) for cell in notebook.cells if not _is_of_one_job(cell)]
     figures: dict[str, str] = {}
     for cell in notebook.cells:
         cell.source = scrub(cell.source)
@@ -65,6 +70,18 @@ def render(path: Path) -> str:
     for place, figure in figures.items():
         text = text.replace(f"<div>{place}</div>", figure)
     return text
+
+
+def _is_of_one_job(cell: Any) -> bool:
+    """Whether papermill put the cell in: the parameters of one job, or where it failed."""
+    tags = {"injected-parameters", "papermill-error-cell-tag", "papermill-error-cell"}
+    return not tags.isdisjoint(cell.metadata.get("tags", []))
+
+
+def _as_written(cell: Any) -> Any:
+    if cell.cell_type == "code":
+        cell.outputs = []
+    return cell
 
 
 def sanitized(text: str) -> str:

@@ -71,7 +71,7 @@ def test_a_member_knows_the_cluster_that_it_needs() -> None:
         (["cuont=1"], {}, "has no parameter 'cuont' (did you mean 'count'?)"),
         (["count=1"], {"fixed": {"raet": 1}}, "has no parameter 'raet' (did you mean 'rate'?)"),
         (["count=1,two"], {}, "count = 'two' is not int"),
-        (["mode=ring,star"], {}, "mode = 'star' is not Literal"),
+        (["mode=ring,star"], {}, "mode = 'star' is not a choice"),
         (["count=1.5,2"], {}, "count = '1.5' is not int"),
         (["count=uniform(1,2)"], {"random": 2}, "count = 1.0 is not int"),
         (["count=1,2,1"], {}, "count has 1 twice"),
