@@ -10,6 +10,7 @@ import numpy as np
 
 from labkit.bench.steps import CASES, Model
 from labkit.bench.timing import added, spread
+from labkit.bench.turns import STEPS, WARM, take
 from labkit.cluster import Cluster
 from labkit.communicator import Communicator
 from labkit.errors import InvalidInput
@@ -18,7 +19,6 @@ from labkit.network import Network
 if TYPE_CHECKING:
     from labkit.exchange import Timeline
 
-WARM, STEPS, TURN = 10, 50, 10
 Row = dict[str, Any]
 
 
@@ -33,9 +33,8 @@ def measure(
 ) -> list[Row]:
     """Time local steps, exchanged steps and the bare allreduce of the same bytes, interleaved.
 
-    "local" is the same step on all ranks at once without exchange. A step lasts as long as its
-    slowest rank, from a common start; 10 warm-up steps, then 50 timed ones a repeat. Kinds take
-    turns of 10 steps: a machine that slows down for seconds does so for all of them.
+    "local" is the same step on all ranks at once without exchange. How kinds take turns, and what
+    is compared with what, says `labkit.bench.turns`.
 
     Args:
         workers: ranks of one thread.
@@ -90,33 +89,27 @@ def _measure(
         exchanges[schedule] = Exchange(communicator, algorithm, schedule, bucket_bytes)
         models[schedule] = Model(CASES[name], communicator.rank)
         steps[schedule] = models[schedule].step(exchanges[schedule].mean)
-    for step in steps.values():
-        for _ in range(WARM):
-            step()
-    chosen = exchanges[schedules[0]].choice
     buffer = communicator.allocate(CASES[name].parameters)
+    buffer[...] = 0.0  # stays so: sums of sums would overflow
 
     def sum_raw() -> None:
         communicator.patience.polite = False  # nothing computes meanwhile
-        communicator.allreduce(buffer, chosen.algorithm)
+        communicator.allreduce(buffer, exchanges[schedules[0]].choice.algorithm)
 
     steps["raw allreduce"] = sum_raw
-    seconds: dict[str, list[float]] = {kind: [] for kind in steps}
-    for _ in range(repeats):
-        own: dict[str, list[float]] = {kind: [] for kind in steps}
-        for _ in range(STEPS // TURN):
-            for kind, step in steps.items():
-                buffer[...] = 0.0
-                own[kind] += _turn(communicator, step)
-        slowest = np.max(communicator.allgather(list(own.values())), axis=0)
-        for kind, median in zip(steps, np.median(slowest, axis=1), strict=True):
-            seconds[kind].append(float(median))
+    taken = take(
+        steps,
+        lambda: communicator.meet("the next step of a benchmark"),
+        lambda own: np.array(communicator.allgather(own)),
+        repeats,
+    )
     same = {
         kind: len(set(communicator.allgather(model.checksum()))) == 1
         for kind, model in models.items()
     }
     return {
-        "seconds": seconds,
+        "seconds": taken.seconds,
+        "added": taken.added,
         "same": same,
         "nbytes": 4 * CASES[name].parameters,
         "why": {kind: exchange.describe() for kind, exchange in exchanges.items()},
@@ -128,17 +121,6 @@ def _measure(
             for kind, exchange in exchanges.items()
         },
     }
-
-
-def _turn(communicator: Communicator, step: Callable[[], Any]) -> list[float]:
-    """Seconds of this rank's next steps, each from a common start."""
-    own = []
-    for _ in range(TURN):
-        communicator.meet("the next step of a benchmark")
-        start = time.perf_counter()
-        step()
-        own.append(time.perf_counter() - start)
-    return own
 
 
 def _events(exchange: Any, steps: int) -> dict[str, float]:
@@ -165,28 +147,27 @@ def _delay(communicator: Communicator, timeline: Timeline, steps: int) -> float:
 
 
 def _rows(found: dict[str, Any]) -> list[Row]:
-    local, sequential = (found["seconds"].get(kind) for kind in ("local", "sequential"))
     rows = []
     for kind, seconds in found["seconds"].items():
         row: Row = {"what": kind, "bytes": found["nbytes"], **spread(seconds)}
         if kind in found["same"]:
             events = found["events"][kind]
             recording = events["events_per_step"] * events["seconds_per_event"]
-            row |= added(seconds, local) | {
+            row |= added(found["added"][kind]) | {
                 "same_weights": found["same"][kind],
                 "recording_share": recording / float(np.median(seconds)),
                 **events,
                 **found["why"][kind],
             }
-            if sequential and kind != "sequential":
-                row |= _saved(seconds, sequential, found["delay"][kind])
+            if kind != "sequential" and "sequential" in found["same"]:
+                row |= _saved(found["added"], kind, found["delay"][kind])
         rows.append(row)
     return rows
 
 
-def _saved(seconds: list[float], sequential: list[float], delay: float) -> Row:
+def _saved(added: dict[str, list[float]], kind: str, delay: float) -> Row:
     """What a schedule saves of the sequential step, by repeat, and would save without delay."""
-    saved = 1e3 * (np.array(sequential) - np.array(seconds))
+    saved = 1e3 * (np.array(added["sequential"]) - np.array(added[kind]))
     return {
         "saved_ms": float(np.median(saved)),
         "saved_min_ms": float(saved.min()),

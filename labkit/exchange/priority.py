@@ -89,7 +89,10 @@ class PriorityTraining(keras.callbacks.Callback):
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         rows = tf.cast(self.model.optimizer.rows, tf.int64)  # of the data, before any stand-in
         self.model._loss_tracker.update_state(loss, sample_weight=rows)
-        with tf.control_dependencies(self._exchange.issue(gradients, rows)):
+        # A gradient need not depend on the weights of its layer: a step issues after its last wait.
+        with tf.control_dependencies([value]):
+            issued = self._exchange.issue(gradients, rows)
+        with tf.control_dependencies(issued):
             self._pending.assign(True)
             self._rate.assign(self.model.optimizer.learning_rate)
         return self.model.compute_metrics(x, y, value, sample_weight=sample_weight)

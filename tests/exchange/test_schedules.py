@@ -150,6 +150,36 @@ def test_priority_refuses_what_keras_does_around_its_own_step(option: dict[str, 
         Experiment(workers=2, strategy=strategy, optimizer_options=option)
 
 
+def test_priority_waits_before_it_issues_though_no_gradient_asks_for_that(
+    cluster: Cluster,
+) -> None:
+    """The gradients of a loss that is linear in its weights need none of them."""
+
+    def fit(communicator: Any) -> float:
+        import keras
+
+        from labkit.exchange import Exchange
+        from labkit.exchange.priority import PriorityTraining
+        from labkit.keras import Synchronize
+
+        steps, width = 200, 20_000
+        model = keras.Sequential([keras.Input((width,)), keras.layers.Dense(3, use_bias=False)])
+        own = keras.optimizers.SGD(1.0)
+        own.exchange = exchange = Exchange(communicator, "ring", "priority", 2**16)
+        model.compile(optimizer=own, loss=lambda y, scores: keras.ops.sum(scores, axis=-1))
+        training = PriorityTraining(model, lambda: keras.optimizers.SGD(1.0), exchange)
+        callbacks = [training, Synchronize(communicator)]
+        start = model.get_weights()[0]
+        x = np.repeat(np.arange(steps, dtype=np.float32) + communicator.rank, width)
+        x, y = x.reshape(steps, width), np.zeros((steps, 3), np.float32)
+        model.fit(x, y, batch_size=1, shuffle=False, verbose=0, callbacks=callbacks)
+        # Whole numbers and halves: sums of means are exact, up to the start.
+        wanted = start - (np.arange(steps) + 0.5).sum()
+        return float(np.abs(model.get_weights()[0] - wanted).max())
+
+    assert max(cluster.call(fit, ranks=2)) < 0.5
+
+
 def test_priority_names_a_variable_without_a_gradient(cluster: Cluster) -> None:
     def fit(communicator: Any) -> None:
         import keras

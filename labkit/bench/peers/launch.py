@@ -81,8 +81,8 @@ def run(peer: Found, cases: Sequence[str], workers: int, repeats: int) -> list[d
     """Measure a peer on these cases, one thread a process.
 
     Returns:
-        A record a case: `case`, `version`, `seconds` (kind of step -> a median a repeat),
-        `same_weights`.
+        A record a case: `case`, `version`, `seconds` (kind of step -> a median a repeat), `added`
+        (the same, to the local step), `same_weights`.
 
     Raises:
         LabkitError: a process failed or did not end; with the last line that it wrote.

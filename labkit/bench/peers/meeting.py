@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-WARM, STEPS, TURN = 10, 50, 10  # as in labkit.bench.exchange
-LIMIT = 120.0  # seconds to wait for another process
+from labkit.bench.turns import STEPS, Step, take
 
-Step = Callable[[], Any]
+LIMIT = 120.0  # seconds to wait for another process
 
 
 class Meeting:
@@ -57,37 +55,13 @@ class Meeting:
         return told
 
 
-def measure(meeting: Meeting, steps: dict[str, Step], repeats: int) -> dict[str, list[float]]:
-    """Seconds by kind of step, a median a repeat; kinds take turns.
-
-    A step lasts as long as its slowest process, from a common start: 10 warm-up steps, then in
-    each repeat 50 timed ones of every kind, each behind an untimed barrier.
-    """
-    for step in steps.values():
-        for _ in range(WARM):
-            step()
-    seconds: dict[str, list[float]] = {kind: [] for kind in steps}
-    for _ in range(repeats):
-        own: dict[str, list[float]] = {kind: [] for kind in steps}
-        for _ in range(STEPS // TURN):
-            for kind, step in steps.items():
-                own[kind] += _turn(meeting, step)
-        for kind, told in own.items():
-            seconds[kind].append(float(np.median(meeting.gather(told).max(axis=0))))
-    return seconds
+def measure(meeting: Meeting, steps: dict[str, Step], repeats: int) -> dict[str, Any]:
+    """Seconds by kind of step, and what each adds to the local one; a value a repeat."""
+    taken = take(steps, meeting.meet, meeting.gather, repeats)
+    return {"seconds": taken.seconds, "added": taken.added}
 
 
 def same(meeting: Meeting, checksum: float) -> bool:
     """Whether all processes have the same weights, by a sum of them."""
     told = meeting.gather([checksum])
     return bool(np.isfinite(told).all() and (np.ptp(told) <= 1e-6 * np.abs(told).max()))
-
-
-def _turn(meeting: Meeting, step: Step) -> list[float]:
-    own = []
-    for _ in range(TURN):
-        meeting.meet()
-        start = time.perf_counter()
-        step()
-        own.append(time.perf_counter() - start)
-    return own

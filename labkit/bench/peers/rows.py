@@ -61,9 +61,8 @@ def measure(
 
 
 def _rows(peer: Found, record: dict[str, Any], workers: int) -> list[Row]:
-    seconds = record["seconds"]
     rows = []
-    for kind, medians in seconds.items():
+    for kind, medians in record["seconds"].items():
         row = {
             "bench": "exchange",
             "case": record["case"],
@@ -78,6 +77,6 @@ def _rows(peer: Found, record: dict[str, Any], workers: int) -> list[Row]:
             **spread(medians),
         }
         if kind == "step":
-            row |= added(medians, seconds["local"]) | {"same_weights": record["same_weights"]}
+            row |= added(record["added"][kind]) | {"same_weights": record["same_weights"]}
         rows.append(row)
     return rows
