@@ -28,6 +28,9 @@ class Emulation:
     Args:
         comm: an mpi4py communicator of ranks on one host.
         network: what to emulate.
+
+    Attributes:
+        paced: whether a rank holds a message back until the links on its way are free.
     """
 
     def __init__(self, comm: Any, network: Network) -> None:
@@ -43,6 +46,7 @@ class Emulation:
         if comm.rank == 0:
             self._links.busy[:] = 0.0
         self._whole = True
+        self.paced = False
         self._thread = threading.Lock()  # MPI's lock is one for all threads of a rank
         comm.Barrier()
 

@@ -34,7 +34,6 @@ class Executor:
         self._comm, self._traffic, self._emulation = comm, traffic, emulation
         self._wait, self._sleep_until = wait, sleep_until
         self._scratch = np.zeros(0, np.uint8)
-        self.paced = False  # hand a message over only when its links are free
 
     def run(self, plan: Plan, buffer: np.ndarray, tag: int) -> None:
         """Carry out the plan on a flat, contiguous buffer, in place."""
@@ -62,7 +61,7 @@ class Executor:
             data = buffer[message.first : message.last].view(np.uint8)
             if self._emulation:
                 first_byte = np.array([self._emulation.depart(message.peer, data.nbytes)])
-                if self.paced:
+                if self._emulation.paced:
                     self._sleep_until(float(first_byte[0]))
                 requests.append(self._comm.Isend(first_byte, message.peer, tag))
             requests.append(self._comm.Isend(data, message.peer, tag))

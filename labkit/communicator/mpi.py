@@ -104,8 +104,9 @@ class Communicator:
         self._allreduce(buffer, algorithm, what)
 
     def pace(self, paced: bool = True) -> None:
-        """Hand each message of a schedule over only when the links on its way are free, or not."""
-        self._executor.paced = paced
+        """Hand each message of a schedule over only when its emulated links are free, or not."""
+        if self._emulation:
+            self._emulation.paced = paced
 
     @property
     def on_one_host(self) -> bool:
@@ -362,10 +363,9 @@ class Communicator:
     def close(self) -> None:
         """Free what MPI holds for this Communicator (collective)."""
         self.meet("the end of the call")
-        if self._memory is not None:
-            self._memory.close()
-        if self._emulation is not None:
-            self._emulation.close()
+        for own in (self._memory, self._emulation):
+            if own is not None:
+                own.close()
         self.board.close()
         self._comm.Free()
 

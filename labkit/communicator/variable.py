@@ -82,6 +82,8 @@ class Courier:
             first_byte = 0.0
             if self._emulation:
                 first_byte = self._emulation.depart(destination, data.nbytes)
+                if self._emulation.paced:
+                    self._sleep_until(first_byte)
             header = np.array([first_byte, float(data.nbytes)])
             requests.append(self._comm.Isend(header, destination, TAG))
             self.meter(data.nbytes)

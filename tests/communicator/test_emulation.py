@@ -1,5 +1,6 @@
 """Emulated networks on the wall clock: nothing arrives before it would, whatever moves it."""
 
+import itertools
 import time
 
 import numpy as np
@@ -161,3 +162,29 @@ def test_parts_of_the_ranks_wait_for_the_same_links(cluster):
 
     seconds = span(cluster.call(send_between_hosts, network=network))
     assert seconds >= 2 * NBYTES / network.bandwidth  # one behind the other on the uplink
+
+
+@pytest.mark.parametrize("paced", [True, False])
+@pytest.mark.parametrize("what", ["vectors", "payloads"])
+def test_a_paced_rank_holds_a_message_back_until_its_links_are_free(cluster, what, paced):
+    def departures(communicator, what, paced):
+        """When each message was handed over, and when its first byte could leave."""
+        communicator.pace(paced)
+        given, depart = [], communicator._emulation.depart
+
+        def watch(destination, nbytes):
+            called = time.monotonic()
+            given.append((called, depart(destination, nbytes)))
+            return given[-1][1]
+
+        communicator._emulation.depart = watch
+        if what == "vectors":
+            communicator.allreduce(np.ones(NBYTES // 4, np.float32), "all_to_all")
+        else:
+            communicator.gather_bytes(np.ones(NBYTES, np.uint8), "all_to_all")
+        return given
+
+    for given in cluster.call(departures, what, paced, network=SLOW):
+        assert len(given) >= 3
+        held = [later >= free for (_, free), (later, _) in itertools.pairwise(given)]
+        assert all(held) if paced else not any(held[1:2])
