@@ -121,6 +121,7 @@ def write_run(
     name: str = "mlp-digits-allreduce-w2",
     *,
     seed: int = 0,
+    steps: int = 20,
     step_ms: float = 5.0,
     measured: dict[str, Any] | None = None,
     **parameters: Any,
@@ -132,8 +133,8 @@ def write_run(
     store.start(directory, fields, ENVIRONMENT)
     store.finish(
         directory,
-        metrics(workers, epochs, step_milliseconds=step_ms) | (measured or {}),
-        history(workers, epochs, seed=seed, step_ms=step_ms),
+        metrics(workers, epochs, steps, step_milliseconds=step_ms) | (measured or {}),
+        history(workers, epochs, steps, seed=seed, step_ms=step_ms),
     )
     return Run(directory)
 

@@ -25,7 +25,9 @@ def gathered(traces: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     others: list[dict[str, Any]] = []
     alike: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for trace in traces:
-        if "run" in (trace.get("meta") or {}) and len(trace["x"]) == 1:
+        # A line through the points of several runs would say that they belong together.
+        lone = len(trace["x"]) == 1 and "lines" not in (trace.get("mode") or "")
+        if lone and "run" in (trace.get("meta") or {}):
             look = (trace.get("type"), trace.get("mode"), *sorted(set(trace) - _DROPPED))
             alike.setdefault(look, []).append(dict(trace))
         else:

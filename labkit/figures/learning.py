@@ -118,9 +118,8 @@ def loss_traces(entry: Entry, curve: LossCurve, over: str, runs: int) -> list[di
     elif faint:
         line = {"color": transparent(entry.color, 0.3), "width": 1}
         traces.append(quiet | {"y": _thin(curve.loss[keep]), "line": line})
-    line = {"color": entry.color, "dash": entry.dash, "width": 2}
-    main = {"x": x, "y": _thin(curve.smooth[keep]), "mode": "lines", "line": line}
-    return [*traces, main | {"showlegend": False} | entry.style]
+    main = {"x": x, "y": _thin(curve.smooth[keep]), "showlegend": False}
+    return [*traces, main | _look(entry, len(keep), marks=False) | entry.style]
 
 
 def epoch_measure(shown: Sequence[Entry]) -> tuple[str, str]:
@@ -140,14 +139,18 @@ def epoch_trace(
     known = [(x, y) for x, y in points if x is not None]
     if not known:
         return None
-    return {
-        "x": [x for x, _ in known],
-        "y": [y for _, y in known],
-        "mode": "lines" if many else "lines+markers",
-        "line": {"color": entry.color, "dash": entry.dash, "width": 2},
-        "marker": {"symbol": entry.symbol, "size": 7},
-        "showlegend": False,
-    } | entry.style
+    x, y = map(list, zip(*known, strict=True))
+    drawn = {"x": x, "y": y, "showlegend": False}
+    return drawn | _look(entry, len(known), marks=not many) | entry.style
+
+
+def _look(entry: Entry, points: int, marks: bool) -> dict[str, Any]:
+    """A line, with a marker at each point or without; one point alone, of which no line is seen."""
+    marker = {"color": entry.color, "symbol": entry.symbol, "size": 7}
+    if points == 1:
+        return {"mode": "markers", "marker": marker}
+    line = {"mode": "lines", "line": {"color": entry.color, "dash": entry.dash, "width": 2}}
+    return line | {"mode": "lines+markers", "marker": marker} if marks else line
 
 
 def _spent(entry: Entry, epoch: dict[str, Any], over: str, curve: LossCurve | None) -> float | None:

@@ -16,6 +16,7 @@ from labkit.figures import (
     heat_map,
     parallel_coordinates,
     pareto,
+    parts,
     scatter,
     table,
 )
@@ -190,10 +191,30 @@ def test_points_of_many_runs_are_one_trace_that_knows_whose_they_are(tmp_path: P
     assert "seed 3" in bars[0].hovertemplate[3]
 
 
+@pytest.mark.parametrize("runs", [1, 3, MANY + 1, 120])
+@pytest.mark.parametrize(("epochs", "steps"), [(1, 20), (1, 1)])
+def test_curves_of_one_point_are_points_that_can_be_seen(
+    tmp_path: Path, runs: int, epochs: int, steps: int
+) -> None:
+    made = [write_run(tmp_path, seed=seed, epochs=epochs, steps=steps) for seed in range(runs)]
+    loss, tests, _ = parts(made)
+    for figure, points in ((loss, steps), (tests, epochs)):
+        drawn = [
+            trace for trace in figure.data if trace.type == "scatter" and trace.x[0] is not None
+        ]
+        lines = [trace for trace in drawn if "lines" in trace.mode and len(trace.x) > 1]
+        marks = [trace for trace in drawn if "markers" in trace.mode]
+        assert bool(lines) == (points > 1)
+        if points == 1:
+            assert sum(len(trace.x) for trace in marks) == 3 * runs  # steps, seconds, bytes
+            assert all(trace.marker.color is not None for trace in marks)
+
+
 def test_lines_and_points_without_a_run_are_left_as_they_are() -> None:
     line = {"x": [1, 2], "y": [3, 4], "meta": {"run": "a"}, "name": "a"}
+    short = {"x": [1], "y": [3], "mode": "lines", "meta": {"run": "b"}, "name": "b"}
     front = {"x": [1], "y": [3], "name": "front"}
-    assert gathered([line, front]) == [line, front]
+    assert gathered([line, short, front]) == [line, short, front]
 
 
 def test_the_reading_knows_who_is_best_and_what_seeds_leave_open(tmp_path: Path) -> None:
