@@ -38,6 +38,7 @@ def test_a_report_holds_plotly_once_and_names_every_run(tmp_path: Path) -> None:
     for words in ("workers 1", "workers 2", "passed (max |Δ| 3.1e-16)", "Does it pay?", "2.21.0"):
         assert words in text
     assert "labkit run notebooks/tour.ipynb -p workers 2 -p dataset digits" in text
+    assert "As all jobs ran it." not in text
 
 
 def test_nothing_in_the_page_names_a_host_or_loads_a_file(tmp_path: Path) -> None:
@@ -176,6 +177,7 @@ def test_the_text_of_a_notebook_that_ran_often_stands_once_without_outputs(tmp_p
     text = page(report(tmp_path, tmp_path / "report.html"))
     assert text.count("Does it pay?") == 1
     assert text.count("<summary>Code</summary>") == 1
+    assert "As all jobs ran it." in text
     for words in ("came to", "injected-parameters_", "papermill-error"):
         assert words not in text
 

@@ -83,6 +83,7 @@ def _page(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
         figures=_figures(runs),
         table=_rows(runs, shown),
         shared=shared,
+        whole=all(executed.values()),
         notebooks=[render(path, outputs) for path, outputs in executed.items()],
         commands=commands(runs),
         details=[_details(entry, shared if len(runs) > 1 else {}) for entry in shown],
