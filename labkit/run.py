@@ -127,7 +127,7 @@ class Run:
 
         Raises: LabkitError, where the run has no timeline.
         """
-        from labkit.exchange import chrome_trace
+        from labkit.trace import chrome_trace
 
         if self.timeline.empty:
             where = "; its seeds have one each" if self.seeds else ""
@@ -177,7 +177,8 @@ class Run:
     def _repr_html_(self) -> str:
         from labkit.displays import run_html
 
-        return run_html(self)
+        figures = {name: shown(value) for name, value in key_metrics(self).items()}
+        return run_html(self, {"verdict": verdict(self)} | figures)
 
 
 def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from labkit.deployment.prune import Scope, kernels, set_to_zero, smallest
+from labkit.deployment.magnitude import Scope, kernels, set_to_zero, smallest
 from labkit.errors import InvalidInput
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from labkit.displays.html import card, curve, folded, pairs, preformatted
@@ -11,14 +12,11 @@ if TYPE_CHECKING:
     from labkit.run import Run
 
 
-def run_html(run: Run) -> str:
-    """State, verdict, key figures; the loss after each epoch; folded: the parameters."""
-    from labkit.run import key_metrics, shown, verdict
-
+def run_html(run: Run, facts: Mapping[str, str]) -> str:
+    """State and facts (verdict, key figures); the loss after each epoch; folded: parameters."""
     status = run.status
     cause = f" · {status['cause']}" if status.get("cause") else ""
-    rows = {"state": f"{status['state']}{cause}", "verdict": verdict(run)}
-    rows |= {name: shown(value) for name, value in key_metrics(run).items()}
+    rows = {"state": f"{status['state']}{cause}", **facts}
     parameters = json.dumps(run.experiment, indent=1, ensure_ascii=False)
     return card(
         run.name,

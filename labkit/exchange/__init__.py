@@ -4,7 +4,7 @@ from labkit.exchange.compressed import Layer, Seen
 from labkit.exchange.exchange import BUCKET_BYTES, Exchange, NotFinite
 from labkit.exchange.overlap import Overlap, overlaps
 from labkit.exchange.schedules import SCHEDULES
-from labkit.exchange.timeline import Timeline, chrome_trace, timeline_rows
+from labkit.exchange.timeline import Timeline, timeline_rows
 
 __all__ = [
     "BUCKET_BYTES",
@@ -15,7 +15,6 @@ __all__ = [
     "Overlap",
     "Seen",
     "Timeline",
-    "chrome_trace",
     "overlaps",
     "timeline_rows",
 ]

@@ -10,7 +10,7 @@ from labkit.figures.animation import Animation, buttons, slider, text_trace
 from labkit.figures.canvas import HEAD, Figure, base_layout
 from labkit.figures.entries import INK
 from labkit.figures.pipeline_gantt import ACTIONS
-from labkit.figures.pipeline_steps import Tick, value_name
+from labkit.figures.pipeline_ticks import Tick, value_name
 from labkit.schedules.pipeline import Table
 from labkit.schedules.pipeline.table import LETTERS
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit import datasets, models
-from labkit.deployment.prune import Prune, kernels, smallest
+from labkit.deployment.magnitude import kernels, smallest
+from labkit.deployment.prune import Prune
 from labkit.errors import InvalidInput
 
 DATA = datasets.load("digits", rows=256, test_rows=64)
