@@ -160,11 +160,13 @@ def notebook(*sources: str) -> Path:
 
 
 @pytest.mark.slow
-def test_a_notebook_has_the_magic_once_a_cluster_is_up() -> None:
+def test_a_notebook_has_both_magics_once_a_cluster_is_up() -> None:
+    """`%%px` runs on all ranks and returns when all have ended; names are the same in both."""
     job = execute(
         notebook(
             "import labkit as lk\ncluster = lk.Cluster(workers=2)",
-            "%%ranks\nfrom mpi4py import MPI\nMPI.COMM_WORLD.rank + 5",
+            "%%px\nfrom mpi4py import MPI\nhere = MPI.COMM_WORLD.rank\nprint('at', here)",
+            "%%ranks\nhere + 5",
             "%%ranks\nimport time\nif MPI.COMM_WORLD.rank == 1: 1 / 0\ntime.sleep(600)",
         )
     )
@@ -172,6 +174,9 @@ def test_a_notebook_has_the_magic_once_a_cluster_is_up() -> None:
     assert job.rank == 1
     assert "rank 1 failed: ZeroDivisionError: division by zero" in str(job.cause)
     cells = json.loads((job.path / "output.ipynb").read_text())["cells"]
+    [beside] = [cell for cell in cells if "".join(cell["source"]).startswith("%%px")]
+    said = json.dumps(beside["outputs"])
+    assert all(f"[stdout:{rank}] at {rank}" in said for rank in (0, 1))
     ours = [cell for cell in cells if "".join(cell["source"]).startswith("%%ranks")]
     texts = [json.dumps(cell["outputs"]) for cell in ours]
     assert texts[0].index("[rank 0]") < texts[0].index('"5"') < texts[0].index('"6"')
