@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,7 +126,7 @@ def compare(
     runs = _load(paths)
     click.echo(figures.table(runs).to_string(na_rep=""))
     page = figures.compare(runs).to_html(config=CONFIG, include_mathjax=False)
-    write_atomically(output, page)
+    write_atomically(_ready(output), page)
     click.echo(f"figure: {shown(output)}")
     for kind, path in ((".csv", csv), (".parquet", parquet)):
         if path is not None:
@@ -159,7 +160,7 @@ def trace(path: Path, output: Path) -> None:
     runs = _load((path,))
     if len(runs) > 1:
         raise InvalidInput(f"{path} holds {len(runs)} runs: give the folder of one of them")
-    click.echo(f"trace: {shown(runs[0].export_trace(output))}")
+    click.echo(f"trace: {shown(runs[0].export_trace(_ready(output)))}")
 
 
 @app.command()
@@ -188,7 +189,7 @@ def new(name: str, model: str, dataset: str, strategies: str) -> None:
     from labkit.template import new as write_new
 
     path = write_new(name, model, dataset, strategies)
-    click.echo(f"notebook: {path}; run it: labkit run {path}")
+    click.echo(f"notebook: {path}; run it: {shlex.join(['labkit', 'run', str(path)])}")
 
 
 @app.command()
@@ -201,7 +202,7 @@ def methods(output: Path | None) -> None:
     if output is None:
         click.echo(page(Path("notebooks")), nl=False)
     else:
-        write_atomically(output, page(Path("notebooks"), output.parent))
+        write_atomically(_ready(output), page(Path("notebooks"), output.parent))
 
 
 @app.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
@@ -271,6 +272,15 @@ def _experiment(path: Path, given: dict[str, Any]) -> Experiment:
     fields = read_yaml(read_text(path), str(path))
     fields.pop("schema", None)  # the experiment.json of a run is a file to start from, too
     return Experiment(**fields | {name: value_of(value) for name, value in given.items()})
+
+
+def _ready(output: Path) -> Path:
+    """The file that is to be written, in a folder that is there."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"{output} cannot be written: {error.strerror}") from error
+    return output
 
 
 def _load(paths: tuple[Path, ...]) -> list[Run]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal, Self
 
-import numpy as np
 from pydantic import (
-    BaseModel,
     Field,
     PositiveFloat,
     PositiveInt,
@@ -22,6 +19,7 @@ from pydantic import (
 
 from labkit import datasets, models
 from labkit.checked import Checked
+from labkit.content import as_json, label_of
 from labkit.errors import InvalidInput
 from labkit.network import Network
 from labkit.options import lookup
@@ -189,7 +187,7 @@ class Experiment(Checked):
         """Its name, or one made of what it runs."""
         if self.name:
             return self.name
-        model, data = (v if isinstance(v, str) else _label(v) for v in (self.model, self.dataset))
+        model, data = (v if isinstance(v, str) else label_of(v) for v in (self.model, self.dataset))
         return f"{model}-{data}-{type(self.strategy).__name__.lower()}-w{self.workers}"
 
     @property
@@ -252,7 +250,7 @@ class Experiment(Checked):
         record: dict[str, Any] = {"schema": SCHEMA}
         for field in type(self).model_fields:
             value = getattr(self, field)
-            record[field] = value.to_json() if isinstance(value, Strategy) else _json(value)
+            record[field] = value.to_json() if isinstance(value, Strategy) else as_json(value)
         return record
 
     def __repr__(self) -> str:
@@ -292,53 +290,3 @@ def leaves(value: Any) -> list[Any]:
     if isinstance(value, tuple | list):
         return [leaf for item in value for leaf in leaves(item)]
     return [value]
-
-
-def _json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _json(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_json(item) for item in value]
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if callable(value):
-        return {"callable": _label(value), "source": _source(value)} | _captured(value)
-    if isinstance(value, np.generic):
-        return value.item()
-    if hasattr(value, "shape"):
-        array = np.ascontiguousarray(value)
-        checksum = hashlib.sha256(array.tobytes()).hexdigest()
-        return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": checksum}
-    return value
-
-
-def _label(value: Any) -> str:
-    return getattr(value, "__name__", type(value).__name__) if callable(value) else "arrays"
-
-
-def _source(function: Any) -> str:
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):  # typed into a bare interpreter: its code stands for its source
-        import cloudpickle
-
-        return "sha256 " + hashlib.sha256(cloudpickle.dumps(function)).hexdigest()
-
-
-def _captured(function: Any) -> dict[str, Any]:
-    """Values that a function brings along: two models of one factory differ in nothing else."""
-    if not inspect.isfunction(function):
-        return {}
-    parameters = inspect.signature(function).parameters.values()
-    values = {p.name: p.default for p in parameters if p.default is not p.empty}
-    values |= inspect.getclosurevars(function).nonlocals
-    plain = {k: _json(v) for k, v in values.items() if hasattr(v, "dtype") or _is_plain(v)}
-    return {"captured": plain} if plain else {}
-
-
-def _is_plain(value: Any) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True

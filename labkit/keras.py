@@ -176,12 +176,6 @@ class Synchronize(keras.callbacks.Callback):
             InvalidInput: gradients would not be exchanged.
         """
         super().set_model(model)
-        if not _optimizers(model):
-            raise InvalidInput(
-                "the model's optimizer exchanges no gradients: compile with "
-                "optimizer=DistributedOptimizer(optimizer, communicator), made after "
-                "keras.config.set_dtype_policy"
-            )
         attach(model)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -224,8 +218,17 @@ def attach(model: Any) -> None:
 
     Those are the one that it is compiled with, and what a `train_step` of its own keeps in
     attributes of the model.
+
+    Raises:
+        InvalidInput: there is none: gradients would not be exchanged.
     """
     optimizers = _optimizers(model)
+    if not optimizers:
+        raise InvalidInput(
+            "the model's optimizer exchanges no gradients: compile with "
+            "optimizer=DistributedOptimizer(optimizer, communicator), made after "
+            "keras.config.set_dtype_policy"
+        )
     if model.jit_compile:
         if optimizers[0].exchange.communicator.rank == 0:
             print("labkit: jit_compile is off: XLA cannot call MPI", file=sys.stderr)

@@ -146,3 +146,24 @@ class Recorder(keras.callbacks.Callback):
         if self.communicator.rank == 0:  # the metrics of an epoch are those of all ranks
             self.report("epoch", self.epochs[self._sent_epochs :])
         self._sent, self._sent_epochs, self._sent_at = len(self.rows), len(self.epochs), now
+
+
+class StopTogether(keras.callbacks.Callback):
+    """Comes last: where a callback of one rank ends training within an epoch, all ranks end it.
+
+    They do so after the same step, two later: a rank that exchanges by priority may have one step
+    behind it that the others have not seen.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        super().__init__()
+        self._board, self._step = communicator.board, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Pass on a rank's wish to stop; follow that of any."""
+        step, self._step = self._step, self._step + 1
+        if self._board.asked_to_stop(step):
+            return
+        if self.model.stop_training and not self._board.ends_with(step):
+            self._board.end_after(step + 2)
+        self.model.stop_training = self._board.ends_with(step)

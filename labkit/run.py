@@ -38,7 +38,8 @@ class Run:
     @property
     def name(self) -> str:
         """The directory's name: `<label>-<hash8>`, with -2, -3 … for later runs of the same."""
-        return self.path.name
+        given = self.path.name  # none, where the run is the folder that one stands in
+        return given if given not in ("", "..") else self.path.resolve().name
 
     @cached_property
     def experiment(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from labkit.experiment import Experiment
 from labkit.feed import Feed, Source
 from labkit.keras import copy_of, evaluate
 from labkit.loop import train
+from labkit.recorder import StopTogether
 from labkit.strategies import Predictor
 
 
@@ -69,7 +70,7 @@ class TrainingSession:
             steps_per_epoch=self.feed.steps,
             shuffle=False,  # the plan has shuffled
             validation_data=self.feed.validation,
-            callbacks=[*callbacks, *self.callbacks],
+            callbacks=[*callbacks, *self.callbacks, StopTogether(self.communicator)],
             verbose=0,
         )
 

@@ -374,8 +374,21 @@ def why_unusable(directory: Path) -> str | None:
     """One line saying why a run directory cannot be used (half written, newer schema), or None."""
     try:
         read_json(directory / "experiment.json")
-        if read_status(directory)["state"] == "completed":
+        completed = read_status(directory)["state"] == "completed"
+        if completed or (directory / "metrics.json").exists():
             read_json(directory / "metrics.json")
     except LabkitError as error:
         return str(error)
-    return None
+    torn = [path for path in directory.glob("*.parquet") if not _is_whole(path)]
+    return f"{directory.name}/{torn[0].name} is torn: copy the run again" if torn else None
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a Parquet file has its end, without which nothing of it can be read."""
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - len(_PARQUET)))
+        return file.read() == _PARQUET
+
+
+_PARQUET = b"PAR1"

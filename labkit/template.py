@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,8 @@ def new(name: str, model: str = "mlp", dataset: str = "digits", strategies: str 
     chosen = declared.convert(strategies or STRATEGIES)
     for each in chosen:
         Experiment(model=model, dataset=dataset, workers=2, strategy=each)
-    notebook = _notebook(list(_cells(path.name, model, dataset, chosen)))
+    shown = shlex.quote(path.name if path.is_absolute() else str(path))
+    notebook = _notebook(list(_cells(shown, model, dataset, chosen)))
     text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
     try:
         with path.open("x") as file:

@@ -248,3 +248,22 @@ def test_help_comes_within_a_second_without_what_is_heavy() -> None:
     assert done.stdout.endswith("[]\n")
     for command in ("run", "ls", "compare", "report", "doctor", "lab"):
         assert f"\n  {command} " in done.stdout
+
+
+def test_a_result_may_go_into_a_folder_that_is_not_there_yet() -> None:
+    write_run(Path("runs"))
+    assert labkit("compare", "runs", "-o", "new/compare.html").exit_code == 0
+    assert labkit("methods", "-o", "other/METHODS.md").exit_code == 0
+    assert Path("new/compare.html").exists()
+    assert Path("other/METHODS.md").exists()
+    Path("file").write_text("")
+    result = labkit("compare", "runs", "-o", "file/compare.html")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert "file/compare.html cannot be written" in result.stderr
+
+
+def test_the_command_of_a_new_notebook_can_be_pasted() -> None:
+    assert "run it: labkit run 'my study.ipynb'" in labkit("new", "my study").stdout
+    Path("deep").mkdir()
+    labkit("new", "deep/mine")
+    assert "labkit run deep/mine.ipynb" in Path("deep/mine.ipynb").read_text()

@@ -133,3 +133,13 @@ def test_a_tool_that_is_not_installed_is_a_line_to_paste(
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 1
     assert f"--extra {name}" in result.output
+
+
+def test_runs_of_one_name_stay_apart_in_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    places = [tmp_path / sweep / "001_workers=1" for sweep in ("x-sweep", "x-sweep-2")]
+    runs = [write_run(place) for place in places] + [write_run(tmp_path, "other")]
+    folder = to_tensorboard(runs, tmp_path / "board")
+    written = {str(path.parent.relative_to(folder)) for path in folder.rglob("events*")}
+    name = runs[0].name
+    assert written == {f"{p.parent.name}/{p.name}/{name}" for p in places} | {"other"}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
+import shlex
 from pathlib import Path
 
 import nbformat
@@ -14,8 +16,10 @@ from sample_runs import FAILED_GATE, output, write_job, write_run
 
 from labkit import store
 from labkit.errors import LabkitError
+from labkit.experiment import Experiment
 from labkit.figures import compare
 from labkit.report import report
+from labkit.report.jobs import commands
 from labkit.report.notebook import render, sanitized
 from labkit.report.scripts import unwrapped
 
@@ -210,3 +214,31 @@ def test_a_failed_gate_is_said_in_the_table_and_no_speed_is(tmp_path: Path) -> N
     assert "failed (max |Δ| 0.25)" in text
     assert "parameters differ from those of one process" in text
     assert text.count("51,200</td>") == 1
+
+
+def test_runs_without_a_job_have_a_line_that_makes_them_again(tmp_path: Path) -> None:
+    experiment = Experiment(
+        workers=2, epochs=2, strategy={"name": "AllReduce", "algorithm": "ring"}
+    )
+    known = experiment.to_json()
+    fields = {name: value for name, value in known.items() if name not in ("schema", "steps")}
+    own = {"callable": "net", "source": "def net(): ..."}
+    runs = [
+        write_run(tmp_path, **fields),
+        write_run(tmp_path, "mine", **fields | {"model": own}),
+    ]
+    [line] = commands(runs)
+    told, command = line.split(" > ")
+    record = json.loads(shlex.split(told)[1])
+    record.pop("schema", None)
+    assert Experiment(**record).hash8 == experiment.hash8
+    assert command == "mlp-digits-allreduce-w2.yaml && labkit run mlp-digits-allreduce-w2.yaml"
+    assert "labkit run mlp-digits" in page(report(runs, tmp_path / "report.html"))
+
+
+def test_a_report_from_inside_a_run_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write_run(tmp_path).path)
+    text = page(report(".", tmp_path / "report.html"))
+    assert "<title>mlp-digits-allreduce-w2</title>" in text

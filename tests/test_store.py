@@ -169,6 +169,24 @@ def test_runs_are_found_at_any_depth_but_not_inside_a_run(tmp_path: Path) -> Non
     assert store.find_runs(top.path) == [top.path]
 
 
+@pytest.mark.parametrize("kept", [0, 3, -3])
+def test_a_run_whose_history_is_torn_is_left_out(tmp_path: Path, kept: int) -> None:
+    good, torn = write_run(tmp_path), write_run(tmp_path)
+    path = torn.path / "history.parquet"
+    path.write_bytes(path.read_bytes()[:kept])
+    found = store.scan(tmp_path)
+    assert found.runs == [good.path]
+    assert "history.parquet is torn: copy the run again" in found.skipped[0]
+
+
+def test_broken_metrics_of_a_run_that_did_not_complete_are_a_line_too(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    status = store.read_json(run.path / "status.json")
+    store.write_json(run.path / "status.json", status | {"state": "interrupted"})
+    (run.path / "metrics.json").write_text("{")
+    assert "metrics.json cannot be read" in store.scan(tmp_path).skipped[0]
+
+
 def test_unusable_runs_are_left_out_with_one_line_each(tmp_path: Path) -> None:
     good = write_run(tmp_path)
     newer, torn, half, lost = (write_run(tmp_path).path for _ in range(4))

@@ -427,6 +427,24 @@ def test_early_stopping_ends_all_ranks_after_the_same_epoch(cluster: Cluster) ->
     assert run.status["state"] == "completed"
 
 
+def test_a_callback_that_stops_one_rank_within_an_epoch_stops_all(cluster: Cluster) -> None:
+    def stop() -> list[Any]:
+        import keras
+
+        class OnOneRank(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                from mpi4py import MPI
+
+                if MPI.COMM_WORLD.rank == 1 and self.model.optimizer.iterations == 1:
+                    self.model.stop_training = True
+
+        return [OnOneRank()]
+
+    run = cluster.run(Experiment(**SHORT | {"epochs": 3, "callbacks": stop}), show=False)
+    assert run.status["state"] == "completed"
+    assert run.history.groupby("rank").size().tolist() == [3, 3]
+
+
 def test_repeats_are_seeds_with_medians_and_spread(cluster: Cluster) -> None:
     run = cluster.run(Experiment(**SHORT | {"repeats": 3, "seed": 5}), show=False)
     assert [seed.name for seed in run.seeds] == ["seed5", "seed6", "seed7"]

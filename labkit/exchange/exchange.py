@@ -165,7 +165,10 @@ class Exchange:
         """One operation after backpropagation: pack, sum, hand out."""
         import tensorflow as tf
 
+        traced = self._signature
+
         def exchange(count: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
+            self._check_layout(traced)
             self._attend(True)  # another exchange of these ranks may have said otherwise
             self.communicator.pace(self.schedule == "staggered")
             for number, bucket in enumerate(self.buckets):
@@ -221,7 +224,10 @@ class Exchange:
     def _issue(self, number: int, gradients: list[Any], rows: Any) -> Any:
         import tensorflow as tf
 
+        traced = self._signature
+
         def issue(count: np.ndarray, *arrays: np.ndarray) -> np.int64:
+            self._check_layout(traced)
             self._pack(number, arrays, count)
             self.service.issue(number)
             return np.int64(number)
@@ -246,6 +252,10 @@ class Exchange:
         if signature == self._signature:
             return
         agree(self.communicator, signature)
+        if not signature:
+            raise InvalidInput(
+                "no variable has a gradient: is the loss made of the model's output?"
+            )
         self._signature = signature
         lengths = [int(np.prod(shape)) for _, shape, _ in signature]
         dtypes = [np.dtype(g.dtype.as_numpy_dtype) for g in gradients]
@@ -283,6 +293,14 @@ class Exchange:
         self._steps[number] = self.timeline.step
         self._pieces[number] = self._packings[number](arrays, bool(count))
         self.timeline.add("pack", number, start)
+
+    def _check_layout(self, traced: Any) -> None:
+        """Refuse a step that was traced before another one laid out the buckets anew."""
+        if traced is not self._signature:
+            raise InvalidInput(
+                "two compiled training steps with different variables share one distributed "
+                "optimizer; give each step an optimizer of its own"
+            )
 
     def _attend(self, standing: bool) -> None:
         """While the training step stands still, waits may take its core."""

@@ -39,12 +39,14 @@ def to_tensorboard(runs: Iterable[Run], folder: Path | str) -> Path:
 
 
 def _names(runs: list[Run]) -> list[str]:
-    """Names of runs; those of one name get the folder in front in which they lie."""
-    names = [run.name for run in runs]
-    return [
-        run.name if names.count(run.name) == 1 else f"{run.path.resolve().parent.name}/{run.name}"
-        for run in runs
-    ]
+    """Names of runs; those of one name get so many folders in front as tell them apart."""
+    paths = [run.path.resolve() for run in runs]
+
+    def name(path: Path, parts: int = 1) -> str:
+        alike = [other for other in paths if other.parts[-parts:] == path.parts[-parts:]]
+        return "/".join(path.parts[-parts:]) if len(set(alike)) == 1 else name(path, parts + 1)
+
+    return [name(path) for path in paths]
 
 
 def _records(run: Run) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabkitError
 from labkit.figures import entries as naming
@@ -78,7 +78,7 @@ def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
     found = [runs] if isinstance(runs, Run) else list(runs)
     if not found:
         raise LabkitError(naming.NO_RUNS)
-    differences = naming.differences(found)
+    differences = [_apart(row) for row in naming.differences(found)]
     rows = [
         row | {"state": _state(run), "gate": verdict(run)} | key_metrics(run)
         for run, row in zip(found, differences, strict=True)
@@ -87,6 +87,11 @@ def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
     measured = [name for name in KEY_METRICS if any(name in row for row in rows)]
     index = pd.Index(naming.labels(found), name="run")
     return pd.DataFrame(rows, columns=[*differing, "state", "gate", *measured], index=index)
+
+
+def _apart(row: dict[str, Any]) -> dict[str, Any]:
+    """Parameters whose names are those of other columns, under names of their own."""
+    return {f"{k} (asked)" if k in ("state", "gate") else k: v for k, v in row.items()}
 
 
 def show(figure: Figure) -> None:
@@ -176,7 +181,15 @@ def _remarks(shown: Sequence[Entry]) -> list[str]:
     empty = [entry for entry in shown if not entry.metrics]
     lines = [f"{e.label}: no results ({_state(e.run)})" for e in empty[:2]]
     more = [f"{len(empty) - 2} more without results"] if len(empty) > 2 else []
-    return [*([OVERSUBSCRIBED] if busy else []), *lines, *more]
+    single = [entry for entry in shown if entry.metrics and _is_one_step(entry)]
+    traced = [f"{len(single)} of one step: their speed is that of tracing it"] if single else []
+    return [*([OVERSUBSCRIBED] if busy else []), *traced, *lines, *more]
+
+
+def _is_one_step(entry: Entry) -> bool:
+    """Whether nothing came after the step in which TensorFlow traces."""
+    first, whole = (entry.metrics.get(name) for name in ("first_step_ms", "train_seconds"))
+    return bool(first and whole and first / 1e3 >= whole * (1 - 1e-9))
 
 
 def _state(run: Run) -> str:

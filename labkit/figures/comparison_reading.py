@@ -16,7 +16,7 @@ from labkit.figures.pareto import front, points
 from labkit.figures.reading import Markdown
 from labkit.figures.units import bytes_text
 from labkit.run import Run
-from labkit.verdict import accuracies, judge
+from labkit.verdict import accuracies, judge, seeds_of
 
 _CHANCE = ("name", "seed", "repeats")  # runs that differ in these alone are one method
 _NAMED = 6  # so many runs are named in a sentence; figures and table have all
@@ -33,6 +33,12 @@ class Method:
     def accuracies(self) -> list[float]:
         """Test accuracies, one a seed."""
         return [value for each in self.runs for value in accuracies(each.run).values()]
+
+    @property
+    def losses(self) -> list[float]:
+        """Test losses, one a seed."""
+        seeds = [seed for each in self.runs for seed in seeds_of(each.run)]
+        return [v for seed in seeds if (v := seed.metrics.get("test_loss")) is not None]
 
     @property
     def speed(self) -> tuple[float, float, float] | None:
@@ -112,7 +118,7 @@ def _best(found: Sequence[Method]) -> str:
         key=lambda method: -mean(method.accuracies),
     )
     if not ranked:
-        return "No run has a test accuracy."
+        return _least_loss(found)
     first, *others = ranked
     text = f"Highest test accuracy: **{first.label}**, {_share(first)}"
     if not others:
@@ -126,6 +132,24 @@ def _best(found: Sequence[Method]) -> str:
     if min(len(first.accuracies), len(others[0].accuracies)) < 2:
         known = "with one seed this may be chance"
     return f"{text}; next {others[0].label}, {_share(others[0])}: {known}."
+
+
+def _least_loss(found: Sequence[Method]) -> str:
+    """What tasks without an accuracy are judged by."""
+    ranked = sorted((method for method in found if method.losses), key=lambda m: mean(m.losses))
+    if not ranked:
+        return "No completed run has a test result."
+    first, *others = ranked
+    text = f"Lowest test loss: **{first.label}**, {_loss(first)}"
+    if not others:
+        return f"{text}."
+    own, other = first.losses, others[0].losses
+    known = "which is within the spread of their seeds"
+    if min(len(own), len(other)) < 2:
+        known = "with one seed this may be chance"
+    elif max(own) < min(other):
+        known = "each of its seeds is lower"
+    return f"{text}; next {others[0].label}, {_loss(others[0])}: {known}."
 
 
 def _fastest(found: Sequence[Method]) -> str:
@@ -177,6 +201,13 @@ def _share(method: Method) -> str:
     if len(values) == 1:
         return f"{values[0]:.2%}"
     return f"{mean(values):.2%} ({len(values)} seeds, {min(values):.2%} to {max(values):.2%})"
+
+
+def _loss(method: Method) -> str:
+    values = method.losses
+    if len(values) == 1:
+        return f"{values[0]:.4g}"
+    return f"{mean(values):.4g} ({len(values)} seeds, {min(values):.4g} to {max(values):.4g})"
 
 
 def _speed(values: tuple[float, float, float]) -> str:

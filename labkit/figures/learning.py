@@ -87,14 +87,20 @@ def loss_curve(history: pandas.DataFrame) -> LossCurve | None:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """A centred moving mean over a twentieth of the values; at the ends over what is there."""
+    """A centred moving mean over a twentieth of the values; at the ends over what is there.
+
+    A value that is infinite or not a number leaves a gap at its place, and nowhere else.
+    """
     width = len(values) // 40
-    if width == 0:
-        return values
-    total = np.concatenate([[0.0], np.cumsum(values)])
+    known = np.isfinite(values)
+    if width == 0 or not known.any():
+        return np.where(known, values, np.nan)
+    total = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
+    count = np.concatenate([[0], np.cumsum(known)])
     place = np.arange(len(values))
     first, last = np.maximum(place - width, 0), np.minimum(place + width + 1, len(values))
-    return np.asarray((total[last] - total[first]) / (last - first))
+    mean = (total[last] - total[first]) / np.maximum(count[last] - count[first], 1)
+    return np.asarray(np.where(known, mean, np.nan))
 
 
 def loss_traces(entry: Entry, curve: LossCurve, over: str, runs: int) -> list[dict[str, Any]]:

@@ -112,4 +112,9 @@ def _names(field: str) -> list[str]:
 
 def _text(value: Any) -> str:
     """A value as a command line gives it."""
-    return value if isinstance(value, str) else "None" if value is None else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    try:
+        return "None" if value is None else json.dumps(value)
+    except TypeError:  # a set, or bytes: shown, and left to the notebook
+        return repr(value)

@@ -1,4 +1,4 @@
-"""The notebook jobs in which runs lie: what they ran, and the line that runs it again."""
+"""How runs were made: the notebook jobs in which they lie, and the lines that make them again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from labkit import store
 from labkit.errors import LabkitError
@@ -35,9 +36,33 @@ def notebooks(runs: Sequence[Run]) -> dict[Path, bool]:
 
 
 def commands(runs: Sequence[Run]) -> list[str]:
-    """The lines that execute the jobs' notebooks again with the same parameters."""
-    found = (_command(job) for job in jobs(runs))
+    """The lines that make the runs again: their notebooks', or their experiments'.
+
+    A run that lies in no job has a line of its own, unless a function or arrays are part of it.
+    """
+    alone = [run for run in runs if not (run.path.resolve().parent / "params.yaml").exists()]
+    found = [*map(_command, jobs(runs)), *map(_experiment, alone)]
     return list(dict.fromkeys(line for line in found if line))
+
+
+def _experiment(run: Run) -> str:
+    from labkit.experiment import Experiment
+
+    usual = Experiment().to_json()
+    fields = {k: v for k, v in run.experiment.items() if k not in usual or v != usual[k]}
+    if any(_is_own(value) for value in fields.values()):
+        return ""
+    file = f"{run.name}.yaml"
+    said = shlex.quote(json.dumps(fields))
+    return scrub(f"echo {said} > {shlex.quote(file)} && {shlex.join(['labkit', 'run', file])}")
+
+
+def _is_own(value: Any) -> bool:
+    """Whether a record tells of something that it does not hold: a function, or arrays."""
+    if isinstance(value, dict):
+        known = value.keys() & {"callable", "sha256"}
+        return bool(known) or any(_is_own(each) for each in value.values())
+    return isinstance(value, list) and any(_is_own(each) for each in value)
 
 
 def _command(job: Path) -> str:

@@ -127,6 +127,8 @@ def _run(folder: Path, plan: Plan, known: dict[str, Any]) -> None:
         total, done = len(plan.members), len(plan.members) - len(todo)
         click.echo(f"{shown(folder)}: {total} members" + (f", {done} done" if done else ""))
         options = {"jobs": known["jobs"], "limit": known["limit"]}
+        if options["jobs"] is None and any(member.cores is None for member in todo):
+            click.echo("no parameter `workers`: one member at a time; --jobs N runs N", err=True)
         record.update(folder, state="running", started=store.now(), ended=None, **options)
         scheduler = Scheduler(plan, folder, **options, progress=Progress(total, done))
         finished = scheduler.run(todo)

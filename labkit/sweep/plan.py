@@ -26,6 +26,7 @@ class Member:
         values: its parameters, of the types that the notebook declares.
         repeat: which of several with the same values.
         workers, threads: the largest that it asks for; 1 where the notebook has no such parameter.
+        known: whether the notebook has a parameter `workers`; else only it knows its ranks.
     """
 
     folder: str
@@ -33,11 +34,12 @@ class Member:
     repeat: int
     workers: int
     threads: int
+    known: bool = True
 
     @property
-    def cores(self) -> int:
-        """Ranks × threads."""
-        return self.workers * self.threads
+    def cores(self) -> int | None:
+        """Ranks × threads; None where nobody knows before it runs."""
+        return self.workers * self.threads if self.known else None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -59,9 +61,14 @@ class Plan:
         return _digest([store.shown_path(self.notebook), asked])
 
     @cached_property
+    def text(self) -> bytes:
+        """The notebook as the sweep finds it: members execute this, whatever comes after."""
+        return self.notebook.read_bytes()
+
+    @cached_property
     def _code(self) -> list[Any]:
         """What results depend on: the notebook's code, and labkit's. Outputs and prose do not."""
-        cells = json.loads(self.notebook.read_bytes())["cells"]
+        cells = json.loads(self.text)["cells"]
         code = [
             ["".join(cell["source"]), cell["metadata"].get("tags", [])]
             for cell in cells
@@ -203,7 +210,7 @@ def _member(
         name: _largest(checked.get(name, known[name].default if name in known else 1))
         for name in ("workers", "threads")
     }
-    return Member(folder, checked, repeat, **shape)
+    return Member(folder, checked, repeat, **shape, known="workers" in known)
 
 
 def _converted(parameter: parameters.Parameter, axis: Axis) -> Axis:

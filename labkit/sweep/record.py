@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from labkit.sweep.plan import Member, Plan
 
 FILE = "sweep.json"
+NOTEBOOK = "notebook.ipynb"  # as all members of the last attempt execute it
 EARLIER = ".earlier"  # where what a new attempt replaces is kept; a hidden folder is not searched
 PATIENCE = 60.0  # seconds that members of a killed sweep get to end
 
@@ -74,7 +75,7 @@ def newest(root: Path, plan: Plan) -> Path | None:
         except LabkitError:  # `labkit ls` says what is wrong with it
             continue
         if record.get("plan") == plan.name:
-            found.append((str(record.get("started")), path.parent))
+            found.append((str(record.get("started") or ""), path.parent))
     return max(found)[1] if found else None
 
 
@@ -125,6 +126,11 @@ def queue(folder: Path, plan: Plan, member: Member) -> Path:
     fresh.mkdir()
     store.queue(fresh, plan.notebook, member.values, content=plan.content(member))
     return fresh.rename(job)
+
+
+def keep(folder: Path, plan: Plan) -> Path:
+    """Write the notebook beside the members: it may be edited while they run."""
+    return store.write_atomically(folder / NOTEBOOK, plan.text.decode())
 
 
 def tidy(folder: Path) -> None:

@@ -51,7 +51,7 @@ class Scheduler:
         plan: of the sweep.
         folder: of the sweep.
         jobs: run so many at a time, whatever the cores; None: ranks × threads of all that run fit
-            the cores, or one runs alone.
+            the cores, or one runs alone, as does one whose ranks nobody knows.
         limit: seconds that a member may take.
         progress: is told.
     """
@@ -61,6 +61,7 @@ class Scheduler:
     ) -> None:
         self.plan, self.folder, self.jobs, self.limit = plan, folder, jobs, limit
         self.progress = progress
+        self._notebook = record.keep(folder, plan)
         self._running: list[Running] = []
         self._most = 1  # members that ran abreast
         self._interrupts = 0
@@ -88,15 +89,16 @@ class Scheduler:
     def _fits(self, member: Member) -> bool:
         if self.jobs is not None:
             return len(self._running) < self.jobs
-        used = sum(running.member.cores for running in self._running)
-        return not used or used + member.cores <= cores()
+        wanted = [each.cores for each in (member, *(other.member for other in self._running))]
+        known = [each for each in wanted if each is not None]
+        return len(wanted) == 1 or (len(known) == len(wanted) and sum(known) <= cores())
 
     def _start(self, member: Member) -> None:
         job = record.queue(self.folder, self.plan, member)
         taken = {running.place for running in self._running}
         place = min(set(range(len(taken) + 1)) - taken)
         process = Process(
-            self.plan.notebook,
+            self._notebook,
             job,
             self._warm.environment(place, member.shape),
             self.limit,

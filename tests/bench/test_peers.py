@@ -208,5 +208,7 @@ def test_a_peer_that_is_installed_is_measured_and_ends_with_equal_weights(name: 
     ]
     for local, step, raw in (rows[:3], rows[3:]):
         assert step["same_weights"]
-        assert step["added_ms"] == pytest.approx(step["median_ms"] - local["median_ms"])
+        assert step["added_min_ms"] <= step["added_ms"] <= step["added_max_ms"]
+        difference = step["median_ms"] - local["median_ms"]
+        assert step["added_ms"] == pytest.approx(difference, abs=0.5 * step["median_ms"])
         assert 0 < raw["min_ms"] <= raw["median_ms"] <= raw["p90_ms"]

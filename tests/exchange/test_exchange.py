@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from labkit import Cluster
+from labkit.cluster import RankError
 
 
 def test_every_rank_counts_by_its_rows(cluster: Cluster) -> None:
@@ -195,3 +196,35 @@ def test_a_step_that_stands_still_does_not_nap_because_another_exchange_overlaps
         return seen[::2]
 
     assert cluster.call(waits) == [[False, False]] * 4
+
+
+def test_two_compiled_steps_with_other_variables_are_refused_in_one_line(cluster: Cluster) -> None:
+    def work(communicator: Any) -> list[str]:
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange
+
+        told = []
+        for schedule in ("sequential", "overlap"):
+            exchange = Exchange(communicator, "ring", schedule)
+            first, second = tf.function(exchange.mean), tf.function(exchange.mean)
+            first([tf.ones(3)])
+            second([tf.ones(5)])
+            try:
+                first([tf.ones(3)])
+            except Exception as error:
+                told.append(str(error))
+        return told
+
+    for told in cluster.call(work, ranks=2):
+        assert ["give each step an optimizer of its own" in text for text in told] == [True, True]
+
+
+def test_a_loss_without_any_gradient_is_refused(cluster: Cluster) -> None:
+    def work(communicator: Any) -> Any:
+        from labkit.exchange import Exchange
+
+        return Exchange(communicator, "ring").mean([None, None])
+
+    with pytest.raises(RankError, match="no variable has a gradient"):
+        cluster.call(work, ranks=2)

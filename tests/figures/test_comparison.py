@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from sample_runs import FAILED_GATE, write_run
 
@@ -23,6 +24,7 @@ from labkit.figures import (
 from labkit.figures.axes import number_text, scale
 from labkit.figures.entries import MANY, entries
 from labkit.figures.gather import gathered
+from labkit.figures.learning import smoothed
 from labkit.figures.seed_bands import bands
 from labkit.figures.speed import scalings
 from labkit.run import Run
@@ -254,3 +256,49 @@ def test_without_runs_each_says_what_to_do() -> None:
     for figure in (compare, pareto, parallel_coordinates, heat_map, comparison_reading, table):
         with pytest.raises(LabkitError, match="run a notebook first"):
             figure([])
+
+
+def test_regressions_are_judged_by_their_loss(tmp_path: Path) -> None:
+    def runs(workers: int, *losses: float) -> list[Run]:
+        return [
+            write_run(
+                tmp_path,
+                seed=seed,
+                workers=workers,
+                measured={"test_accuracy": None, "test_loss": loss},
+            )
+            for seed, loss in enumerate(losses)
+        ]
+
+    text = comparison_reading([*runs(1, 0.3, 0.32), *runs(2, 0.1, 0.12)])
+    assert (
+        "Lowest test loss: **workers 2**, 0.11 (2 seeds, 0.1 to 0.12); next workers 1, 0.31" in text
+    )
+    assert "each of its seeds is lower" in text
+    assert "within the spread" in comparison_reading([*runs(1, 0.1, 0.3), *runs(2, 0.2, 0.4)])
+    assert "this may be chance" in comparison_reading([*runs(1, 0.1), *runs(2, 0.2)])
+
+
+def test_runs_of_one_step_have_no_seconds_and_say_why(tmp_path: Path) -> None:
+    measured = {"first_step_ms": 400.1, "train_seconds": 0.4001}
+    runs = [write_run(tmp_path, workers=w, epochs=1, steps=1, measured=measured) for w in (1, 2)]
+    assert "2 of one step: their speed is that of tracing it" in compare(runs).layout.meta["alt"]
+    assert "bytes" in pareto(runs).layout.meta["alt"]
+    assert " 0 s" not in pareto(runs).layout.meta["alt"]
+
+
+def test_a_gap_in_the_loss_is_a_gap_at_its_place() -> None:
+    values = np.linspace(2.0, 1.0, 200)
+    broken = values.copy()
+    broken[[50, 120]] = np.nan, np.inf
+    smooth = smoothed(broken)
+    assert np.flatnonzero(~np.isfinite(smooth)).tolist() == [50, 120]
+    kept = np.isfinite(smooth)
+    np.testing.assert_allclose(smooth[kept], smoothed(values)[kept], atol=0.02)
+    assert np.isnan(smoothed(np.full(100, np.nan))).all()
+
+
+def test_a_parameter_has_a_column_of_its_own_whatever_its_name(tmp_path: Path) -> None:
+    shown = table([write_run(tmp_path, gate=gate) for gate in (True, False)])
+    assert shown["gate (asked)"].tolist() == [True, False]
+    assert shown["gate"].str.startswith("passed").all()

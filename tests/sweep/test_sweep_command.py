@@ -61,9 +61,9 @@ def started() -> Counter[int]:
     return Counter(int(line.split()[0]) for line in lines)
 
 
-def statuses() -> dict[str, dict[str, Any]]:
+def statuses(sweep: Path = SWEEP) -> dict[str, dict[str, Any]]:
     """The members' records; each that is there can be read, at any moment."""
-    return {path.name: store.read_status(path) for path in sorted(SWEEP.glob("[0-9]*"))}
+    return {path.name: store.read_status(path) for path in sorted(sweep.glob("[0-9]*"))}
 
 
 @pytest.mark.parametrize(
@@ -143,6 +143,28 @@ def test_members_run_abreast_as_cores_allow_and_end_at_their_limit(
     found = list(statuses().values())
     assert [status["cause"] for status in found] == ["past the limit of 1 s"] * 2
     assert found[0]["ended"] < found[1]["started"]  # one alone, whatever it wants
+
+
+def test_a_notebook_that_is_edited_while_its_sweep_runs_changes_nothing_of_it() -> None:
+    notebook = Path("edited.ipynb")
+    shutil.copy(SWEPT, notebook)
+    child = start(notebook, "number=0,1", "-p", "seconds", 1, "--jobs", 1)
+    until(started)
+    notebook.write_text(
+        notebook.read_text().replace("print(number, seed", "print(number + 7, seed")
+    )
+    assert ended(child)[0] == 0
+    assert sorted(started()) == [0, 1]
+    again = labkit("sweep", notebook, "number=0,1", "-p", "seconds", 1, "--resume")
+    assert again.exit_code == 0
+    assert sorted(started()) == [0, 1, 7, 8]  # what has run is of another notebook now
+
+
+def test_members_whose_ranks_nobody_knows_run_alone() -> None:
+    result = labkit("sweep", NOTEBOOKS / "says_its_parameters.ipynb", "count=1,2")
+    assert "no parameter `workers`: one member at a time" in result.stderr
+    [one, other] = statuses(Path("runs/says_its_parameters-sweep")).values()
+    assert one["ended"] < other["started"]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from labkit.errors import InvalidInput
 from labkit.sweep import plan as plans
+from labkit.sweep import record
 from labkit.sweep.axis import Draw
 from labkit.sweep.plan import Asked, Plan, make, read_assignments, read_file
 
@@ -62,7 +64,18 @@ def test_a_member_knows_the_cluster_that_it_needs() -> None:
     trains = NOTEBOOKS / "trains.ipynb"
     assert [m.shape for m in plan(trains, "workers=1,4").members] == [(1, 1), (4, 1)]
     assert [m.shape for m in plan(trains, "epochs=1,2").members] == [(2, 1)] * 2  # by default
-    assert plan(SPEAKS, "count=1").members[0].cores == 1
+    assert [m.cores for m in plan(trains, "workers=1,4").members] == [1, 4]
+    assert plan(SPEAKS, "count=1").members[0].cores is None
+
+
+def test_what_runs_is_the_notebook_as_it_was_when_the_sweep_began(tmp_path: Path) -> None:
+    notebook = tmp_path / "says.ipynb"
+    shutil.copy(SPEAKS, notebook)
+    made = plan(notebook, "count=1,2")
+    before = [made.content(member) for member in made.members]
+    notebook.write_text(notebook.read_text().replace("count", "other"))
+    assert record.keep(tmp_path, made).read_bytes() == SPEAKS.read_bytes()
+    assert [made.content(member) for member in made.members] == before
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""What a value is, as JSON: what has equal JSON computes the same."""
+
+from __future__ import annotations
+
+import dis
+import hashlib
+import inspect
+import json
+from types import CodeType
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+LONG = 2000  # letters of a value that a function brings along; a longer one is a checksum
+
+
+def as_json(value: Any) -> Any:
+    """A value as JSON: callables by name, source and what they bring along, arrays by checksum."""
+    if isinstance(value, dict):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [as_json(item) for item in value]
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if callable(value):
+        return _function(value, ())
+    if isinstance(value, np.generic):
+        return value.item()
+    if hasattr(value, "shape"):
+        array = np.ascontiguousarray(value)
+        checksum = hashlib.sha256(array.tobytes()).hexdigest()
+        return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": checksum}
+    return value
+
+
+def label_of(value: Any) -> str:
+    """The name of a callable; of what has none, its kind."""
+    return getattr(value, "__name__", type(value).__name__) if callable(value) else "arrays"
+
+
+def _source(function: Any) -> str:
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):  # typed into a bare interpreter: its code stands for its source
+        import cloudpickle
+
+        return "sha256 " + hashlib.sha256(cloudpickle.dumps(function)).hexdigest()
+
+
+def _function(function: Any, outer: tuple[Any, ...]) -> dict[str, Any]:
+    """Name and source of a callable, and what it brings along; `outer` are those that call it."""
+    found = {"callable": label_of(function), "source": _source(function)}
+    if not inspect.isfunction(function):
+        return found
+    known = (*outer, function)
+    own = {
+        name: _function(value, known) if _is_beside(value, function) else _short(value)
+        for name, value in sorted(_captured(function).items())
+        if not any(value is each for each in known)
+        and (_is_beside(value, function) or _is_plain(value))
+    }
+    return found | ({"captured": own} if own else {})
+
+
+def _captured(function: Any) -> dict[str, Any]:
+    """What a function finds outside of itself: two models may differ in nothing else.
+
+    Defaults, names of the functions around it, and globals, such as a notebook's parameters.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    values = {p.name: p.default for p in parameters if p.default is not p.empty}
+    known = function.__globals__
+    values |= {name: known[name] for name in _globals(function.__code__) if name in known}
+    return values | dict(inspect.getclosurevars(function).nonlocals)
+
+
+def _globals(code: CodeType) -> set[str]:
+    """The global names that a function reads, and the functions inside it."""
+    own = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    inner = [_globals(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return own.union(*inner)
+
+
+def _is_beside(value: Any, function: Any) -> bool:
+    """Whether a value is a function of the same notebook or file as another."""
+    return inspect.isfunction(value) and value.__module__ == function.__module__
+
+
+def _short(value: Any) -> Any:
+    """The value as JSON, or the checksum of a long one."""
+    record = as_json(value)
+    text = json.dumps(record)
+    if len(text) <= LONG:
+        return record
+    return {"sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _is_plain(value: Any) -> bool:
+    if hasattr(value, "__array__"):
+        return True
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
