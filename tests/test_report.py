@@ -221,7 +221,8 @@ def test_runs_without_a_job_have_a_line_that_makes_them_again(tmp_path: Path) ->
         workers=2, epochs=2, strategy={"name": "AllReduce", "algorithm": "ring"}
     )
     known = experiment.to_json()
-    fields = {name: value for name, value in known.items() if name not in ("schema", "steps")}
+    written = {"schema", "steps", "name"}  # by write_run itself
+    fields = {name: value for name, value in known.items() if name not in written}
     own = {"callable": "net", "source": "def net(): ..."}
     runs = [
         write_run(tmp_path, **fields),
