@@ -141,12 +141,13 @@ def compare(
 @app.command()
 @RUNS
 @click.option("-o", "output", default="report.html", show_default=True, type=FOLDER)
-def report(paths: tuple[Path, ...], output: Path) -> None:
+@click.option("--notebook", type=FOLDER, help="The executed notebook to show; or that of the job.")
+def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None:
     """Write a report of runs: one HTML file that opens anywhere, without a network."""
     from labkit.listing import shown
     from labkit.report import report as write_report
 
-    write_report(_load(paths), output)
+    write_report(_load(paths), _ready(output), notebook)
     click.echo(f"report: {shown(output)}")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from sample_runs import FAILED_GATE, write_run
+from sample_runs import FAILED_GATE, write_job, write_run
 
 from labkit import store
 from labkit.cli import app
@@ -267,3 +267,11 @@ def test_the_command_of_a_new_notebook_can_be_pasted() -> None:
     Path("deep").mkdir()
     labkit("new", "deep/mine")
     assert "labkit run deep/mine.ipynb" in Path("deep/mine.ipynb").read_text()
+
+
+def test_a_report_shows_the_notebook_that_is_given() -> None:
+    runs = [write_run(Path("runs/interactive"))]
+    job = write_job(Path("elsewhere"))
+    result = labkit("report", runs[0].path, "-o", "new/r.html", "--notebook", job / "output.ipynb")
+    assert result.exit_code == 0
+    assert "A <em>question</em>" in Path("new/r.html").read_text()

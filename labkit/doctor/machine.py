@@ -58,7 +58,7 @@ def memory() -> Iterator[Finding]:
     import psutil
 
     free = psutil.virtual_memory().available
-    yield _room("memory", free, MEMORY, "ps -eo pid,rss,args --sort=-rss | head  # and end some")
+    yield _room("memory", free, MEMORY, "ps -Ao pid,rss,args | sort -rnk2 | head  # and end some")
     if SHARED_MEMORY.is_dir():
         free = shutil.disk_usage(SHARED_MEMORY).free
         fix = f"mount -o remount,size=2G {SHARED_MEMORY}  # docker run --shm-size=2g"

@@ -17,7 +17,12 @@ import json, keras, tensorflow as tf
 gpus = len(tf.config.list_physical_devices("GPU"))
 print(json.dumps([tf.__version__, keras.__version__, gpus]))
 """
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSERS = (
+    *("chromium", "chromium-browser", "google-chrome"),
+    *(  # macOS puts no programs of windows on PATH
+        f"/Applications/{name}.app/Contents/MacOS/{name}" for name in ("Chromium", "Google Chrome")
+    ),
+)
 
 
 def tensorflow() -> Iterator[Finding]:
@@ -64,15 +69,18 @@ def gpus(found: int, there: list[str]) -> Finding:
 def chromium() -> Iterator[Finding]:
     """The browser of the browser tests and of screenshots."""
     command = next(filter(None, map(shutil.which, BROWSERS)), None)
+    mac = sys.platform == "darwin"
     if command is None:
         what = "chromium: none; only the browser tests want it"
-        yield Finding("note", what, "apt-get install chromium")
+        fix = "brew install --cask chromium" if mac else "apt-get install chromium"
+        yield Finding("note", what, fix)
         return
     done = output([command, "--version"])
     if done.returncode == 0 and done.stdout.strip():
         yield Finding("ok", f"chromium: {done.stdout.strip()}")
     else:
-        fix = "apt-get install --reinstall chromium"
+        again = "brew reinstall --cask" if mac else "apt-get install --reinstall"
+        fix = f"{again} chromium"
         yield Finding("note", f"chromium: {last_line(done)}", fix)
 
 

@@ -30,9 +30,31 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     return put
 
 
+@pytest.mark.parametrize(
+    ("system", "fix"),
+    [("linux", "apt-get install chromium"), ("darwin", "brew install --cask chromium")],
+)
+def test_no_browser_is_there(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch, system: str, fix: str
+) -> None:
+    monkeypatch.setattr(programs.sys, "platform", system)
+    monkeypatch.setattr(programs, "BROWSERS", programs.BROWSERS[:3])
+    (browser,) = programs.chromium()
+    assert (browser.state, browser.fix) == ("note", fix)
+
+
+def test_a_browser_that_is_on_no_path_is_found(
+    tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool("Google Chrome", "echo Google Chrome 1.2")
+    place = str(tmp_path / "bin" / "Google Chrome")
+    monkeypatch.setattr(programs, "BROWSERS", ("chromium", place))
+    (found,) = programs.chromium()
+    assert found.state == "ok"
+
+
 def test_nothing_is_there(tool: Tool) -> None:
-    (browser,), (queue,) = programs.chromium(), programs.slurm()
-    assert (browser.state, browser.fix) == ("note", "apt-get install chromium")
+    (queue,) = programs.slurm()
     assert (queue.state, queue.what) == ("ok", "slurm: none; ranks start on this machine")
     assert programs.devices() == []
     assert programs.gpus(0, []).what == "gpus: none; ranks compute on cores"
