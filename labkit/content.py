@@ -24,7 +24,7 @@ def as_json(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if callable(value):
-        return _function(value, ())
+        return _function(value, [])
     if isinstance(value, np.generic):
         return value.item()
     if hasattr(value, "shape"):
@@ -48,18 +48,20 @@ def _source(function: Any) -> str:
         return "sha256 " + hashlib.sha256(cloudpickle.dumps(function)).hexdigest()
 
 
-def _function(function: Any, outer: tuple[Any, ...]) -> dict[str, Any]:
-    """Name and source of a callable, and what it brings along; `outer` are those that call it."""
+def _function(function: Any, told: list[Any]) -> dict[str, Any]:
+    """Name and source of a callable, and what it brings along; `told` are those already said."""
     found = {"callable": label_of(function), "source": _source(function)}
     if not inspect.isfunction(function):
         return found
-    known = (*outer, function)
-    own = {
-        name: _function(value, known) if _is_beside(value, function) else _short(value)
-        for name, value in sorted(_captured(function).items())
-        if not any(value is each for each in known)
-        and (_is_beside(value, function) or _is_plain(value))
-    }
+    told.append(function)
+    own: dict[str, Any] = {}
+    for name, value in sorted(_captured(function).items()):
+        if any(value is each for each in told):
+            continue  # each once: functions may call each other in any way
+        if _is_beside(value, function):
+            own[name] = _function(value, told)
+        elif _is_plain(value):
+            own[name] = _short(value)
     return found | ({"captured": own} if own else {})
 
 
@@ -97,8 +99,8 @@ def _short(value: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    if hasattr(value, "__array__"):
-        return True
+    if hasattr(value, "__array__") and hasattr(value, "dtype"):
+        return not getattr(value.dtype, "hasobject", False)  # of objects, only addresses
     try:
         json.dumps(value)
     except (TypeError, ValueError):

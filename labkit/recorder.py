@@ -158,11 +158,12 @@ class StopTogether(keras.callbacks.Callback):
     def __init__(self, communicator: Communicator) -> None:
         super().__init__()
         self._board, self._step = communicator.board, 0
+        self._alone = communicator.size == 1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Pass on a rank's wish to stop; follow that of any."""
         step, self._step = self._step, self._step + 1
-        if self._board.asked_to_stop(step):
+        if self._alone or self._board.asked_to_stop(step):
             return
         if self.model.stop_training and not self._board.ends_with(step):
             self._board.end_after(step + 2)

@@ -24,6 +24,7 @@ from labkit.privacy import scrub
 SCHEMA = 1
 STATES = ("queued", "running", "completed", "failed", "interrupted")
 LONGEST_NAME = 120  # bytes; file systems allow 255, and archives and mounts eat some of it
+PARQUET = b"PAR1"  # begins and ends such a file
 
 HISTORY_COLUMNS = {
     "seed": "int64",
@@ -377,18 +378,17 @@ def why_unusable(directory: Path) -> str | None:
         completed = read_status(directory)["state"] == "completed"
         if completed or (directory / "metrics.json").exists():
             read_json(directory / "metrics.json")
+        torn = [path.name for path in directory.glob("*.parquet") if not _is_whole(path)]
     except LabkitError as error:
         return str(error)
-    torn = [path for path in directory.glob("*.parquet") if not _is_whole(path)]
-    return f"{directory.name}/{torn[0].name} is torn: copy the run again" if torn else None
+    except OSError as error:  # it is not ours to read, or somebody removes the run just now
+        return f"{directory.name} cannot be read: {error.strerror}"
+    return f"{directory.name}/{torn[0]} is torn: copy the run again" if torn else None
 
 
 def _is_whole(path: Path) -> bool:
     """Whether a Parquet file has its end, without which nothing of it can be read."""
     with path.open("rb") as file:
         file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - len(_PARQUET)))
-        return file.read() == _PARQUET
-
-
-_PARQUET = b"PAR1"
+        file.seek(max(0, file.tell() - len(PARQUET)))
+        return file.read() == PARQUET

@@ -41,9 +41,18 @@ def test_functions_beside_it_belong_to_it_with_what_they_read() -> None:
     json.dumps([found, looped])
 
 
+def test_functions_that_call_each_other_in_every_way_are_said_once() -> None:
+    names = [f"f{number}" for number in range(30)]
+    calls = "; ".join(f"{name}()" for name in names)
+    source = "\n".join(f"def {name}(): {calls}" for name in names)
+    text = json.dumps(as_json(cell(f"{source}\ndef net(): {calls}")))
+    assert text.count('"callable"') == 31
+
+
 def test_arrays_and_long_values_are_checksums_and_other_objects_are_left_out() -> None:
     source = "def net():\n    return x, words, np, thing"
-    values = {"x": np.zeros(3), "words": ["a"] * LONG, "np": np, "thing": object()}
+    thing = np.array([object()])  # whose bytes are addresses
+    values = {"x": np.zeros(3), "words": ["a"] * LONG, "np": np, "thing": thing}
     found = as_json(cell(source, **values))["captured"]
     assert found["x"]["shape"] == [3]
     assert list(found["words"]) == ["sha256"]

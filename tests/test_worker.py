@@ -445,6 +445,20 @@ def test_a_callback_that_stops_one_rank_within_an_epoch_stops_all(cluster: Clust
     assert run.history.groupby("rank").size().tolist() == [3, 3]
 
 
+def test_a_callback_stops_one_worker_at_once(cluster: Cluster) -> None:
+    def stop() -> list[Any]:
+        import keras
+
+        class AtOnce(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                self.model.stop_training = True
+
+        return [AtOnce()]
+
+    alone = Experiment(**SHORT | {"workers": 1, "epochs": 3, "callbacks": stop})
+    assert len(cluster.run(alone, show=False).history) == 1
+
+
 def test_repeats_are_seeds_with_medians_and_spread(cluster: Cluster) -> None:
     run = cluster.run(Experiment(**SHORT | {"repeats": 3, "seed": 5}), show=False)
     assert [seed.name for seed in run.seeds] == ["seed5", "seed6", "seed7"]

@@ -85,6 +85,7 @@ def points(shown: Sequence[Entry]) -> list[Point]:
             values = {
                 name: (float(np.mean(each)), min(each), max(each))
                 for name in rows[0]
+                if all(name in row for row in rows)  # a seed of one step has no seconds
                 for each in [[row[name] for row in rows]]
             }
             found.append(Point(entry, values))

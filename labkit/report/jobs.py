@@ -41,14 +41,18 @@ def commands(runs: Sequence[Run]) -> list[str]:
     A run that lies in no job has a line of its own, unless a function or arrays are part of it.
     """
     alone = [run for run in runs if not (run.path.resolve().parent / "params.yaml").exists()]
-    found = [*map(_command, jobs(runs)), *map(_experiment, alone)]
+    usual = _defaults() if alone else {}
+    found = [*map(_command, jobs(runs)), *(_experiment(run, usual) for run in alone)]
     return list(dict.fromkeys(line for line in found if line))
 
 
-def _experiment(run: Run) -> str:
+def _defaults() -> dict[str, Any]:
     from labkit.experiment import Experiment
 
-    usual = Experiment().to_json()
+    return Experiment().to_json()
+
+
+def _experiment(run: Run, usual: dict[str, Any]) -> str:
     fields = {k: v for k, v in run.experiment.items() if k not in usual or v != usual[k]}
     if any(_is_own(value) for value in fields.values()):
         return ""

@@ -61,9 +61,9 @@ class Plan:
         return _digest([store.shown_path(self.notebook), asked])
 
     @cached_property
-    def text(self) -> bytes:
+    def text(self) -> str:
         """The notebook as the sweep finds it: members execute this, whatever comes after."""
-        return self.notebook.read_bytes()
+        return self.notebook.read_bytes().decode()
 
     @cached_property
     def _code(self) -> list[Any]:

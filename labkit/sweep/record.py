@@ -130,7 +130,7 @@ def queue(folder: Path, plan: Plan, member: Member) -> Path:
 
 def keep(folder: Path, plan: Plan) -> Path:
     """Write the notebook beside the members: it may be edited while they run."""
-    return store.write_atomically(folder / NOTEBOOK, plan.text.decode())
+    return store.write_atomically(folder / NOTEBOOK, plan.text)
 
 
 def tidy(folder: Path) -> None:
