@@ -10,11 +10,6 @@ import sys
 
 import lazy_loader
 
-from labkit import run
-
-# The module is loaded once and for all: from here on the name is the function's.
-del run
-
 __version__ = "0.1.0"
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

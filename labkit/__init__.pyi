@@ -1,6 +1,5 @@
 from . import compression as compression
 from . import datasets as datasets
-from . import export as export
 from . import figures as figures
 from . import models as models
 from . import network as network
@@ -8,6 +7,7 @@ from . import schedules as schedules
 from . import simulate as simulate
 from . import strategies as strategies
 from .cluster import Cluster, predict, run
+from .common.errors import InvalidInput, LabkitError
 from .compression import (
     DGC,
     QSGD,
@@ -24,12 +24,12 @@ from .compression import (
     Threshold,
     TopK,
 )
-from .errors import InvalidInput, LabkitError
 from .experiment import Experiment
 from .figures import compare, reading, table
-from .form import form
+from .jobs.form import form
+from .records import export as export
+from .records.run import Run, frame, load_runs
 from .report import report
-from .run import Run, frame, load_runs
 from .strategies import (
     AllReduce,
     DelayedGradients,

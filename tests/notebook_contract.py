@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from labkit.parameters import UNKNOWN, parse
+from labkit.jobs.parameters import UNKNOWN, parse
 
 THIN = 30  # lines of the longest cell
 ABSOLUTE = re.compile(r"""["'(\s](/|~/|[A-Z]:\\)\w+""")

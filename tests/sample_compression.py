@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from sample_runs import ENVIRONMENT, experiment, metrics
 
-from labkit import store
-from labkit.run import Run, aggregate
+from labkit.records import store
+from labkit.records.run import Run, aggregate
 
 STEPS, EPOCHS = 20, 3  # steps an epoch
 TOP_K = {"name": "TopK", "ratio": 0.01}

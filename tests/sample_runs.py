@@ -1,4 +1,4 @@
-"""Small runs as real ones are: written through labkit.store, without TensorFlow."""
+"""Small runs as real ones are: written through labkit.records.store, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from labkit import store
-from labkit.run import Run
+from labkit.records import store
+from labkit.records.run import Run
 
 ENVIRONMENT = {
     "labkit": "0.1.0",

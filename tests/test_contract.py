@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 from notebook_contract import violations
 
-from labkit.cli import app
-from labkit.errors import InvalidInput
-from labkit.notebook import execute
-from labkit.parameters import check, declared
-from labkit.run import load_runs
+from labkit.cli.app import app
+from labkit.common.errors import InvalidInput
+from labkit.jobs.notebook import execute
+from labkit.jobs.parameters import check, declared
+from labkit.records.run import load_runs
 from labkit.schedules import ALLREDUCE, PIPELINE
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))

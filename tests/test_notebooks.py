@@ -12,9 +12,9 @@ import pytest
 from sample_runs import write_run
 
 from labkit.experiment import Experiment
-from labkit.notebook import execute
-from labkit.parameters import declared
-from labkit.run import load_runs
+from labkit.jobs.notebook import execute
+from labkit.jobs.parameters import declared
+from labkit.records.run import load_runs
 from labkit.strategies import AllReduce, Pipeline
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"

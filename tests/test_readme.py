@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.notebook import execute
-from labkit.run import load_runs
+from labkit.jobs.notebook import execute
+from labkit.records.run import load_runs
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 

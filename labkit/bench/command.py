@@ -262,8 +262,8 @@ def _with_spread(row: Row) -> Row:
 def _check_exchange(
     workers: int, schedules: Sequence[str], algorithm: str, network: str | None, repeats: int
 ) -> None:
+    from labkit.common.errors import InvalidInput
     from labkit.communicator import ALGORITHMS, refuse_unmetered
-    from labkit.errors import InvalidInput
     from labkit.exchange import SCHEDULES
 
     if workers < 2 or repeats < 1:
@@ -288,7 +288,7 @@ def _check_exchange(
 
 
 def _table(rows: Sequence[Row], columns: dict[str, str]) -> str:
-    from labkit.listing import table
+    from labkit.jobs.listing import table
 
     cells = [[_shown(name, row.get(name)) for name in columns] for row in rows]
     return table(cells, list(columns.values()))
@@ -307,7 +307,7 @@ def _shown(name: str, value: Any) -> str:
 def _write(rows: Sequence[Row], file: Path | None) -> None:
     if file is None:
         return
-    from labkit.store import write_atomically
+    from labkit.records.store import write_atomically
 
     write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
     click.echo(f"rows: {file}")

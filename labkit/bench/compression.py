@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from labkit import mpi
 from labkit.bench.timing import spread
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.communicator import launcher
 from labkit.compression import COMPRESSORS, Compressor, Gather, Request, SparseMean, nbytes
 from labkit.compression.base import compiled
 from labkit.compression.lockstep import reduce_all, reply_to
 from labkit.compression.parse import parse
-from labkit.errors import InvalidInput, LabkitError
 
 CALLS = 5  # of everything in a repeat
 Row = dict[str, Any]
@@ -65,7 +65,7 @@ def measure(
         env={
             **os.environ,
             **one,
-            **mpi.huge_pages(),
+            **launcher.huge_pages(),
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "CUDA_VISIBLE_DEVICES": "-1",
         },

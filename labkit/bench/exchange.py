@@ -12,8 +12,8 @@ from labkit.bench.steps import CASES, Model
 from labkit.bench.timing import added, spread
 from labkit.bench.turns import STEPS, WARM, take
 from labkit.cluster import Cluster
+from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
-from labkit.errors import InvalidInput
 from labkit.network import Network
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 from labkit.bench.namespaces import ADDRESSES, FRAME, burst, rate_limited_link, require_means
 from labkit.bench.timing import sweep
 from labkit.cluster import Cluster
-from labkit.errors import InvalidInput, LabkitError
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import closed_form

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
 
 ADDRESSES = ("192.0.2.1", "192.0.2.2")  # kept for examples (RFC 5737): nobody's
 MTU = 1500

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from labkit.bench.timing import check, sweep
+from labkit.common.errors import LabkitError
 from labkit.communicator.emulation import sleep_until
 from labkit.communicator.executor import Executor
 from labkit.communicator.plan import Plan, plan
 from labkit.communicator.traffic import Traffic
-from labkit.errors import LabkitError
 from labkit.schedules import ALLREDUCE
 
 PORT = 20000

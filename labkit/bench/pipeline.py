@@ -11,14 +11,14 @@ import numpy as np
 
 from labkit.bench.timing import spread
 from labkit.cluster import Cluster
+from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
-from labkit.errors import InvalidInput
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline.formulas import bubble_share
 from labkit.simulate import simulate_pipeline
 
 if TYPE_CHECKING:
-    from labkit.stages import Batch, Delayed
+    from labkit.model_parallel.stages import Batch, Delayed
 
 WARM = 3
 DELAYED = "delayed"
@@ -146,7 +146,7 @@ def _step(
     microbatches: int,
     shape: tuple[int, int],
 ) -> Callable[[], Any]:
-    from labkit.stages import Runner
+    from labkit.model_parallel.stages import Runner
 
     table = PIPELINE[schedule](communicator.size, microbatches)
     own, inputs, outputs = _own_stages(communicator, model, table.stages)
@@ -158,7 +158,7 @@ def _step(
 def _delayed(
     communicator: Communicator, model: Any, shape: tuple[int, int]
 ) -> tuple[Delayed, Callable[[], None]]:
-    from labkit.stages import Delayed, Links
+    from labkit.model_parallel.stages import Delayed, Links
 
     own, inputs, outputs = _own_stages(communicator, model, communicator.size)
     ((number, module),) = own.items()
@@ -171,7 +171,7 @@ def _own_stages(communicator: Communicator, model: Any, stages: int) -> Any:
     """This rank's stages by number; what comes into every stage, and what goes out."""
     import tensorflow as tf
 
-    from labkit.stages import Chain, Stage, by_parameters, split_model
+    from labkit.model_parallel.stages import Chain, Stage, by_parameters, split_model
 
     models = split_model(model, by_parameters([1] * len(Chain(model)), stages))
 
@@ -191,7 +191,7 @@ def _work(shape: tuple[int, int], own: Any) -> tuple[Batch, Callable[[int], None
     import keras
     import tensorflow as tf
 
-    from labkit.stages import Batch
+    from labkit.model_parallel.stages import Batch
 
     optimizers = {number: keras.optimizers.SGD(1e-4) for number in own}
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from labkit import store
 from labkit.cluster.calls import RankError
 from labkit.cluster.live import READ_EVERY, Live
-from labkit.errors import LabkitError
-from labkit.run import Run
-from labkit.stream import FOLDER
+from labkit.common.errors import LabkitError
+from labkit.records import store
+from labkit.records.run import Run
+from labkit.records.stream import FOLDER
 
 LAST = "last-run"  # in a cluster's folder: where the run is that was submitted last
 _OWN: WeakValueDictionary[Path, Live] = WeakValueDictionary()  # of this process

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from labkit.cluster.lease import Turn
-from labkit.errors import InvalidInput, LabkitError
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.network import Network
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Calls:
         function: travels by value, so it may come from a notebook's cell.
         arguments: after the communicator.
         network: a network that the communicator emulates.
-        extra: further entries of the task; see `labkit.worker.main`.
+        extra: further entries of the task; see `labkit.worker.work.main`.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Calls:
     ) -> None:
         import cloudpickle
 
-        from labkit.worker import main
+        from labkit.worker.work import main
 
         task = cloudpickle.dumps(
             {

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
-from labkit import store
 from labkit.cluster import attached, launch, magic, repeats
 from labkit.cluster.calls import Calls
 from labkit.cluster.lease import HOLD, Lease, Lock, hold, locked, wait_until_free
 from labkit.cluster.live import Live
 from labkit.cluster.prediction import ask, check_rows, together
 from labkit.cluster.submitted import Submitted
-from labkit.errors import InvalidInput
-from labkit.experiment import Experiment, digest
+from labkit.common.errors import InvalidInput
+from labkit.common.places import fingerprint, runtime_folder
+from labkit.experiment.experiment import Experiment, digest
 from labkit.network import Network
-from labkit.places import fingerprint, runtime_folder
-from labkit.run import Run
+from labkit.records import store
+from labkit.records.run import Run
 from labkit.strategies import Strategy
-from labkit.worker import infer
+from labkit.worker.work import infer
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -244,7 +244,7 @@ class Cluster:
         return f"<Cluster {self.name}: {self.workers} ranks of {self.threads} threads, {state}>"
 
     def _repr_html_(self) -> str:
-        from labkit.displays import cluster_html
+        from labkit.cluster.display import cluster_html
 
         return cluster_html(self)
 

@@ -20,9 +20,10 @@ import ipyparallel as ipp
 import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
 
-from labkit import mpi, store
 from labkit.cluster.lease import Lock, is_wanted, locked
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
+from labkit.communicator import launcher
+from labkit.records import store
 
 LOOK_EVERY = 0.5  # seconds
 BEAT = 0.5  # seconds between two heartbeats: an engine is registered with its second
@@ -46,7 +47,7 @@ class Controller(LocalControllerLauncher):
 class Engines(MPIEngineSetLauncher):
     """All ranks under one mpiexec, each an engine under watch."""
 
-    mpi_cmd = mpi.mpiexec()
+    mpi_cmd = launcher.mpiexec()
     engine_cmd = [sys.executable, "-m", "labkit.cluster.engine", "engine"]  # noqa: RUF012
     engine_args = ["--IPEngine.enable_nanny=False"]  # noqa: RUF012 - the keeper watches
 
@@ -71,7 +72,7 @@ class Keeper:
 
     def start(self) -> None:
         """Start controller and engines; write cluster.json when all engines have registered."""
-        os.environ.update(mpi.environment(self.threads))
+        os.environ.update(launcher.environment(self.threads))
         os.environ["LABKIT_KEEPER"] = str(self.folder / "keeper.lock")
         for left in reversed(range(TRIES)):
             try:

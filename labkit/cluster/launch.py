@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit import bytecode, store
+from labkit.cluster import bytecode
 from labkit.cluster.lease import Lock, wait_until_free
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
+from labkit.records import store
 
 START_LIMIT = 180.0  # seconds
 

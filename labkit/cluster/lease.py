@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
-from labkit.places import runtime_folder
+from labkit.common.places import runtime_folder
 
 HOLD = "LABKIT_HOLD"  # names the file of a Hold
 LOOK_EVERY = 0.05  # seconds

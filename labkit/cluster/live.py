@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from labkit.cluster.progress import Progress, in_notebook, line
 from labkit.cluster.tally import Tally
-from labkit.run import Run
-from labkit.stream import FOLDER, Reader, Told
+from labkit.records.run import Run
+from labkit.records.stream import FOLDER, Reader, Told
 
 Rows = list[dict[str, Any]]
 READ_EVERY = 0.25  # seconds; ranks tell as often

@@ -13,7 +13,7 @@ from typing import Any
 from labkit.cluster.calls import RankError, Ranks
 from labkit.cluster.lease import Turn
 from labkit.cluster.where import ask
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 
 LOOK_EVERY = 0.05  # seconds
 ASK_EVERY = 1.0  # seconds after which a rank is asked again where it is

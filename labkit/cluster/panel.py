@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import ipywidgets
 
 from labkit.cluster.tally import PARTS
-from labkit.displays.html import table
+from labkit.common.html import table
+from labkit.common.privacy import scrub
+from labkit.common.units import bytes_text, duration_text
+from labkit.common.widgets import button, meter, status
 from labkit.figures.live import LiveFigure
-from labkit.figures.units import bytes_text
-from labkit.listing import seconds
-from labkit.privacy import scrub
-from labkit.run import Run, key_metrics, shown, verdict
-from labkit.widgets import button, meter, status
+from labkit.records.run import Run, key_metrics, shown, verdict
 
 if TYPE_CHECKING:
     from labkit.cluster.live import Live
@@ -66,7 +65,7 @@ def _progress(live: Live) -> str:
     tally, experiment = live.tally, live.experiment
     said = [f"epoch {tally.epoch + 1} of {experiment.epochs}", f"step {tally.steps}"]
     if live.run is None and tally.seconds_left is not None:
-        said.append(f"about {seconds(tally.seconds_left)} left")
+        said.append(f"about {duration_text(tally.seconds_left)} left")
     rows = [
         [
             f"rank {number}",

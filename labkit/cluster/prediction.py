@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from labkit import models
-from labkit.errors import InvalidInput
-from labkit.experiment import leaves, parse_strategy
-from labkit.run import Run
+from labkit.common.errors import InvalidInput
+from labkit.experiment.experiment import leaves, parse_strategy
+from labkit.records.run import Run
 from labkit.strategies import AllReduce, Strategy
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from labkit import store
 from labkit.cluster.calls import Calls
+from labkit.common.privacy import scrub
 from labkit.exchange import timeline_rows
 from labkit.experiment import Experiment
-from labkit.measure import summarise
-from labkit.privacy import scrub
+from labkit.records import store
+from labkit.records.measure import summarise
 
 
 def write(directory: Path, experiment: Experiment, calls: Calls, interrupted: bool) -> None:

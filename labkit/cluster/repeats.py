@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit import store
 from labkit.experiment import Experiment
-from labkit.run import Run, aggregate
+from labkit.records import store
+from labkit.records.run import Run, aggregate
 
 
 def directory(experiment: Experiment) -> Path:

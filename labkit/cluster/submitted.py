@@ -8,15 +8,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit import store
 from labkit.cluster import record
 from labkit.cluster.attached import note
 from labkit.cluster.calls import PATIENCE, Calls, Ranks
 from labkit.cluster.live import Live
 from labkit.experiment import Experiment
-from labkit.run import Run
-from labkit.stream import FOLDER
-from labkit.worker import work
+from labkit.records import store
+from labkit.records.run import Run
+from labkit.records.stream import FOLDER
+from labkit.worker.work import work
 
 
 class Submitted(Live):

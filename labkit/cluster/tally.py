@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.stream import Told
+from labkit.records.stream import Told
 
 WINDOW = 50  # steps over which speed and shares are taken
 # Parts of a step, as columns of a row.
@@ -80,7 +80,7 @@ class Tally:
         self.steps_per_epoch: int | None = None
 
     def add(self, told: Iterable[Told]) -> None:
-        """Take in what has come, see `labkit.stream`."""
+        """Take in what has come, see `labkit.records.stream`."""
         for kind, record in told:
             if kind == "doing":
                 self.doing = record["what"]

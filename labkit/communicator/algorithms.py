@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, Schedule, hierarchical
 

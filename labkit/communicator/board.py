@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
 
 PLACE = 120  # bytes for the name of a call
 NEVER = np.iinfo(np.int64).max

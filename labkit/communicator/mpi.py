@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.common.errors import InvalidInput
 from labkit.communicator.algorithms import check_algorithm, refuse_unmetered
 from labkit.communicator.board import Board, Mismatch
 from labkit.communicator.emulation import Emulation
@@ -22,7 +23,6 @@ from labkit.communicator.shared_memory import Aside, SharedMemory
 from labkit.communicator.traffic import Traffic
 from labkit.communicator.variable import Courier
 from labkit.communicator.window import Window
-from labkit.errors import InvalidInput
 from labkit.network import Network
 
 LIMIT = 600.0  # seconds; the first step of a large model is traced for minutes

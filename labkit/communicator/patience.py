@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from labkit.common.errors import LabkitError
 from labkit.communicator.board import Board, Mismatch, WaitTooLong
 from labkit.communicator.emulation import sleep_until
 from labkit.communicator.traffic import Traffic
-from labkit.errors import LabkitError
 
 DEADLOCK = 2.0  # seconds in which ranks that wait in different calls cannot both be only late
 NAP, LONGEST_NAP = 20e-6, 1e-3  # seconds

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from labkit.checked import Checked
+from labkit.common.checked import Checked
 
 Tensor: TypeAlias = Any  # tf.Tensor; TensorFlow has no types
 State: TypeAlias = Any  # a nest of tensors

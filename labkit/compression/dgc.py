@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
+from labkit.common.errors import InvalidInput
 from labkit.compression.base import (
     Compressor,
     Reduced,
@@ -18,7 +19,6 @@ from labkit.compression.base import (
     next_key,
 )
 from labkit.compression.topk import TopK
-from labkit.errors import InvalidInput
 
 STAGES = 4  # of the warm-up: 75, 93.75, 98.4375 and 99.6 % are not sent
 

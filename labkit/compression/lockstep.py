@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from labkit.common.errors import LabkitError
 from labkit.compression.base import (
     Compressor,
     Gather,
@@ -15,7 +16,6 @@ from labkit.compression.base import (
     State,
     Tensor,
 )
-from labkit.errors import LabkitError
 
 
 def reduce_all(

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer
 
+from labkit.common.errors import InvalidInput
+from labkit.common.options import lookup
 from labkit.compression.base import Compressor
-from labkit.errors import InvalidInput
-from labkit.options import lookup
 
 
 def parse(value: object) -> Compressor:

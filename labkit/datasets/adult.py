@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from labkit.common.options import Options
 from labkit.datasets.dataset import Array, Arrays
-from labkit.options import Options
 
 # Columns by number; all others hold categories: workclass, education, marital status, …
 NUMERIC = (0, 2, 4, 10, 11, 12)  # age, weight, years of education, capital gain, loss, hours

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.options import lookup, parse
 from labkit.datasets.adult import read_adult
 from labkit.datasets.dataset import Array, Arrays, Dataset, Rows, Shapes, labels
 from labkit.datasets.files import DataFile, fetch, find, how_to_get
 from labkit.datasets.images import read_cifar10, read_digits, read_idx_set
 from labkit.datasets.shakespeare import CHARACTERS, TextOptions, read_shakespeare, sequences
 from labkit.datasets.synthetic import ROWS, SyntheticOptions, read_synthetic
-from labkit.errors import InvalidInput, LabkitError
-from labkit.options import lookup, parse
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from labkit.options import Count, Options
+from labkit.common.options import Count, Options
 
 Array = NDArray[Any]
 Task = Literal["classification", "regression", "next_character"]

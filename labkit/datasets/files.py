@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
 
 
 @dataclass(frozen=True)

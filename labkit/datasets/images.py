@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from labkit.common.errors import LabkitError
+from labkit.common.options import Options
 from labkit.datasets.dataset import Array, Arrays
-from labkit.errors import LabkitError
-from labkit.options import Options
 
 
 def read_digits(options: Options, paths: Sequence[Path]) -> Arrays:

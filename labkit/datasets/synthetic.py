@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from labkit.common.options import Count
 from labkit.datasets.dataset import Arrays, Rows
-from labkit.options import Count
 
 ROWS = 1024  # that train, where nobody says how many
 LATENT = 16  # few hidden factors, so that a thousand rows suffice to learn even large images

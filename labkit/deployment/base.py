@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from labkit.checked import Checked
+from labkit.common.checked import Checked
 from labkit.datasets import Dataset
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit import datasets
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.datasets import Dataset
 from labkit.deployment import measure
 from labkit.deployment.base import Method, copy_of
-from labkit.errors import InvalidInput, LabkitError
-from labkit.run import Run
+from labkit.records.run import Run
 
 if TYPE_CHECKING:
     import keras

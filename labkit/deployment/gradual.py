@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
+from labkit.common.errors import InvalidInput
 from labkit.deployment.magnitude import Scope, kernels, set_to_zero, smallest
-from labkit.errors import InvalidInput
 
 
 class GradualPruning(keras.callbacks.Callback):

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
+from labkit.common.errors import InvalidInput
 from labkit.datasets import Dataset
 from labkit.deployment.base import Compressed, copy_of, layers_of
 from labkit.deployment.training import FineTuned
-from labkit.errors import InvalidInput
 
 if TYPE_CHECKING:
     import keras

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.common.errors import InvalidInput
 from labkit.datasets import Dataset
-from labkit.errors import InvalidInput
 
 if TYPE_CHECKING:
     import keras

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
+from labkit.common.errors import InvalidInput
 from labkit.datasets import Dataset
 from labkit.deployment import sparse_file
 from labkit.deployment.base import Compressed, copy_of
 from labkit.deployment.magnitude import Scope, kernels, set_to_zero, smallest
 from labkit.deployment.training import FineTuned
-from labkit.errors import InvalidInput
 
 if TYPE_CHECKING:
     import keras

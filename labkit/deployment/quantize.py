@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from labkit.common.errors import InvalidInput
 from labkit.datasets import Dataset
 from labkit.deployment.base import Compressed, Method, copy_of
-from labkit.errors import InvalidInput
 
 if TYPE_CHECKING:
     import keras

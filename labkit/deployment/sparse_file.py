@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.common.errors import LabkitError
 from labkit.deployment.base import config_of
-from labkit.errors import LabkitError
-from labkit.store import write_atomically
+from labkit.records.store import write_atomically
 
 if TYPE_CHECKING:
     import keras

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.common.errors import LabkitError
 from labkit.communicator import Communicator
 from labkit.compression import (
     Compressor,
@@ -23,7 +24,6 @@ from labkit.compression import (
     nbytes,
     to_bytes,
 )
-from labkit.errors import LabkitError
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import Aside, Communicator
 from labkit.compression import Compressor, parse
-from labkit.errors import InvalidInput, LabkitError
 from labkit.exchange.agreement import agree
 from labkit.exchange.bucket import Bucket, holders, pack
 from labkit.exchange.choice import Choice, choose

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.exchange.exchange import Exchange
 
 LEARN = 5  # steps after which the order of the buckets is fixed, from the times measured so far

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from labkit.common.privacy import scrub
 from labkit.figures.called import called
-from labkit.privacy import scrub
 
 _SLOTS = 8  # more distinct numbers than this are a scale
 _WIDE = 30.0  # from this ratio of the greatest to the least on a scale is logarithmic

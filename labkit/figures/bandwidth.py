@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
+from labkit.common.units import seconds_axis, seconds_text
 from labkit.figures import entries as naming
 from labkit.figures.entries import INK, OVERSUBSCRIBED, Entry, clock_and_network
 from labkit.figures.line import Line, lines
@@ -17,9 +18,8 @@ from labkit.figures.methods import by_method
 from labkit.figures.panel import Panel
 from labkit.figures.speed import refusals
 from labkit.figures.step_costs import StepCosts, step_costs
-from labkit.figures.units import seconds_axis, seconds_text
 from labkit.network import Network
-from labkit.run import Run
+from labkit.records.run import Run
 from labkit.schedules.counts import FORMULAS
 from labkit.schedules.counts import textbook as counted
 from labkit.simulate import modelled

@@ -7,14 +7,14 @@ import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from labkit.common.units import seconds_text
 from labkit.figures import entries as naming
 from labkit.figures.entries import INK, OVERSUBSCRIBED, PALETTE, Entry, clock_and_network, safe_text
 from labkit.figures.line import Line
 from labkit.figures.panel import Panel
 from labkit.figures.speed import refusals
 from labkit.figures.step_costs import PARTS, StepCosts, step_costs
-from labkit.figures.units import seconds_text
-from labkit.run import Run
+from labkit.records.run import Run
 
 if TYPE_CHECKING:
     from labkit.figures.canvas import Figure

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
+from labkit.common.privacy import scrub
 from labkit.figures import entries as naming
 from labkit.figures import speed
 from labkit.figures.entries import OVERSUBSCRIBED, Entry, clock_and_network
 from labkit.figures.learning_panels import learning_panels
 from labkit.figures.panel import Panel
 from labkit.figures.seed_bands import band_traces, bands
-from labkit.privacy import scrub
-from labkit.run import KEY_METRICS, Run, key_metrics, verdict
+from labkit.records.run import KEY_METRICS, Run, key_metrics, verdict
 
 if TYPE_CHECKING:
     import pandas

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
+from labkit.common.units import bytes_text
 from labkit.figures import entries as naming
 from labkit.figures import speed
 from labkit.figures.entries import Entry
 from labkit.figures.measures import parameters, spread
 from labkit.figures.pareto import front, points
 from labkit.figures.reading import Markdown
-from labkit.figures.units import bytes_text
-from labkit.run import Run
-from labkit.verdict import accuracies, judge, seeds_of
+from labkit.records.run import Run
+from labkit.records.verdict import accuracies, judge, seeds_of
 
 _CHANCE = ("name", "seed", "repeats")  # runs that differ in these alone are one method
 _NAMED = 6  # so many runs are named in a sentence; figures and table have all
@@ -61,7 +61,7 @@ def comparison_reading(runs: Iterable[Run] | Run) -> Markdown:
     """Say what differs, how many passed the gate, and who is best in accuracy, speed and bytes.
 
     "Best" is said of methods: runs that differ in seeds only. A lead in accuracy is judged by the
-    seeds (`labkit.verdict.judge`), a lead in speed by whether the spreads of the seeds stay apart.
+    seeds (`verdict.judge`), a lead in speed by whether the seeds' spreads stay apart.
 
     Raises: LabkitError where there are no runs.
     """

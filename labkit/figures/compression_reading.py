@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
+from labkit.common.units import bytes_text, seconds_text
 from labkit.figures import entries as naming
 from labkit.figures.bandwidth import (
     LATENCY,
@@ -23,9 +24,8 @@ from labkit.figures.methods import baseline_of, task
 from labkit.figures.reading import Markdown
 from labkit.figures.speed import refused
 from labkit.figures.step_costs import step_costs
-from labkit.figures.units import bytes_text, seconds_text
-from labkit.run import Run
-from labkit.verdict import accuracies, arrivals, judge_runs
+from labkit.records.run import Run
+from labkit.records.verdict import accuracies, arrivals, judge_runs
 
 
 @dataclass(frozen=True)

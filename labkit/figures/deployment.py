@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from labkit.common.units import bytes_axis, bytes_text
 from labkit.figures.entries import PALETTE, SYMBOLS
 from labkit.figures.line import Line
 from labkit.figures.panel import Panel
 from labkit.figures.reading import Markdown
-from labkit.figures.units import bytes_axis, bytes_text
 
 if TYPE_CHECKING:
     import pandas

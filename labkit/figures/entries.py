@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
+from labkit.common.privacy import scrub
 from labkit.figures.called import called
-from labkit.privacy import scrub
-from labkit.run import Run, flatten, gate_failed
+from labkit.records.run import Run, flatten, gate_failed
 
 # Okabe and Ito (2008): told apart with any colour vision; without their black and yellow, which
 # vanish on a dark or a light page. The seventh run starts over with another dash.

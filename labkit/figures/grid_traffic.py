@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
+from labkit.common.units import bytes_text
 from labkit.figures.entries import INK, PALETTE, clock_and_network, entries
 from labkit.figures.panel import Panel
-from labkit.figures.units import bytes_text
 from labkit.schedules.grid import Crossing, Grid, Layer, check_fit, crossing, held
 
 if TYPE_CHECKING:
     from labkit.figures.canvas import Figure
-    from labkit.run import Run
+    from labkit.records.run import Run
 
 PLOT = 230  # pixels of a panel's height
 FAINT = [[0, "rgba(213,94,0,0)"], [1, "rgba(213,94,0,0.5)"]]  # text stays legible on it

@@ -8,7 +8,7 @@ from itertools import combinations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.figures import entries as naming
 from labkit.figures.axes import ordered, word
 from labkit.figures.entries import INK, OVERSUBSCRIBED, Entry, clock_and_network, safe_text
@@ -23,7 +23,7 @@ from labkit.figures.measures import (
     unknown,
 )
 from labkit.figures.panel import Panel
-from labkit.run import Run
+from labkit.records.run import Run
 
 if TYPE_CHECKING:
     from labkit.figures.canvas import Figure

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
 from labkit.exchange.overlap import overlaps
 from labkit.figures import entries as naming
 from labkit.figures.reading import Markdown
 from labkit.figures.speed import refused
-from labkit.run import Run
+from labkit.records.run import Run
 
 if TYPE_CHECKING:
     import pandas
@@ -137,7 +137,7 @@ def _baseline(run: Run, runs: Iterable[Run]) -> Run | None:
 
 
 def _rest(run: Run) -> dict[str, Any]:
-    from labkit.run import flatten
+    from labkit.records.run import flatten
 
     return {name: value for name, value in flatten(run.experiment).items() if name not in _FREE}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
+from labkit.common.units import bytes_text
 from labkit.figures.entries import clock_and_network, entries, safe_text
 from labkit.figures.line import Line, lines
 from labkit.figures.panel import Panel, lanes_axis
-from labkit.figures.units import bytes_text
-from labkit.run import Run
+from labkit.records.run import Run
 
 if TYPE_CHECKING:
     import pandas

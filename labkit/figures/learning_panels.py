@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from labkit.common.units import amounts_axis
 from labkit.figures import learning, speed
 from labkit.figures.entries import MANY, Entry
 from labkit.figures.learning import LossCurve
 from labkit.figures.panel import Panel
-from labkit.figures.units import amounts_axis
 
 _AXES = {
     "step": "step",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import unescape
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 
 if TYPE_CHECKING:
     from labkit.figures.canvas import Figure

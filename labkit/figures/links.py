@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.common.units import bytes_text, seconds_text
 from labkit.figures.panel import Panel
 from labkit.figures.reading import Markdown
-from labkit.figures.units import bytes_text, seconds_text
 from labkit.network import Network
 from labkit.simulate import Simulation, simulate
 

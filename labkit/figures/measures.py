@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.figures import entries as naming
 from labkit.figures.axes import is_number, number_text, word
 from labkit.figures.entries import Entry
-from labkit.run import flatten
+from labkit.records.run import flatten
 
 MEASURES = {
     "test_accuracy": "test accuracy",

@@ -9,7 +9,7 @@ from typing import Any
 from labkit.figures import entries as naming
 from labkit.figures.called import called
 from labkit.figures.entries import LONGEST_LABEL, Entry
-from labkit.run import Run, flatten
+from labkit.records.run import Run, flatten
 
 _HEAD = ("name", "network", "seed", "repeats")  # do not make another method
 

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
 from labkit.figures.entries import clock_and_network, entries
 from labkit.figures.learning import POINTS, transparent
 from labkit.figures.line import Line, lines
 from labkit.figures.methods import method
 from labkit.figures.panel import Panel
 from labkit.figures.reading import Markdown
-from labkit.run import Run
-from labkit.verdict import seeds_of
+from labkit.records.run import Run
+from labkit.records.verdict import seeds_of
 
 if TYPE_CHECKING:
     import pandas

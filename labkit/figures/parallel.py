@@ -11,7 +11,7 @@ from labkit.figures.entries import INK, MANY, OVERSUBSCRIBED, Entry, clock_and_n
 from labkit.figures.measures import MEASURES, measured, parameters, text_of, title_of, values_of
 from labkit.figures.panel import Panel
 from labkit.figures.speed import refusals
-from labkit.run import Run
+from labkit.records.run import Run
 
 if TYPE_CHECKING:
     from labkit.figures.canvas import Figure

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
 from labkit.figures import entries as naming
 from labkit.figures.entries import INK, OVERSUBSCRIBED, Entry, clock_and_network
 from labkit.figures.panel import Panel
 from labkit.figures.speed import refusals
-from labkit.figures.units import bytes_axis, bytes_text, seconds_axis, seconds_text
-from labkit.run import Run
-from labkit.verdict import seeds_of
+from labkit.records.run import Run
+from labkit.records.verdict import seeds_of
 
 if TYPE_CHECKING:
     from labkit.figures.canvas import Figure

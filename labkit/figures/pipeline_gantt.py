@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
+from labkit.common.units import seconds_text
 from labkit.figures.entries import INK, entries, safe_text
 from labkit.figures.line import Line
 from labkit.figures.panel import Panel, lanes_axis
 from labkit.figures.speed import refused
 from labkit.figures.staged_runs import measured_pipeline
-from labkit.figures.units import seconds_text
-from labkit.run import Run
+from labkit.records.run import Run
 from labkit.schedules.pipeline.table import Table
 from labkit.simulate.pipeline import PipelineSimulation
 

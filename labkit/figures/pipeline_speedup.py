@@ -12,7 +12,7 @@ from labkit.figures.entries import INK, clock_and_network
 from labkit.figures.line import Line, lines
 from labkit.figures.panel import Panel
 from labkit.figures.stage_tables import pipeline_table
-from labkit.run import Run
+from labkit.records.run import Run
 
 if TYPE_CHECKING:
     import pandas

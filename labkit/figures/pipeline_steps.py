@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
+from labkit.common.units import plural
 from labkit.figures.pipeline_ticks import Tick, follow
-from labkit.figures.units import plural
 from labkit.schedules.pipeline import Table
 
 if TYPE_CHECKING:

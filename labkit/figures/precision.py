@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
+from labkit.common.units import bytes_text
 from labkit.figures import entries as naming
 from labkit.figures.entries import Entry
 from labkit.figures.methods import compressor_of
 from labkit.figures.reading import Markdown
-from labkit.figures.units import bytes_text
-from labkit.run import Run
-from labkit.verdict import accuracies, judge_runs
+from labkit.records.run import Run
+from labkit.records.verdict import accuracies, judge_runs
 
 if TYPE_CHECKING:
     import pandas

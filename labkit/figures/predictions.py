@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
+from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
 from labkit.figures.entries import INK
 from labkit.figures.line import Line, lines
 from labkit.figures.panel import Panel
 from labkit.figures.reading import Markdown
-from labkit.figures.units import bytes_axis, bytes_text, seconds_axis, seconds_text
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import Fit, Measurement, predict, simulate

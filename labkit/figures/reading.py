@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from labkit.figures import entries as naming
 from labkit.figures import speed
 from labkit.figures.entries import Entry
-from labkit.run import Run, verdict
+from labkit.records.run import Run, verdict
 
 
 class Markdown(str):

@@ -18,7 +18,7 @@ from labkit.figures.measures import (
 )
 from labkit.figures.panel import Panel
 from labkit.figures.speed import refusals
-from labkit.run import Run
+from labkit.records.run import Run
 
 if TYPE_CHECKING:
     from labkit.figures.canvas import Figure

@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.figures.learning import transparent
 from labkit.figures.speed import Scaling
-from labkit.run import flatten
+from labkit.records.run import flatten
 
 # In these the runs of one line may differ: its x axis, what follows from it, and chance.
 _ALONG = ("name", "workers", "batch_size", "seed", "repeats")

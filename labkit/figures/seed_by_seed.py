@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import comb
 from typing import TYPE_CHECKING
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
 from labkit.figures.methods import method
 from labkit.figures.reading import Markdown
-from labkit.run import Run
-from labkit.verdict import seeds_of
+from labkit.records.run import Run
+from labkit.records.verdict import seeds_of
 
 if TYPE_CHECKING:
     import pandas

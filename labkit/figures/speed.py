@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.figures.entries import INK, MANY, Entry, safe_text
-from labkit.run import flatten
+from labkit.records.run import flatten
 
 # What makes the work of a step: a baseline has to do the same. Of the strategy and the network
 # one worker uses nothing, so a baseline with the same ones is preferred but not demanded.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from labkit.common.units import bytes_text
 from labkit.figures.reading import Markdown
 from labkit.figures.stage_tables import pipeline_table, rank_table
-from labkit.figures.units import bytes_text
-from labkit.run import Run
+from labkit.records.run import Run
 
 if TYPE_CHECKING:
     import pandas

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
 from labkit.figures import entries as naming
 from labkit.figures.entries import Entry
 from labkit.figures.hidden import steady
@@ -19,7 +19,7 @@ from labkit.figures.staged_runs import (
     stage_seconds,
     staged,
 )
-from labkit.run import Run
+from labkit.records.run import Run
 from labkit.schedules.pipeline.formulas import bubble_share
 from labkit.strategies import DelayedGradients, Pipeline
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.errors import InvalidInput, LabkitError
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.figures.hidden import steady
 from labkit.network import Network
-from labkit.run import Run
+from labkit.records.run import Run
 from labkit.schedules.pipeline import Table
 from labkit.schedules.pipeline.delayed import delayed
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from labkit.figures.hidden import steady
-from labkit.run import Run
+from labkit.records.run import Run
 
 if TYPE_CHECKING:
     import pandas

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.exchange.overlap import overlaps
 from labkit.figures import entries as naming
 from labkit.figures.entries import INK, Entry, clock_and_network, safe_text
@@ -16,7 +16,7 @@ from labkit.figures.hidden import steady, step_seconds, timeline_of
 from labkit.figures.line import Line
 from labkit.figures.panel import Panel, lanes_axis
 from labkit.figures.speed import refused
-from labkit.run import Run
+from labkit.records.run import Run
 
 if TYPE_CHECKING:
     import pandas

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
+from labkit.common.units import bytes_text, seconds_text
 from labkit.figures.holdings import Holdings, follow, message_size, span_name, sum_name
-from labkit.figures.units import bytes_text, seconds_text
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, named
 from labkit.schedules.check import execute

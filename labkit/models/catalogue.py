@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from labkit.common.errors import InvalidInput
+from labkit.common.options import Options, lookup, parse
 from labkit.datasets import Dataset, Shapes
-from labkit.errors import InvalidInput
 from labkit.models.applications import APPLICATIONS, application, smallest
 from labkit.models.locally_connected import LocallyConnectedOptions, locally_connected
 from labkit.models.networks import CnnOptions, MlpOptions, RnnOptions, cnn, linear, mlp, rnn
 from labkit.models.transformer import TransformerOptions, transformer
-from labkit.options import Options, lookup, parse
 
 if TYPE_CHECKING:
     import keras
@@ -23,7 +23,7 @@ class ModelSpec:
     """How a model is built: `build(options, shapes)`; `pixels(options)` if it wants an image.
 
     `sequences` says whether it can answer every step of a sequence, `codes` whether it can do
-    nothing else. `blocks(options)` counts what `labkit.stages.Chain` finds in the built model;
+    nothing else. `blocks(options)` counts what `stages.Chain` finds in the built model;
     `recurrent` says whether its layers go from step to step. `widest(options, shapes)` is the most
     units, filters, words or heads that a layer of it has.
     """

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from labkit.common.options import Count, Options
 from labkit.datasets import Shapes
 from labkit.models.networks import Activation
-from labkit.options import Count, Options
 
 if TYPE_CHECKING:
     import keras

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+from labkit.common.errors import InvalidInput
+from labkit.common.options import Options
 from labkit.datasets import Shapes
-from labkit.errors import InvalidInput
 from labkit.models.catalogue import check
 from labkit.models.locally_connected import LocallyConnectedOptions
 from labkit.models.networks import CnnOptions, MlpOptions
-from labkit.options import Options
 from labkit.schedules.grid import Layer, Shape, window
 
 

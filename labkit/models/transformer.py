@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from labkit.common.options import Count, Options
 from labkit.datasets import Shapes
-from labkit.options import Count, Options
 
 if TYPE_CHECKING:
     import keras

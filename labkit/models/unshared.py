@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 
 
 @keras.saving.register_keras_serializable(package="labkit")

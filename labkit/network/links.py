@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.network.draws import uniform
 from labkit.network.model import Network
 from labkit.network.topology import Seconds, topology

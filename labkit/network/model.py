@@ -15,8 +15,8 @@ from pydantic import (
 )
 
 from labkit import schedules
-from labkit.checked import Checked
-from labkit.errors import InvalidInput
+from labkit.common.checked import Checked
+from labkit.common.errors import InvalidInput
 from labkit.network.draws import uniform
 from labkit.schedules.round import Schedule
 
@@ -160,7 +160,7 @@ class Network(Checked):
         return self.slow[rank].transfer if rank in self.slow else 1.0
 
     def _repr_html_(self) -> str:
-        from labkit.displays import network_html
+        from labkit.network.display import network_html
 
         return network_html(self)
 

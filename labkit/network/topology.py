@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit import schedules
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.network.model import Network
 from labkit.schedules.round import Integers
 

@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from labkit import store
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
+from labkit.common.privacy import scrub
 from labkit.figures import (
     comparison_reading,
     has_grid,
@@ -23,14 +23,14 @@ from labkit.figures import (
 )
 from labkit.figures.called import called
 from labkit.figures.entries import Entry, clock_and_network, entries
-from labkit.privacy import scrub
+from labkit.records import store
+from labkit.records.run import Run, flatten, load_runs
+from labkit.records.run import shown as shown_value
+from labkit.records.verdict import seeds_of
 from labkit.report.embed import figure_html
 from labkit.report.jobs import commands, notebooks
 from labkit.report.notebook import render
 from labkit.report.scripts import policy, scripts
-from labkit.run import Run, flatten, load_runs
-from labkit.run import shown as shown_value
-from labkit.verdict import seeds_of
 
 Runs = Iterable[Run | Path | str] | Run | Path | str
 

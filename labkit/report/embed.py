@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.privacy import scrub
+from labkit.common.privacy import scrub
 
 
 def figure_html(content: Mapping[str, Any]) -> str:

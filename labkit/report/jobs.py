@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit import store
-from labkit.errors import LabkitError
-from labkit.privacy import scrub
-from labkit.run import Run
+from labkit.common.errors import LabkitError
+from labkit.common.privacy import scrub
+from labkit.records import store
+from labkit.records.run import Run
 
 
 def jobs(runs: Sequence[Run]) -> list[Path]:

@@ -8,8 +8,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import LabkitError
-from labkit.privacy import scrub
+from labkit.common.errors import LabkitError
+from labkit.common.privacy import scrub
 from labkit.report.embed import figure_html
 
 # Beyond text: what tables and folded parts need. No ids: a page's script finds elements by them.

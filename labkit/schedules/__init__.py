@@ -1,6 +1,6 @@
 """Communication schedules as data: pure functions from the number of ranks to rounds."""
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.schedules.all_to_all import all_to_all
 from labkit.schedules.butterfly import butterfly
 from labkit.schedules.collectives import ANY, COLLECTIVES, SUM, Collective, allreduce

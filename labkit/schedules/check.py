@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
 from labkit.schedules.collectives import ANY, SUM, Collective
 from labkit.schedules.counts import Counts
 from labkit.schedules.round import Integers, Round, boundaries, count_chunks

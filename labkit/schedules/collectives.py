@@ -30,7 +30,7 @@ class Collective:
     ends: Callable[[int, int], Integers]
 
     def _repr_html_(self) -> str:
-        from labkit.displays import collective_html
+        from labkit.schedules.display import collective_html
 
         return collective_html(self)
 

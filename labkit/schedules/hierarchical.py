@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.schedules.ring import ring
 from labkit.schedules.round import Round, Schedule, beside
 from labkit.schedules.tree import broadcast_tree, reduce_tree

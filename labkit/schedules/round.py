@@ -87,7 +87,7 @@ class Round:
         return f"<Round of {len(self)} messages>"
 
     def _repr_html_(self) -> str:
-        from labkit.displays import round_html
+        from labkit.schedules.display import round_html
 
         return round_html(self)
 

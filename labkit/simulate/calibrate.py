@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.network import Network
 from labkit.network.topology import Seconds
 from labkit.simulate.costs import modelled

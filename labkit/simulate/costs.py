@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.network import Network
 
 Form = TypeVar("Form")

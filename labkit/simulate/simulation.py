@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.network import Links, Network
 from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers, Round, Schedule, count_chunks

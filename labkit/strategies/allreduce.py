@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from pydantic import Field, PositiveInt, field_validator
 
+from labkit.common.errors import InvalidInput
 from labkit.communicator import ALGORITHMS, refuse_unmetered
 from labkit.compression import Nested
-from labkit.errors import InvalidInput
 from labkit.exchange import BUCKET_BYTES, SCHEDULES
 from labkit.strategies.base import Question, Session, Strategy
 from labkit.strategies.parts import refuse_around, refuse_given

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from labkit.checked import Checked
+from labkit.common.checked import Checked
 
 if TYPE_CHECKING:
     from labkit.communicator import Communicator

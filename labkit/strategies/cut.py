@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.errors import InvalidInput
-from labkit.memory import nbytes, together
+from labkit.common.errors import InvalidInput
+from labkit.model_parallel.memory import nbytes, together
 from labkit.strategies.base import Predictor, Session
 
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
-    from labkit.slices import Sliced
-    from labkit.stages import Ledger, Whole
+    from labkit.model_parallel.stages import Ledger, Whole
+    from labkit.model_parallel.tensor import Sliced
 
 
 @dataclass
@@ -112,7 +112,7 @@ class Cut:
             session, optimizer: of the training that has ended.
             expected: bytes of activations and of versions.
         """
-        from labkit.stages import footprint
+        from labkit.model_parallel.stages import footprint
 
         own = [stage.model for stage in self.own.values()]
         predicted = footprint.weights(own)
@@ -144,7 +144,7 @@ def own_models(
         lane: the ranks of all stages, in their order.
         group: those that share this rank's stages; None: it has them alone.
     """
-    from labkit.slices import Sliced
+    from labkit.model_parallel.tensor import Sliced
 
     numbers = range(lane.rank, len(models), lane.size)
     if group is None or group.size == 1:
@@ -165,7 +165,7 @@ def through(
         own: what this rank computes of them.
         sliced: where these are slices.
     """
-    from labkit.stages import Inference, Links
+    from labkit.model_parallel.stages import Inference, Links
 
     links = Links(lane, [m.inputs[0] for m in models], [m.outputs[0] for m in models])
     inference = Inference(links, own, len(models))
@@ -195,7 +195,7 @@ def recorder(timeline: Any) -> Any:
 
 def split(model: Any, edges: list[int]) -> list[Any]:
     """The stages of a model, as models that share its layers."""
-    from labkit.stages import split_model
+    from labkit.model_parallel.stages import split_model
 
     models = split_model(model, edges)
     for shape in (part.inputs[0].shape[1:] for part in models[1:]):
@@ -209,7 +209,7 @@ def split(model: Any, edges: list[int]) -> list[Any]:
 
 def described(model: Any, edges: list[int], seconds: list[float] | None) -> dict[str, Any]:
     """The cut for the run's record; bytes are those of a row that leaves each stage."""
-    from labkit.stages import Chain, footprint, split_model
+    from labkit.model_parallel.stages import Chain, footprint, split_model
 
     return {
         "blocks": Chain(model).names(),

@@ -50,7 +50,7 @@ class DelayedGradients(Staged):
 
     def train(self, session: Session) -> None:
         """Forward in sequence, backward in parallel, an optimizer a module."""
-        from labkit.stages import Batch, Delayed, Links, footprint
+        from labkit.model_parallel.stages import Batch, Delayed, Links, footprint
 
         optimizer, modules = session.optimizer(), self.ranks(session.communicator.size)
         cut = self.cut(session, optimizer, late=modules)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
-from labkit.memory import by_kind, together
+from labkit.model_parallel.memory import by_kind, together
 from labkit.strategies.base import Predictor, Question, Session, Strategy
 from labkit.strategies.parts import (
     norms,
@@ -26,7 +26,7 @@ Step: TypeAlias = Callable[[Any, Any, Any], float | None]
 
 
 class Share(Protocol):
-    """What one rank has of a model, see `labkit.slices.Sliced` and `labkit.grid.Part`.
+    """What one rank has of a model, see `tensor.Sliced` and `grid.Part`.
 
     Attributes:
         model: what computes it, with variables, trainable_variables and losses as Keras has them.

@@ -13,7 +13,7 @@ from labkit.strategies.intra_layer import IntraLayer
 
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
-    from labkit.grid import Part
+    from labkit.model_parallel.grid import Part
 
 
 class LocallyConnected(IntraLayer):
@@ -76,7 +76,7 @@ class LocallyConnected(IntraLayer):
 
     def share(self, model: Any, replica: Communicator) -> Part:
         """This machine's tiles and units."""
-        from labkit.grid import Part
+        from labkit.model_parallel.grid import Part
 
         return Part(model, replica, self.of(replica.size), self.resolved(replica))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.strategies.base import Question
 
 # What Keras does around its own training step, and not in an optimizer's update.

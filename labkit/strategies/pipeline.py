@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import PositiveInt, field_validator
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline import Table, gpipe, interleaved
 from labkit.schedules.pipeline.wavefront import stretches
@@ -130,7 +130,7 @@ class Pipeline(Staged):
 
     def models(self, model: Any, edges: list[int]) -> list[Any]:
         """The stages of a model, of a recurrent one for stretches of any length."""
-        from labkit.stages import open_time, split_model
+        from labkit.model_parallel.stages import open_time, split_model
 
         if self.schedule == "wavefront":
             return split_model(open_time(model), edges)
@@ -138,7 +138,7 @@ class Pipeline(Staged):
 
     def stage(self, model: Any, loss: Any, first: bool, recompute: bool) -> Any:
         """What trains a stage, of a recurrent model from stretch to stretch."""
-        from labkit.stages import RecurrentStage
+        from labkit.model_parallel.stages import RecurrentStage
 
         if self.schedule == "wavefront":
             return RecurrentStage(model, loss, first, recompute, self.microbatches)
@@ -146,7 +146,7 @@ class Pipeline(Staged):
 
     def train(self, session: Session) -> None:
         """Steps by the schedule, an optimizer a rank."""
-        from labkit.stages import Batch, Runner, footprint, split_model
+        from labkit.model_parallel.stages import Batch, Runner, footprint, split_model
 
         optimizer, workers = session.optimizer(), session.communicator.size
         table = self.table(self.ranks(workers))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import PositiveInt, field_validator
 
-from labkit.errors import InvalidInput
-from labkit.plan import cut as divided
+from labkit.common.errors import InvalidInput
+from labkit.common.rows import cut as divided
 from labkit.strategies.base import Predictor, Question, Session, Strategy
 from labkit.strategies.cut import Cut, described, own_models, split, through
 from labkit.strategies.parts import (
@@ -139,7 +139,7 @@ class Staged(Strategy):
             workers: of all replicas.
             seconds: of each block, where they were measured; else parameters stand for them.
         """
-        from labkit.stages import Chain, by_hand, by_parameters, cheapest
+        from labkit.model_parallel.stages import Chain, by_hand, by_parameters, cheapest
 
         chain = Chain(model)
         self.check_blocks(len(chain), workers)
@@ -174,11 +174,11 @@ class Staged(Strategy):
         Args:
             session: of this rank.
             optimizer: of all its stages.
-            recompute: as of `labkit.stages.Stage`.
+            recompute: as of `labkit.model_parallel.stages.Stage`.
             late: steps after which the stages keep as much as they ever will.
         """
         from labkit.communicator import computing
-        from labkit.stages import Ledger, Whole
+        from labkit.model_parallel.stages import Ledger, Whole
 
         self.check_optimizer(type(optimizer).__name__.lower(), norms(optimizer))
         refuse_given(optimizer)
@@ -207,21 +207,21 @@ class Staged(Strategy):
         return split(model, edges)
 
     def stage(self, model: Any, loss: Any, first: bool, recompute: bool) -> Any:
-        """What trains a stage on its rank; arguments as of `labkit.stages.Stage`."""
-        from labkit.stages import Stage
+        """What trains a stage on its rank; arguments as of `labkit.model_parallel.stages.Stage`."""
+        from labkit.model_parallel.stages import Stage
 
         return Stage(model, loss, first, recompute)
 
     def _refuse_whole(self, models: list[Any]) -> None:
         """Refuse stages none of which has something to cut."""
-        from labkit.slices import refuse_whole
+        from labkit.model_parallel.tensor import refuse_whole
 
         if self.slices > 1:
             refuse_whole(models, self.slices)
 
     def _seconds(self, session: Session) -> list[float]:
         """Of each block, whole, on rank 0; the same for all: they must cut at the same places."""
-        from labkit.stages import block_seconds
+        from labkit.model_parallel.stages import block_seconds
 
         found, workers = None, session.communicator.size
         if session.communicator.rank == 0:

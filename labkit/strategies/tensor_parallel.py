@@ -14,7 +14,7 @@ from labkit.strategies.parts import refuse_narrow, refuse_remainder
 
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
-    from labkit.slices import Sliced
+    from labkit.model_parallel.tensor import Sliced
 
 
 class TensorParallel(IntraLayer):
@@ -74,7 +74,7 @@ class TensorParallel(IntraLayer):
 
     def share(self, model: Any, replica: Communicator) -> Sliced:
         """This rank's slice; scores stay cut where the loss, if any, takes them so."""
-        from labkit.slices import Sliced
+        from labkit.model_parallel.tensor import Sliced
 
         return Sliced(model, replica, self.resolved(replica), _of_logits(model))
 
@@ -82,7 +82,7 @@ class TensorParallel(IntraLayer):
         """The loss and those of layers, the same on all slices."""
         import tensorflow as tf
 
-        from labkit.slices import cross_entropy
+        from labkit.model_parallel.tensor import cross_entropy
 
         def objective(x: Any, y: Any, weight: Any) -> Any:
             predicted = share.model(x, training=True)

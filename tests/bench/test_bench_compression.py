@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from labkit.bench import compression
 from labkit.bench.compression import layers, measure, without_fields
-from labkit.cli import app
-from labkit.errors import InvalidInput
+from labkit.cli.app import app
+from labkit.common.errors import InvalidInput
 
 KEYS = {
     *("bench", "case", "what", "workers", "network", "clock", "median_ms", "min_ms", "p90_ms"),

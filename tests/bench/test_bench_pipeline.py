@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labkit.bench.pipeline import measure
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 
 
 @pytest.mark.slow

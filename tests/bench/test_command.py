@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from labkit.bench import exchange
 from labkit.bench.peers import rows as beside
-from labkit.cli import app
+from labkit.cli.app import app
 
 
 def row(what: str, **more: Any) -> dict[str, Any]:

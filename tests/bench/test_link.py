@@ -17,8 +17,8 @@ from labkit.bench import namespaces
 from labkit.bench.link import measure
 from labkit.bench.pair import Pair
 from labkit.bench.timing import sweep
-from labkit.cli import app
-from labkit.errors import InvalidInput, LabkitError
+from labkit.cli.app import app
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.schedules import ALLREDUCE
 
 

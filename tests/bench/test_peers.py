@@ -19,7 +19,7 @@ from labkit.bench.peers.meeting import Meeting, same
 from labkit.bench.peers.rows import check
 from labkit.bench.peers.rows import measure as measure_peers
 from labkit.bench.steps import CASES, Case
-from labkit.errors import InvalidInput, LabkitError
+from labkit.common.errors import InvalidInput, LabkitError
 
 
 def test_an_unknown_peer_is_refused_with_those_that_are_known() -> None:

@@ -47,7 +47,7 @@ def jupyterlab(folder: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-c", "from labkit.cli import app; app()", "lab", "--no-browser"]
+    command = [sys.executable, "-c", "from labkit.cli.app import app; app()", "lab", "--no-browser"]
     options = [f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}"]
     log = (folder / "jupyter.log").open("wb")
     server = subprocess.Popen(

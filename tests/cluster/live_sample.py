@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from labkit import store
 from labkit.cluster.attached import Outline
 from labkit.cluster.live import Live
-from labkit.run import Run
-from labkit.store import this_process
-from labkit.stream import FOLDER, Writer
+from labkit.records import store
+from labkit.records.run import Run
+from labkit.records.store import this_process
+from labkit.records.stream import FOLDER, Writer
 
 ROWS = [
     {"rank": rank, "epoch": 0, "step": step, "loss": 2.0 - step, "seconds": 0.5, "samples": 4.0}

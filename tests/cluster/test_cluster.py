@@ -17,7 +17,7 @@ import pytest
 
 from labkit import Cluster, Experiment, InvalidInput, LabkitError
 from labkit.cluster import RankError, leftovers
-from labkit.run import load_runs
+from labkit.records.run import load_runs
 
 SMALL = {
     "dataset_options": {"rows": 64, "test_rows": 9},

@@ -15,7 +15,7 @@ import pytest
 from labkit import Cluster, Experiment, LabkitError
 from labkit.cluster.attached import LAST, Attached
 from labkit.cluster.live import Live
-from labkit.stream import FOLDER
+from labkit.records.stream import FOLDER
 
 LONG = {
     "dataset_options": {"rows": 64, "test_rows": 9},

@@ -18,7 +18,7 @@ from labkit import Cluster
 from labkit.cluster import magic
 from labkit.cluster.magic import CellFailed, run_cell
 from labkit.cluster.where import place
-from labkit.notebook import execute
+from labkit.jobs.notebook import execute
 
 
 @pytest.fixture(autouse=True)

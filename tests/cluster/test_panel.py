@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from live_sample import ROWS, Told
 
-from labkit import store
 from labkit.cluster import RankError
 from labkit.cluster.panel import Panel
 from labkit.cluster.tally import Tally
+from labkit.records import store
 
 
 def words(panel: Panel) -> str:

@@ -64,8 +64,8 @@ def by_all(
     """What this rank holds of each number of rows, by strategy; and the whole model's word."""
     import keras
 
-    from labkit import inference
-    from labkit.session import restore
+    from labkit.worker import inference
+    from labkit.worker.session import restore
 
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
@@ -179,8 +179,8 @@ def validated(communicator: Any, experiments: list[Experiment]) -> Any:
     """Of each: metrics after an epoch, those of the whole model at the end, times it was whole."""
     import keras
 
-    from labkit.feed import read
-    from labkit.session import TrainingSession, restore
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession, restore
 
     found = []
     for each in experiments:

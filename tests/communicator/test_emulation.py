@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from labkit.cluster import RankError
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.experiment import Experiment
 from labkit.network import Network
 from labkit.simulate import simulate

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit import mpi
 from labkit.cluster import RankError
+from labkit.communicator import launcher
 
 SCRIPT = Path(__file__).with_name("ranks.py")
 
 
 def under_mpiexec(ranks, *arguments):
-    command = [*mpi.mpiexec(ranks), sys.executable, str(SCRIPT), *arguments]
-    environment = {**__import__("os").environ, **mpi.environment()}
+    command = [*launcher.mpiexec(ranks), sys.executable, str(SCRIPT), *arguments]
+    environment = {**__import__("os").environ, **launcher.environment()}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from labkit.common.errors import InvalidInput
 from labkit.compression import Compressor, Gather, Mean, Payload, Tensor, nbytes, reduce_all
 from labkit.compression.chain import Chain
 from labkit.compression.dgc import DGC
@@ -14,7 +15,6 @@ from labkit.compression.randomk import RandomK
 from labkit.compression.signmajority import SignMajority
 from labkit.compression.threshold import Threshold
 from labkit.compression.topk import TopK
-from labkit.errors import InvalidInput
 
 
 class Half(Compressor):

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from labkit.common.errors import InvalidInput
 from labkit.compression import (
     QSGD,
     BFloat16,
@@ -29,7 +30,6 @@ from labkit.compression import (
     to_bytes,
 )
 from labkit.compression.base import compiled
-from labkit.errors import InvalidInput
 
 LENGTHS = [0, 1, 7, 8, 1000, 1001]
 DTYPES = ["float32", "float64"]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from labkit.common.errors import InvalidInput
 from labkit.compression import Reduced, reduce_all
 from labkit.compression.dgc import DGC
-from labkit.errors import InvalidInput
 
 
 def step(compressor: DGC, gradients: np.ndarray, states: list[Any]) -> list[Reduced]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from labkit.common.errors import InvalidInput
 from labkit.compression import COMPRESSORS, QSGD, Compressor, Int8, TernGrad, reduce_all
 from labkit.compression.chain import Chain
 from labkit.compression.dgc import DGC
@@ -19,7 +20,6 @@ from labkit.compression.randomk import RandomK
 from labkit.compression.signmajority import SignMajority
 from labkit.compression.threshold import Threshold
 from labkit.compression.topk import TopK
-from labkit.errors import InvalidInput
 
 QUANTIZERS = [
     *(

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from labkit.common.errors import InvalidInput
 from labkit.compression import Compressor, nbytes, reduce_all
 from labkit.compression.randomk import RandomK
 from labkit.compression.sparse import above, scatter
 from labkit.compression.threshold import Threshold
 from labkit.compression.topk import TopK
-from labkit.errors import InvalidInput
 
 LONG = 100_003  # long enough for a sample, and no multiple of a row
 

@@ -10,11 +10,11 @@ import pytest
 from sample_runs import write_run
 
 from labkit import datasets, models
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.deployment import LowRank, Prune, Quantize, compare, read_sparse
 from labkit.deployment.measure import chance, inference_ms
-from labkit.errors import InvalidInput, LabkitError
 from labkit.figures.deployment import deployment, deployment_reading
-from labkit.run import Run
+from labkit.records.run import Run
 
 DATA = datasets.load("digits", rows=512, test_rows=200)
 METHODS = [

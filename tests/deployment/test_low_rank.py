@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from labkit import datasets, models
+from labkit.common.errors import InvalidInput
 from labkit.deployment import LowRank
 from labkit.deployment.low_rank import factors, saves
-from labkit.errors import InvalidInput
 
 DATA = datasets.load("digits", rows=128, test_rows=64)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from labkit.experiment import Experiment
-from labkit.notebook import execute
-from labkit.parameters import declared
+from labkit.jobs.notebook import execute
+from labkit.jobs.parameters import declared
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "model_compression.ipynb"
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit import datasets, models
+from labkit.common.errors import InvalidInput
 from labkit.deployment.magnitude import kernels, smallest
 from labkit.deployment.prune import Prune
-from labkit.errors import InvalidInput
 
 DATA = datasets.load("digits", rows=256, test_rows=64)
 

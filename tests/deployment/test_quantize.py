@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from labkit import datasets, models
+from labkit.common.errors import InvalidInput
 from labkit.deployment import Quantize
-from labkit.errors import InvalidInput
 
 DATA = datasets.load("digits", rows=64, test_rows=64)
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit import datasets, models
+from labkit.common.errors import LabkitError
 from labkit.deployment import Prune, read_sparse, write_sparse
 from labkit.deployment.sparse_file import PREFIX, coded_bytes, pack, unpack
-from labkit.errors import LabkitError
 
 DATA = datasets.load("digits", rows=64, test_rows=64)
 

@@ -54,8 +54,8 @@ def over_mpi(communicator: Any, family: list[Any], algorithm: str) -> list[Any]:
     """Per compressor: the means of three steps, the books, collective calls a step."""
     import tensorflow as tf
 
-    from labkit.conservation import Audit
     from labkit.exchange import Exchange
+    from labkit.worker.conservation import Audit
 
     found: list[Any] = []
     for compressor in family:
@@ -138,8 +138,8 @@ def test_the_law_is_broken_by_who_forgets_what_was_not_sent(cluster: Cluster) ->
         import tensorflow as tf
 
         from labkit.compression import TopK
-        from labkit.conservation import Audit
         from labkit.exchange import Exchange
+        from labkit.worker.conservation import Audit
 
         exchange = Exchange(communicator, "mpi", compressor=TopK(ratio=0.1))
         audit = Audit(communicator, remembers=True)
@@ -239,8 +239,8 @@ def test_buckets_keep_memories_of_their_own(cluster: Cluster, schedule: str) -> 
         import tensorflow as tf
 
         from labkit.compression import ErrorFeedback, TopK
-        from labkit.conservation import Audit
         from labkit.exchange import Exchange
+        from labkit.worker.conservation import Audit
 
         compressor = ErrorFeedback(inner=TopK(ratio=0.1))
         exchange = Exchange(communicator, "ring", schedule, 4 * 100, compressor)
@@ -335,7 +335,7 @@ def test_each_layer_has_its_own_bits_under_the_microscope(cluster: Cluster) -> N
 
 def test_books_without_an_entry_do_not_pass(cluster: Cluster) -> None:
     def work(communicator: Any) -> tuple[float, float]:
-        from labkit.conservation import Audit
+        from labkit.worker.conservation import Audit
 
         return Audit(communicator, remembers=True).difference()
 

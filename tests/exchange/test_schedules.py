@@ -10,8 +10,8 @@ import pytest
 
 from labkit import AllReduce, Cluster, Experiment
 from labkit.cluster import RankError
+from labkit.common.errors import InvalidInput
 from labkit.communicator import ALGORITHMS
-from labkit.errors import InvalidInput
 from labkit.exchange import SCHEDULES
 
 ALL = ("auto", *ALGORITHMS)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sample_runs import FAILED_GATE, write_run
 
-from labkit.errors import InvalidInput, LabkitError
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.figures import (
     compare,
     comparison_reading,
@@ -27,7 +27,7 @@ from labkit.figures.gather import gathered
 from labkit.figures.learning import smoothed
 from labkit.figures.seed_bands import bands
 from labkit.figures.speed import scalings
-from labkit.run import Run
+from labkit.records.run import Run
 
 ONE_BIT = {"name": "AllReduce", "algorithm": "ring", "compressor": {"name": "OneBit"}}
 

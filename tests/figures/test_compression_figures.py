@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from sample_compression import TOP_K, write_method
 from sample_runs import FAILED_GATE, write_run
 
-from labkit import store
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
 from labkit.figures import bandwidth, microscope, microscope_reading, pareto, step_parts
 from labkit.figures.bandwidth import Method, bits_text, methods, prediction_errors, winners
 from labkit.figures.entries import Entry, entries
@@ -25,10 +24,11 @@ from labkit.figures.microscope import observations
 from labkit.figures.pareto import Point, front, points
 from labkit.figures.step_costs import step_costs
 from labkit.network import Network
+from labkit.records import store
+from labkit.records.run import Run
+from labkit.records.verdict import seeds_of
 from labkit.report import report
-from labkit.run import Run
 from labkit.simulate import closed_form
-from labkit.verdict import seeds_of
 
 SAID_FAILED = "no speed figure: equivalence gate failed"
 

@@ -8,7 +8,7 @@ import pytest
 from sample_compression import TOP_K, write_method
 from sample_runs import FAILED_GATE
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
 from labkit.figures import compression_reading
 
 SEEDS = [0.90, 0.92, 0.91, 0.905, 0.915, 0.91, 0.912, 0.908]

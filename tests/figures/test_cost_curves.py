@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.figures import cost_curves, cost_reading
 from labkit.figures.costs import costs
 from labkit.network import Network

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.figures import counts_reading, counts_table
 from labkit.schedules import ALLREDUCE
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from sample_runs import write_run
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.experiment import Experiment
 from labkit.figures import grid_traffic
+from labkit.records.store import write_table
 from labkit.schedules.grid import Layer, crossing, window
-from labkit.store import write_table
 from labkit.strategies import LocallyConnected
 
 LAYERS = [

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from sample_runs import write_run
 
-from labkit import store
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
 from labkit.figures import layer_traffic
-from labkit.run import Run
+from labkit.records import store
+from labkit.records.run import Run
 
 
 def row(layer: str, slices: str, forward: int, backward: int, **changes: Any) -> dict[str, Any]:

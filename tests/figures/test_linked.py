@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from sample_runs import write_run
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.figures import compare, linked, pareto, scatter
 from labkit.figures.entries import MANY, entries
 from labkit.figures.linked import FAINT, Linked, show
-from labkit.run import Run
+from labkit.records.run import Run
 
 
 class Points:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.figures import message_trace
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, Round

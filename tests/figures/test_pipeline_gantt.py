@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.figures.pipeline_gantt import ACTIONS, MESSAGE, pipeline_gantt
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline import interleaved

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.figures.pipeline_steps import pipeline_steps
 from labkit.figures.pipeline_ticks import follow
 from labkit.schedules import PIPELINE

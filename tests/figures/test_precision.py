@@ -9,10 +9,10 @@ import pytest
 from sample_compression import write_method
 from sample_runs import FAILED_GATE
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
 from labkit.figures import loss_scale_reading, loss_scales, memory_reading, precision_table
-from labkit.run import Run
-from labkit.store import new_run_directory, start
+from labkit.records.run import Run
+from labkit.records.store import new_run_directory, start
 
 KEPT = {"weights": 4000, "gradients": 4000, "optimizer": 12, "peak": 10**9}
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.figures import measurements, predicted_and_measured, prediction_reading
 from labkit.network import Network
 from labkit.simulate import calibrate, closed_form

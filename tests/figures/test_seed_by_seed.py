@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from sample_compression import TOP_K, write_method
 
-from labkit.errors import LabkitError
+from labkit.common.errors import LabkitError
 from labkit.figures import seed_by_seed, seed_reading
-from labkit.run import Run
+from labkit.records.run import Run
 
 FED_BACK = {"name": "ErrorFeedback", "inner": TOP_K}
 

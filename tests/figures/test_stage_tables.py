@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sample_runs import FAILED_GATE, write_run
 
-from labkit.errors import InvalidInput, LabkitError
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.figures import (
     measured_pipeline,
     pipeline_gantt,
@@ -20,11 +20,11 @@ from labkit.figures import (
 )
 from labkit.figures.pipeline_gantt import ACTIONS, MESSAGE
 from labkit.network import Network
-from labkit.run import Run
+from labkit.records.run import Run
+from labkit.records.store import write_table
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline.delayed import delayed
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
-from labkit.store import write_table
 
 MS = 1e-3
 STEPS, PERIOD = 24, 0.1  # of which the last 14 are steady

@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 from sample_runs import FAILED_GATE, write_run
 
-from labkit.cli import app
-from labkit.errors import InvalidInput, LabkitError
+from labkit.cli.app import app
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.figures import exchange_reading, hidden, timeline
 from labkit.figures.entries import PALETTE
 from labkit.figures.timeline import KINDS
-from labkit.run import Run
-from labkit.store import write_table
+from labkit.records.run import Run
+from labkit.records.store import write_table
 
 STEP, STEPS = 0.020, 24  # seconds; of these 24 steps the last 14 are steady
 Event = tuple[str, int, float, float]  # kind, bucket, ms from the begin of the step

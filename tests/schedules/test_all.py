@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.schedules import ALLREDUCE, COLLECTIVES, Round, allreduce, named, ring
 from labkit.schedules.check import ScheduleError, check, execute, result
 from labkit.schedules.counts import textbook

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.schedules.pipeline.delayed import delayed
 from labkit.simulate.pipeline import simulate_pipeline
 

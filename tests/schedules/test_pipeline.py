@@ -10,7 +10,7 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.schedules import PIPELINE
 from labkit.schedules.check import ScheduleError
 from labkit.schedules.pipeline import Table, interleaved, one_forward_one_backward, pipedream

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.schedules import allreduce, pack, spanning_trees
 from labkit.schedules.check import check
 from labkit.schedules.spanning_trees import Tree

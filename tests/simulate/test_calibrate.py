@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.network import Network
 from labkit.simulate import Measurement, calibrate, predict, simulate
 

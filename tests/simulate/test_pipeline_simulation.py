@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.network import Network
 from labkit.schedules import PIPELINE
 from labkit.schedules.check import ScheduleError

@@ -8,7 +8,7 @@ from math import ceil, floor, log2
 import numpy as np
 import pytest
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.network import Network, Slowdown
 from labkit.schedules import ALLREDUCE, Round
 from labkit.schedules.counts import textbook

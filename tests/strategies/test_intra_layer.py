@@ -89,8 +89,8 @@ def trained(communicator: Any, experiments: list[Experiment]) -> list[Any]:
     """Of each: the weights, and losses after each epoch as a last callback is told."""
     import keras
 
-    from labkit.feed import read
-    from labkit.session import TrainingSession, restore
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession, restore
 
     found = []
     for each in experiments:
@@ -144,8 +144,8 @@ def test_weights_that_callbacks_set_count_as_in_one_process(
 
 def handed_over(communicator: Any, experiments: list[Experiment]) -> list[bool]:
     """Whether weights that are set, collected or not, come back from the shares."""
-    from labkit.feed import read
-    from labkit.session import TrainingSession, restore
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession, restore
 
     same = []
     for each in experiments:
@@ -182,8 +182,8 @@ def numbers(communicator: Any, experiments: list[Experiment]) -> list[Any]:
 
     With them the whole model's outputs, and those of the ranks together, before and after.
     """
-    from labkit.feed import read
-    from labkit.session import TrainingSession, restore
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession, restore
 
     found = []
     for each in experiments:
@@ -225,8 +225,8 @@ def validated(communicator: Any, experiment: Experiment) -> Any:
     """Metrics after the last epoch, those of the whole model, and how often it was whole."""
     import keras
 
-    from labkit.feed import read
-    from labkit.session import TrainingSession, restore
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession, restore
 
     session = TrainingSession(experiment, communicator, read(experiment, communicator))
     logs: list[dict[str, float]] = []

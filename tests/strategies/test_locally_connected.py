@@ -65,8 +65,8 @@ REPLICAS = {"strategy": LocallyConnected(grid=(1, 2))}
 
 
 def verify(communicator: Any, experiments: list[Experiment], cache: str) -> list[dict[str, Any]]:
-    from labkit import gate
-    from labkit.feed import read
+    from labkit.worker import gate
+    from labkit.worker.feed import read
 
     os.environ["LABKIT_CACHE"] = cache
     return [dict(gate.verify(e, communicator, read(e, communicator))) for e in experiments]
@@ -87,9 +87,9 @@ def first_step(communicator: Any, experiments: list[Experiment]) -> list[dict[st
     """This machine's gradients beside those of the whole model, its loss, and what it sent."""
     import tensorflow as tf
 
-    from labkit.feed import read
-    from labkit.session import TrainingSession
     from labkit.strategies.intra_layer import differentiated
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
 
     found = []
     for experiment in experiments:
@@ -220,8 +220,8 @@ def narrow() -> Any:
 
 
 def starts(communicator: Any, experiment: Experiment) -> None:
-    from labkit.feed import read
-    from labkit.session import TrainingSession
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
 
     session = TrainingSession(experiment, communicator, read(experiment, communicator))
     strategy: Any = experiment.strategy

@@ -159,9 +159,9 @@ REFUSED: list[tuple[Any, Strategy, str]] = [
 
 def refuse(communicator: Any, experiments: list[Experiment]) -> list[str]:
     """What this rank says to each, in which it must not take a step."""
-    from labkit.errors import InvalidInput
-    from labkit.feed import read
-    from labkit.session import TrainingSession, restore
+    from labkit.common.errors import InvalidInput
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession, restore
 
     said = []
     for each in experiments:

@@ -9,7 +9,7 @@ import pytest
 
 from labkit import Cluster, Experiment, LocallyConnected, Pipeline, TensorParallel
 from labkit.cluster import RankError
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.strategies import DelayedGradients, Strategy
 
 SMALL: dict[str, Any] = {
@@ -58,8 +58,8 @@ def scaled() -> Any:
 
 
 def refusals(communicator: Any, experiments: list[Experiment]) -> list[str]:
-    from labkit.feed import read
-    from labkit.session import TrainingSession, restore
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession, restore
 
     said = []
     for each in experiments:

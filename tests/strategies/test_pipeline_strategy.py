@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from labkit import Cluster, DelayedGradients, Experiment, Layerwise, Pipeline
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.strategies import AllReduce, Strategy
 
 Weights = list[np.ndarray]
@@ -55,8 +55,8 @@ def experiment(strategy: Strategy, workers: int, **fields: Any) -> Experiment:
 
 def train(communicator: Any, experiments: list[Experiment]) -> list[Weights]:
     """The trained weights of each, on this rank."""
-    from labkit.feed import read
-    from labkit.session import TrainingSession
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
 
     found = []
     for each in experiments:
@@ -190,9 +190,9 @@ def one_step(communicator: Any, question: Experiment) -> dict[str, Any]:
     """The prediction of the ranks and of the model; what each stage has kept in a step."""
     from contextlib import nullcontext
 
-    from labkit.feed import read
-    from labkit.session import TrainingSession
-    from labkit.stages import Batch, Runner
+    from labkit.model_parallel.stages import Batch, Runner
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
 
     session = TrainingSession(question, communicator, read(question, communicator))
     strategy: Any = question.strategy
@@ -274,7 +274,7 @@ class OneProcess:
 
 def pipedream_step(one: OneProcess, strategy: Any, replicas: int, x: Any, y: Any) -> None:
     """The order of the table; a backward with the weights that its forward has seen."""
-    from labkit.plan import cut
+    from labkit.common.rows import cut
 
     table = strategy.table(len(one.stages))
     cuts = [
@@ -305,8 +305,8 @@ def delayed_step(one: OneProcess, history: list[list[Weights]], x: Any, y: Any) 
 
 def simulate(communicator: Any, question: Experiment, edges: list[int], replicas: int) -> Weights:
     """The same staleness in one process."""
-    from labkit.feed import global_batches, plan_of, read
-    from labkit.session import build_model, reset
+    from labkit.worker.feed import global_batches, plan_of, read
+    from labkit.worker.session import build_model, reset
 
     reset(question)
     source = read(question, communicator)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from labkit import AllReduce, Cluster, DelayedGradients, Experiment, Layerwise, Pipeline
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.figures import pipeline_gantt, pipeline_table, rank_table
-from labkit.run import Run
+from labkit.records.run import Run
 from labkit.strategies import Strategy, TensorParallel
 
 WIDTHS = (48, 40, 32, 24)
@@ -165,8 +165,8 @@ def test_the_tables_have_a_row_a_rank_and_a_row_a_run(runs: dict[str, Run]) -> N
 def cut_by_time(communicator: Any, question: Experiment) -> tuple[dict[str, Any], list[Any], int]:
     """The record, the weights after training, and the communicators that are left open."""
     from labkit.communicator import Communicator
-    from labkit.feed import read
-    from labkit.session import TrainingSession
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
 
     opened: list[Any] = []
     begin, end = Communicator.__init__, Communicator.close

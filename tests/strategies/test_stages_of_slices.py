@@ -68,8 +68,8 @@ def codes() -> Any:
 
 
 def verify(communicator: Any, experiments: list[Experiment], cache: str) -> list[dict[str, Any]]:
-    from labkit import gate
-    from labkit.feed import read
+    from labkit.worker import gate
+    from labkit.worker.feed import read
 
     os.environ["LABKIT_CACHE"] = cache
     return [dict(gate.verify(e, communicator, read(e, communicator))) for e in experiments]
@@ -140,9 +140,9 @@ def with_state() -> Any:
 
 def train(communicator: Any, experiment: Experiment) -> dict[str, Any]:
     """What this rank holds of the whole model while it trains; its record, before and after."""
-    from labkit.feed import read
-    from labkit.freed import is_there
-    from labkit.session import TrainingSession
+    from labkit.model_parallel.freed import is_there
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
 
     session = TrainingSession(experiment, communicator, read(experiment, communicator))
     begin = [variable.numpy() for variable in session.model.variables]
@@ -301,9 +301,9 @@ def uncut() -> Any:
 
 def refuse(communicator: Any, experiment: Experiment) -> list[str]:
     """What training and predicting say, without a step."""
-    from labkit.errors import InvalidInput
-    from labkit.feed import read
-    from labkit.session import TrainingSession
+    from labkit.common.errors import InvalidInput
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
 
     session = TrainingSession(experiment, communicator, read(experiment, communicator))
     strategy, said = experiment.strategy, []

@@ -160,8 +160,8 @@ def narrow() -> Any:
 
 
 def verify(communicator: Any, experiment: Experiment, cache: str) -> dict[str, Any]:
-    from labkit import gate
-    from labkit.feed import read
+    from labkit.worker import gate
+    from labkit.worker.feed import read
 
     os.environ["LABKIT_CACHE"] = cache
     return dict(gate.verify(experiment, communicator, read(experiment, communicator)))
@@ -169,8 +169,8 @@ def verify(communicator: Any, experiment: Experiment, cache: str) -> dict[str, A
 
 def compare(communicator: Any, experiment: Experiment) -> dict[str, Any]:
     """As the gate, where it would not: of one replica, normalisation is exact too."""
-    from labkit import gate
-    from labkit.feed import read
+    from labkit.worker import gate
+    from labkit.worker.feed import read
 
     source = read(experiment, communicator)
     return communicator.share(gate._compare(experiment, communicator, source))
@@ -222,8 +222,8 @@ def test_normalisation_between_a_pair_is_cut_with_it(cluster: Cluster) -> None:
 
 def first_step(communicator: Any, experiment: Experiment) -> Any:
     """What each layer sent in one step, and the loss on slices and whole."""
-    from labkit.feed import read
-    from labkit.session import TrainingSession
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
 
     session = TrainingSession(experiment, communicator, read(experiment, communicator))
     x, y = next(iter(session.feed.train))[:2]
@@ -274,8 +274,8 @@ def test_attention_sends_one_sum_forward_and_one_backward(cluster: Cluster) -> N
 
 def alone_and_together(communicator: Any, experiment: Experiment) -> Any:
     """Predictions whole and by slices; numbers in the whole model before, in and after training."""
-    from labkit.feed import read
-    from labkit.session import TrainingSession
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
 
     session = TrainingSession(experiment, communicator, read(experiment, communicator))
     x, y = next(iter(session.feed.train))[:2]
@@ -386,7 +386,7 @@ def test_an_algorithm_of_an_unknown_name_is_refused() -> None:
 def softmax(communicator: Any) -> Any:
     import tensorflow as tf
 
-    from labkit.slices import Link, cross_entropy
+    from labkit.model_parallel.tensor import Link, cross_entropy
 
     random = np.random.default_rng(0)
     scores = tf.constant(random.standard_normal((3, 4, 11)) * 300)  # overflow without the maximum

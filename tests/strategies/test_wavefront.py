@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from labkit import Cluster, Experiment, Pipeline
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.strategies import AllReduce, Strategy
 
 Weights = list[np.ndarray]
@@ -87,8 +87,8 @@ def experiment(strategy: Strategy, workers: int, **fields: Any) -> Experiment:
 
 def train(communicator: Any, experiments: list[Experiment]) -> list[tuple[Weights, list[Any]]]:
     """The trained weights of each on this rank, and what it has done: (what, stretch)."""
-    from labkit.feed import read
-    from labkit.session import TrainingSession
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
 
     found = []
     for each in experiments:

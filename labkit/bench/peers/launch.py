@@ -19,9 +19,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
-from labkit import mpi
 from labkit.bench.peers.meeting import Meeting
-from labkit.errors import InvalidInput, LabkitError
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.communicator import launcher
 
 START, CASE = 120.0, 300.0  # seconds: to be up, and for each case
 RANK = Path(__file__).with_name("rank.py")
@@ -151,7 +151,7 @@ def _environment(peer: Found) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "no_proxy": "127.0.0.1,localhost",
-        **mpi.huge_pages(),  # as our ranks have them
+        **launcher.huge_pages(),  # as our ranks have them
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from labkit.bench.peers.launch import Found, find, run
 from labkit.bench.steps import CASES
 from labkit.bench.timing import added, spread
-from labkit.errors import InvalidInput, LabkitError
+from labkit.common.errors import InvalidInput, LabkitError
 
 Row = dict[str, Any]
 

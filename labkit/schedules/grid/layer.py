@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.schedules.round import Integers, boundaries
 
 Grid: TypeAlias = tuple[int, int]  # rows and columns of machines

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.schedules.pipeline.table import Table
 from labkit.schedules.round import Integers
 

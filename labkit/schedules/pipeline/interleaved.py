@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.schedules.pipeline.layout import Work, lay_out
 from labkit.schedules.pipeline.table import Table
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from labkit.errors import InvalidInput
+from labkit.common.errors import InvalidInput
 from labkit.schedules.check import ScheduleError
 from labkit.schedules.pipeline.table import Action, Table
 

@@ -102,7 +102,7 @@ class Table:
         return f"<{self.name}: {self.stages} stages on {self.ranks} ranks, {len(self)} rows>"
 
     def _repr_html_(self) -> str:
-        from labkit.displays import pipeline_html
+        from labkit.schedules.display import pipeline_html
 
         return pipeline_html(self)
 

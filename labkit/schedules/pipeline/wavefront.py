@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.errors import InvalidInput
-from labkit.plan import cut
+from labkit.common.errors import InvalidInput
+from labkit.common.rows import cut
 from labkit.schedules.pipeline.gpipe import gpipe
 from labkit.schedules.pipeline.table import Table
 

@@ -1,0 +1,294 @@
+"""The command line. Whatever takes long to import is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from labkit.bench.command import bench, simulate
+from labkit.cluster import bytecode
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.jobs.sweep.command import INTERRUPTED, sweep
+
+if TYPE_CHECKING:
+    from labkit.experiment import Experiment
+    from labkit.records.run import Run
+
+FOLDER = click.Path(path_type=Path)
+RUNS = click.argument("paths", metavar="RUNS...", nargs=-1, required=True, type=FOLDER)
+
+
+class _OneLine(click.Group):
+    """Errors that labkit raises on purpose end in one line on stderr, not in a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except LabkitError as error:
+            click.echo(f"labkit: {' '.join(str(error).split())}", err=True)
+            ctx.exit(2 if isinstance(error, InvalidInput) else 1)
+
+
+@click.group(cls=_OneLine, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="labkit")
+def app() -> None:
+    """Ask questions about distributed deep learning; answer them on real MPI ranks."""
+    bytecode.keep()
+
+
+app.add_command(bench)
+app.add_command(simulate)
+app.add_command(sweep)
+
+
+@app.command()
+@click.argument("target", type=FOLDER)
+@click.option(
+    "-p", "parameters", metavar="NAME VALUE", nargs=2, multiple=True, help="One parameter."
+)
+@click.option("-f", "files", multiple=True, type=FOLDER, help="Parameters from a YAML file.")
+@click.option("-y", "texts", multiple=True, help="Parameters as YAML text.")
+@click.option("--runs", "root", default="runs", type=FOLDER, help="Folder where all runs are kept.")
+def run(
+    target: Path,
+    parameters: tuple[tuple[str, str], ...],
+    files: tuple[Path, ...],
+    texts: tuple[str, ...],
+    root: Path,
+) -> None:
+    """Run a notebook, or the experiment of a YAML file, with these parameters.
+
+    Where a parameter is given twice, -p wins over -y, and -y over -f.
+    """
+    from labkit.jobs.parameters import read_text, read_yaml
+
+    given: dict[str, Any] = {}
+    for path in files:
+        given |= read_yaml(read_text(path), str(path))
+    for text in texts:
+        given |= read_yaml(text, "-y")
+    given |= dict(parameters)
+    if target.suffix in (".yaml", ".yml"):
+        _run_experiment(target, given, root)
+    else:
+        _run_notebook(target, given, root)
+
+
+@app.command("ls")
+@click.argument("folder", default="runs", type=FOLDER)
+def list_runs(folder: Path) -> None:
+    """List jobs and runs: state, duration, accuracy, samples/s, the gate's verdict, cause."""
+    from labkit.jobs import listing
+
+    rows, skipped = listing.jobs_and_runs(folder)
+    for line in skipped:
+        click.echo(line, err=True)
+    click.echo(listing.table(rows) if rows else f"no runs in {folder}")
+
+
+@app.command()
+@click.argument("folder", default="runs", type=FOLDER)
+def stop(folder: Path) -> None:
+    """End the jobs and sweeps of a folder that run; cells clean up, records say so."""
+    from labkit.jobs.stop import stop as stop_all
+
+    left = stop_all(folder, click.echo)
+    sys.exit(1 if left else 0)
+
+
+@app.command()
+@RUNS
+@click.option("-o", "output", default="compare.html", show_default=True, type=FOLDER)
+@click.option("--csv", "csv", type=FOLDER, help="Also write all parameters and metrics as CSV.")
+@click.option("--parquet", "parquet", type=FOLDER, help="The same as Parquet.")
+@click.option("--mlflow", "mlflow", metavar="ADDRESS", help="Also write the runs into MLflow.")
+@click.option("--tensorboard", "tensorboard", type=FOLDER, help="The same for TensorBoard.")
+def compare(
+    paths: tuple[Path, ...],
+    output: Path,
+    csv: Path | None,
+    parquet: Path | None,
+    mlflow: str | None,
+    tensorboard: Path | None,
+) -> None:
+    """Print a table of runs side by side, and write their figure as one HTML file."""
+    from labkit import figures
+    from labkit.figures.canvas import CONFIG
+    from labkit.jobs.listing import shown
+    from labkit.records.export import export, to_mlflow, to_tensorboard
+    from labkit.records.store import write_atomically
+
+    runs = _load(paths)
+    click.echo(figures.table(runs).to_string(na_rep=""))
+    page = figures.compare(runs).to_html(config=CONFIG, include_mathjax=False)
+    write_atomically(_ready(output), page)
+    click.echo(f"figure: {shown(output)}")
+    for kind, path in ((".csv", csv), (".parquet", parquet)):
+        if path is not None:
+            click.echo(f"table: {shown(export(runs, path, kind))}")
+    if mlflow is not None:
+        click.echo(f"MLflow: {len(to_mlflow(runs, mlflow))} runs in {mlflow}")
+    if tensorboard is not None:
+        to_tensorboard(runs, tensorboard)
+        click.echo(f"TensorBoard: uv run tensorboard --logdir {tensorboard}")
+
+
+@app.command()
+@RUNS
+@click.option("-o", "output", default="report.html", show_default=True, type=FOLDER)
+@click.option("--notebook", type=FOLDER, help="The executed notebook to show; or that of the job.")
+def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None:
+    """Write a report of runs: one HTML file that opens anywhere, without a network."""
+    from labkit.jobs.listing import shown
+    from labkit.report import report as write_report
+
+    write_report(_load(paths), _ready(output), notebook)
+    click.echo(f"report: {shown(output)}")
+
+
+@app.command()
+@click.argument("path", metavar="RUN", type=FOLDER)
+@click.option("-o", "output", default="trace.json", show_default=True, type=FOLDER)
+def trace(path: Path, output: Path) -> None:
+    """Write a run's timeline as a trace that chrome://tracing and ui.perfetto.dev open."""
+    from labkit.jobs.listing import shown
+
+    runs = _load((path,))
+    if len(runs) > 1:
+        raise InvalidInput(f"{path} holds {len(runs)} runs: give the folder of one of them")
+    click.echo(f"trace: {shown(runs[0].export_trace(_ready(output)))}")
+
+
+@app.command()
+def doctor() -> None:
+    """Check this machine: each line ok, or the fix to paste."""
+    from labkit.cli.doctor import examine
+
+    broken = False
+    for finding in examine():
+        click.echo(finding.line)
+        broken = broken or finding.broken
+    sys.exit(1 if broken else 0)
+
+
+@app.command()
+@click.argument("name")
+@click.option("--model", default="mlp", show_default=True, help="A name of labkit.models.MODELS.")
+@click.option(
+    "--dataset", default="digits", show_default=True, help="A name of labkit.datasets.DATASETS."
+)
+@click.option(
+    "--strategies", default="", help="Such as 'AllReduce, {name: Pipeline, schedule: gpipe}'."
+)
+def new(name: str, model: str, dataset: str, strategies: str) -> None:
+    """Write NAME.ipynb, a notebook with parameters that compares strategies."""
+    from labkit.jobs.template import new as write_new
+
+    path = write_new(name, model, dataset, strategies)
+    click.echo(f"notebook: {path}; run it: {shlex.join(['labkit', 'run', str(path)])}")
+
+
+@app.command()
+@click.option("-o", "output", type=FOLDER, help="A Markdown file, instead of the terminal.")
+def methods(output: Path | None) -> None:
+    """Every method with its paper, its parameters and the notebooks that try it."""
+    from labkit.cli.methods import page
+    from labkit.records.store import write_atomically
+
+    if output is None:
+        click.echo(page(Path("notebooks")), nl=False)
+    else:
+        write_atomically(_ready(output), page(Path("notebooks"), output.parent))
+
+
+@app.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def lab(arguments: tuple[str, ...]) -> None:
+    """Open JupyterLab at notebooks/; further arguments go to JupyterLab."""
+    command = [sys.executable, "-m", "jupyterlab"]
+    # A kernel works in its notebook's folder; runs and data stay where `labkit run` has them.
+    os.environ.setdefault("LABKIT_RUNS", str(Path("runs").resolve()))
+    if Path("data").is_dir():
+        os.environ.setdefault("LABKIT_DATA", str(Path("data").resolve()))
+    if Path("notebooks").is_dir():
+        command.append("--LabApp.default_url=/lab/tree/notebooks")
+    if os.name == "posix" and os.geteuid() == 0:
+        command.append("--allow-root")
+    sys.stdout.flush()
+    os.execv(sys.executable, [*command, *arguments])
+
+
+def _run_notebook(notebook: Path, given: dict[str, Any], root: Path) -> None:
+    from labkit.jobs import estimate, parameters
+    from labkit.jobs.listing import run_row, shown, table
+    from labkit.jobs.notebook import execute
+    from labkit.records.run import load_runs
+
+    values = parameters.check(notebook, given)
+    click.echo(estimate.of_notebook(notebook, values, root), err=True)
+    job = execute(notebook, values, root)
+    found = load_runs(job.path)
+    if found:
+        click.echo(table([run_row(run, run.path.name) for run in found]))
+    if job.state == "completed":
+        click.echo(f"result: {shown(job.path)}")
+        return
+    rank = "" if job.rank is None else f" on rank {job.rank}"
+    record = shown(job.path / "output.ipynb")
+    click.echo(
+        f"labkit: {notebook.name} {job.state}{rank}: {job.cause}; record: {record}", err=True
+    )
+    sys.exit(INTERRUPTED if job.state == "interrupted" else 1)
+
+
+def _run_experiment(path: Path, given: dict[str, Any], root: Path) -> None:
+    from labkit.cluster import RankError
+    from labkit.cluster import run as run_here
+    from labkit.jobs import estimate
+    from labkit.jobs.listing import run_row, shown, table
+
+    experiment = _experiment(path, given)
+    click.echo(estimate.of_experiment(experiment.to_json(), root), err=True)
+    folder = root / path.stem
+    os.environ["LABKIT_JOB"] = str(folder.resolve())
+    try:
+        done = run_here(experiment)
+    except RankError as error:
+        kind = InvalidInput if isinstance(error, InvalidInput) else LabkitError
+        raise kind(f"{error}; record: {shown(folder)}") from error
+    click.echo(table([run_row(done, done.name)]))
+    click.echo(f"result: {shown(done.path)}")
+
+
+def _experiment(path: Path, given: dict[str, Any]) -> Experiment:
+    """The experiment of a file, with other values for some fields."""
+    from labkit.experiment import Experiment
+    from labkit.jobs.parameters import read_text, read_yaml, value_of
+
+    fields = read_yaml(read_text(path), str(path))
+    fields.pop("schema", None)  # the experiment.json of a run is a file to start from, too
+    return Experiment(**fields | {name: value_of(value) for name, value in given.items()})
+
+
+def _ready(output: Path) -> Path:
+    """The file that is to be written, in a folder that is there."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"{output} cannot be written: {error.strerror}") from error
+    return output
+
+
+def _load(paths: tuple[Path, ...]) -> list[Run]:
+    from labkit.records.run import load_runs
+
+    runs = load_runs(paths)
+    if not runs:
+        places = ", ".join(map(str, paths))
+        raise LabkitError(f"no runs in {places}: give run folders, or a folder that holds some")
+    return runs

@@ -1,0 +1,172 @@
+"""Methods in families, as the field divides them, read from docstrings and notebooks."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from labkit.cli.methods.docstring import Docstring, parse
+from labkit.compression import COMPRESSORS
+from labkit.deployment import METHODS
+from labkit.exchange.schedules import EXPLAINED
+from labkit.schedules import ALLREDUCE, PIPELINE
+from labkit.strategies import STRATEGIES, Strategy
+
+_ARXIV = re.compile(r"arXiv \d{4}\.\d{4,5}")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a method: its default as Python writes it; None: it must be given."""
+
+    name: str
+    default: str | None
+    help: str
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method: what an experiment calls it, and what its docstring says.
+
+    `said` is Python that chooses it; `source` names authors and year, with the arXiv number where
+    there is one; `differs` says what is not as in that source.
+    """
+
+    name: str
+    said: str
+    summary: str
+    parameters: Sequence[Parameter]
+    source: str
+    differs: str
+
+    @property
+    def cited(self) -> str:
+        """`Aji 2017` or `folklore`; empty where the source names neither an author nor a year."""
+        text = _ARXIV.sub("", self.source)  # the number begins like a year
+        author, year = re.search(r"[A-Z][^\W\d_]+", text), re.search(r"\b(19|20)\d\d\b", text)
+        if author and year:
+            return f"{author[0]} {year[0]}"
+        return "folklore" if text.startswith("folklore") else ""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Methods of one mapping, `place`; `say` is Python that chooses one, with `{}` for its name."""
+
+    title: str
+    question: str
+    place: str
+    say: str
+    members: Mapping[str, Any]
+
+    def methods(self) -> list[Method]:
+        """All members, in the mapping's order."""
+        return [self._method(name, member) for name, member in self.members.items()]
+
+    def _method(self, name: str, member: Any) -> Method:
+        parameters = _parameters(member)
+        known = ", ".join(f"{p.name}={p.default or '…'}" for p in parameters)
+        said = self.say.format(name) if '"' in self.say else f"{self.say.format(name)}({known})"
+        own, *others = _documents(member)
+        origin = next((d for d in (own, *others) if d.source and not d.elsewhere), Docstring(""))
+        differs = own.differs or origin.differs
+        return Method(name, said, own.summary, parameters, origin.source, differs)
+
+
+def families() -> list[Family]:
+    """The families of methods, in the order of the field's taxonomy."""
+    strategies = "labkit.strategies.STRATEGIES"
+    return [
+        Family(
+            "Replicas: data parallel training",
+            "Each rank trains the whole model on its part of the batch.",
+            strategies,
+            "lk.{}",
+            _strategies(lambda kind: kind.readers is Strategy.readers),
+        ),
+        Family(
+            "Models cut across ranks: model parallel training",
+            "Each rank trains a part of the model.",
+            strategies,
+            "lk.{}",
+            _strategies(lambda kind: kind.readers is not Strategy.readers),
+        ),
+        Family(
+            "Pipeline schedules",
+            "Which stage does what with which micro-batch, when?",
+            "labkit.schedules.PIPELINE",
+            'lk.Pipeline(schedule="{}")',
+            PIPELINE,
+        ),
+        Family(
+            "Allreduce algorithms",
+            "On which ways do the ranks' buffers add up?",
+            "labkit.schedules.ALLREDUCE",
+            'lk.AllReduce(algorithm="{}")',
+            ALLREDUCE,
+        ),
+        Family(
+            "Schedules of the exchange",
+            "When do gradients travel?",
+            "labkit.exchange.SCHEDULES",
+            'lk.AllReduce(schedule="{}")',
+            EXPLAINED,
+        ),
+        Family(
+            "Gradient compression",
+            "In how few bytes is a gradient said: fewer bits, fewer elements, fewer dimensions?",
+            "labkit.compression.COMPRESSORS",
+            "lk.{}",
+            COMPRESSORS,
+        ),
+        Family(
+            "Compression of trained models",
+            "What may a trained model lose?",
+            "labkit.deployment.METHODS",
+            "deployment.{}",
+            METHODS,
+        ),
+    ]
+
+
+def _strategies(belongs: Callable[[type[Strategy]], bool]) -> dict[str, type[Strategy]]:
+    return {name: kind for name, kind in STRATEGIES.items() if belongs(kind)}
+
+
+def _documents(member: Any) -> Iterator[Docstring]:
+    """A method's docstring, then those that hold where it says nothing: what it names, its base."""
+    found = parse(member if isinstance(member, str) else member.__doc__)
+    yield found
+    if found.elsewhere:
+        yield from _documents(getattr(sys.modules[member.__module__], found.elsewhere))
+    elif inspect.isclass(member):
+        for base in member.__bases__:
+            if base not in (BaseModel, object):
+                yield from _documents(base)
+
+
+def _parameters(member: Any) -> list[Parameter]:
+    if isinstance(member, str):
+        return []
+    defaults, documents = _defaults(member), list(_documents(member))
+    said = {
+        name: next(filter(None, (d.argument(name, defaults) for d in documents)), "")
+        for name in defaults
+    }
+    return [Parameter(name, default, said[name]) for name, default in defaults.items()]
+
+
+def _defaults(member: Any) -> dict[str, str | None]:
+    if inspect.isclass(member) and issubclass(member, BaseModel):
+        fields = member.model_fields.items()
+        given = {name: field.get_default(call_default_factory=True) for name, field in fields}
+        return {n: None if v is PydanticUndefined else repr(v) for n, v in given.items()}
+    parameters = inspect.signature(member).parameters.values()
+    return {p.name: None if p.default is p.empty else repr(p.default) for p in parameters}

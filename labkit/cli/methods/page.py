@@ -1,0 +1,85 @@
+"""The page of all methods in Markdown: each with its paper, its parameters and its notebooks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from labkit.cli.methods.method import Family, Method, families
+from labkit.common.errors import InvalidInput
+
+_ARXIV = re.compile(r"\barXiv (\d{4}\.\d{4,5})")
+
+
+def page(notebooks: Path, folder: Path | None = None) -> str:
+    """The methods of all families, with links to the notebooks that try them.
+
+    Args:
+        notebooks: the folder that has them.
+        folder: where the page is to lie; default: beside them.
+
+    Raises:
+        InvalidInput: a notebook of the folder cannot be read.
+    """
+    code = sources(notebooks)
+    place = os.path.relpath(notebooks, folder or notebooks)
+    lines = [
+        "# Methods, papers, parameters, notebooks",
+        "",
+        "Made from the docstrings by `labkit methods -o notebooks/METHODS.md`.",
+    ]
+    for family in families():
+        lines += ["", f"## {family.title}", "", family.question, ""]
+        tried = {m.name: trying(family, m, code) for m in family.methods()}
+        lines += _table(family, tried, place)
+        for method in family.methods():
+            lines += ["", *_details(method)]
+    return "\n".join(lines) + "\n"
+
+
+def sources(notebooks: Path) -> dict[Path, str]:
+    """The code of each notebook of a folder; raises InvalidInput where one cannot be read."""
+    found = {}
+    for path in sorted(notebooks.glob("*.ipynb")):
+        try:
+            cells = json.loads(path.read_bytes())["cells"]
+            code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(f"{path} is not a notebook of format 4: {error}") from error
+        found[path] = "\n".join(code)
+    return found
+
+
+def trying(family: Family, method: Method, code: Mapping[Path, str]) -> list[Path]:
+    """The notebooks that try a method: a parameter takes any of its family, or code names it."""
+    name = re.compile(rf'"{method.name}"' if '"' in family.say else rf"\b{method.name}\b")
+    return [path for path, text in code.items() if family.place in text or name.search(text)]
+
+
+def _table(family: Family, tried: Mapping[str, Sequence[Path]], place: str) -> Iterator[str]:
+    yield "| method | paper | parameters | notebooks |"
+    yield "|---|---|---|---|"
+    for method in family.methods():
+        names = ", ".join(f"`{parameter.name}`" for parameter in method.parameters)
+        links = [(path.stem, Path(place, path.name).as_posix()) for path in tried[method.name]]
+        paths = ", ".join(f"[{name}]({link})" for name, link in links)
+        yield f"| {method.name} | {method.cited} | {names or 'none'} | {paths or 'none yet'} |"
+
+
+def _details(method: Method) -> Iterator[str]:
+    yield f"### {method.name}"
+    yield ""
+    yield f"`{method.said}`"
+    yield ""
+    yield method.summary
+    yield ""
+    for parameter in method.parameters:
+        default = f" = {parameter.default}" if parameter.default else ""
+        yield f"- `{parameter.name}{default}`: {parameter.help}"
+    source = _ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", method.source)
+    yield f"- Source: {source}"
+    if method.differs:
+        yield f"- Differs from it: {method.differs}"

@@ -1,0 +1,84 @@
+"""Bytes and seconds as people read them, and axes of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+
+def bytes_text(nbytes: float) -> str:
+    """`1.5 MiB`"""
+    power = min(int(math.log2(max(nbytes, 1)) // 10), len(_BYTES) - 1)
+    return f"{_digits(nbytes / 1024**power)} {_BYTES[power]}"
+
+
+def seconds_text(seconds: float) -> str:
+    """`12.3 ms`"""
+    for scale, unit in _SECONDS:
+        if abs(seconds) >= 0.9995 * scale:
+            return f"{_digits(seconds / scale)} {unit}"
+    return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
+
+
+def duration_text(value: float) -> str:
+    """A duration in words: 4.2 s, 3 min 20 s, 2 h 5 min."""
+    if value < 10:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes == 0:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def plural(count: int, what: str) -> str:
+    """`1 stage`, `3 stages`, `2 micro-batches`"""
+    ending = "" if count == 1 else "es" if what.endswith("ch") else "s"
+    return f"{count} {what}{ending}"
+
+
+def bytes_axis(low: float, high: float) -> dict[str, Any]:
+    """A logarithmic axis of buffer sizes; a tick every 2, 8, 32, … times, six or so in all."""
+    first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
+    step = max(1, math.ceil((last - first) / 5))
+    ticks = [2.0**power for power in range(first, last + 1, step)]
+    return _logarithmic(low, high) | {"tickvals": ticks, "ticktext": [bytes_text(t) for t in ticks]}
+
+
+def amounts_axis(least: float, most: float) -> dict[str, Any]:
+    """An axis of bytes that grow from nothing to between `least` and `most`.
+
+    Logarithmic where these differ so much that the least would be a line on the y axis; it then
+    begins at a hundredth of the least.
+    """
+    if most > 12 * least:
+        return bytes_axis(least / 100, most)
+    unit = 1024 ** min(int(math.log2(max(most, 1)) // 10), len(_BYTES) - 1)
+    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500) if most / unit <= 5.5 * s)
+    ticks = [float(unit * step * place) for place in range(int(most / unit // step) + 1)]
+    return {"tickvals": ticks, "ticktext": [bytes_text(t) for t in ticks], "rangemode": "tozero"}
+
+
+def seconds_axis(low: float, high: float) -> dict[str, Any]:
+    """A logarithmic axis of times; a tick every 10, 100, … times, on a short one 1, 2, 5, 10, …"""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    step = max(1, math.ceil((last - first) / 6))
+    within = (1, 2, 5) if last - first <= 2 else (1, 3) if last - first <= 3 else (1,)
+    ticks = [many * 10.0**power for power in range(first, last + 1, step) for many in within]
+    return _logarithmic(low, high) | {
+        "tickvals": ticks,
+        "ticktext": [seconds_text(t) for t in ticks],
+    }
+
+
+def _logarithmic(low: float, high: float) -> dict[str, Any]:
+    room = 0.04 * max(math.log10(high / low), 1)
+    return {"type": "log", "range": [math.log10(low) - room, math.log10(high) + room]}
+
+
+def _digits(value: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

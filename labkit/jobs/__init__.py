@@ -1,0 +1,1 @@
+"""Notebooks as jobs: parameters, processes, sweeps, forms, and what is left of them."""

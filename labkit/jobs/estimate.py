@@ -1,0 +1,105 @@
+"""What to expect of a job before it starts: duration from earlier ones, memory from its parts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from labkit.common.errors import LabkitError
+from labkit.common.units import duration_text
+from labkit.jobs import listing
+from labkit.jobs.parameters import declared
+from labkit.records import store
+
+# Resident memory of a rank that has imported TensorFlow and built a small model, in GiB (measured:
+# TensorFlow 2.21, Keras 3, Linux, one thread).
+BASE_GIB = 0.7
+# What makes a step longer or shorter; epochs and repeats multiply.
+SAME = (
+    "model",
+    "model_options",
+    "dataset",
+    "dataset_options",
+    "workers",
+    "threads",
+    "strategy",
+    "network",
+    "batch_size",
+    "steps",
+    "precision",
+)
+
+
+def of_notebook(notebook: Path, values: Mapping[str, Any], root: Path) -> str:
+    """One line: how long this notebook took before with these parameters, and what memory."""
+    earlier = _durations(root / store.safe_name(notebook.stem), values)
+    workers = values.get("workers")
+    if workers is None and (known := declared(notebook).get("workers")):
+        workers = known.default
+    return f"{_in_words(earlier)}; {memory(_most(workers))}"
+
+
+def of_experiment(record: Mapping[str, Any], root: Path) -> str:
+    """One line: duration from earlier runs of the same work on as many ranks, and memory."""
+    epochs = int(record["epochs"]) * int(record["repeats"])
+    earlier = [seconds * epochs for seconds in _seconds_per_epoch(root, record)]
+    return f"{_in_words(earlier)}; {memory(int(record['workers']))}"
+
+
+def memory(workers: int) -> str:
+    """What the ranks need at least, beside what is free."""
+    import psutil
+
+    free = psutil.virtual_memory().available / 2**30
+    need = workers * BASE_GIB
+    warning = "; that is too little" if need > free else ""
+    ranks = "1 rank" if workers == 1 else f"{workers} ranks"
+    return (
+        f"memory: at least {need:.1f} GiB for {ranks}, plus data and model on each; "
+        f"{free:.1f} GiB are free{warning}"
+    )
+
+
+def _in_words(earlier: list[float]) -> str:
+    if not earlier:
+        return "duration: no earlier run to estimate from"
+    times = "once" if len(earlier) == 1 else f"{len(earlier)} times"
+    typical = duration_text(statistics.median(earlier))
+    return f"duration: about {typical}, as measured {times} before"
+
+
+def _durations(folder: Path, values: Mapping[str, Any]) -> list[float]:
+    """Seconds of the completed jobs of a notebook that had the same parameters."""
+    import yaml
+
+    found = []
+    for path in folder.glob("*/params.yaml"):
+        try:
+            status = store.read_status(path.parent)
+        except LabkitError:  # `labkit ls` says what is wrong with it
+            continue
+        if status["state"] == "completed" and yaml.safe_load(path.read_text()) == dict(values):
+            found.append(listing.elapsed(status))
+    return [seconds for seconds in found if seconds is not None]
+
+
+def _seconds_per_epoch(root: Path, wanted: Mapping[str, Any]) -> list[float]:
+    """Training seconds an epoch of completed runs that did the same work."""
+    found = []
+    for path in store.scan(root).runs if root.is_dir() else []:
+        record = store.read_json(path / "experiment.json")
+        if any(record.get(key) != wanted.get(key) for key in SAME):
+            continue
+        if store.read_status(path)["state"] == "completed":
+            metrics = store.read_json(path / "metrics.json")
+            if metrics.get("train_seconds") and metrics.get("epochs"):
+                found.append(metrics["train_seconds"] / len(metrics["epochs"]))
+    return found
+
+
+def _most(workers: Any) -> int:
+    """The largest number of ranks that a parameter asks for."""
+    numbers = workers if isinstance(workers, list) else [workers]
+    return max((number for number in numbers if isinstance(number, int)), default=1)

@@ -1,0 +1,282 @@
+"""The process of one notebook, `python -m labkit.jobs.job NOTEBOOK JOB`: executed and recorded."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+from labkit.common.privacy import scrub
+from labkit.records import store
+
+GRACE = 20.0  # seconds that an interrupted cell has to clean up before its kernel is killed
+# Seconds in which the rest of a cell's output must arrive once the cell has ended: papermill's 4
+# kill a notebook whose outputs are still on their way. Past ours it goes on with a warning.
+OUTPUT_LIMIT = 120
+# Exit codes. Of a job that did not run to its end in order, ranks may be left that still compute.
+CELL_FAILED, BROKEN, INTERRUPTED = 1, 70, 130
+_SCRIPT = re.compile(r"(?is)(<script\b.*?</script\s*>)")
+
+
+class Kernel:
+    """The kernel of this job: this very Python, whatever kernels are installed.
+
+    Args:
+        provisioner: makes what starts it in another way; takes what jupyter_client gives.
+    """
+
+    def __init__(self, provisioner: Callable[..., Any] | None = None) -> None:
+        import zmq
+        import zmq.asyncio
+        from jupyter_client.kernelspec import KernelSpecManager
+        from jupyter_client.manager import AsyncKernelManager
+
+        context = zmq.asyncio.Context()
+        context.setsockopt(zmq.RCVHWM, 0)  # this end of what labkit.jobs.kernel says about dropping
+        # Where no folder of kernels is looked into, "python3" is the interpreter that asks.
+        self.manager = AsyncKernelManager(
+            kernel_name="python3",
+            kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
+            context=context,
+            transport_encryption="auto",
+        )
+        command = self.manager.kernel_spec.argv
+        command[command.index("ipykernel_launcher")] = "labkit.jobs.kernel"
+        if provisioner is not None:
+            self.manager.provisioner = provisioner(
+                kernel_id=str(uuid.uuid4()),
+                kernel_spec=self.manager.kernel_spec,
+                parent=self.manager,
+            )
+        self.rank: int | None = None
+        self.interrupted: str | None = None  # by what
+
+    def interrupt(self, cause: str = "interrupted by the user") -> None:
+        """Interrupt the running cell, or this process where no kernel is up; insist after GRACE."""
+        self.interrupted = self.interrupted or cause
+        os.kill(self._pid or os.getpid(), signal.SIGINT)
+        time.sleep(GRACE)
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+
+    @property
+    def _pid(self) -> int | None:
+        provisioner = self.manager.provisioner
+        return provisioner.pid if provisioner and provisioner.has_process else None
+
+    async def ask_for_rank(self, **_: Any) -> None:
+        """Remember the attribute `rank` of the exception that has just ended a cell."""
+        from jupyter_client.asynchronous import AsyncKernelClient
+
+        # Not manager.client(): it would share the identity of papermill's, and take its replies.
+        client = AsyncKernelClient()
+        client.load_connection_info(self.manager.get_connection_info())
+        client.start_channels(iopub=False, stdin=False, hb=False)
+        try:
+            wanted = {"rank": "int(__import__('sys').last_value.rank)"}
+            reply = await client.execute(
+                "", silent=True, user_expressions=wanted, reply=True, timeout=10
+            )
+            answer = reply["content"].get("user_expressions", {}).get("rank", {})
+            if answer.get("status") == "ok":
+                self.rank = int(answer["data"]["text/plain"])
+        except TimeoutError:  # the kernel is dying: the record then names the error alone
+            return
+        finally:
+            client.stop_channels()
+
+    def close(self) -> None:
+        """Let the kernel end: its atexit functions run."""
+        from jupyter_core.utils import run_sync
+
+        if self.manager.has_kernel:
+            run_sync(self.manager.shutdown_kernel)()
+
+
+class Record:
+    """Where papermill writes the executed notebook: whole or not at all, naming no machine."""
+
+    def write(self, text: str, path: str) -> None:
+        """Write one state of the notebook."""
+        notebook = json.loads(text)
+        papermills = notebook["metadata"].get("papermill", {})
+        for key in {"input_path", "output_path"} & papermills.keys():
+            papermills[key] = Path(papermills[key]).name
+        for cell in notebook["cells"]:
+            for output in cell.get("outputs", []):
+                for words in (output, output.get("data", {})):
+                    for key in {"text", "traceback", "evalue", "text/plain"} & words.keys():
+                        words[key] = _scrubbed(words[key])
+                    if "text/html" in words:
+                        words["text/html"] = _scrubbed_html(words["text/html"])
+        store.write_atomically(
+            Path(path), json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+        )
+
+    def pretty_path(self, path: str) -> str:
+        """What papermill's log calls the file."""
+        return path
+
+
+class Tee:
+    """A stream that writes to several: what shows text in the terminal, what keeps it in a file."""
+
+    def __init__(self, *streams: TextIO) -> None:
+        self._streams = list(streams)
+
+    def write(self, text: str) -> None:
+        """Write to what can still be written to: a terminal may close while the job goes on."""
+        for stream in list(self._streams):
+            try:
+                stream.write(text)
+                stream.flush()
+            except OSError:
+                self._streams.remove(stream)
+
+    def flush(self) -> None:
+        """Nothing waits: each write is flushed."""
+
+
+def main(
+    notebook: str,
+    folder: str,
+    kernel: Kernel | None = None,
+    limit: float | None = None,
+    shown: bool = True,
+) -> int:
+    """Execute the notebook with the parameters of its job's folder; returns the exit code.
+
+    Args:
+        notebook: path of an .ipynb file.
+        folder: of the job.
+        kernel: one that is made already.
+        limit: seconds after which the notebook is interrupted.
+        shown: whether its output goes to the terminal, too.
+    """
+    job = Path(folder)
+    store.mark_running(job)
+    kernel = kernel or Kernel()
+    _watch(kernel, limit)
+    try:
+        _run(Path(notebook), job, kernel, [sys.stdout, sys.stderr] if shown else [])
+        kernel.close()
+    except BaseException as error:
+        interrupted = kernel.interrupted or isinstance(error, KeyboardInterrupt)
+        if interrupted or getattr(error, "ename", "") == "KeyboardInterrupt":
+            store.interrupt(job, kernel.interrupted or "interrupted by the user")
+            return INTERRUPTED
+        store.fail(job, cause(error), kernel.rank)
+        return CELL_FAILED if hasattr(error, "ename") else BROKEN
+    finally:
+        kernel.close()
+    store.complete(job)
+    return 0
+
+
+def cause(error: BaseException) -> str:
+    """One line: the cell's number in output.ipynb, the exception and its message.
+
+    >>> cause(ValueError("no rows"))
+    'ValueError: no rows'
+    """
+    name = getattr(error, "ename", type(error).__name__)
+    message = str(getattr(error, "evalue", error)).strip().split("\n")[0]
+    number = getattr(error, "exec_count", None)
+    place = f"cell In [{number}]: " if number else ""
+    return f"{place}{name}: {message}" if message else f"{place}{name}"
+
+
+def prepare() -> None:
+    """Import what executes notebooks."""
+    # jsonschema compiles a grammar of web addresses at import, which costs a second a notebook and
+    # checks nothing that a notebook has; without this module it leaves that check out.
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+    import papermill  # noqa: F401
+
+
+def _watch(kernel: Kernel, limit: float | None) -> None:
+    """Interrupt the notebook when it is asked to end: by whom, and when, in threads of their own.
+
+    The one who started this process closes the pipe, or dies; `labkit stop` sends SIGTERM.
+    """
+
+    def start(work: Callable[[], None]) -> None:
+        threading.Thread(target=work, daemon=True).start()
+
+    def wait_for_the_end_of_input() -> None:
+        sys.stdin.read()
+        kernel.interrupt()
+
+    def wait_for_the_limit(seconds: float) -> None:
+        time.sleep(seconds)
+        kernel.interrupt(f"past the limit of {seconds:g} s")
+
+    start(wait_for_the_end_of_input)
+    if limit is not None:
+        start(partial(wait_for_the_limit, limit))
+    stop = partial(kernel.interrupt, "stopped by labkit stop")
+    signal.signal(signal.SIGTERM, lambda *_: start(stop))
+
+
+def _run(notebook: Path, job: Path, kernel: Kernel, terminal: Sequence[TextIO]) -> None:
+    prepare()
+    import papermill
+    import yaml
+    from papermill.iorw import papermill_io
+
+    output = str(job / "output.ipynb")
+    papermill_io.register(output, Record())
+    (job / "logs").mkdir(exist_ok=True)
+    logging.getLogger("papermill").addFilter(_matters)
+    values = yaml.safe_load((job / "params.yaml").read_text())
+    with (job / "logs" / "notebook.log").open("w") as log:
+        papermill.execute_notebook(
+            _literal(str(notebook)),
+            _literal(output),
+            values,
+            kernel_name="python3",
+            language="python",
+            progress_bar=False,
+            stdout_file=Tee(*terminal[:1], log),
+            stderr_file=Tee(*terminal[1:], log),
+            autosave_cell_every=5,
+            # What follows reaches nbclient.
+            km=kernel.manager,
+            iopub_timeout=OUTPUT_LIMIT,
+            raise_on_iopub_timeout=False,
+            on_cell_error=kernel.ask_for_rank,
+        )
+
+
+def _matters(record: logging.LogRecord) -> bool:
+    """Not papermill's word on parameters (its reader does not know `str | None`) nor on saving."""
+    return not record.getMessage().startswith(("Passed unknown parameter", "Autosave too slow"))
+
+
+def _literal(path: str) -> str:
+    """papermill fills {names} into paths."""
+    return path.replace("{", "{{").replace("}", "}}")
+
+
+def _scrubbed(text: str | list[str]) -> str | list[str]:
+    return scrub(text) if isinstance(text, str) else [scrub(line) for line in text]
+
+
+def _scrubbed_html(text: str | list[str]) -> str:
+    """Scripts stay as they are: much of their code looks like a path."""
+    parts = _SCRIPT.split("".join(text))
+    return "".join(part if _SCRIPT.match(part) else scrub(part) for part in parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

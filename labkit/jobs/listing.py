@@ -1,0 +1,150 @@
+"""Sweeps, jobs and runs of a folder as lines of a table for the terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from labkit.common.errors import LabkitError
+from labkit.common.units import duration_text
+from labkit.jobs.sweep import record
+from labkit.records import store
+from labkit.records.run import Run, gate_failed, key_metrics
+
+HEAD = ("name", "state", "duration", "accuracy", "samples/s", "gate", "cause")
+CAUSE_WIDTH = 80
+Row = tuple[str, ...]
+
+
+def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
+    """Rows of HEAD for all sweeps, jobs and runs below root; a line for each unusable record."""
+    found = store.scan(root)
+    jobs, sweeps = find(root)
+    skipped = list(found.skipped)
+    rows: dict[Path, Row] = {}
+    for path in sorted([*jobs, *sweeps, *found.runs]):
+        name = path.relative_to(root).as_posix() if path != root else path.name
+        try:
+            if path in sweeps:
+                rows |= sweep_rows(path, name)
+            else:
+                rows[path] = job_row(path, name) if path in jobs else run_row(_Read(path), name)
+        except LabkitError as error:
+            skipped.append(f"{name} left out: {error}")
+    return [rows[path] for path in sorted(rows)], skipped
+
+
+class _Read(Run):
+    """A run whose metrics are read once: it is shown and forgotten."""
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        return super().metrics
+
+
+def sweep_rows(path: Path, name: str) -> dict[Path, Row]:
+    """A sweep: its state, and how many members are in which; and those that are still to start."""
+    status = record.read(path)
+    states = record.states(path, status)
+    total = sum(states.values())
+    counts = [f"{states[state]} {state}" for state in store.STATES if states[state]]
+    cause = f"{total} members: {', '.join(counts)}"
+    rows: dict[Path, Row] = {path: (name, status["state"], _duration(status), "", "", "", cause)}
+    for member in status["members"]:
+        job = path / member["folder"]
+        if not job.exists():
+            rows[job] = (f"{name}/{job.name}", "queued", "", "", "", "", "")
+    return rows
+
+
+def job_row(path: Path, name: str) -> Row:
+    """A notebook's job: state and duration; results stand with its runs."""
+    status = store.read_status(path)
+    return name, status["state"], _duration(status), "", "", "", _cause(status)
+
+
+def run_row(run: Run, name: str) -> Row:
+    """A run: state, duration, accuracy, samples/s, the gate's verdict, cause."""
+    status, metrics = run.status, key_metrics(run)
+    accuracy = metrics.get("test_accuracy")
+    speed = metrics.get("samples_per_second")
+    withheld = "withheld" if gate_failed(run) else ""  # no speed of a run that failed its gate
+    return (
+        name,
+        status["state"],
+        _duration(status),
+        "" if accuracy is None else f"{accuracy:.2%}",
+        withheld if speed is None else f"{speed:,.0f}",
+        run.metrics.get("equivalence", {}).get("verdict", ""),
+        _cause(status),
+    )
+
+
+def table(rows: Sequence[Sequence[str]], head: Sequence[str] = HEAD) -> str:
+    """Aligned columns; those without any content are left out."""
+    columns = [
+        (title, *cells)
+        for title, *cells in zip(head, *rows, strict=True)
+        if any(cells) or title == head[0]
+    ]
+    widths = [max(map(len, column)) for column in columns]
+    lines = zip(*columns, strict=True)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def shown(path: Path) -> str:
+    """A path as a person in this folder would type it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def elapsed(status: dict[str, Any]) -> float | None:
+    """Seconds from start to end, or until now; None where either is not known."""
+    if not status.get("started"):
+        return None
+    if status.get("ended"):
+        end = datetime.fromisoformat(status["ended"])
+    elif status["state"] == "running":
+        end = datetime.now(UTC)
+    else:
+        return None
+    return (end - datetime.fromisoformat(status["started"])).total_seconds()
+
+
+def find(root: Path) -> tuple[set[Path], set[Path]]:
+    """Folders of notebook jobs, and of sweeps; runs, which are many, are not looked into.
+
+    Raises:
+        LabkitError: there is no such folder.
+    """
+    if not root.is_dir():
+        raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
+    jobs, sweeps = set(), set()
+    for folder, folders, files in os.walk(root):
+        if "params.yaml" in files:
+            jobs.add(Path(folder))
+        if record.FILE in files:
+            sweeps.add(Path(folder))
+        if "experiment.json" in files:
+            folders.clear()
+        folders[:] = [name for name in folders if not name.startswith(".")]
+    return jobs, sweeps
+
+
+def _duration(status: dict[str, Any]) -> str:
+    spent = elapsed(status)
+    return "" if spent is None else duration_text(spent)
+
+
+def _cause(status: dict[str, Any]) -> str:
+    cause = str(status.get("cause") or "").split("\n")[0]
+    rank = status.get("rank")
+    text = f"rank {rank}: {cause}" if rank is not None else cause
+    return text if len(text) <= CAUSE_WIDTH else f"{text[: CAUSE_WIDTH - 1]}…"

@@ -1,0 +1,266 @@
+"""The contract of a notebook's parameters cell, checked before a kernel starts."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import io
+import json
+import re
+import tokenize
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from labkit.common.errors import InvalidInput, LabkitError
+
+UNKNOWN = object()  # the default of a parameter whose value only the kernel can compute
+
+# What an annotation may name: nothing else is evaluated.
+_TYPES = {
+    name: getattr(typing, name) for name in ("Any", "Literal", "Optional", "Union", "List", "Dict")
+} | {kind.__name__: kind for kind in (bool, dict, float, int, list, str, tuple)}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One assignment of a parameters cell: `workers: int = 2  # ranks`."""
+
+    name: str
+    annotation: str
+    default: Any
+    help: str
+    declaration: str
+
+    @property
+    def type(self) -> TypeAdapter[Any]:
+        """What checks and converts values; a type that cannot be read raises InvalidInput."""
+        try:
+            kind = eval(self.annotation, {"__builtins__": {}}, _TYPES)
+            return TypeAdapter(kind)
+        except Exception as error:
+            raise InvalidInput(
+                f"the parameters cell declares `{self.declaration}`, but {self.annotation} is not "
+                f"a type made of {', '.join(sorted(_TYPES))}"
+            ) from error
+
+    def convert(self, value: Any) -> Any:
+        """The value as the declared type; text is read by that type: "true" for bool is True.
+
+        Raises:
+            InvalidInput: the value is not of the type.
+        """
+        readings = _readings(value) if isinstance(value, str) else [(value, True)]
+        for reading, strict in readings:
+            try:
+                # As JSON: a list may stand for a tuple, but True is no int and 2.0 neither.
+                checked = self.type.validate_json(json.dumps(reading), strict=strict)
+            except (ValidationError, TypeError):  # TypeError: JSON has no such value
+                continue
+            return self.type.dump_python(checked, mode="json")
+        # The declaration lists the choices: once is enough.
+        kind = "a choice" if "Literal" in self.annotation else self.annotation
+        raise InvalidInput(
+            f"{self.name} = {value!r} is not {kind}: the notebook declares `{self.declaration}`"
+        )
+
+
+def declared(notebook: Path) -> dict[str, Parameter]:
+    """The parameters of a notebook, in order: the assignments in its cell tagged `parameters`.
+
+    Raises:
+        InvalidInput: there is no such notebook, or its cell is not Python.
+    """
+    if not notebook.is_file():
+        raise InvalidInput(f"no notebook {notebook}: give the path of an .ipynb file")
+    try:
+        # Plain JSON: nbformat takes longer to import than all else that is done here.
+        cells = json.loads(notebook.read_bytes())["cells"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(f"{notebook} is not a notebook of format 4: {error}") from error
+    tagged = [cell for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
+    try:
+        return parse("".join(tagged[0]["source"])) if tagged else {}
+    except (SyntaxError, tokenize.TokenError) as error:
+        raise InvalidInput(f"the parameters cell of {notebook} is not Python: {error}") from error
+
+
+def parse(source: str) -> dict[str, Parameter]:
+    """Read annotated, commented assignments; other statements are left to the kernel."""
+    comments = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    found = {}
+    for node in ast.parse(source).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        value = getattr(node, "value", None)
+        if not (isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name)):
+            continue
+        if value is None:  # `workers: int` alone gives the notebook no value to start from
+            continue
+        try:
+            default = ast.literal_eval(value)
+        except ValueError:
+            default = UNKNOWN
+        if isinstance(node, ast.AnnAssign):
+            annotation = ast.unparse(node.annotation)
+            if isinstance(node.annotation, ast.Constant):  # `workers: "int" = 2`
+                annotation = str(node.annotation.value)
+        else:
+            known = type(default).__name__ in _TYPES
+            annotation = type(default).__name__ if known else "Any"
+        help = comments.get(node.end_lineno or 0, "")
+        text = " ".join((ast.get_source_segment(source, node) or "").split())
+        text = re.sub(r"\[ (.*?),? \]", r"[\1]", text)  # of several lines, as one
+        declaration = f"{text}  # {help}" if help else text
+        found[target.id] = Parameter(target.id, annotation, default, help, declaration)
+    return found
+
+
+def check(
+    notebook: Path, given: Mapping[str, Any], known: Mapping[str, Parameter] | None = None
+) -> dict[str, Any]:
+    """The given parameters, converted to what the notebook declares, or one sentence why not.
+
+    A parameter with the name of an Experiment's field must be possible for that field; a list of
+    values, for each of its items. So the rules stand in one place, the Experiment. `known` is what
+    the notebook declares, where that has been read already.
+
+    Raises:
+        InvalidInput: an unknown name, a wrong type, an impossible value.
+    """
+    known = declared(notebook) if known is None else known
+    check_names(notebook, given, known)
+    values = {name: known[name].convert(value) for name, value in given.items()}
+    defaults = {
+        name: parameter.default
+        for name, parameter in known.items()
+        if parameter.default is not UNKNOWN
+    }
+    check_fields(defaults | values)
+    return values
+
+
+def check_names(notebook: Path, names: Iterable[str], known: Mapping[str, Parameter]) -> None:
+    """Refuse a name that the notebook does not declare, with the nearest that it does."""
+    for name in names:
+        if name not in known:
+            raise InvalidInput(_unknown(name, list(known), notebook.name))
+
+
+def check_fields(values: Mapping[str, Any]) -> None:
+    """Check those values whose names are fields of Experiment, each item of a list with the rest.
+
+    A data set that is not there yet is fetched: better now than by ranks that wait for it.
+    """
+    from labkit import datasets
+
+    for dataset in check_possible(values).get("dataset", []):
+        try:
+            datasets.ensure(dataset)
+        except LabkitError as error:
+            raise InvalidInput(f"dataset={dataset!r}: {error}") from error
+
+
+def check_possible(values: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Check as `check_fields` does, without a look at the data; the items of each field."""
+    from labkit.experiment import Experiment
+
+    fields = {
+        name: value if isinstance(value, list) and not _takes_lists(name) else [value]
+        for name, value in values.items()
+        if name in Experiment.model_fields
+    }
+    first = {name: items[0] for name, items in fields.items() if items}
+    for name, items in fields.items():
+        for item in items:
+            Experiment(**first | {name: item})
+    return fields
+
+
+def _takes_lists(field: str) -> bool:
+    """Whether a list is one value of this field (`capacities`), not several of them (`workers`)."""
+    from labkit.experiment import Experiment
+
+    annotation = Experiment.model_fields[field].annotation
+    kinds = typing.get_args(annotation) or (annotation,)
+    # tuple[Any, ...] stands for arrays, which no parameters cell holds.
+    return any(
+        typing.get_origin(kind) is tuple and typing.get_args(kind)[0] is not Any for kind in kinds
+    )
+
+
+def read_text(path: Path) -> str:
+    """A file's text.
+
+    Raises:
+        InvalidInput: it cannot be read.
+    """
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise InvalidInput(f"{path} cannot be read: {reason}") from error
+
+
+def read_yaml(text: str, origin: str) -> dict[str, Any]:
+    """A mapping from YAML; `origin` names the text in an error.
+
+    Raises:
+        InvalidInput: the text is not YAML, or not a mapping of names to values.
+    """
+    try:
+        record = yaml.load(text, Loader=_Yaml)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise InvalidInput(f"{origin} is not YAML: {reason}") from error
+    if record is None:
+        return {}
+    if not isinstance(record, dict) or not all(isinstance(name, str) for name in record):
+        raise InvalidInput(f"{origin} gives {text.strip()[:60]!r}; expected `name: value`")
+    return record
+
+
+def value_of(text: Any) -> Any:
+    """What a text of the command line means where no notebook declares its type."""
+    return _readings(text)[0][0] if isinstance(text, str) else text
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML 1.2's plain values: 1e-3 is a number, but `on`, `1:30` and dates are text."""
+
+
+_Yaml.yaml_implicit_resolvers = {}
+for _tag, _pattern in {
+    "null": r"null|Null|NULL|None|~|",  # None: what Python users write
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?(0|[1-9][0-9]*)",
+    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan",
+}.items():
+    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)
+
+
+def _readings(text: str) -> list[tuple[Any, bool]]:
+    """What a text may mean, the likeliest first, and whether it must fit the type exactly."""
+    readings: list[tuple[Any, bool]] = [(text, False)]
+    for place, source in enumerate((text, f"[{text}]")):  # 1,2,4 is a list where one is declared
+        try:
+            value = yaml.load(source, Loader=_Yaml)
+        except yaml.YAMLError:  # a text like "a: b: c" can only be text
+            continue
+        if not isinstance(value, str):  # a text means itself, quotes and all
+            readings.insert(2 * place, (value, True))
+    return readings
+
+
+def _unknown(name: str, known: list[str], owner: str) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+    return f"{owner} has no parameter {name!r}{hint}; allowed: {', '.join(known) or 'none'}"

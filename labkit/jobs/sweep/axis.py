@@ -1,0 +1,135 @@
+"""One parameter's values in a sweep: a list, a range, or a distribution to draw from."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.common.errors import InvalidInput
+from labkit.jobs.parameters import value_of
+
+LARGEST = 10_000  # members of a sweep, and so values of one parameter
+_CALL = re.compile(r"\s*(range|uniform|loguniform)\s*\((.*)\)\s*", re.DOTALL)
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Numbers between two bounds, drawn evenly, or with `log` evenly over orders of magnitude."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def sample(self, generator: random.Random) -> float:
+        """One number, of four figures: folder names stay short, and hold the very value."""
+        if self.log:
+            value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
+        else:
+            value = generator.uniform(self.low, self.high)
+        return min(max(float(f"{value:.4g}"), self.low), self.high)
+
+
+Axis = tuple[Any, ...] | Draw
+
+
+def from_text(name: str, text: str) -> Axis:
+    """The values of `name=a,b,c`: items between commas, `range(1,5)` as in Python, or one Draw.
+
+    Commas within brackets or quotes do not divide. Items are read by the notebook's declaration
+    later, so that `1e-3` is a number where a number is declared.
+
+    Raises:
+        InvalidInput: no values, brackets that do not match, a range of nothing.
+    """
+    values: list[Any] = []
+    items = _split(name, text)
+    for item in items:
+        axis = _call(name, item)
+        if isinstance(axis, Draw):
+            if len(items) > 1:
+                raise InvalidInput(f"{name}={text} mixes {item} with other values; give it alone")
+            return axis
+        if not item:
+            raise InvalidInput(f"{name}={text} has no value at a comma; '' is the empty text")
+        values += axis if axis is not None else [_unquoted(item)]
+    return tuple(values)
+
+
+def from_yaml(name: str, value: Any) -> Axis:
+    """The values of an entry of a sweep file: a list's items, a text's range or Draw, or one value.
+
+    Raises:
+        InvalidInput: an empty list, a range of nothing.
+    """
+    if isinstance(value, list):
+        if not value:
+            raise InvalidInput(f"{name} has an empty list: give it a value, or leave it out")
+        return tuple(value)
+    axis = _call(name, value) if isinstance(value, str) else None
+    return (value,) if axis is None else axis
+
+
+def _call(name: str, text: str) -> Axis | None:
+    """What `range(…)`, `uniform(…)` or `loguniform(…)` stands for; None for any other text."""
+    match = _CALL.fullmatch(text)
+    if match is None:
+        return None
+    kind, arguments = match[1], [value_of(part.strip()) for part in match[2].split(",")]
+    if kind == "range":
+        return _range(name, text, arguments)
+    low, high, *rest = [*arguments, None, None][: max(len(arguments), 2)]
+    if rest or not (_is_number(low) and _is_number(high)) or not low < high:
+        raise InvalidInput(f"{name}={text}: {kind} takes two numbers, the lower one first")
+    if kind == "loguniform" and low <= 0:
+        raise InvalidInput(f"{name}={text}: loguniform takes numbers above 0")
+    return Draw(float(low), float(high), log=kind == "loguniform")
+
+
+def _range(name: str, text: str, arguments: list[Any]) -> tuple[int, ...]:
+    if len(arguments) > 3 or any(type(number) is not int for number in arguments):
+        raise InvalidInput(
+            f"{name}={text}: range takes one to three whole numbers, as in Python: "
+            "range(1,5) is 1, 2, 3, 4"
+        )
+    if len(arguments) == 3 and arguments[2] == 0:
+        raise InvalidInput(f"{name}={text}: a step of 0 never arrives")
+    numbers = range(*arguments)
+    if not numbers:
+        raise InvalidInput(f"{name}={text} is empty: range(1,5) is 1, 2, 3, 4")
+    # Not len(), which has no number for what does not fit a machine word.
+    if abs(numbers[-1] - numbers[0]) // abs(numbers.step) >= LARGEST:
+        raise InvalidInput(f"{name}={text} has more than {LARGEST:,} values")
+    return tuple(numbers)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _split(name: str, text: str) -> list[str]:
+    """Divide at the commas that stand outside of brackets and quotes."""
+    items, start, expected, quote = [], 0, [""], ""
+    for place, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"" and (len(expected) > 1 or not text[start:place].strip()):
+            quote = letter  # an apostrophe within a word is a letter
+        elif letter in _CLOSING:
+            expected.append(_CLOSING[letter])
+        elif letter == expected[-1]:
+            expected.pop()
+        elif letter == "," and len(expected) == 1:
+            items.append(text[start:place])
+            start = place + 1
+    if quote or len(expected) > 1:
+        raise InvalidInput(f"{name}={text} lacks a closing {quote or expected[-1]}")
+    return [item.strip() for item in [*items, text[start:]]]
+
+
+def _unquoted(item: str) -> str:
+    quoted = len(item) > 1 and item[0] == item[-1] and item[0] in "'\""
+    return item[1:-1] if quoted else item

@@ -1,0 +1,144 @@
+"""`labkit sweep …`: what is asked, checked, run, and said about it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from labkit.common.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from labkit.jobs.sweep.plan import Plan
+
+FOLDER = click.Path(path_type=Path)
+INTERRUPTED = 130  # as shells have it for Ctrl-C
+
+
+@click.command()
+@click.argument("target", metavar="NOTEBOOK", type=FOLDER)
+@click.argument("assignments", metavar="NAME=VALUES...", nargs=-1)
+@click.option("-f", "file", type=FOLDER, help="Values from a YAML file: lists, ranges, random.")
+@click.option(
+    "-p", "fixed", metavar="NAME VALUE", nargs=2, multiple=True, help="One parameter for all."
+)
+@click.option("--random", "samples", metavar="N", type=int, help="N combinations at random.")
+@click.option("--seed", type=int, default=None, help="Of --random; default 0.")
+@click.option("--repeats", type=int, default=None, help="Run each so often, with seeds from seed.")
+@click.option("--jobs", default=None, help="Run so many at a time; auto: as many as cores allow.")
+@click.option("--limit", type=float, default=None, help="Seconds that a member may take.")
+@click.option("--resume", is_flag=True, help="Run only what an earlier sweep has not completed.")
+@click.option("--name", default=None, help="Of the sweep's folder.")
+@click.option("--runs", "root", default="runs", type=FOLDER, help="Folder where all runs are kept.")
+def sweep(target: Path, resume: bool, name: str | None, root: Path, **given: Any) -> None:
+    """Run a notebook with many values: name=a,b,c or name=range(1,5), every combination.
+
+    Each combination is a job of its own under runs/NOTEBOOK-sweep/. Ctrl-C leaves a sweep that
+    --resume takes up again: give the same command with it, or the sweep's folder as NOTEBOOK.
+    """
+    from labkit.jobs.sweep import record
+
+    options = _options(given.pop("jobs"), given.pop("limit"))
+    if (target / record.FILE).exists():
+        if not resume or any(given.values()):
+            raise InvalidInput(f"{target} is a sweep: `labkit sweep {target} --resume` goes on")
+        folder: Path | None = target
+        plan = _recorded(target)
+    else:
+        plan = _asked(target, **given)
+        folder = record.newest(root, plan) if resume else None
+    if folder is None:  # --resume, too: then all is missing
+        folder = record.create(root, name or f"{target.stem}-sweep", plan)
+    _run(folder, plan, record.read(folder) | options)
+
+
+def _options(jobs: str | None, limit: float | None) -> dict[str, Any]:
+    """Those that are given, checked; "jobs" is None where cores decide."""
+    options: dict[str, Any] = {}
+    if jobs is not None:
+        if jobs != "auto" and not (jobs.isdecimal() and int(jobs) > 0):
+            raise InvalidInput(f"--jobs {jobs} is impossible; give auto, or a whole number from 1")
+        options["jobs"] = None if jobs == "auto" else int(jobs)
+    if limit is not None:
+        if not 0 < limit < float("inf"):
+            raise InvalidInput(f"--limit {limit:g} is impossible; give seconds above 0")
+        options["limit"] = limit
+    return options
+
+
+def _asked(
+    notebook: Path,
+    assignments: tuple[str, ...],
+    file: Path | None,
+    fixed: tuple[tuple[str, str], ...],
+    samples: int | None,
+    seed: int | None,
+    repeats: int | None,
+) -> Plan:
+    """The plan of a command line; its values win over the file's."""
+    from labkit.jobs.parameters import read_text
+    from labkit.jobs.sweep import plan
+
+    axes, drawn = plan.read_file(read_text(file), str(file)) if file else ({}, {})
+    values = dict(fixed)
+    axes = {name: axis for name, axis in axes.items() if name not in values}
+    axes |= plan.read_assignments(assignments)
+    if not axes and repeats is None:
+        raise InvalidInput("nothing to sweep over: give name=a,b,c, a file with -f, or --repeats N")
+    return plan.make(
+        notebook,
+        plan.Asked(
+            axes,
+            values,
+            random=drawn.get("samples") if samples is None else samples,
+            seed=drawn.get("seed", 0) if seed is None else seed,
+            repeats=1 if repeats is None else repeats,
+        ),
+    )
+
+
+def _recorded(folder: Path) -> Plan:
+    """The plan that a sweep's folder holds."""
+    from labkit.jobs.sweep import plan, record
+
+    known = record.read(folder)
+    notebook = Path(str(known.get("notebook")))
+    if not notebook.is_file():
+        raise InvalidInput(
+            f"{folder.name} is of {notebook}, which is not here: go to the folder where it was "
+            "started, or give its command again with --resume"
+        )
+    return plan.again(notebook, known["members"])
+
+
+def _run(folder: Path, plan: Plan, known: dict[str, Any]) -> None:
+    """Run what is missing; exit with 0 if then all members have completed."""
+    from labkit.jobs.listing import shown
+    from labkit.jobs.sweep import record
+    from labkit.jobs.sweep.progress import Progress
+    from labkit.jobs.sweep.scheduler import Scheduler
+    from labkit.records import store
+
+    with record.owned(folder):
+        record.tidy(folder)
+        todo = [member for member in plan.members if not record.is_done(folder, plan, member)]
+        total, done = len(plan.members), len(plan.members) - len(todo)
+        click.echo(f"{shown(folder)}: {total} members" + (f", {done} done" if done else ""))
+        options = {"jobs": known["jobs"], "limit": known["limit"]}
+        if options["jobs"] is None and any(member.cores is None for member in todo):
+            click.echo("no parameter `workers`: one member at a time; --jobs N runs N", err=True)
+        record.update(folder, state="running", started=store.now(), ended=None, **options)
+        scheduler = Scheduler(plan, folder, **options, progress=Progress(total, done))
+        finished = scheduler.run(todo)
+        missing = sum(not record.is_done(folder, plan, member) for member in todo)
+        state = "completed" if not missing else "failed" if finished else "interrupted"
+        record.update(folder, state=state, ended=store.now())
+    click.echo(f"{total - missing} of {total} completed; result: {shown(folder)}")
+    if missing:
+        place = shown(folder)
+        there = plan.notebook.is_absolute()  # then the record does not say where it lies
+        how = "the same command with --resume" if there else f"labkit sweep {place} --resume"
+        click.echo(f"what is missing: labkit ls {place}; to run it: {how}", err=True)
+        sys.exit(1 if finished else INTERRUPTED)

@@ -1,0 +1,155 @@
+"""Members start as cores become free, end as they end, and the next ones follow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.jobs import job as jobs
+from labkit.jobs.notebook import settle
+from labkit.jobs.sweep import record
+from labkit.jobs.sweep.plan import Member, Plan
+from labkit.jobs.sweep.process import Process, prepare
+from labkit.jobs.sweep.progress import Progress
+from labkit.jobs.sweep.warm import Warm
+
+LOOK_EVERY = 0.02  # seconds
+OVERTIME = jobs.GRACE + 10.0  # seconds past its limit after which a member's process is killed
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass
+class Running:
+    """A member at work, at its place among those that run abreast."""
+
+    member: Member
+    job: Path
+    place: int
+    process: Process
+    begin: float
+
+    @property
+    def spent(self) -> float:
+        """Seconds since its start."""
+        return time.monotonic() - self.begin
+
+
+class Scheduler:
+    """Runs members of a plan, at most so many at a time as cores allow.
+
+    Args:
+        plan: of the sweep.
+        folder: of the sweep.
+        jobs: run so many at a time, whatever the cores; None: ranks × threads of all that run fit
+            the cores, or one runs alone, as does one whose ranks nobody knows.
+        limit: seconds that a member may take.
+        progress: is told.
+    """
+
+    def __init__(
+        self, plan: Plan, folder: Path, jobs: int | None, limit: float | None, progress: Progress
+    ) -> None:
+        self.plan, self.folder, self.jobs, self.limit = plan, folder, jobs, limit
+        self.progress = progress
+        self._notebook = record.keep(folder, plan)
+        self._running: list[Running] = []
+        self._most = 1  # members that ran abreast
+        self._interrupts = 0
+        self._warm = Warm()
+
+    def run(self, members: Sequence[Member]) -> bool:
+        """Run these members; whether it came to its end without being interrupted.
+
+        Members of one shape follow each other, so that they find their cluster up.
+        """
+        shapes = list(dict.fromkeys(member.shape for member in members))
+        waiting = sorted(members, key=lambda member: shapes.index(member.shape))
+        with self._signals():
+            if members:
+                prepare()
+            while self._running or (waiting and not self._interrupts):
+                while waiting and not self._interrupts and self._fits(waiting[0]):
+                    self._start(waiting.pop(0))
+                time.sleep(LOOK_EVERY)
+                self._look(waiting)
+        self._warm.keep(set())
+        self.progress.close()
+        return not self._interrupts
+
+    def _fits(self, member: Member) -> bool:
+        if self.jobs is not None:
+            return len(self._running) < self.jobs
+        wanted = [each.cores for each in (member, *(other.member for other in self._running))]
+        known = [each for each in wanted if each is not None]
+        return len(wanted) == 1 or (len(known) == len(wanted) and sum(known) <= cores())
+
+    def _start(self, member: Member) -> None:
+        job = record.queue(self.folder, self.plan, member)
+        taken = {running.place for running in self._running}
+        place = min(set(range(len(taken) + 1)) - taken)
+        process = Process(
+            self._notebook,
+            job,
+            self._warm.environment(place, member.shape),
+            self.limit,
+            [running.process for running in self._running],
+        )
+        self._running.append(Running(member, job, place, process, time.monotonic()))
+        self._most = max(self._most, len(self._running))
+
+    def _look(self, waiting: list[Member]) -> None:
+        for running in list(self._running):
+            if running.process.ended():
+                self._running.remove(running)
+                self._end(running, waiting)
+            elif self._interrupts and not running.process.interrupted:
+                running.process.interrupt()
+            elif self._interrupts > 1:
+                running.process.kill("killed by the user")
+            elif self.limit is not None and running.spent > self.limit + OVERTIME:
+                running.process.kill(f"past the limit of {self.limit:g} s, and killed")
+        spent = self._spent()
+        self.progress.tick(spent, self.progress.left(len(waiting), spent, self._most))
+
+    def _end(self, running: Running, waiting: list[Member]) -> None:
+        process = running.process
+        assert process.code is not None  # for the type checker: it has ended
+        result = settle(running.job, process.code, process.interrupted)
+        if not process.in_order:
+            self._warm.drop(running.place, running.member.shape)
+        active = [*waiting, *(other.member for other in self._running)]
+        self._warm.keep({member.shape for member in active})
+        rank = f"rank {result.rank}: " if result.rank is not None else ""
+        cause = f"{rank}{result.cause}" if result.cause else None
+        left = self.progress.left(len(waiting), self._spent(), self._most)
+        self.progress.ended(running.member, result.state, cause, running.spent, left)
+
+    def _spent(self) -> dict[str, float]:
+        return {running.member.folder: running.spent for running in self._running}
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Count interrupts instead of raising them: none may fall between a fork and its record."""
+
+        def count(*_: Any) -> None:
+            self._interrupts += 1
+            if self._interrupts == 1:
+                self.progress.say("interrupted: the members that run may clean up (again: kill)")
+
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, count) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)

@@ -1,0 +1,149 @@
+"""The notebook that `labkit new` writes: a question, its parameters, runs, figures, a reading."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.common.errors import InvalidInput
+from labkit.experiment import Experiment
+from labkit.jobs.parameters import Parameter
+
+STRATEGIES = '["AllReduce", {name: AllReduce, compressor: {name: ErrorFeedback, inner: TopK}}]'
+
+_QUESTION = """\
+# Which way of training {model} on {dataset} pays?
+
+Every strategy trains the same model on the same data from the same weights; one process alone is
+the baseline. What do you expect, and why? Write it here before you run the cells.
+"""
+_PARAMETERS = """\
+workers: int = 2  # MPI ranks
+network: str | None = None  # a name of labkit.network.PRESETS, emulated; None: this machine's own
+model: str = {model}  # a name of labkit.models.MODELS
+model_options: dict = {{}}  # of that model
+dataset: str = {dataset}  # a name of labkit.datasets.DATASETS
+dataset_options: dict = {{}}  # of that data set
+strategy: list[str | dict] = [
+{strategies}
+]  # names of labkit.strategies.STRATEGIES, or mappings of a name and fields
+epochs: int = 5  # passes over the training data
+batch_size: int = 128  # samples of all ranks together in one step
+optimizer: str = "sgd"  # a Keras optimizer
+learning_rate: float = 0.1  # for one worker
+seed: int = 0  # of the first run
+repeats: int = 1  # seeds a run
+"""
+_EXPERIMENTS = """\
+import labkit as lk
+
+one = lk.Experiment(
+    model=model, model_options=model_options, dataset=dataset, dataset_options=dataset_options,
+    epochs=epochs, batch_size=batch_size, optimizer=optimizer, learning_rate=learning_rate,
+    seed=seed, repeats=repeats,
+)
+many = [one.replace(workers=workers, network=network, strategy=each) for each in strategy]
+"""
+_RANKS = """\
+One cluster of MPI engines serves all runs. Before the speed of a strategy is believed, its ranks
+train 20 steps that are held against what the method promises: the *gate*.
+"""
+_RUNS = """\
+with lk.Cluster(workers=workers) as cluster:
+    runs = [cluster.run(experiment) for experiment in [one, *many]]
+"""
+_FIGURE = """\
+## What came out
+
+Over *steps* the curves compare what is learned; over *seconds* they compare time to quality, which
+is what pays.
+"""
+_READING = "**Reading**, made from the figures of these runs:"
+_NEXT = """\
+**Where to turn next.** Other values: `labkit run {name} -p workers 4 -p network 1GbE`. One page
+for a colleague: `labkit report runs -o report.html`. All methods and papers: `labkit methods`.
+"""
+
+
+def new(name: str, model: str = "mlp", dataset: str = "digits", strategies: str = "") -> Path:
+    """Write `<name>.ipynb`, which compares strategies on a model and a data set; nothing is run.
+
+    Args:
+        name: of the notebook, or its path, with or without ".ipynb".
+        model: a name of `labkit.models.MODELS`.
+        dataset: a name of `labkit.datasets.DATASETS`.
+        strategies: as YAML: `AllReduce, {name: Pipeline, schedule: gpipe}`; default: `STRATEGIES`.
+
+    Raises:
+        InvalidInput: there is such a file, or no such folder; a model, a data set or a strategy
+            that is not known, or does not fit the others.
+    """
+    path = Path(name) if name.endswith(".ipynb") else Path(f"{name}.ipynb")
+    kind = "list[str | dict]"
+    declared = Parameter("strategies", kind, None, "", f"strategy: {kind}")
+    chosen = declared.convert(strategies or STRATEGIES)
+    for each in chosen:
+        Experiment(model=model, dataset=dataset, workers=2, strategy=each)
+    shown = shlex.quote(path.name if path.is_absolute() else str(path))
+    notebook = _notebook(list(_cells(shown, model, dataset, chosen)))
+    text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+    try:
+        with path.open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise InvalidInput(f"{path} is there already: give another name") from None
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be written: {error.strerror}") from error
+    return path
+
+
+def _cells(
+    name: str, model: str, dataset: str, strategies: Sequence[Any]
+) -> Iterator[dict[str, Any]]:
+    yield _markdown(_QUESTION.format(model=model, dataset=dataset))
+    lines = "\n".join(f"    {_literal(each)}," for each in strategies)
+    names = {"model": _literal(model), "dataset": _literal(dataset)}
+    yield _code(_PARAMETERS.format(strategies=lines, **names), tags=["parameters"])
+    yield _code(_EXPERIMENTS)
+    yield _markdown(_RANKS)
+    yield _code(_RUNS)
+    yield _markdown(_FIGURE)
+    yield _code("lk.compare(runs)")
+    yield _code("lk.table(runs)")
+    yield _markdown(_READING)
+    yield _code("lk.reading(runs)")
+    yield _markdown(_NEXT.format(name=name))
+
+
+def _markdown(text: str) -> dict[str, Any]:
+    return _cell("markdown", text, {})
+
+
+def _code(text: str, **metadata: Any) -> dict[str, Any]:
+    return _cell("code", text, metadata) | {"execution_count": None, "outputs": []}
+
+
+def _cell(kind: str, text: str, metadata: dict[str, Any]) -> dict[str, Any]:
+    """A cell; its id is made of its text, which no other cell has."""
+    name = hashlib.sha256(text.encode()).hexdigest()[:8]
+    lines = text.strip("\n").splitlines(keepends=True)
+    return {"cell_type": kind, "id": name, "metadata": metadata, "source": lines}
+
+
+def _notebook(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    return {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+
+
+def _literal(value: Any) -> str:
+    """A value as Python source, texts in double quotes."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(k)}: {_literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -1,0 +1,129 @@
+"""A computation and its gradients as compiled functions of one graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from labkit.model_parallel.stages.graph import Cut, Graph, operation
+
+Values = dict[str, Any]  # tensors by their names in the graph
+
+
+class Compiled:
+    r"""Forward, and backward in one or in two parts; none repeats what another one has done.
+
+        forward             arguments    ->  results, kept
+        backward            kept, seeds  ->  dx, dw
+        backward_input      kept, seeds  ->  dx, left
+        backward_weight     left         ->  dw
+
+    The input part makes the gradients that others come from: all that leads to the inputs, or to
+    two weights or more. For the weight part remain the products that make weight gradients.
+    What one operation makes together is of the input part, such as the loop of a recurrent layer
+    back through its steps. So are operations that do something besides, such as to call Python or
+    to exchange messages. Like those of the forward pass they run once, in the order of the trace.
+
+    Args:
+        compute: of the arguments; returns results, each a tensor or None; those of the tensors
+            whose gradients (seeds) come from outside; and an objective of its own, a scalar.
+        specs: of the arguments, a nest each, with None where there is nothing.
+        inputs: picks from the arguments those with respect to which gradients are asked for.
+        variables: the weights.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[..., tuple[list[Any], list[Any], Any]],
+        specs: Sequence[Any],
+        inputs: Callable[..., list[Any]],
+        variables: Sequence[Any],
+    ) -> None:
+        begun: list[str] = []  # operations that are there before the first one of the backward pass
+
+        def trace(*arguments: Any) -> None:
+            wanted, weights = inputs(*arguments), [variable.value for variable in variables]
+            with tf.GradientTape() as tape:
+                tape.watch(wanted)
+                results, ends, objective = compute(*arguments)
+            begun[:] = [each.name for each in tf.compat.v1.get_default_graph().get_operations()]
+            seeds = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends]
+            given = [tf.ones_like(objective), *seeds]
+            dx, dw = tape.gradient([objective, *ends], [wanted, weights], given)
+            self._results = [None if each is None else each.name for each in results]
+            self._seeds = _names(seeds)
+            self._dx, self._dw = _names(dense(dx, wanted)), _names(dense(dw, weights))
+
+        self._graph = graph = Graph(trace, specs)
+        forward = graph.before(begun)
+        ends, self._outside = [*self._dx, *self._dw], {*forward, *map(operation, self._seeds)}
+        self._backward = graph.before([*ends, *graph.acting], self._outside)
+        self._kept = set(graph.feeds(self._backward, ends)).difference(self._seeds)
+        results = [name for name in self._results if name is not None]
+        self.ahead = graph.cut(forward, [*results, *sorted(self._kept)])
+
+    def forward(self, arguments: Iterable[Any]) -> tuple[list[Any], Values]:
+        """The results; and the tensors that the backward pass reads, those of the weights too.
+
+        Args:
+            arguments: the tensors in the nests, one after the other.
+        """
+        values: Values = dict(zip(self._graph.inputs, arguments, strict=True))
+        values |= self.ahead(values)
+        results = [None if name is None else values[name] for name in self._results]
+        return results, {name: values[name] for name in self._kept}
+
+    def backward(self, kept: Values, seeds: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+        """The gradients with respect to inputs and weights."""
+        values = self._seeded(kept, seeds)
+        values |= self.whole(values)
+        return [values[name] for name in self._dx], [values[name] for name in self._dw]
+
+    def backward_input(self, kept: Values, seeds: Iterable[Any]) -> tuple[list[Any], Values]:
+        """The gradients with respect to inputs; and what `backward_weight` takes."""
+        first, second = self.parts
+        values = self._seeded(kept, seeds)
+        values |= first(values)
+        left = {name: values[name] for name in second.feeds}
+        return [values[name] for name in self._dx], left
+
+    def backward_weight(self, left: Values) -> list[Any]:
+        """The gradients with respect to weights."""
+        values = left | self.parts[1](left)
+        return [values[name] for name in self._dw]
+
+    @cached_property
+    def whole(self) -> Cut:
+        """All of the backward pass."""
+        return self._graph.cut(self._backward, [*self._dx, *self._dw])
+
+    @cached_property
+    def parts(self) -> tuple[Cut, Cut]:
+        """Input part and weight part."""
+        graph, outside = self._graph, self._outside
+        uses = Counter(each for name in self._dw for each in graph.before([name], outside))
+        shared = [each for each, count in uses.items() if count > 1]
+        first = graph.before([*self._dx, *shared, *graph.acting], outside)
+        rest = self._backward - first
+        left = [name for name in graph.feeds(rest, self._dw) if operation(name) in first]
+        return graph.cut(first, [*self._dx, *left]), graph.cut(rest, self._dw)
+
+    def _seeded(self, kept: Values, seeds: Iterable[Any]) -> Values:
+        return kept | dict(zip(self._seeds, seeds, strict=True))
+
+
+def dense(found: Any, like: Any) -> Any:
+    """Gradients with respect to a nest of tensors, and zeros where there is none."""
+
+    def one(value: Any, gradient: Any) -> Any:
+        return tf.zeros_like(value) if gradient is None else tf.convert_to_tensor(gradient)
+
+    return [one(*pair) for pair in zip(like, found, strict=True)]
+
+
+def _names(tensors: Iterable[Any]) -> list[str]:
+    return [tensor.name for tensor in tensors]

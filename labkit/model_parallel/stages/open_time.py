@@ -1,0 +1,176 @@
+"""A recurrent model in which time is open: any stretch of steps goes through it."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import keras
+
+from labkit.common.errors import InvalidInput
+from labkit.model_parallel.stages.chain import Chain
+
+Layers = keras.layers
+RECURRENT = (Layers.LSTM, Layers.GRU, Layers.SimpleRNN)
+EACH_STEP = (
+    Layers.Embedding,
+    Layers.Dense,
+    Layers.TimeDistributed,
+    Layers.Reshape,
+    Layers.LayerNormalization,
+    Layers.Activation,
+    Layers.ReLU,
+    Layers.LeakyReLU,
+    Layers.ELU,
+    Layers.Softmax,
+    Layers.Dropout,
+    Layers.Rescaling,
+    Layers.Add,
+    Layers.Subtract,
+    Layers.Multiply,
+    Layers.Average,
+    Layers.Maximum,
+    Layers.Minimum,
+    Layers.Concatenate,
+)
+ALLOWED = (
+    f"allowed are {', '.join(kind.__name__ for kind in RECURRENT)}, and layers that act on each "
+    f"step alone: {', '.join(kind.__name__ for kind in EACH_STEP)}; behind a recurrent layer with "
+    "return_sequences=False any layer"
+)
+
+
+class Carried(keras.layers.Layer):
+    """A recurrent layer that goes on from a given state, and leaves its last one.
+
+    Attributes:
+        begin: the state before the first step; None: zeros.
+        end: the state behind the last step of the latest call.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(name=layer.name, dtype=layer.dtype_policy, trainable=layer.trainable)
+        self.layer, self.built = layer, True
+        self.begin: list[Any] | None = None
+        self.end: list[Any] = []
+
+    def call(self, x: Any) -> Any:
+        """The outputs of the layer."""
+        self.layer.return_state = True
+        try:
+            y, *self.end = self.layer(x, initial_state=self.begin)
+        finally:  # the whole model has this layer too
+            self.layer.return_state = False
+        return y
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        """As the layer's."""
+        return self.layer.compute_output_shape(shape)
+
+
+def open_time(model: Any) -> Any:
+    """The same layers on an input with any number of steps, as a `keras.Model`.
+
+    Recurrent layers become `Carried`. Axis 1 of a tensor is None where it is time, also in the
+    stages into which the result is cut.
+
+    Args:
+        model: a chain (see `Chain`) of inputs (rows, steps, …).
+
+    Raises:
+        InvalidInput: no recurrent layer, or a layer that looks at other steps in another way.
+    """
+    chain = Chain(model)
+    plain = chain.part(0, len(chain))  # never compiled, whatever the model is
+    _, steps, *rest = plain.inputs[0].shape
+    opened = keras.models.clone_model(
+        plain,
+        input_tensors=keras.Input((None, *rest), dtype=plain.inputs[0].dtype),
+        clone_function=lambda layer: layer,
+        call_function=_Caller(steps),
+    )
+    if not any(isinstance(layer, Carried) for layer in opened.layers):
+        raise InvalidInput(
+            "schedule='wavefront' is for recurrent models, and this one has no recurrent layer "
+            f"({', '.join(kind.__name__ for kind in RECURRENT)}); use '1f1b' or 'gpipe'"
+        )
+    return opened
+
+
+def is_open(tensor: Any) -> bool:
+    """Whether axis 1 of an opened model's tensor is time."""
+    return len(tensor.shape) > 1 and tensor.shape[1] is None
+
+
+class _Caller:
+    """Calls each layer on tensors whose time is open, or says why it cannot be.
+
+    Args:
+        steps: of the whole sequence; None where the model leaves that open.
+    """
+
+    def __init__(self, steps: int | None) -> None:
+        self._steps, self._carried = steps, set[int]()
+
+    def __call__(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        given = keras.tree.flatten([args, kwargs])
+        tensors = [each for each in given if isinstance(each, keras.KerasTensor)]
+        opened = [is_open(x) for x in tensors]
+        if not any(opened):
+            return layer(*args, **kwargs)
+        if not all(opened):
+            raise _refusal(layer, "it joins a sequence with what comes behind the last step")
+        if getattr(layer, "activity_regularizer", None) is not None:
+            raise _refusal(layer, "its activity_regularizer counts all steps at once")
+        if type(layer) in RECURRENT:
+            return self._carry(layer, tensors)
+        if type(layer) is Layers.Reshape:
+            return self._reshape(layer, *args)
+        reason = _not_each_step(layer, tensors[0])
+        if reason:
+            raise _refusal(layer, reason)
+        return layer(*args, **kwargs)
+
+    def _carry(self, layer: Any, tensors: list[Any]) -> Any:
+        if len(tensors) > 1:
+            raise _refusal(layer, "its first state comes from the model, not from zeros")
+        if id(layer) in self._carried:
+            raise _refusal(layer, "it is used twice, and each use would want a state of its own")
+        self._carried.add(id(layer))
+        for field in ("go_backwards", "stateful", "unroll", "return_state"):
+            if getattr(layer, field):
+                raise _refusal(layer, f"use {field}=False")
+        for field in ("dropout", "recurrent_dropout"):
+            if getattr(layer, field):
+                raise _refusal(layer, f"its {field} has one mask for all steps; use {field}=0")
+        return Carried(layer)(*tensors)
+
+    def _reshape(self, layer: Any, x: Any) -> Any:
+        """Its target may hold the number of steps of the whole sequence; here it is any."""
+        found = layer.compute_output_shape((None, self._steps, *x.shape[2:]))
+        if prod(found[2:]) != prod(x.shape[2:]):
+            raise _refusal(layer, "it does not leave the axis of time alone")
+        return Layers.Reshape((-1, *found[2:]), name=layer.name)(x)
+
+
+def _not_each_step(layer: Any, x: Any) -> str | None:
+    """Why a layer does not act on each step alone; None: it does."""
+    if type(layer) not in EACH_STEP:
+        return "it may look at several steps"
+    if type(layer) is Layers.Embedding:
+        return "its mask does not travel; use mask_zero=False" if layer.mask_zero else None
+    if len(x.shape) < 3:
+        return "a step has no axis of features"
+    axes = keras.tree.flatten(getattr(layer, "axis", -1))
+    if any(axis % len(x.shape) < 2 for axis in axes):
+        return f"axis={layer.axis} is not one of features"
+    if type(layer) is Layers.TimeDistributed and layer.layer.non_trainable_weights:
+        return f"{type(layer.layer).__name__} has statistics of all steps"
+    return None
+
+
+def _refusal(layer: Any, reason: str) -> InvalidInput:
+    return InvalidInput(
+        f"layer {layer.name!r} ({type(layer).__name__}) does not fit schedule='wavefront': "
+        f"{reason}; {ALLOWED}"
+    )

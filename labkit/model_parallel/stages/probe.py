@@ -1,0 +1,85 @@
+"""Passes beside training: seconds of each block, bytes that a backward pass needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from labkit.common.errors import InvalidInput
+from labkit.model_parallel.stages.chain import Chain
+from labkit.model_parallel.stages.ledger import Ledger
+from labkit.model_parallel.stages.stage import Stage
+
+WARM = 2  # passes, of which the first one is traced
+PASSES = 5
+
+
+def block_seconds(model: Any, rows: int) -> list[float]:
+    """Seconds of a forward and backward pass of each block: the median of five.
+
+    Each block is compiled and run as a `Stage` of its own; the loss is in none of them. Inputs are
+    random, between 0 and 1. Weights, statistics and the state of random layers are
+    afterwards what they were.
+
+    Args:
+        model: a chain.
+        rows: of a micro-batch.
+    """
+    chain = Chain(model)
+    value = _input(chain.part(0, 1), rows)
+    found = []
+    with _untouched(model):
+        for number in range(len(chain)):
+            stage = Stage(chain.part(number, number + 1), first=number == 0)
+            passes = []
+            for _ in range(WARM + PASSES):
+                start = time.perf_counter()
+                y = stage.forward(0, value, 1.0)
+                stage.backward(0, tf.ones_like(y))
+                passes.append(time.perf_counter() - start)
+                stage.take_gradients()
+            found.append(float(np.median(passes[WARM:])))
+            value = y
+    return found
+
+
+def kept_bytes(model: Any, rows: int) -> int:
+    """Bytes of activations between forward and backward of so many rows, see `Ledger`.
+
+    Input and output count, too, whatever the loss needs of them. The model is left as by
+    `block_seconds`.
+    """
+    x, stage = _input(model, rows), Stage(model, first=True)
+    stage.ledger = Ledger(1)
+    stage.ledger.step()
+    with _untouched(model):
+        y = stage.forward(0, x, 1.0)
+        stage.ledger.keep(stage, 1, [x, y], model.variables)
+    return stage.ledger.most["activations"]
+
+
+def _input(model: Any, rows: int) -> Any:
+    (spec,) = model.inputs
+    if None in spec.shape[1:]:
+        raise InvalidInput(
+            f"partition='time' measures blocks by themselves, but one takes {spec.shape}, of which "
+            "only the rows may be open; use partition='parameters', or fix the length of the input"
+        )
+    kind, shape = tf.as_dtype(spec.dtype), (rows, *spec.shape[1:])
+    random = np.random.default_rng(0)  # nobody else's
+    # Below 1, so that what is read as the number of a word is that of the first one.
+    return tf.cast(random.random(shape), kind)
+
+
+@contextmanager
+def _untouched(model: Any) -> Iterator[None]:
+    """Whatever a pass changes is put back."""
+    before = [tf.identity(variable.value) for variable in model.variables]
+    yield
+    for variable, value in zip(model.variables, before, strict=True):
+        variable.assign(value)

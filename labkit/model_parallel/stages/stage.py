@@ -1,0 +1,195 @@
+"""One stage on its rank: forward and backward of a micro-batch, and what is kept between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from labkit.model_parallel.stages.compiled import Compiled, Values
+from labkit.model_parallel.stages.ledger import Ledger
+
+Loss = Callable[[Any, Any, Any], Any]
+Compute = Callable[..., tuple[list[Any], list[Any], Any]]
+
+
+class Stage:
+    r"""A part of a model with the activations of the micro-batches that are under way.
+
+    The objective of the stage is \(\langle y, \bar y \rangle\) with the gradient \(\bar y\) that
+    the next stage returns, or the loss at the end; layers' own losses are added. Gradients of
+    micro-batches add up. What a backward pass needs is kept as it was in the forward pass, the
+    weights included, so that weights may change between both.
+
+    Forward, backward and the two parts of backward are functions of one graph, see `Compiled`,
+    which is traced once for any number of rows.
+
+    Args:
+        model: a part of the whole model, see `Chain.part`.
+        loss: of (targets, predictions, sample weights) at the last stage; None elsewhere.
+        first: whether nobody asks for the gradient with respect to the input.
+        recompute: keep only the input, and go forward a second time before going back.
+
+    Attributes:
+        variables: the weights that are trained.
+        most_kept: micro-batches at a time.
+        own_loss: what layers have added in the latest forward pass, by the share of its rows; None
+            where they add nothing, and at the last stage, whose loss has it.
+        ledger: counts what is kept.
+        computing: stands around each pass, see `labkit.communicator.computing`.
+    """
+
+    def __init__(
+        self, model: Any, loss: Loss | None = None, first: bool = False, recompute: bool = False
+    ) -> None:
+        self.model, self._loss, self._first, self._recompute = model, loss, first, recompute
+        self.variables = list(model.trainable_variables)
+        self._all, own = list(model.variables), {id(variable) for variable in self.variables}
+        # Of dropout and normalisation: a second forward pass begins with it as the first one did.
+        self._state = [v for v in self._all if recompute and id(v) not in own]
+        self._compiled: dict[Any, Compiled] = {}
+        self._kept: dict[int, tuple[Compiled, Values]] = {}
+        self._given: dict[
+            int, tuple[Compiled, list[Any], list[Any]]
+        ] = {}  # to go forward with again
+        self._waiting: dict[int, tuple[Compiled, Values]] = {}  # for their weight gradients
+        self._gradients: list[Any] | None = None
+        self.most_kept = 0
+        self.own_loss: Any = None
+        self.ledger = Ledger()
+        self.computing: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def forward(self, number: int, x: Any, share: float, targets: Any = None) -> Any:
+        """The output of a micro-batch; at the last stage its part of the loss, a scalar.
+
+        Args:
+            number: of the micro-batch.
+            x: its input.
+            share: of its rows in the batch, by which losses count.
+            targets: (y, sample weights) at the last stage.
+        """
+        with self.computing():
+            given = x, self._aims(targets), self._share(share)
+            found, self.own_loss = self._go(number, self._compute, *given)
+        return found
+
+    def backward(self, number: int, gradient: Any, weights_later: bool = False) -> Any:
+        """The gradient with respect to the input; None at the first stage.
+
+        Args:
+            number: of the micro-batch.
+            gradient: with respect to the output; None at the last stage.
+            weights_later: leave the gradients of the weights to `backward_weight`.
+        """
+        with self.computing():
+            compiled, kept = self._recall(number)
+            seeds = [] if gradient is None else [gradient]
+            if weights_later:
+                dx, left = compiled.backward_input(kept, seeds)
+                self._waiting[number] = compiled, left
+                self.ledger.keep(self, number, left.values(), self._all)
+            else:
+                dx, dw = compiled.backward(kept, seeds)
+                self._add(number, dw)
+        return dx[0] if dx else None
+
+    def backward_weight(self, number: int) -> None:
+        """Add the gradients of the weights of a micro-batch whose `backward` left them."""
+        with self.computing():
+            compiled, left = self._waiting.pop(number)
+            self._add(number, compiled.backward_weight(left))
+
+    def take_gradients(self) -> list[Any]:
+        """The sum over the micro-batches since the last call, one tensor a variable."""
+        found, self._gradients = self._gradients, None
+        if found is None:
+            return [tf.zeros_like(variable.value) for variable in self.variables]
+        return found
+
+    def _go(self, number: int, compute: Compute, *given: Any) -> list[Any]:
+        """Forward; the results of the computation."""
+        arguments = [_tensor(each) for each in tf.nest.flatten(given) if each is not None]
+        compiled = self._of(compute, given, arguments)
+        state = [tf.identity(variable.value) for variable in self._state]
+        results, kept = compiled.forward(arguments)
+        tensors = list(kept.values())
+        if self._recompute:
+            self._given[number] = compiled, arguments, state
+            tensors = [*arguments, *state]
+        else:
+            self._kept[number] = compiled, kept
+        self.ledger.keep(self, number, tensors, self._all)
+        self.most_kept = max(self.most_kept, len(self._kept) + len(self._given))
+        return results
+
+    def _recall(self, number: int) -> tuple[Compiled, Values]:
+        """What a forward pass has kept, or would have kept."""
+        if not self._recompute:
+            return self._kept.pop(number)
+        compiled, arguments, state = self._given.pop(number)
+        now = [tf.identity(variable.value) for variable in self._state]
+        self._put(state)
+        _, kept = compiled.forward(arguments)
+        self._put(now)
+        self.ledger.keep(self, number, kept.values(), self._all)
+        return compiled, kept
+
+    def _put(self, state: list[Any]) -> None:
+        for variable, value in zip(self._state, state, strict=True):
+            variable.assign(value)
+
+    def _of(self, compute: Compute, given: tuple[Any, ...], tensors: list[Any]) -> Compiled:
+        there = tuple(each is not None for each in tf.nest.flatten(given))
+        key = compute, there, *((x.dtype, *x.shape[1:]) for x in tensors)
+        if key not in self._compiled:
+            left = iter(tensors)
+            specs = [_spec(next(left)) if each else None for each in there]
+            nest = tf.nest.pack_sequence_as(given, specs)
+            self._compiled[key] = Compiled(compute, nest, self._inputs, self.variables)
+        return self._compiled[key]
+
+    def _inputs(self, x: Any, *others: Any) -> list[Any]:
+        return [] if self._first else [x]
+
+    def _share(self, share: float) -> Any:
+        return tf.constant(share, keras.config.floatx())
+
+    def _aims(self, targets: Any) -> Any:
+        return None if self._loss is None else targets
+
+    def _compute(self, x: Any, targets: Any, share: Any) -> tuple[list[Any], list[Any], Any]:
+        y = self.model(x, training=True)
+        objective = self._objective(y, targets, share)
+        if self._loss is not None:
+            return [objective, None], [], objective
+        return [y, objective if self.model.losses else None], [y], objective
+
+    def _objective(self, y: Any, targets: Any, share: Any) -> Any:
+        """What the layers add here, and the loss at the end."""
+        parts = list(self.model.losses)
+        if self._loss is not None:
+            parts.append(self._loss(targets[0], y, targets[1]))
+        objective = tf.zeros((), share.dtype)
+        for part in parts:
+            objective += tf.cast(part, share.dtype)
+        return objective * share
+
+    def _add(self, number: int, found: list[Any]) -> None:
+        if self._gradients is not None:
+            found = [a + b for a, b in zip(self._gradients, found, strict=True)]
+        self._gradients = found
+        self.ledger.gather(self, found)
+        self.ledger.drop(self, number)
+
+
+def _tensor(value: Any) -> Any:
+    return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
+
+
+def _spec(tensor: Any) -> Any:
+    """Of any number of rows."""
+    shape = [None, *tensor.shape[1:]] if tensor.shape.rank else []
+    return tf.TensorSpec(shape, tensor.dtype)

@@ -1,0 +1,46 @@
+"""What a run ran on: versions and hardware, without a host, user or path."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from typing import Any
+
+
+def describe() -> dict[str, Any]:
+    """Versions and hardware as this rank sees them; imports what it names."""
+    import keras
+    import mpi4py
+    import numpy
+    import psutil
+    import tensorflow as tf
+    from mpi4py import MPI
+
+    from labkit.common.places import fingerprint
+
+    return {
+        "labkit": version("labkit"),
+        "labkit_source": fingerprint()[:16],
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu(),
+        "cores": psutil.cpu_count(logical=True),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": len(tf.config.list_physical_devices("GPU")),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "numpy": numpy.__version__,
+        "mpi4py": mpi4py.__version__,
+        "mpi": MPI.Get_library_version().split(",")[0].strip(),
+        "threads": os.environ.get("TF_NUM_INTRAOP_THREADS", "unset"),
+    }
+
+
+def _cpu() -> str:
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"

@@ -1,0 +1,90 @@
+"""What a tool that tracks experiments is told of a run: parameters, results, curves and tags."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import datetime
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from labkit.common.errors import LabkitError
+from labkit.common.privacy import scrub
+from labkit.records.run import Run, flatten, verdict
+
+STEP = ("loss", "seconds", "compute_seconds", "communicate_seconds", "wait_seconds", "wire_bytes")
+
+
+class Point(NamedTuple):
+    """One number of a curve, and when it was measured (seconds since 1970)."""
+
+    name: str
+    step: int
+    time: float
+    value: float
+
+
+def optional(module: str, extra: str) -> Any:
+    """A library that only one of labkit's extras brings.
+
+    Raises: LabkitError, with the line to paste, where it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise LabkitError(
+            f"{extra} is not installed; paste: uv sync --inexact --extra {extra}   "
+            f'(with pip or conda: pip install --editable ".[{extra}]")'
+        ) from error
+
+
+def parameters(run: Run) -> dict[str, str | float | bool]:
+    """The experiment's fields by name (`strategy.algorithm`); texts name no machine."""
+    flat = flatten(run.experiment)
+    return {
+        name: value if isinstance(value, bool | int | float) else _text(value)
+        for name, value in flat.items()
+    }
+
+
+def results(run: Run) -> dict[str, float]:
+    """The metrics that are finite numbers, by name (`step_ms.median`)."""
+    return {name: float(v) for name, v in flatten(run.metrics).items() if _is_number(v)}
+
+
+def tags(run: Run) -> dict[str, str]:
+    """Name, state, cause of a failure, and the gate's verdict."""
+    status = run.status
+    told = {"run": run.name, "state": status["state"], "gate": verdict(run)}
+    told |= {"cause": status["cause"]} if status.get("cause") else {}
+    return {f"labkit.{name}": _text(value) for name, value in told.items()}
+
+
+def moment(run: Run, which: str) -> float:
+    """When the run `started` or `ended`, in seconds since 1970; 0 where that is not recorded."""
+    said = run.status.get(which)
+    return datetime.fromisoformat(said).timestamp() if said else 0.0
+
+
+def points(run: Run) -> Iterator[Point]:
+    """The curves: a step's means over ranks (and seeds), and what was evaluated after epochs."""
+    begin = moment(run, "started")
+    steps = run.history.groupby("step").mean(numeric_only=True)
+    clock = begin + steps["seconds"].cumsum()
+    for name in STEP:
+        for step, value in steps[name].dropna().items():
+            yield Point(f"step/{name}", int(step), float(clock[step]), float(value))
+    for row in run.metrics.get("epochs", []):
+        for name, value in row.items():
+            if name not in ("epoch", "step", "seconds") and _is_number(value):
+                time = begin + row.get("seconds", 0.0)
+                yield Point(f"epoch/{name}", int(row["step"]), time, float(value))
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else scrub(str(value))
+
+
+def _is_number(value: Any) -> bool:
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return known and math.isfinite(value)

@@ -1,0 +1,335 @@
+"""A finished (or failed, or still running) run, read from its directory when asked."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.common.errors import LabkitError
+from labkit.records import store
+
+if TYPE_CHECKING:
+    import pandas
+
+KEY_METRICS = (
+    "test_accuracy",
+    "test_loss",
+    "samples_per_second",
+    "step_ms.median",
+    "train_seconds",
+    "payload_bytes_per_step",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: parameters, metrics, history, environment, trained model, the gate's verdict."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The directory's name: `<label>-<hash8>`, with -2, -3 … for later runs of the same."""
+        given = self.path.name  # none, where the run is the folder that one stands in
+        return given if given not in ("", "..") else self.path.resolve().name
+
+    @cached_property
+    def experiment(self) -> dict[str, Any]:
+        """The parameters: the experiment's fields as they were, without the schema version."""
+        return _without_schema(store.read_json(self.path / "experiment.json"))
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """state, started, ended, cause, rank …, as they are now."""
+        return store.read_status(self.path)
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The results; empty unless the run completed."""
+        path = self.path / "metrics.json"
+        return _without_schema(store.read_json(path)) if path.exists() else {}
+
+    @property
+    def history(self) -> pandas.DataFrame:
+        """One row a step and rank (store.HISTORY_COLUMNS); no rows before the run completed."""
+        if (self.path / "history.parquet").exists():
+            return self._history
+        import pandas as pd
+
+        return pd.DataFrame({k: pd.Series(dtype=v) for k, v in store.HISTORY_COLUMNS.items()})
+
+    @cached_property
+    def _history(self) -> pandas.DataFrame:
+        import pandas as pd
+
+        return pd.read_parquet(self.path / "history.parquet")
+
+    @cached_property
+    def timeline(self) -> pandas.DataFrame:
+        """What each rank did when: rank, kind, step, bucket, start, stop (s); empty without ranks.
+
+        Kinds as in `labkit.exchange.Timeline`; the clock starts with the first event.
+        """
+        import pandas as pd
+
+        path = self.path / "timeline.parquet"
+        names = ["rank", "kind", "step", "bucket", "start", "stop"]
+        return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=names)
+
+    @cached_property
+    def microscope(self) -> pandas.DataFrame:
+        """What compression did to each gradient: step, rank, bucket, layer, relative_error, cosine,
+        residual_norm, bits_per_parameter, fraction_sent; empty without `microscope`.
+        """
+        import pandas as pd
+
+        path = self.path / "microscope.parquet"
+        return pd.read_parquet(path) if path.exists() else pd.DataFrame()
+
+    @cached_property
+    def layers(self) -> pandas.DataFrame:
+        """How each layer of a model in slices was cut: rank, layer, slices (outputs, inputs, heads,
+        words, …), why (a layer is whole), forward_bytes, forward_wire_bytes, backward_bytes,
+        backward_wire_bytes (a step), weights_bytes (held by the rank), whole_weights_bytes.
+        """
+        import pandas as pd
+
+        path = self.path / "layers.parquet"
+        return pd.read_parquet(path) if path.exists() else pd.DataFrame()
+
+    @property
+    def memory(self) -> pandas.DataFrame:
+        """The most bytes that each rank keeps: rank, kind, measured, predicted.
+
+        Kinds: weights, gradients, optimizer, activations (between forward and backward), versions
+        (old weights that a backward pass still needs). Counted as `stages.Ledger` says;
+        predicted from shapes and schedule. Missing where a run did not look.
+        """
+        import pandas as pd
+
+        rows = [
+            {"rank": part["rank"], "kind": kind}
+            | {name: part[name].get(kind) for name in ("measured", "predicted")}
+            for part in self.metrics.get("memory", [])
+            for kind in part["predicted"]
+        ]
+        return pd.DataFrame(rows, columns=["rank", "kind", "measured", "predicted"])
+
+    def export_trace(self, path: Path | str) -> Path:
+        """Write the timeline as a Chrome trace, which chrome://tracing and Perfetto open.
+
+        Raises: LabkitError, where the run has no timeline.
+        """
+        from labkit.records.trace import chrome_trace
+
+        if self.timeline.empty:
+            where = "; its seeds have one each" if self.seeds else ""
+            raise LabkitError(
+                f"{self.name} has no timeline (state: {self.status['state']}); a completed run on "
+                f"two or more workers that exchange gradients has one{where}"
+            )
+        trace = chrome_trace(self.timeline.to_dict("records"))
+        return store.write_atomically(Path(path), json.dumps(trace))
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """Versions and hardware; empty where none was recorded."""
+        path = self.path / "environment.json"
+        return _without_schema(store.read_json(path)) if path.exists() else {}
+
+    @property
+    def seeds(self) -> list[Run]:
+        """The repeats of this run, one a seed, in order; empty for a run without repeats."""
+        numbered = ((re.fullmatch(r"seed(\d+)", path.name), path) for path in self.path.iterdir())
+        found = sorted((int(match[1]), path) for match, path in numbered if match)
+        return [Run(path) for _, path in found]
+
+    @property
+    def model_file(self) -> Path:
+        """The trained model, as Keras saves it (of the first seed, where there are several).
+
+        Raises: LabkitError, where the run has none.
+        """
+        places = [self.path, *(seed.path for seed in self.seeds)]
+        files = [place / "model.keras" for place in places if (place / "model.keras").exists()]
+        if not files:
+            raise LabkitError(
+                f"{self.name} has no model.keras (state: {self.status['state']}); only a completed "
+                "run of a model that Keras can save has one"
+            )
+        return files[0]
+
+    def model(self) -> Any:
+        """The trained keras.Model; imports Keras."""
+        import keras
+
+        import labkit.models.unshared  # noqa: F401  registers its layer, which a file may name
+
+        return keras.models.load_model(self.model_file)
+
+    def _repr_html_(self) -> str:
+        from labkit.records.display import run_html
+
+        figures = {name: shown(value) for name, value in key_metrics(self).items()}
+        return run_html(self, {"verdict": verdict(self)} | figures)
+
+
+def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:
+    """All usable runs below a folder (or several), oldest first; warns about each unusable one.
+
+    A pattern such as `runs/tour/00*` stands for all the folders that it matches. What is not in
+    this folder is looked for beside the folder of all runs (`LABKIT_RUNS`).
+
+    Raises: LabkitError, where there is no such folder.
+    """
+    roots = [root] if isinstance(root, str | Path) else list(root)
+    places = [place for each in roots for place in _places(Path(each))]
+    paths = dict.fromkeys(path for place in places for path in store.find_runs(place))
+    return [Run(path) for path in sorted(paths, key=_started)]
+
+
+def frame(runs: Iterable[Run]) -> pandas.DataFrame:
+    """One row a run: run, state, started, the parameters and metrics flattened (`step_ms.median`).
+
+    Values are text, numbers, booleans or missing; a list is its JSON text. Reads no history, so
+    that a thousand runs take a moment. Where a metric repeats a parameter, the parameter stands.
+    """
+    import pandas as pd
+
+    return pd.DataFrame([_row(run) for run in runs])
+
+
+def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}, "c": [2]}` as `{"a.b": 1, "c": "[2]"}`."""
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            simple = value is None or isinstance(value, str | int | float)
+            flat[f"{prefix}{key}"] = value if simple else json.dumps(value)
+    return flat
+
+
+def key_metrics(run: Run) -> dict[str, Any]:
+    """The few metrics that a table shows; those that the run does not have are left out."""
+    metrics = run.metrics
+    flat = flatten({key: value for key, value in metrics.items() if key != "epochs"})
+    if gate_failed(run):
+        flat = {key: value for key, value in flat.items() if key not in SPEED_METRICS}
+    return {key: flat[key] for key in KEY_METRICS if flat.get(key) is not None}
+
+
+SPEED_METRICS = {"samples_per_second", "step_ms.median", "train_seconds"}
+
+
+def gate_failed(run: Run) -> bool:
+    """Whether the equivalence gate failed: then no speed of this run is shown."""
+    return bool(run.metrics.get("equivalence", {}).get("verdict") == "failed")
+
+
+def verdict(run: Run) -> str:
+    """The equivalence gate in a few words: "passed (max |Δ| 3.1e-16)", "not run" …"""
+    gate = run.metrics.get("equivalence")
+    if not gate:
+        return "not run"
+    difference = gate.get("max_abs_difference")
+    if difference is not None:
+        return f"{gate['verdict']} (max |Δ| {difference:.2g})"
+    reason = gate.get("reason")
+    return f"{gate['verdict']} ({reason})" if reason else str(gate["verdict"])
+
+
+def aggregate(seeds: Sequence[Run]) -> dict[str, Any]:
+    """The metrics of repeats as one record: medians, `repeats`, and `spread` (key -> [min, max]).
+
+    Words that all repeats share stay; the gate's verdict is the worst of them. Epochs are matched
+    by their place. Raises LabkitError where no repeat completed.
+    """
+    records = [seed.metrics for seed in seeds if seed.status["state"] == "completed"]
+    if not records:
+        raise LabkitError(f"none of {len(seeds)} repeats completed: there is nothing to aggregate")
+    gates = [record["equivalence"] for record in records if "equivalence" in record]
+    merged: dict[str, Any] = _median(records)
+    if gates:
+        # The worst: a failed verdict first, then the largest difference.
+        rank = [
+            (gate["verdict"] == "failed", gate.get("max_abs_difference") or 0) for gate in gates
+        ]
+        merged["equivalence"] = gates[rank.index(max(rank))]
+    merged["oversubscribed"] = any(record.get("oversubscribed") for record in records)
+    merged["repeats"] = len(records)
+    merged["spread"] = _spread(records)
+    return merged
+
+
+def _spread(records: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    kept = ({k: v for k, v in r.items() if k not in ("epochs", "equivalence")} for r in records)
+    flat = [flatten(record) for record in kept]
+    columns = {key: [row[key] for row in flat if _is_number(row.get(key))] for key in flat[0]}
+    return {key: [min(values), max(values)] for key, values in columns.items() if values}
+
+
+def _median(values: Sequence[Any]) -> Any:
+    """The median of numbers; of records by key, of lists by place; of anything else the first."""
+    first = next((value for value in values if value is not None), None)
+    if _is_number(first):
+        return statistics.median(value for value in values if _is_number(value))
+    if isinstance(first, dict):
+        keys = dict.fromkeys(key for value in values if value for key in value)
+        return {key: _median([value.get(key) for value in values if value]) for key in keys}
+    if isinstance(first, list):
+        length = min(len(value) for value in values if value is not None)
+        return [_median([value[place] for value in values if value]) for place in range(length)]
+    return first
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _row(run: Run) -> dict[str, Any]:
+    status = run.status
+    head = {"run": run.name, "state": status["state"], "started": status.get("started")}
+    metrics = {k: v for k, v in run.metrics.items() if k not in ("epochs", "memory")}
+    spread = metrics.get("spread", {})
+    metrics["spread"] = {key: {"min": pair[0], "max": pair[1]} for key, pair in spread.items()}
+    if not spread:
+        del metrics["spread"]
+    return flatten(metrics) | flatten(run.experiment) | head
+
+
+def _places(root: Path) -> list[Path]:
+    """The folders that a path or pattern means; the path itself, where it means none."""
+    everywhere = os.environ.get("LABKIT_RUNS")
+    for start in (Path(), *([Path(everywhere).parent] if everywhere else [])):
+        if glob.has_magic(str(root)):
+            found = [Path(match) for match in sorted(glob.glob(str(start / root)))]
+        else:
+            found = [start / root] if (start / root).exists() else []
+        if found:
+            return found
+    return [root]
+
+
+def _started(path: Path) -> tuple[str, str]:
+    return store.read_json(path / "status.json").get("started") or "", str(path)
+
+
+def _without_schema(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != "schema"}
+
+
+def shown(value: Any) -> str:
+    """A metric for the eye: four figures, from a thousand on in whole numbers."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

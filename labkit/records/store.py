@@ -1,0 +1,394 @@
+"""Run directories on disk: written whole or not at all, read with every doubt said aloud."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from labkit.common.errors import LabkitError
+from labkit.common.privacy import scrub
+
+SCHEMA = 1
+STATES = ("queued", "running", "completed", "failed", "interrupted")
+LONGEST_NAME = 120  # bytes; file systems allow 255, and archives and mounts eat some of it
+PARQUET = b"PAR1"  # begins and ends such a file
+
+HISTORY_COLUMNS = {
+    "seed": "int64",
+    "epoch": "int64",
+    "step": "int64",
+    "rank": "int64",
+    "loss": "float64",
+    "seconds": "float64",
+    "compute_seconds": "float64",
+    "communicate_seconds": "float64",
+    "wait_seconds": "float64",
+    "payload_bytes": "int64",
+    "wire_bytes": "int64",
+    "messages": "int64",
+    "samples": "int64",
+}
+
+Record = dict[str, Any]
+History = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def write_atomically(path: Path, content: bytes | str) -> Path:
+    """Write the whole content or nothing: a temporary name in the same folder, fsync, replace."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name[:60]}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> Path:
+    """Write a record with its schema version as strict JSON; NaN and infinity become null."""
+    content = {"schema": SCHEMA} | _plain(dict(record))
+    return write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Record:
+    """Read a record; a missing, broken or newer one raises LabkitError with one line."""
+    place = f"{path.parent.name}/{path.name}"
+    try:
+        record = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise LabkitError(f"{place} is missing") from None
+    except (OSError, ValueError) as error:
+        raise LabkitError(f"{place} cannot be read: {scrub(str(error))}") from error
+    if not isinstance(record, dict):
+        raise LabkitError(f"{place} holds a {type(record).__name__}, not a record")
+    schema = record.get("schema")
+    if not isinstance(schema, int):
+        raise LabkitError(f"{place} has no schema version (expected {SCHEMA} or lower)")
+    if schema > SCHEMA:
+        raise LabkitError(
+            f"{place} has schema {schema}, this labkit reads up to {SCHEMA}: update labkit"
+        )
+    return record
+
+
+def _plain(value: Any) -> Any:
+    """NumPy scalars and arrays, paths and tuples as what strict JSON holds."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return value.name if value.is_absolute() else value.as_posix()
+    return value
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def safe_name(text: str, limit: int = LONGEST_NAME) -> str:
+    """Make a file name: no separators, no hidden or empty name, at most `limit` ASCII bytes.
+
+    What does not fit is cut and replaced by eight digits of the text's SHA-256, so that two
+    long names that differ at the end stay two names.
+    """
+    name = re.sub(r"[^A-Za-z0-9._=,+@-]+", "_", text).strip("._-") or "unnamed"
+    if len(name) <= limit:
+        return name
+    return f"{name[: limit - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def new_run_directory(parent: Path | str, name: str) -> Path:
+    """Make `<name>` under parent, or `<name>-2`, `<name>-3`, …: mkdir decides every race."""
+    base = safe_name(name)
+    for number in count(1):
+        directory = Path(parent) / (base if number == 1 else f"{base}-{number}")
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        break
+    return directory
+
+
+def new_job_directory(
+    root: Path | str, notebook: Path | str, parameters: Mapping[str, Any]
+) -> Path:
+    """Make `<root>/<notebook>/<NNN>_<k=v,…>/` with params.yaml and the status "queued".
+
+    Args: root, the folder of all runs; notebook, the name or path of what will run (only a relative
+    path is recorded whole); parameters, what differs from the notebook's own values.
+    """
+    folder = Path(root) / safe_name(Path(notebook).stem)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        taken = [re.match(r"(\d+)(_|$)", entry.name) for entry in folder.iterdir()]
+        number = 1 + max((int(match[1]) for match in taken if match), default=0)
+        directory = folder / job_name(number, parameters)
+        directory.mkdir()
+    queue(directory, notebook, parameters)
+    return directory
+
+
+def job_name(number: int, parameters: Mapping[str, Any], digits: int = 3) -> str:
+    """`<NNN>_<k=v,…>`, or `<NNN>` without parameters."""
+    words = ",".join(f"{key}={_short(value)}" for key, value in _plain(dict(parameters)).items())
+    return f"{number:0{digits}d}_{safe_name(words)}" if words else f"{number:0{digits}d}"
+
+
+def queue(
+    directory: Path, notebook: Path | str, parameters: Mapping[str, Any], **fields: Any
+) -> None:
+    """Write a job's params.yaml, and the status "queued" with these further fields."""
+    import yaml
+
+    values = _plain(dict(parameters))
+    head = f"# labkit parameters, schema {SCHEMA}\n"
+    body = yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if values else "{}\n"
+    write_atomically(directory / "params.yaml", head + body)
+    _write_status(directory, "queued", notebook=shown_path(notebook), **fields)
+
+
+def shown_path(path: Path | str) -> str:
+    """A path as records have it: only a relative one is recorded whole."""
+    path = Path(path)
+    return path.name if path.is_absolute() else path.as_posix()
+
+
+def _short(value: Any) -> str:
+    """A parameter's value in a folder name: of an absolute path only the last part."""
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return Path(text).name if text.startswith(("/", "~")) else text
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's advisory lock: two numbering processes must not take the same number."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# --- a run's life --------------------------------------------------------------------------------
+
+
+def start(
+    directory: Path, experiment: Mapping[str, Any], environment: Mapping[str, Any] | None = None
+) -> None:
+    """Record what runs and where, then that it is running in this process."""
+    write_json(directory / "experiment.json", experiment)
+    if environment is not None:
+        write_json(directory / "environment.json", environment)
+    mark_running(directory)
+
+
+def mark_running(directory: Path) -> None:
+    """Say that this process now works on the run or job."""
+    _write_status(directory, "running", started=now(), ended=None, cause=None, rank=None)
+
+
+def finish(
+    directory: Path,
+    metrics: Mapping[str, Any],
+    history: History,
+    model: bytes | None = None,
+    stopped: str | None = None,
+) -> None:
+    """Write all results, and only then the status "completed", or "interrupted" by what stopped it.
+
+    Args: metrics, the record of metrics.json; history, columns (name -> values, a DataFrame too) or
+    rows (one mapping each), of HISTORY_COLUMNS and others; model, the bytes of a .keras file.
+    """
+    if model is not None:
+        write_atomically(directory / "model.keras", model)
+    write_atomically(directory / "history.parquet", _parquet(history))
+    write_json(directory / "metrics.json", metrics)
+    if stopped is None:
+        complete(directory)
+    else:
+        interrupt(directory, stopped)
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write rows as Parquet; no file where there are none."""
+    import pyarrow as pa
+
+    return write_atomically(path, _compressed(pa.Table.from_pylist(list(rows)))) if rows else path
+
+
+def complete(directory: Path) -> None:
+    """Say that all is written; for a notebook's job, that its last cell ended well."""
+    _write_status(directory, "completed", ended=now())
+
+
+def fail(directory: Path, cause: str, rank: int | None = None) -> None:
+    """Record a failure: its cause, without paths or names of this machine, and the first rank."""
+    _write_status(directory, "failed", ended=now(), cause=scrub(cause), rank=rank)
+
+
+def interrupt(directory: Path, cause: str = "interrupted by the user") -> None:
+    """Record that a person or a limit stopped the run."""
+    _write_status(directory, "interrupted", ended=now(), cause=scrub(cause))
+
+
+def read_status(directory: Path) -> Record:
+    """The status record; "running" without its process reads as "interrupted"."""
+    status = read_json(directory / "status.json")
+    if status.get("state") not in STATES:
+        raise LabkitError(
+            f"{directory.name}/status.json has the state {status.get('state')!r}, "
+            f"allowed are {', '.join(STATES)}"
+        )
+    if status["state"] == "running" and not is_alive(status):
+        status |= {"state": "interrupted", "cause": "its process is gone"}
+    return status
+
+
+def _write_status(directory: Path, state: str, **fields: Any) -> None:
+    """Update the record: fields that are not given keep their values."""
+    path = directory / "status.json"
+    blank = {"state": state, "started": None, "ended": None, "cause": None, "rank": None}
+    known = read_json(path) if path.exists() else blank
+    write_json(path, known | this_process() | {"state": state} | fields)
+
+
+def this_process() -> Record:
+    """What tells this process from a later one under the same number."""
+    import psutil
+
+    return {"pid": os.getpid(), "process_started": psutil.Process().create_time()}
+
+
+def is_alive(status: Record) -> bool:
+    """Whether the recorded process still runs, and is not another one under the same number."""
+    import psutil
+
+    try:
+        process = psutil.Process(int(status["pid"]))
+        same = abs(process.create_time() - float(status["process_started"])) < 2.0
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        return False
+
+
+def _parquet(history: History) -> bytes:
+    """The history as Parquet, the known columns in their order and types, others after them."""
+    import pyarrow as pa
+
+    if isinstance(history, Sequence):
+        names = dict.fromkeys(name for row in history for name in row) or HISTORY_COLUMNS
+        columns: dict[str, Any] = {name: [row.get(name) for row in history] for name in names}
+    else:
+        columns = {str(name): history[name] for name in history}
+    missing = [name for name in HISTORY_COLUMNS if name not in columns]
+    if missing:
+        raise LabkitError(
+            f"a history without {', '.join(missing)}; needed are {', '.join(HISTORY_COLUMNS)}"
+        )
+    known = {name: pa.array(columns[name], type=kind) for name, kind in HISTORY_COLUMNS.items()}
+    others = {name: pa.array(values) for name, values in columns.items() if name not in known}
+    return _compressed(pa.table(known | others))
+
+
+def _compressed(table: Any) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    sink = pa.BufferOutputStream()
+    pyarrow.parquet.write_table(table, sink, compression="zstd")
+    return bytes(sink.getvalue())
+
+
+def now() -> str:
+    """This moment, as records have it."""
+    return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
+
+
+# --- finding runs --------------------------------------------------------------------------------
+
+
+class Scan(NamedTuple):
+    """What lies under a folder: usable run directories, and one line for each that is not."""
+
+    runs: list[Path]
+    skipped: list[str]
+
+
+def scan(root: Path | str) -> Scan:
+    """Look for run directories at and below root; a run is not searched for runs inside it."""
+    root = Path(root)
+    if not root.is_dir():
+        raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
+    found = Scan([], [])
+    for folder, folders, files in os.walk(root):
+        # A notebook's job has a status too, but params.yaml beside it; runs lie inside.
+        is_run = "experiment.json" in files or (
+            "status.json" in files and "params.yaml" not in files
+        )
+        if not is_run:
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            continue
+        folders.clear()
+        reason = why_unusable(Path(folder))
+        if reason is None:
+            found.runs.append(Path(folder))
+        else:
+            found.skipped.append(f"{Path(folder).relative_to(root.parent)} left out: {reason}")
+    return found
+
+
+def find_runs(root: Path | str) -> list[Path]:
+    """The usable run directories at and below root; warns, one line each, about the others."""
+    found = scan(root)
+    for line in found.skipped:
+        warnings.warn(line, stacklevel=2)
+    return found.runs
+
+
+def why_unusable(directory: Path) -> str | None:
+    """One line saying why a run directory cannot be used (half written, newer schema), or None."""
+    try:
+        read_json(directory / "experiment.json")
+        completed = read_status(directory)["state"] == "completed"
+        if completed or (directory / "metrics.json").exists():
+            read_json(directory / "metrics.json")
+        torn = [path.name for path in directory.glob("*.parquet") if not _is_whole(path)]
+    except LabkitError as error:
+        return str(error)
+    except OSError as error:  # it is not ours to read, or somebody removes the run just now
+        return f"{directory.name} cannot be read: {error.strerror}"
+    return f"{directory.name}/{torn[0]} is torn: copy the run again" if torn else None
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a Parquet file has its end, without which nothing of it can be read."""
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - len(PARQUET)))
+        return file.read() == PARQUET

@@ -1,0 +1,81 @@
+"""What ranks tell while they train: files in the run's directory, which any process may read.
+
+A line is a kind and a record: `doing` says what the ranks are at, `plan` how many steps an epoch
+has, `step` is a row of the history, `epoch` the metrics after an epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from labkit.records import store
+
+FOLDER = "live"  # in the run's directory, while it runs
+Told = tuple[str, dict[str, Any]]
+
+
+class Writer:
+    """One rank's side.
+
+    Args:
+        folder: of the stream.
+        rank: whose file it is.
+        submitter: the process that will write the record, see `store.this_process`, and its
+            `host`.
+    """
+
+    def __init__(self, folder: Path, rank: int, submitter: dict[str, Any]) -> None:
+        self._folder, self._submitter = folder, submitter
+        self._path = folder / f"rank{rank}.jsonl"
+        self._lost = False
+
+    def write(self, kind: str, records: Sequence[dict[str, Any]]) -> None:
+        """Append records of a kind; nothing more once that has failed."""
+        if self._lost:
+            return
+        lines = "".join(json.dumps([kind, record], default=float) + "\n" for record in records)
+        self._lost = True
+        # Training goes on unwatched: a run that was given up has no folder any more, and a full
+        # disk may have cut a line, which readers take for one that is not yet whole.
+        with suppress(OSError):
+            with self._path.open("a") as file:
+                file.write(lines)
+            self._lost = False
+
+    def stop_asked(self) -> bool:
+        """Whether someone wants training to end, or nobody is left who would keep its result."""
+        return (self._folder / "stop").exists() or self._is_abandoned()
+
+    def _is_abandoned(self) -> bool:
+        # On another host the number of a process says nothing.
+        here = self._submitter.get("host") == socket.gethostname()
+        return here and not store.is_alive(self._submitter)
+
+
+class Reader:
+    """The side of those who watch; each has a place of its own in every file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._places: dict[Path, int] = {}
+
+    def read(self) -> list[Told]:
+        """What has come since the last call, rank by rank; nothing once the folder is gone."""
+        told: list[Told] = []
+        for path in sorted(self.folder.glob("rank*.jsonl")):
+            with suppress(FileNotFoundError), path.open("rb") as file:
+                file.seek(self._places.get(path, 0))
+                whole, end, _ = file.read().rpartition(b"\n")  # a line may be half written
+                self._places[path] = self._places.get(path, 0) + len(whole) + len(end)
+                told += [(kind, record) for kind, record in map(json.loads, whole.splitlines())]
+        return told
+
+    def stop(self) -> None:
+        """Ask the ranks to end training after the same step."""
+        with suppress(FileNotFoundError):  # it has ended
+            (self.folder / "stop").touch()

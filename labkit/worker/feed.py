@@ -1,0 +1,177 @@
+"""A rank's side of the data: its part of every batch, as Keras takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from labkit import datasets
+from labkit.common.errors import InvalidInput
+from labkit.common.rows import Plan
+from labkit.communicator import Communicator
+from labkit.datasets import Shapes
+from labkit.experiment import Experiment
+from labkit.keras import shard
+
+VALIDATION_BATCH = 1024
+
+
+@dataclass
+class Feed:
+    """What one rank trains and validates on.
+
+    Attributes:
+        train: this rank's part of the global batches; over all epochs where `steps` is known.
+        steps: steps of an epoch; None: until the data set of the user's own ends.
+        validation: this rank's part of the held-out batches, or None.
+        shapes: what a named model must fit; None for callables, whose models know.
+    """
+
+    train: tf.data.Dataset
+    steps: int | None
+    validation: tf.data.Dataset | None
+    shapes: Shapes | None
+
+
+@dataclass(frozen=True)
+class Source:
+    """An experiment's data as read once: arrays, or a data set of the user's own."""
+
+    train: Any
+    validation: Any
+    shapes: Shapes | None
+
+    def feed(
+        self,
+        experiment: Experiment,
+        communicator: Communicator,
+        everyone: Communicator,
+        sample_rank: int | None,
+    ) -> Feed:
+        """This rank's part.
+
+        Args:
+            experiment: names batch size, epochs, seed, capacities.
+            communicator: the ranks that divide the batches among them.
+            everyone: the ranks that divide the validation data among them.
+            sample_rank: dimensions of one sample of x, to tell samples from batches.
+        """
+        shares = experiment.capacities or (1.0,) * communicator.size
+        validation = self.held_out(experiment, everyone, sample_rank)
+        if callable(self.train):
+            batches = _batched(self.train(), experiment.batch_size, sample_rank)
+            train = shard(batches, communicator, shares)
+            return Feed(train, experiment.steps, validation, None)
+        plan = plan_of(experiment, _rows_everywhere(self.train, communicator), shares)
+        train = _scattered if plan.owned else _sharded
+        rows = train(self.train, plan, communicator, experiment.epochs)
+        return Feed(rows, plan.steps_per_epoch, validation, self.shapes)
+
+    def held_out(
+        self, experiment: Experiment, communicator: Communicator, sample_rank: int | None
+    ) -> tf.data.Dataset | None:
+        """This rank's part of the validation data, which these ranks divide among them."""
+        if self.validation is None:
+            return None
+        if callable(self.validation):
+            batches = _batched(self.validation(), experiment.batch_size, sample_rank)
+        else:
+            batches = tf.data.Dataset.from_tensor_slices(self.validation).batch(VALIDATION_BATCH)
+        return shard(batches, communicator, experiment.capacities).cache()
+
+
+def read(experiment: Experiment, communicator: Communicator) -> Source:
+    """Read the experiment's data; with feed="scatter" rank 0 alone does."""
+    if isinstance(experiment.dataset, str):
+        alone = experiment.feed == "scatter"
+        shapes = datasets.check(experiment.dataset, experiment.dataset_options)
+        if alone and communicator.rank > 0:
+            held_out = communicator.share(None, what="the validation data")
+            return Source(None, experiment.validation or held_out, shapes)
+        data = datasets.load(experiment.dataset, **experiment.dataset_options)
+        held_out = (data.x_test, data.y_test)
+        if alone:
+            communicator.share(held_out, what="the validation data")
+        return Source((data.x_train, data.y_train), experiment.validation or held_out, shapes)
+    if callable(experiment.dataset):
+        return Source(experiment.dataset, experiment.validation, None)
+    return Source(experiment.dataset, experiment.validation, _shapes_of(experiment.dataset))
+
+
+def plan_of(experiment: Experiment, rows: int, shares: tuple[float, ...]) -> Plan:
+    """The batches of an experiment over arrays of so many rows."""
+    return Plan(
+        rows,
+        experiment.batch_size,
+        tuple(shares),
+        experiment.seed,
+        experiment.steps,
+        owned=experiment.feed == "scatter",
+    )
+
+
+def global_batches(source: Source, plan: Plan, epochs: int) -> tf.data.Dataset:
+    """What one process would train on: the global batches of all epochs."""
+    return _gather(source.train, [rows for epoch in range(epochs) for rows in plan.whole(epoch)])
+
+
+def _sharded(arrays: Any, plan: Plan, communicator: Communicator, epochs: int) -> tf.data.Dataset:
+    own = [rows for epoch in range(epochs) for rows in plan.local(communicator.rank, epoch)]
+    return _gather(arrays, own)
+
+
+def _scattered(arrays: Any, plan: Plan, communicator: Communicator, epochs: int) -> tf.data.Dataset:
+    parts = None
+    if communicator.rank == 0:
+        owned = [plan.own_rows(rank) for rank in range(communicator.size)]
+        parts = [keras.tree.map_structure(itemgetter(rows), arrays) for rows in owned]
+    part = communicator.scatter(parts, what="the scattering of samples")
+    own = [rows for epoch in range(epochs) for rows in plan.places(communicator.rank, epoch)]
+    return _gather(part, own)
+
+
+def _gather(arrays: Any, batches: list[np.ndarray]) -> tf.data.Dataset:
+    """A data set that takes these rows of the arrays, a batch at a time; rows never move twice."""
+    rows = np.concatenate(batches).astype(np.int64)
+    lengths = [len(batch) for batch in batches]
+    whole = keras.tree.map_structure(tf.constant, arrays)
+    if len(set(lengths)) == 1 and lengths[0] > 0:
+        indices = tf.data.Dataset.from_tensor_slices(rows.reshape(len(batches), lengths[0]))
+    else:
+        ragged = tf.RaggedTensor.from_row_lengths(rows, lengths)
+        indices = tf.data.Dataset.from_tensor_slices(ragged)
+    take = indices.map(lambda i: keras.tree.map_structure(lambda leaf: tf.gather(leaf, i), whole))
+    return take.prefetch(2)
+
+
+def _batched(dataset: Any, batch_size: int, sample_rank: int | None) -> tf.data.Dataset:
+    """Global batches, whether the user's data set holds samples or batches of another size."""
+    if sample_rank is None:
+        raise InvalidInput(
+            "a data set of your own wants a model that starts with keras.Input(shape), "
+            "to tell samples from batches"
+        )
+    spec = keras.tree.flatten(dataset.element_spec)[0]
+    if spec.shape.rank == sample_rank:
+        return dataset.batch(batch_size)
+    return dataset if spec.shape[0] == batch_size else dataset.rebatch(batch_size)
+
+
+def _rows_everywhere(arrays: Any, communicator: Communicator) -> int:
+    own = None if arrays is None else len(keras.tree.flatten(arrays)[0])
+    return int(communicator.share(own, what="the number of rows"))
+
+
+def _shapes_of(arrays: Any) -> Shapes | None:
+    """The task that arrays pose, where a named model can stand to it."""
+    x, y = arrays
+    if not hasattr(x, "shape") or not hasattr(y, "shape"):
+        return None
+    if np.issubdtype(y.dtype, np.integer) and y.ndim == 1:
+        return Shapes(tuple(x.shape[1:]), int(y.max()) + 1, "classification")
+    return Shapes(tuple(x.shape[1:]), int(np.prod(y.shape[1:])), "regression")

@@ -1,0 +1,82 @@
+"""Training for strategies that take their own steps, with everything else as in `model.fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import keras
+
+from labkit.communicator import Communicator
+
+Step = Callable[[Any, Any, Any], float | None]
+
+
+def train(
+    model: Any,
+    feed: Any,
+    epochs: int,
+    callbacks: list[Any],
+    step: Step,
+    validate: Callable[[], dict[str, float]],
+    communicator: Communicator,
+) -> None:
+    """Take steps over the epochs of a feed, calling Keras callbacks around them.
+
+    A callback may end training on one rank, where perhaps only this one knows the loss. The
+    others may be some steps ahead by then: all stop together, as many steps later as there are
+    ranks.
+
+    Args:
+        model: what callbacks look at.
+        feed: see `labkit.worker.feed.Feed`.
+        epochs: how many.
+        callbacks: as for `model.fit`; those with `note` are told loss and rows of each step.
+        step: takes a batch (x, y, sample weight), returns its loss on the rank that knows it.
+        validate: metrics after an epoch, with the prefix val_.
+        communicator: the ranks, which all learn an epoch's loss.
+    """
+    told = keras.callbacks.CallbackList(callbacks, model=model)
+    model.stop_training = False
+    told.on_train_begin()
+    batches, done = iter(feed.train), 0
+    for epoch in range(epochs):
+        told.on_epoch_begin(epoch)
+        losses: list[float] = []
+        for number, batch in enumerate(_epoch(feed, batches)):
+            told.on_train_batch_begin(number)
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+            loss = step(x, y, sample_weight)
+            if loss is not None:
+                losses.append(loss)
+            for callback in callbacks:
+                if hasattr(callback, "note"):
+                    callback.note(loss, len(x))
+            told.on_train_batch_end(number, {} if loss is None else {"loss": loss})
+            model.stop_training = _all_stop(model.stop_training, done, communicator)
+            done += 1
+            if model.stop_training:
+                break
+        everyone = [each for part in communicator.allgather(losses) for each in part]
+        told.on_epoch_end(epoch, {"loss": sum(everyone) / max(len(everyone), 1)} | validate())
+        if model.stop_training:
+            break
+    told.on_train_end()
+
+
+def _all_stop(asked: bool, step: int, communicator: Communicator) -> bool:
+    """Whether all ranks stop after this step, which each asks itself at the same one."""
+    board = communicator.board
+    if board.asked_to_stop(step) or board.ends_with(step):
+        return True
+    if asked:
+        board.end_after(step + communicator.size)
+    return False
+
+
+def _epoch(feed: Any, batches: Iterator[Any]) -> Iterator[Any]:
+    """The batches of one epoch: so many of an endless feed, or all that a data set has."""
+    if feed.steps is None:
+        return iter(feed.train)
+    return islice(batches, feed.steps)

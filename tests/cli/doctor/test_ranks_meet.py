@@ -1,0 +1,71 @@
+"""Ranks that do not meet, hang, or are not free are told apart."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit.cli.doctor import finding, ranks
+from labkit.common.errors import LabkitError
+from labkit.communicator import launcher
+
+
+def fake_mpiexec(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "mpiexec"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(launcher, "mpiexec", lambda ranks=None: [str(path)])
+
+
+def test_ranks_that_do_not_find_each_other_are_a_mismatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What an mpiexec of another MPI does: it starts two processes, each a world of its own.
+    alone = f'"{sys.executable}" "$2" "$3"; "{sys.executable}" "$2" "$3"'
+    fake_mpiexec(tmp_path, alone, monkeypatch)
+    (found,) = ranks.ranks()
+    assert found.broken
+    assert "each is alone" in found.what
+    assert "pip install --force-reinstall" in found.fix
+
+
+def test_an_mpiexec_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_mpiexec(tmp_path, "echo There are not enough slots >&2; exit 1", monkeypatch)
+    (found,) = ranks.ranks()
+    assert found.broken
+    assert "There are not enough slots" in found.what
+
+
+def test_an_mpiexec_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_mpiexec(tmp_path, "exec sleep 60", monkeypatch)
+    monkeypatch.setattr(finding, "LIMIT", 0.2)
+    with pytest.raises(LabkitError, match="did not end within"):
+        list(ranks.ranks())
+
+
+def test_threads_that_are_not_those_of_the_experiment_are_broken() -> None:
+    found = ranks.threads([{"threads": "1"}, {"threads": "8"}])
+    assert found.broken
+    assert found.fix == "unset TF_NUM_INTRAOP_THREADS"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores are not bound here")
+def test_a_rank_with_fewer_cores_than_the_machine_gives_is_bound() -> None:
+    usable = len(os.sched_getaffinity(0))
+    free, bound = {"cores": usable}, {"cores": usable - 1}
+    assert ranks.binding([free, free], "again").state == "ok"
+    found = ranks.binding([free, bound], "again")
+    assert (found.state, found.fix) == ("note", "again")
+    assert f"bound to {usable - 1} of {usable} cores" in found.what
+
+
+def test_a_variable_that_binds_the_threads_of_every_rank_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_PROC_BIND", "true")
+    found = ranks.binding([{"cores": 10**6}], "again")
+    assert (found.state, found.fix) == ("note", "unset OMP_PROC_BIND")

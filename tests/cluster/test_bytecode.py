@@ -1,0 +1,81 @@
+"""Where Python keeps nothing that it compiles, labkit's processes still compile things once."""
+
+from __future__ import annotations
+
+import os
+import py_compile
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit.cluster import bytecode
+
+SAY = "import os, sys; print(os.environ.get('PYTHONPYCACHEPREFIX'), sys.dont_write_bytecode)"
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A Python that keeps nothing, of which nothing is compiled; labkit's cache."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.setattr(bytecode, "_is_compiled", lambda package: False)
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    return tmp_path / "cache"
+
+
+def test_a_started_process_writes_into_the_cache_and_not_beside_sources(
+    forgetful: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "module.py").write_text("pass")
+    bytecode.keep()
+    subprocess.run([sys.executable, "-c", "import module"], cwd=tmp_path / "lib", check=True)
+    assert [path.name for path in (tmp_path / "lib").iterdir()] == ["module.py"]
+    assert list(forgetful.rglob("module.*.pyc"))
+
+
+def test_what_is_compiled_or_kept_already_needs_nothing(
+    forgetful: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bytecode, "_is_compiled", lambda package: True)
+    assert bytecode.kept() == {}
+    monkeypatch.setattr(bytecode, "_is_compiled", lambda package: False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert bytecode.kept() == {}
+
+
+def test_a_folder_that_the_user_has_chosen_stays(
+    forgetful: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", "/chosen")
+    assert bytecode.kept() == {}
+    bytecode.keep()
+    assert os.environ["PYTHONPYCACHEPREFIX"] == "/chosen"
+    assert os.environ["PYTHONDONTWRITEBYTECODE"] == "1"
+
+
+def test_what_was_compiled_at_installation_is_seen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = tmp_path / "installed.py"
+    source.write_text("pass")
+    assert not bytecode._is_compiled("installed")
+    py_compile.compile(str(source))
+    assert bytecode._is_compiled("installed")
+    assert not bytecode._is_compiled("not_installed")
+
+
+def test_commands_hand_it_on(forgetful: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from labkit.cli.app import app
+
+    CliRunner().invoke(app, ["ls", "nowhere"])
+    said = subprocess.run([sys.executable, "-c", SAY], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == [str(forgetful / "bytecode"), "False"]

@@ -1,0 +1,250 @@
+"""The command: bad input ends it in one line; what it starts survives whatever ends it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from click.testing import CliRunner, Result
+
+from labkit.cli.app import app
+from labkit.jobs.sweep import record
+from labkit.records import store
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+SWEPT = NOTEBOOKS / "is_swept.ipynb"
+SWEEP = Path("runs/is_swept-sweep")
+PATIENCE = 60.0  # seconds for what takes one or two
+
+
+def labkit(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """A sweep in a process of its own, as a shell starts it."""
+    script = "import sys; from labkit.cli.app import app; app(sys.argv[1:])"
+    return subprocess.Popen(
+        [sys.executable, "-c", script, "sweep", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(child: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = child.communicate(timeout=PATIENCE)
+    return child.returncode, out, err
+
+
+def until(happened: Callable[[], Any]) -> None:
+    limit = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < limit, "it never happened"
+        time.sleep(0.02)
+
+
+def started() -> Counter[int]:
+    """How often each member's cell has begun, by its number."""
+    path = Path("started.txt")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return Counter(int(line.split()[0]) for line in lines)
+
+
+def statuses(sweep: Path = SWEEP) -> dict[str, dict[str, Any]]:
+    """The members' records; each that is there can be read, at any moment."""
+    return {path.name: store.read_status(path) for path in sorted(sweep.glob("[0-9]*"))}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "nothing to sweep over"),
+        (["numbr=1,2"], "has no parameter 'numbr' (did you mean 'number'?)"),
+        (["number=1,x"], "number = 'x' is not int"),
+        (["number="], "has no value"),
+        (["number=range(5,1)"], "is empty"),
+        (["number"], "is not name=a,b,c"),
+        (["workers=1,0"], "workers=0 is impossible"),
+        (["number=1,2", "--random", 3], "more than the 2 combinations"),
+        (["number=1,2", "--jobs", "many"], "--jobs many is impossible"),
+        (["number=1,2", "--jobs", 0], "--jobs 0 is impossible"),
+        (["number=1,2", "--limit", 0], "--limit 0 is impossible"),
+        (["number=1,2", "-p", "number", 1], "both swept and fixed"),
+        (["-f", "nothing.yaml"], "nothing.yaml cannot be read"),
+        (["-f", "bad.yaml"], "bad.yaml is not YAML"),
+    ],
+)
+def test_what_cannot_run_ends_with_2_and_one_line(arguments: list[object], words: str) -> None:
+    Path("bad.yaml").write_text("number: [1")
+    result = labkit("sweep", SWEPT, *arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr
+    assert not Path("runs").exists()
+
+
+def test_a_failed_member_is_recorded_and_resume_runs_what_is_missing() -> None:
+    shutil.copy(SWEPT, "is_swept.ipynb")
+    Path("broken").touch()
+    Path("sweep.yaml").write_text("number: range(0, 4)\nseconds: [0]\n")
+    code, out, err = ended(start("is_swept.ipynb", "-f", "sweep.yaml"))
+    assert code == 1
+    assert out.splitlines()[-1] == f"3 of 4 completed; result: {SWEEP}"
+    assert "003_number=2  failed" in err
+    assert f"labkit sweep {SWEEP} --resume" in err
+    assert "ValueError: no use for 2" in err
+    listed = labkit("ls", SWEEP).stdout
+    assert "4 members: 3 completed, 1 failed" in listed
+    assert "ValueError: no use for 2" in listed
+    (SWEEP / "002_number=1/status.json").unlink()  # half written, as a full disk leaves it
+    assert labkit("ls").exit_code == 0
+    Path("broken").unlink()
+
+    assert labkit("sweep", SWEEP).exit_code == 2  # what is meant is --resume
+    code, out, err = ended(start(SWEEP, "--resume"))
+    assert (code, out.splitlines()[-1]) == (0, f"4 of 4 completed; result: {SWEEP}")
+    assert started() == {0: 1, 1: 2, 2: 2, 3: 1}
+    assert record.read(SWEEP)["state"] == "completed"
+
+
+def test_ctrl_c_lets_members_clean_up_and_leaves_a_sweep_to_resume() -> None:
+    child = start(SWEPT, "number=0,1,2", "-p", "seconds", 30, "--jobs", 2)
+    until(lambda: len(started()) == 2)
+    child.send_signal(signal.SIGINT)
+    code, _, err = ended(child)
+    assert code == 130
+    assert "to run it: the same command with --resume" in err
+    found = statuses()
+    assert [status["state"] for status in found.values()] == ["interrupted"] * 2
+    for name in found:
+        assert "cleaned up" in (SWEEP / name / "logs" / "notebook.log").read_text()
+    assert "3 members: 1 queued, 2 interrupted" in labkit("ls").stdout
+    assert [line.split()[:2] for line in labkit("ls").stdout.splitlines()[-1:]] == [
+        ["is_swept-sweep/003_number=2", "queued"]
+    ]
+
+
+def test_members_run_abreast_as_cores_allow_and_end_at_their_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    child = start(SWEPT, "workers=99,100", "-p", "seconds", 30, "--limit", 1)
+    assert ended(child)[0] == 1
+    found = list(statuses().values())
+    assert [status["cause"] for status in found] == ["past the limit of 1 s"] * 2
+    assert found[0]["ended"] < found[1]["started"]  # one alone, whatever it wants
+
+
+def test_a_notebook_that_is_edited_while_its_sweep_runs_changes_nothing_of_it() -> None:
+    notebook = Path("edited.ipynb")
+    shutil.copy(SWEPT, notebook)
+    child = start(notebook, "number=0,1", "-p", "seconds", 1, "--jobs", 1)
+    until(started)
+    notebook.write_text(
+        notebook.read_text().replace("print(number, seed", "print(number + 7, seed")
+    )
+    assert ended(child)[0] == 0
+    assert sorted(started()) == [0, 1]
+    again = labkit("sweep", notebook, "number=0,1", "-p", "seconds", 1, "--resume")
+    assert again.exit_code == 0
+    assert sorted(started()) == [0, 1, 7, 8]  # what has run is of another notebook now
+
+
+def test_members_whose_ranks_nobody_knows_run_alone() -> None:
+    result = labkit("sweep", NOTEBOOKS / "says_its_parameters.ipynb", "count=1,2")
+    assert "no parameter `workers`: one member at a time" in result.stderr
+    [one, other] = statuses(Path("runs/says_its_parameters-sweep")).values()
+    assert one["ended"] < other["started"]
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_at_any_moment_loses_nothing_and_runs_nothing_twice() -> None:
+    members = 5
+    arguments = [SWEPT, f"number=range({members})", "-p", "seconds", 0.1, "--jobs", 2]
+    done: dict[str, Any] = {}
+    for moment in range(2):
+        child = start(*arguments, *(["--resume"] if moment else []))
+        until(lambda: len(started()) > 2 * moment + 1)  # noqa: B023 - called at once
+        child.kill()
+        child.wait()
+        found = statuses()
+        completed = {k: v for k, v in found.items() if v["state"] == "completed"}
+        assert done.items() <= completed.items()
+        done = completed
+    code, _, err = ended(start(*arguments, "--resume"))
+    assert code == 0, err
+    final = statuses()
+    assert [status["state"] for status in final.values()] == ["completed"] * members
+    assert done.items() <= final.items()
+    earlier = Counter(path.name.split("_")[0] for path in (SWEEP / ".earlier").glob("*"))
+    assert all(started()[k] <= 1 + earlier[f"{k + 1:03d}"] for k in range(members))
+    assert [path.name for path in SWEEP.glob(".*.new")] == []
+
+
+def test_stop_ends_a_sweep_and_nothing_else() -> None:
+    foreign = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    reused = store.new_job_directory("runs", "reused.ipynb", {})
+    store.mark_running(reused)
+    status = store.read_json(reused / "status.json")
+    store.write_json(reused / "status.json", status | {"pid": foreign.pid})  # another's number
+    child = start(SWEPT, "number=0,1", "-p", "seconds", 30, "--jobs", 1)
+    until(started)
+    result = labkit("stop")
+    assert result.exit_code == 0
+    assert result.stdout == f"stopped: {SWEEP}\n"
+    assert ended(child)[0] == 130
+    assert record.read(SWEEP)["state"] == "interrupted"
+    assert foreign.poll() is None
+    foreign.kill()
+    foreign.wait()
+    assert labkit("stop").stdout == "nothing runs in runs\n"
+
+
+@pytest.mark.slow
+def test_members_of_one_shape_share_their_engines() -> None:
+    notebook = NOTEBOOKS / "names_its_engines.ipynb"
+    child = start(notebook, "workers=1,2", "number=1,2", "--jobs", 1)
+    code, _, err = ended(child)
+    assert code == 0, err
+    folder = Path("runs/names_its_engines-sweep")
+    logs = [(path / "logs/notebook.log").read_text() for path in sorted(folder.glob("[0-9]*"))]
+    engines = [[line for line in log.splitlines() if line.startswith("engine")] for log in logs]
+    assert engines[0] == engines[1]
+    assert engines[2] == engines[3]
+    assert [len(each) for each in engines] == [1, 1, 2, 2]
+    pids = {int(line.split()[2]) for each in engines for line in each}
+    assert len(pids) == 3
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))  # they end with the sweep
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_hundred_members_survive_being_killed_again_and_again() -> None:
+    arguments = [SWEPT, "number=range(200)", "--jobs", 2]
+    done: dict[str, Any] = {}
+    for moment in range(8):
+        child = start(*arguments, *(["--resume"] if moment else []))
+        until(lambda: (SWEEP / record.FILE).exists())
+        time.sleep(2.0 + 1.3 * moment)
+        os.kill(child.pid, signal.SIGKILL)
+        child.communicate()
+        done |= {name: each for name, each in statuses().items() if each["state"] == "completed"}
+    child = start(*arguments, "--resume")
+    _, err = child.communicate(timeout=800)
+    assert child.returncode == 0, err
+    final = statuses()
+    assert done.items() <= final.items()  # what was finished has not run again
+    assert len(final) == 200
+    assert {status["state"] for status in final.values()} == {"completed"}
+    earlier = Counter(path.name.split("_")[0] for path in (SWEEP / ".earlier").glob("*"))
+    assert all(started()[k] <= 1 + earlier[f"{k + 1:03d}"] for k in range(200))

@@ -1,0 +1,157 @@
+"""A sweep's record beside its members' own: read with doubt, replaced but never lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit.common.errors import LabkitError
+from labkit.jobs.sweep import record
+from labkit.jobs.sweep.plan import Asked, Plan, make, read_assignments
+from labkit.records import store
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "is_swept.ipynb"
+GONE = {"pid": 2**22 + 1, "process_started": 0.0}  # no process has this number
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return make(NOTEBOOK, Asked(read_assignments(("number=1,2,3",)), {}))
+
+
+def folder_of(plan: Plan) -> Path:
+    return record.create(Path("runs"), "swept", plan)
+
+
+def test_a_members_job_is_complete_when_it_can_be_seen(plan: Plan) -> None:
+    folder = folder_of(plan)
+    job = record.queue(folder, plan, plan.members[0])
+    assert job == folder / "001_number=1"
+    assert sorted(path.name for path in job.iterdir()) == ["params.yaml", "status.json"]
+    assert store.read_status(job)["state"] == "queued"
+    assert sorted(path.name for path in folder.iterdir()) == ["001_number=1", "sweep.json"]
+
+
+def test_a_member_is_done_when_it_completed_with_the_same_content(plan: Plan) -> None:
+    folder, first = folder_of(plan), plan.members[0]
+    assert not record.is_done(folder, plan, first)
+    job = record.queue(folder, plan, first)
+    assert not record.is_done(folder, plan, first)
+    store.complete(job)
+    assert record.is_done(folder, plan, first)
+    status = store.read_json(job / "status.json")
+    store.write_json(job / "status.json", status | {"content": "of another notebook"})
+    assert not record.is_done(folder, plan, first)
+    (job / "status.json").write_text("{")
+    assert not record.is_done(folder, plan, first)
+
+
+def test_a_new_attempt_keeps_the_earlier_one_out_of_sight(plan: Plan) -> None:
+    folder, first = folder_of(plan), plan.members[0]
+    store.fail(record.queue(folder, plan, first), "no use")
+    job = record.queue(folder, plan, first)
+    assert store.read_status(job)["state"] == "queued"
+    (kept,) = (folder / record.EARLIER).iterdir()
+    assert store.read_status(kept)["cause"] == "no use"
+    assert store.scan("runs").skipped == []
+
+
+def test_states_are_those_of_the_members_own_records(plan: Plan) -> None:
+    folder = folder_of(plan)
+    store.complete(record.queue(folder, plan, plan.members[0]))
+    dead = record.queue(folder, plan, plan.members[1])
+    store.mark_running(dead)
+    store.write_json(dead / "status.json", store.read_json(dead / "status.json") | GONE)
+    states = record.states(folder, record.read(folder))
+    assert states == {"completed": 1, "interrupted": 1, "queued": 1}
+
+
+def test_a_sweep_whose_process_is_gone_was_interrupted(plan: Plan) -> None:
+    folder = folder_of(plan)
+    record.update(folder, state="running")
+    assert record.read(folder)["state"] == "running"
+    path = folder / record.FILE
+    store.write_json(path, store.read_json(path) | GONE)
+    assert record.read(folder)["state"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "cannot be read"),
+        ('{"schema": 99}', "update labkit"),
+        ('{"schema": 1}', "not the record of a sweep"),
+        ('{"schema": 1, "state": "odd", "members": []}', "not the record of a sweep"),
+        ('{"schema": 1, "state": "failed", "members": [1]}', "without values"),
+        ('{"schema": 1, "state": "failed", "members": [{"values": 1}]}', "without values"),
+        ('{"schema": 1, "state": "failed", "members": [], "jobs": "x"}', "jobs='x'"),
+        ('{"schema": 1, "state": "failed", "members": [], "limit": -1}', "limit=-1"),
+    ],
+)
+def test_a_record_that_cannot_be_used_is_one_line(content: str, words: str) -> None:
+    Path("swept").mkdir()
+    Path("swept/sweep.json").write_text(content)
+    with pytest.raises(LabkitError, match=words) as refused:
+        record.read(Path("swept"))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_record_names_no_folder_outside_of_the_sweep(plan: Plan) -> None:
+    folder = folder_of(plan)
+    path = folder / record.FILE
+    known = store.read_json(path)
+    known["members"][0]["folder"] = "../../elsewhere"
+    store.write_json(path, known)
+    assert record.read(folder)["members"][0]["folder"] == "elsewhere"
+
+
+def test_the_newest_sweep_that_asked_the_same_is_found(plan: Plan) -> None:
+    assert record.newest(Path("runs"), plan) is None
+    first = folder_of(plan)
+    record.update(first, started="2026-01-01")
+    assert record.newest(Path("runs"), plan) == first
+    second = folder_of(plan)
+    record.update(second, started="2026-01-02")
+    other = make(NOTEBOOK, Asked(read_assignments(("number=1,2",)), {}))
+    record.update(folder_of(other), started="2026-01-03")
+    Path("runs/broken").mkdir()
+    Path("runs/broken/sweep.json").write_text("{")
+    assert second.name == "swept-2"
+    assert record.newest(Path("runs"), plan) == second
+
+
+def test_one_process_owns_a_sweep(plan: Plan) -> None:
+    folder = folder_of(plan)
+    record.update(folder, state="running")
+    script = (
+        "import sys; from pathlib import Path; from labkit.jobs.sweep import record\n"
+        "with record.owned(Path(sys.argv[1])): print('mine', flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(folder.resolve())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    assert child.stdin is not None
+    child.stdout.readline()
+    with (
+        pytest.raises(LabkitError, match=f"is running .process {os.getpid()}"),
+        record.owned(folder),
+    ):
+        pass
+    child.stdin.close()
+    child.wait(30)
+    with record.owned(folder):
+        pass
+
+
+def test_a_record_names_no_absolute_path(plan: Plan) -> None:
+    text = (folder_of(plan) / record.FILE).read_text()
+    assert json.loads(text)["notebook"] == "is_swept.ipynb"
+    assert "/" not in text

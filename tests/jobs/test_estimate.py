@@ -1,0 +1,56 @@
+"""An estimate rests on what was measured here before, or says that nothing was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sample_runs import experiment, write_run
+
+from labkit.common.units import duration_text
+from labkit.jobs import estimate
+from labkit.records import store
+
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "trains.ipynb"
+
+
+def test_without_an_earlier_run_nothing_is_guessed(tmp_path: Path) -> None:
+    line = estimate.of_experiment(experiment(), tmp_path / "runs")
+    assert line.startswith("duration: no earlier run to estimate from; memory: at least 1.4 GiB")
+    line = estimate.of_notebook(NOTEBOOK, {}, tmp_path / "runs")
+    assert line.startswith("duration: no earlier run to estimate from; memory: at least 1.4 GiB")
+
+
+def test_an_experiment_takes_what_its_epochs_took_before(tmp_path: Path) -> None:
+    # 3 epochs of 20 steps of 500 ms took 30 s: 10 s an epoch.
+    write_run(tmp_path, step_ms=500.0)
+    line = estimate.of_experiment(experiment(epochs=6, repeats=2), tmp_path)
+    assert line.startswith("duration: about 2 min 0 s, as measured once before")
+
+
+def test_other_work_says_nothing_about_this(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    for other in ({"workers": 4}, {"batch_size": 64}, {"model": "cnn"}):
+        assert "no earlier run" in estimate.of_experiment(experiment(**other), tmp_path)
+
+
+def test_a_notebook_takes_what_it_took_with_the_same_parameters(tmp_path: Path) -> None:
+    for _ in range(2):
+        job = store.new_job_directory(tmp_path, NOTEBOOK, {"workers": 4})
+        times = {"started": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T00:00:42+00:00"}
+        store.write_json(job / "status.json", {"state": "completed"} | times)
+    line = estimate.of_notebook(NOTEBOOK, {"workers": 4}, tmp_path)
+    assert line.startswith("duration: about 42 s, as measured 2 times before; memory: at least 2.8")
+    assert "no earlier run" in estimate.of_notebook(NOTEBOOK, {"workers": 2}, tmp_path)
+
+
+def test_memory_counts_the_largest_number_of_ranks_and_warns(tmp_path: Path) -> None:
+    assert "at least 5.6 GiB for 8 ranks" in estimate.of_notebook(
+        NOTEBOOK, {"workers": [1, 8]}, tmp_path
+    )
+    assert "too little" in estimate.memory(100_000)
+    assert "too little" not in estimate.memory(0)
+
+
+def test_durations_read_as_people_say_them() -> None:
+    shown = [duration_text(value) for value in (0.04, 9.9, 59.6, 200, 7500)]
+    assert shown == ["0.0 s", "9.9 s", "1 min 0 s", "3 min 20 s", "2 h 5 min"]

@@ -1,0 +1,111 @@
+"""A model as a chain: cuts where one tensor passes alone, and parts that make up the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from labkit.common.errors import InvalidInput
+from labkit.model_parallel.stages import Chain, split_model
+
+Dense = keras.layers.Dense
+
+
+def sequential() -> Any:
+    layers = [Dense(5, "relu", name="a"), Dense(4, name="b"), Dense(3, name="c")]
+    return keras.Sequential([keras.Input((6,)), *layers])
+
+
+def skip_inside() -> Any:
+    x = keras.Input((6,))
+    first = Dense(5, name="first")(x)
+    inner = Dense(5, "tanh")(first)
+    added = keras.layers.Add(name="added")([first, inner])
+    return keras.Model(x, Dense(3, name="last")(added))
+
+
+def skip_over_everything() -> Any:
+    x = keras.Input((6,))
+    y = Dense(6)(Dense(5)(x))
+    return keras.Model(x, keras.layers.Add(name="added")([x, y]))
+
+
+def shared_layer() -> Any:
+    x = keras.Input((6,))
+    tied = Dense(6, "tanh", name="tied")
+    y = tied(Dense(6, name="between")(tied(x)))
+    return keras.Model(x, Dense(3, name="last")(y))
+
+
+def unused_outputs() -> Any:
+    x = keras.Input((4, 2))
+    y, _, _ = keras.layers.LSTM(3, return_state=True, name="lstm")(x)
+    return keras.Model(x, Dense(3, name="last")(y))
+
+
+def words() -> Any:
+    layers = [
+        keras.layers.Reshape((6,), name="flat"),
+        keras.layers.Embedding(9, 4, name="words"),
+        keras.layers.GlobalAveragePooling1D(name="mean"),
+        Dense(3, name="last"),
+    ]
+    return keras.Sequential([keras.Input((2, 3), dtype="int32"), *layers])
+
+
+def nested() -> Any:
+    return keras.Sequential([keras.Input((6,)), sequential(), Dense(2, name="last")])
+
+
+@pytest.mark.parametrize(
+    ("build", "blocks"),
+    [
+        (sequential, ["a", "b", "c"]),
+        (skip_inside, ["first", "added", "last"]),
+        (skip_over_everything, ["added"]),
+        (shared_layer, ["tied", "last"]),
+        (unused_outputs, ["lstm", "last"]),
+        (words, ["words", "mean", "last"]),
+    ],
+)
+def test_blocks_end_where_one_tensor_passes_alone(build: Any, blocks: list[str]) -> None:
+    chain = Chain(build())
+    assert chain.names() == blocks
+    assert len(chain) == len(blocks)
+
+
+def test_a_model_in_the_model_is_one_block() -> None:
+    assert len(Chain(nested())) == 2
+
+
+@pytest.mark.parametrize("build", [sequential, skip_inside, shared_layer, unused_outputs, words])
+def test_parts_in_sequence_are_the_model_and_share_its_variables(build: Any) -> None:
+    model = build()
+    parts = split_model(model, range(len(Chain(model)) + 1))
+    x = np.random.default_rng(0).integers(0, 9, (7, *model.input_shape[1:]))
+    value = x.astype(model.inputs[0].dtype)
+    for part in parts:
+        value = part(value)
+    np.testing.assert_array_equal(value, model(x.astype(model.inputs[0].dtype)))
+    held = [id(variable) for part in parts for variable in part.trainable_variables]
+    assert sorted(held) == sorted(id(variable) for variable in model.trainable_variables)
+
+
+def test_two_inputs_are_refused() -> None:
+    a, b = keras.Input((2,)), keras.Input((2,))
+    model = keras.Model([a, b], keras.layers.Add()([a, b]))
+    with pytest.raises(InvalidInput, match="2 inputs and 1 outputs; a chain"):
+        Chain(model)
+
+
+def test_a_model_that_hides_its_layers_is_refused() -> None:
+    class Own(keras.Model):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x
+
+    for model in (Own(), keras.Sequential([Dense(3)])):
+        with pytest.raises(InvalidInput, match="hides its layers: give a"):
+            Chain(model)

@@ -1,0 +1,41 @@
+"""Weights of stages that a rank does not train: freed, also when someone sets them in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from labkit.model_parallel.memory import together
+from labkit.model_parallel.stages import Whole, split_model
+
+
+class Sliced:
+    """Notes how it is asked to release."""
+
+    def __init__(self) -> None:
+        self.looks: list[bool] = []
+
+    def release(self, look: bool) -> None:
+        self.looks.append(look)
+
+
+def test_weights_of_others_that_someone_has_set_are_freed_again() -> None:
+    layers = [keras.layers.Dense(3), keras.layers.Dense(2)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    first, second = split_model(model, [0, 1, 2])
+    everyone: Any = None  # nothing is collected
+    sliced: Any = Sliced()
+    whole = Whole(model, {0: [first], 1: [second]}, 0, everyone, [sliced])
+    own, given = together(first.variables), model.get_weights()
+    assert together(model.variables) > own
+    whole.release(look=False)
+    assert together(model.variables) == own
+    model.set_weights(given)
+    whole.release(look=False)
+    assert together(model.variables) > own
+    whole.release(look=True)
+    assert together(model.variables) == own
+    assert sliced.looks == [False, False, True]
+    np.testing.assert_array_equal(first.get_weights()[0], given[0])

@@ -1,0 +1,241 @@
+"""Run directories are whole, honest, and free of this machine's names."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from sample_runs import experiment, history, metrics, write_run
+
+from labkit.common.errors import LabkitError
+from labkit.common.privacy import scrub
+from labkit.records import store
+
+
+def test_a_write_that_fails_leaves_the_old_content_and_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.json"
+    store.write_atomically(path, "old")
+
+    def disk_full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", disk_full)
+    with pytest.raises(OSError, match="No space"):
+        store.write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_records_are_strict_json_with_a_schema_version(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.json"
+    values = {"loss": float("nan"), "n": np.int64(3), "v": np.ones(2), "p": Path("/a/b/c")}
+    store.write_json(path, values)
+    record = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert record == {"schema": 1, "loss": None, "n": 3, "v": [1.0, 1.0], "p": "c"}
+
+
+def test_the_second_run_of_a_name_is_called_2_and_threads_never_share_a_directory(
+    tmp_path: Path,
+) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: store.new_run_directory(tmp_path, "mlp-1a2b3c4d"), range(8)))
+    names = {path.name for path in made}
+    assert names == {"mlp-1a2b3c4d", *(f"mlp-1a2b3c4d-{number}" for number in range(2, 9))}
+
+
+@pytest.mark.parametrize("name", ["../up", "/etc/passwd", "a/b", "..", "", "é" * 300, "<b>x</b>"])
+def test_no_name_leaves_its_folder_or_grows_too_long(tmp_path: Path, name: str) -> None:
+    directory = store.new_run_directory(tmp_path, name)
+    assert directory.parent == tmp_path
+    assert directory.resolve().is_relative_to(tmp_path.resolve())
+    assert 0 < len(directory.name.encode()) <= store.LONGEST_NAME
+
+
+def test_long_names_that_differ_at_the_end_stay_two_names() -> None:
+    assert store.safe_name("a" * 300 + "1") != store.safe_name("a" * 300 + "2")
+
+
+def test_jobs_are_numbered_and_named_by_their_parameters(tmp_path: Path) -> None:
+    values = {"workers": 2, "data": "/srv/alice/mnist.npz", "widths": [64, 32]}
+    first = store.new_job_directory(tmp_path, "notebooks/tour.ipynb", values)
+    second = store.new_job_directory(tmp_path, "/home/alice/tour.ipynb", {})
+    assert first == tmp_path / "tour" / "001_workers=2,data=mnist.npz,widths=_64,32"
+    assert second.name == "002"
+    assert store.read_status(first)["state"] == "queued"
+    assert store.read_status(first)["notebook"] == "notebooks/tour.ipynb"
+    assert store.read_status(second)["notebook"] == "tour.ipynb"
+    assert yaml.safe_load((first / "params.yaml").read_text())["widths"] == [64, 32]
+    assert yaml.safe_load((second / "params.yaml").read_text()) == {}
+
+
+def test_jobs_started_at_once_take_different_numbers(tmp_path: Path) -> None:
+    def job(number: int) -> Path:
+        return store.new_job_directory(tmp_path, "tour.ipynb", {"seed": number})
+
+    with ThreadPoolExecutor(8) as pool:
+        names = [path.name for path in pool.map(job, range(8))]
+    assert len({name[:3] for name in names}) == 8
+
+
+def test_completed_is_said_after_everything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+    write = store.write_atomically
+
+    def spy(path: Path, content: bytes | str) -> Path:
+        written.append(path.name)
+        return write(path, content)
+
+    monkeypatch.setattr(store, "write_atomically", spy)
+    store.start(tmp_path, experiment(), {"python": "3.11"})
+    assert store.read_status(tmp_path)["state"] == "running"
+    store.finish(tmp_path, metrics(2, 1), history(2, 1), model=b"weights")
+    assert written[-1] == "status.json"
+    assert {"metrics.json", "history.parquet", "model.keras"} <= set(written[3:-1])
+    status = store.read_status(tmp_path)
+    assert status["state"] == "completed"
+    assert status["started"] <= status["ended"]
+    assert status["started"].endswith("+00:00")
+
+
+def test_history_may_come_as_rows_and_keeps_columns_of_its_own(tmp_path: Path) -> None:
+    import pandas as pd
+
+    columns = history(2, 1, steps=3) | {"staleness": np.arange(6)}
+    store.start(tmp_path, experiment(), {})
+    store.finish(tmp_path, metrics(2, 1), pd.DataFrame(columns).to_dict("records"))
+    table = pd.read_parquet(tmp_path / "history.parquet")
+    assert list(table.columns) == [*store.HISTORY_COLUMNS, "staleness"]
+    assert (table["loss"] == columns["loss"]).all()
+    store.finish(tmp_path, metrics(2, 1), [])
+    assert len(pd.read_parquet(tmp_path / "history.parquet")) == 0
+
+
+def test_a_history_without_a_needed_column_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(LabkitError, match="without rank"):
+        store.finish(tmp_path, {}, {name: [] for name in store.HISTORY_COLUMNS if name != "rank"})
+
+
+def test_a_failure_keeps_its_cause_and_rank_but_no_path_or_user(tmp_path: Path) -> None:
+    store.start(tmp_path, experiment(), {})
+    store.fail(tmp_path, f"no file {Path.home()}/data/lab/x.npz", rank=1)
+    status = store.read_status(tmp_path)
+    assert (status["state"], status["rank"]) == ("failed", 1)
+    assert status["cause"].endswith("x.npz")
+    assert str(Path.home()) + "/" not in status["cause"]
+
+
+def test_running_without_its_process_reads_as_interrupted(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from labkit.records import store;"
+        "store.start(Path(sys.argv[1]), {}, {})"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "running"
+    status = store.read_status(tmp_path)
+    assert (status["state"], status["cause"]) == ("interrupted", "its process is gone")
+
+
+def test_another_process_under_the_same_number_does_not_keep_a_run_alive(tmp_path: Path) -> None:
+    store.start(tmp_path, experiment(), {})
+    record = store.read_json(tmp_path / "status.json")
+    store.write_json(tmp_path / "status.json", record | {"process_started": 1.0})
+    assert store.read_status(tmp_path)["state"] == "interrupted"
+
+
+def test_interrupt_is_said_as_such(tmp_path: Path) -> None:
+    store.start(tmp_path, experiment(), {})
+    store.interrupt(tmp_path)
+    assert store.read_status(tmp_path)["cause"] == "interrupted by the user"
+
+
+def test_runs_are_found_at_any_depth_but_not_inside_a_run(tmp_path: Path) -> None:
+    job = store.new_job_directory(tmp_path, "tour.ipynb", {"workers": 2})
+    top = write_run(job)
+    write_run(top.path, "seed0")
+    other = write_run(tmp_path / "interactive")
+    assert set(store.find_runs(tmp_path)) == {top.path, other.path}
+    assert store.find_runs(top.path) == [top.path]
+
+
+@pytest.mark.parametrize("kept", [0, 3, -3])
+def test_a_run_whose_history_is_torn_is_left_out(tmp_path: Path, kept: int) -> None:
+    good, torn = write_run(tmp_path), write_run(tmp_path)
+    path = torn.path / "history.parquet"
+    path.write_bytes(path.read_bytes()[:kept])
+    found = store.scan(tmp_path)
+    assert found.runs == [good.path]
+    assert "history.parquet is torn: copy the run again" in found.skipped[0]
+
+
+def test_broken_metrics_of_a_run_that_did_not_complete_are_a_line_too(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    status = store.read_json(run.path / "status.json")
+    store.write_json(run.path / "status.json", status | {"state": "interrupted"})
+    (run.path / "metrics.json").write_text("{")
+    assert "metrics.json cannot be read" in store.scan(tmp_path).skipped[0]
+
+
+def test_unusable_runs_are_left_out_with_one_line_each(tmp_path: Path) -> None:
+    good = write_run(tmp_path)
+    newer, torn, half, lost = (write_run(tmp_path).path for _ in range(4))
+    store.write_atomically(newer / "metrics.json", '{"schema": 99}')
+    store.write_atomically(torn / "status.json", '{"schema": 1, "sta')
+    (half / "status.json").unlink()
+    (lost / "metrics.json").unlink()
+    found = store.scan(tmp_path)
+    assert found.runs == [good.path]
+    reasons = "\n".join(found.skipped)
+    assert len(found.skipped) == len(reasons.splitlines()) == 4
+    assert "schema 99, this labkit reads up to 1: update labkit" in reasons
+    assert "status.json is missing" in reasons
+    assert "metrics.json is missing" in reasons
+    assert "status.json cannot be read" in reasons
+    with pytest.warns(UserWarning, match="left out") as warned:
+        assert store.find_runs(tmp_path) == [good.path]
+    assert len(warned) == 4
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LabkitError, match=r"no folder .*nowhere"):
+        store.find_runs(tmp_path / "nowhere")
+
+
+def test_scrub_shortens_paths_and_leaves_addresses_and_words_alone() -> None:
+    assert scrub("in /srv/lab/alice/train.py:3") == "in …/train.py:3"
+    assert scrub("File '/opt/x/lib/site.py'") == "File '…/site.py'"
+    assert scrub("File \x1b[32m/opt/x/site.py\x1b[0m") == "File …/site.py"
+    assert scrub("--data=/mnt/x/y.npz file:///mnt/x/z") == "--data=…/y.npz …/z"
+    assert scrub("in /home/alice and /Users/bob/lab") == "in ~ and ~/lab"
+    for text in (
+        "https://arxiv.org/abs/1710.03740",
+        "samples/s/rank",
+        "a </div></p>",
+        "data:image/jpeg;base64,/9j/4AA/x=",
+    ):
+        assert scrub(text) == text
+
+
+def test_scrub_takes_out_user_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    from labkit.common import privacy
+
+    monkeypatch.setattr(getpass, "getuser", lambda: "alice")
+    monkeypatch.setattr(socket, "gethostname", lambda: "bluebox.lab.example")
+    privacy._names.cache_clear()
+    try:
+        assert scrub("alice@bluebox: malice, bluebox.lab.example") == "…@…: malice, …"
+    finally:
+        privacy._names.cache_clear()

@@ -1,0 +1,86 @@
+"""What ranks tell reaches every reader whole, once, and in order."""
+
+from __future__ import annotations
+
+import math
+import socket
+from pathlib import Path
+
+import pytest
+
+from labkit.records.store import this_process
+from labkit.records.stream import Reader, Writer
+
+
+def test_each_reader_gets_every_record_once_in_the_order_of_its_rank(tmp_path: Path) -> None:
+    first, second = (Writer(tmp_path, rank, this_process()) for rank in range(2))
+    early, late = Reader(tmp_path), Reader(tmp_path)
+    assert early.read() == []
+    first.write("doing", [{"what": "training"}])
+    second.write("step", [{"rank": 1, "step": 0}, {"rank": 1, "step": 1}])
+    told = [
+        ("doing", {"what": "training"}),
+        ("step", {"rank": 1, "step": 0}),
+        ("step", {"rank": 1, "step": 1}),
+    ]
+    assert early.read() == told
+    assert early.read() == []
+    first.write("step", [{"rank": 0, "step": 0}])
+    assert early.read() == [("step", {"rank": 0, "step": 0})]
+    assert len(late.read()) == 4
+
+
+def test_a_loss_that_nobody_knows_travels(tmp_path: Path) -> None:
+    Writer(tmp_path, 0, this_process()).write("step", [{"loss": math.nan}])
+    ((_, row),) = Reader(tmp_path).read()
+    assert math.isnan(row["loss"])
+
+
+def test_a_line_that_is_half_written_waits_for_its_end(tmp_path: Path) -> None:
+    reader, path = Reader(tmp_path), tmp_path / "rank0.jsonl"
+    path.write_text('["step", {"step": 0}]\n["step", {"st')
+    assert reader.read() == [("step", {"step": 0})]
+    with path.open("a") as file:
+        file.write('ep": 1}]\n')
+    assert reader.read() == [("step", {"step": 1})]
+
+
+def test_ranks_are_asked_to_stop_by_anyone_and_when_nobody_would_keep_the_result(
+    tmp_path: Path,
+) -> None:
+    writer = Writer(tmp_path, 0, this_process())
+    assert not writer.stop_asked()
+    Reader(tmp_path).stop()
+    assert writer.stop_asked()
+    gone = this_process() | {"process_started": 0.0}  # another process under the same number
+    here = gone | {"host": socket.gethostname()}
+    assert Writer(tmp_path / "other", 0, here).stop_asked()
+    assert not Writer(tmp_path / "other", 0, gone | {"host": "elsewhere"}).stop_asked()
+
+
+def test_a_full_disk_ends_the_stream_and_not_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = Reader(tmp_path), Writer(tmp_path, 0, this_process())
+    writer.write("step", [{"step": 0}])
+
+    whole = Path.open
+
+    def cut(path: Path, mode: str) -> None:
+        with whole(path, mode) as file:
+            file.write('["step", {"st')
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "open", cut)
+        writer.write("step", [{"step": 1}])
+    writer.write("step", [{"step": 2}])
+    assert reader.read() == [("step", {"step": 0})]
+
+
+def test_a_run_that_has_ended_takes_no_harm(tmp_path: Path) -> None:
+    reader, writer = Reader(tmp_path / "gone"), Writer(tmp_path / "gone", 0, this_process())
+    reader.stop()
+    writer.write("step", [{"step": 0}])
+    assert reader.read() == []
+    assert not (tmp_path / "gone").exists()
