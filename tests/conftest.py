@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 import labkit
-from labkit.cluster import bytecode
+from labkit.common import bytecode
 
 # A machine that does something else at the same time must not fail a property, and the same tree
 # gets the same verdict each time; `--hypothesis-profile=explore` looks at new examples.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labkit.bench.command import bench, simulate
-from labkit.cluster import bytecode
+from labkit.common import bytecode
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.jobs.sweep.command import INTERRUPTED, sweep
 

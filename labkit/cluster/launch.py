@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit.cluster import bytecode
 from labkit.cluster.lease import Lock, wait_until_free
+from labkit.common import bytecode
 from labkit.common.errors import LabkitError
 from labkit.records import store
 

@@ -1,5 +1,6 @@
 """What is kept of a run: written whole or not at all, read with every doubt said aloud."""
 
-from labkit.records import export
+import lazy_loader
 
-__all__ = ["export"]
+# `labkit ls` reads statuses; it does not wait for what exports need.
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submodules=["export"])

@@ -143,11 +143,8 @@ class Form:
 
         done, total = _cells(job)
         share = done / total if total else None
-        said = (
-            f"cell {min(done + 1, total)} of {total} · {duration_text(elapsed)}"
-            if total
-            else "starting"
-        )
+        cell = f"cell {min(done + 1, total)} of {total} · {duration_text(elapsed)}"
+        said = cell if total else "starting"
         self._status.value = meter(share, "share of the cells that are done") + status(said)
 
     def _interrupt(self) -> None:

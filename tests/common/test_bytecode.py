@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.cluster import bytecode
+from labkit.common import bytecode
 
 SAY = "import os, sys; print(os.environ.get('PYTHONPYCACHEPREFIX'), sys.dont_write_bytecode)"
 
