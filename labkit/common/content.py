@@ -6,11 +6,16 @@ import dis
 import hashlib
 import inspect
 import json
+from collections.abc import Mapping, Sequence
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from pydantic import BaseModel
+
+# What a file of JSON may hold. Sequence and Mapping, not list and dict: so a `dict[str, float]`
+# fits, too. Who reads such a file knows more than this, and says so with a TypedDict.
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
 LONG = 2000  # letters of a value that a function brings along; a longer one is a checksum
 
