@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
 
 import cloudpickle
 import pytest
 
 import labkit as lk
+
+ROOT = Path(__file__).parents[1]
 
 
 def said(program: str) -> str:
@@ -47,3 +55,40 @@ def test_a_function_that_names_it_travels() -> None:
         return lk.Experiment
 
     assert cloudpickle.loads(cloudpickle.dumps(work))() is lk.Experiment
+
+
+def declared() -> dict[str, str]:
+    """The one list of dependencies: version by name, as package indices write names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = dict(line.split("==") for line in project["dependencies"])
+    assert list(pinned) == sorted(pinned, key=lambda name: normalized(name)), "out of order"
+    return {normalized(name): number for name, number in pinned.items()}
+
+
+def normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The packages that a file imports, those inside functions too, without labkit's own."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        else:
+            continue
+        yield from {name.split(".")[0] for name in names} - {"labkit"} - sys.stdlib_module_names
+
+
+def test_what_is_imported_is_declared() -> None:
+    known = packages_distributions()
+    wanted = {
+        normalized(distribution): f"{path.relative_to(ROOT)} imports {package}"
+        for path in sorted((ROOT / "labkit").rglob("*.py"))
+        for package in imported(path)
+        for distribution in known[package]
+    }
+    given = declared()
+    assert [why for name, why in wanted.items() if name not in given] == []
+    assert {name: version(name) for name in given} == given

@@ -86,7 +86,7 @@ def _as_written(cell: Any) -> Any:
 
 def sanitized(text: str) -> str:
     """HTML without scripts, styles, handlers, ids, forms, frames, and without remote images."""
-    import bleach  # type: ignore[import-untyped]  # comes with nbconvert
+    import bleach
 
     # For the eye: their content would remain as text. What makes the HTML safe is what follows.
     text = re.sub(r"(?is)<(script|style)\b.*?</\1\s*>", "", text)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from labkit.cli.methods.docstring import Docstring, parse
 from labkit.compression import COMPRESSORS
@@ -166,7 +165,7 @@ def _parameters(member: Any) -> list[Parameter]:
 def _defaults(member: Any) -> dict[str, str | None]:
     if inspect.isclass(member) and issubclass(member, BaseModel):
         fields = member.model_fields.items()
-        given = {name: field.get_default(call_default_factory=True) for name, field in fields}
-        return {n: None if v is PydanticUndefined else repr(v) for n, v in given.items()}
+        given = {n: f.get_default(call_default_factory=True) for n, f in fields}
+        return {n: None if f.is_required() else repr(given[n]) for n, f in fields}
     parameters = inspect.signature(member).parameters.values()
     return {p.name: None if p.default is p.empty else repr(p.default) for p in parameters}
