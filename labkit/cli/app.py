@@ -118,7 +118,7 @@ def compare(
 ) -> None:
     """Print a table of runs side by side, and write their figure as one HTML file."""
     from labkit import figures
-    from labkit.figures.canvas import CONFIG
+    from labkit.figures.kit.canvas import CONFIG
     from labkit.jobs.listing import shown
     from labkit.records.export import export, to_mlflow, to_tensorboard
     from labkit.records.store import write_atomically

@@ -12,7 +12,7 @@ from labkit.common.html import table
 from labkit.common.privacy import scrub
 from labkit.common.units import bytes_text, duration_text
 from labkit.common.widgets import button, meter, status
-from labkit.figures.live import LiveFigure
+from labkit.figures.runs.live import LiveFigure
 from labkit.records.run import Run, key_metrics, shown, verdict
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from labkit.figures import (
     parts,
     table,
 )
-from labkit.figures.called import called
-from labkit.figures.entries import Entry, clock_and_network, entries
+from labkit.figures.kit.called import called
+from labkit.figures.kit.entries import Entry, clock_and_network, entries
 from labkit.records import store
 from labkit.records.run import Run, flatten, load_runs
 from labkit.records.run import shown as shown_value

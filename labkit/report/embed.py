@@ -12,7 +12,7 @@ from labkit.common.privacy import scrub
 
 def figure_html(content: Mapping[str, Any]) -> str:
     """What the page's script finds and draws; content is a Plotly figure's JSON, trusted or not."""
-    from labkit.figures.canvas import CONFIG
+    from labkit.figures.kit.canvas import CONFIG
 
     layout = content.get("layout")
     layout = layout if isinstance(layout, dict) else {}

@@ -9,7 +9,7 @@ import pytest
 from sample_runs import output, write_job, write_run
 
 from labkit.figures import message_trace
-from labkit.figures.canvas import Figure
+from labkit.figures.kit.canvas import Figure
 from labkit.report import report
 
 pytestmark = pytest.mark.slow

@@ -21,12 +21,12 @@ from labkit.figures import (
     scatter,
     table,
 )
-from labkit.figures.axes import number_text, scale
-from labkit.figures.entries import MANY, entries
-from labkit.figures.gather import gathered
-from labkit.figures.learning import smoothed
-from labkit.figures.seed_bands import bands
-from labkit.figures.speed import scalings
+from labkit.figures.kit.axes import number_text, scale
+from labkit.figures.kit.entries import MANY, entries
+from labkit.figures.kit.gather import gathered
+from labkit.figures.runs.learning import smoothed
+from labkit.figures.runs.seed_bands import bands
+from labkit.figures.runs.speed import scalings
 from labkit.records.run import Run
 
 ONE_BIT = {"name": "AllReduce", "algorithm": "ring", "compressor": {"name": "OneBit"}}

@@ -9,7 +9,7 @@ import pytest
 
 from labkit.common.errors import InvalidInput
 from labkit.figures import cost_curves, cost_reading
-from labkit.figures.costs import costs
+from labkit.figures.schedules.costs import costs
 from labkit.network import Network
 from labkit.simulate import Cost, closed_form
 from labkit.simulate.costs import modelled

@@ -14,9 +14,9 @@ from sample_runs import FAILED_GATE, experiment, history, write_run
 
 from labkit.common.errors import LabkitError
 from labkit.figures import compare, curves, show, speedup, table, throughput
-from labkit.figures.entries import PALETTE, differences, entries, labels
-from labkit.figures.learning import loss_curve, smoothed
-from labkit.figures.speed import scalings
+from labkit.figures.kit.entries import PALETTE, differences, entries, labels
+from labkit.figures.runs.learning import loss_curve, smoothed
+from labkit.figures.runs.speed import scalings
 from labkit.records import store
 from labkit.records.run import Run
 

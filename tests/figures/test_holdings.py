@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.figures.holdings import chunk_name, follow, message_size, span_name, sum_name
+from labkit.figures.schedules.holdings import chunk_name, follow, message_size, span_name, sum_name
 from labkit.schedules import ALLREDUCE, COLLECTIVES, Round, ring
 
 

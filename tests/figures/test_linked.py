@@ -10,8 +10,8 @@ from sample_runs import write_run
 
 from labkit.common.errors import InvalidInput
 from labkit.figures import compare, linked, pareto, scatter
-from labkit.figures.entries import MANY, entries
-from labkit.figures.linked import FAINT, Linked, show
+from labkit.figures.kit.entries import MANY, entries
+from labkit.figures.runs.linked import FAINT, Linked, show
 from labkit.records.run import Run
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from labkit.common.errors import InvalidInput
-from labkit.figures.pipeline_steps import pipeline_steps
-from labkit.figures.pipeline_ticks import follow
+from labkit.figures.schedules.pipeline_steps import pipeline_steps
+from labkit.figures.schedules.pipeline_ticks import follow
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline import Table, interleaved
 from labkit.schedules.pipeline.memory import in_flight

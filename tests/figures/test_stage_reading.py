@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from labkit.figures import stage_reading
-from labkit.figures.stage_reading import cut_reading, pipeline_reading
+from labkit.figures.cuts import stage_reading
+from labkit.figures.cuts.stage_reading import cut_reading, pipeline_reading
 
 NAN = math.nan
 

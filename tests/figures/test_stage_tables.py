@@ -18,7 +18,7 @@ from labkit.figures import (
     predicted_pipeline,
     rank_table,
 )
-from labkit.figures.pipeline_gantt import ACTIONS, MESSAGE
+from labkit.figures.schedules.pipeline_gantt import ACTIONS, MESSAGE
 from labkit.network import Network
 from labkit.records.run import Run
 from labkit.records.store import write_table

@@ -1,0 +1,1 @@
+"""Models cut across ranks: what each rank keeps, does and sends."""

@@ -1,0 +1,99 @@
+"""Speed-up of pipelines over the number of micro-batches, beside what the bubble allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.figures.cuts.stage_tables import pipeline_table
+from labkit.figures.kit import entries as naming
+from labkit.figures.kit.entries import INK, clock_and_network
+from labkit.figures.kit.line import Line, lines
+from labkit.figures.kit.panel import Panel
+from labkit.records.run import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+    from labkit.figures.kit.canvas import Figure
+
+
+def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Figure:
+    r"""Speed-up against m: a point a run with the spread of its steps, the ideal as a dashed curve.
+
+    The ideal is that of p equal stages and free messages, \(\frac{m p}{m + p - 1}\): what GPipe
+    and 1F1B can reach.
+
+    Args and raises: as `pipeline_table`.
+    """
+    from labkit.figures.kit.canvas import draw
+
+    given = [runs] if isinstance(runs, Run) else list(runs)
+    table = pipeline_table(given, baseline)
+    named = [f"{row.schedule}, {row.ranks} ranks" for row in table.itertuples()]
+    looks = lines(named)
+    ideals = [_ideal(int(ranks), int(table["microbatches"].max())) for ranks in _ranks(table)]
+    points = [
+        _points(table[[name == each for each in named]], look) for name, look in looks.items()
+    ]
+    title = f"Pipeline speed-up · {clock_and_network(naming.entries(given))}"
+    panel = Panel(
+        title="against one process with the same batches",
+        x="micro-batches",
+        y="speed-up",
+        traces=[*ideals, *points],
+        x_axis={"type": "log"} | _ticks(table),
+        y_axis={"rangemode": "tozero"},
+    )
+    legend = [*looks.values(), Line("ideal, m p/(m + p - 1)", INK, "dash", "line-ew")]
+    alt = ". ".join([title, *(_in_words(row) for row in table.itertuples())]) + "."
+    return draw([[panel]], legend, title, "whiskers: slow and fast steps (p90, p10)", alt, 300)
+
+
+def _ranks(table: pandas.DataFrame) -> list[int]:
+    return sorted(set(table["ranks"].tolist()))
+
+
+def _ideal(ranks: int, most: int) -> dict[str, Any]:
+    m = np.geomspace(1, max(most, 2), 50)
+    return {
+        "x": m,
+        "y": m * ranks / (m + ranks - 1),
+        "mode": "lines",
+        "line": {"color": INK, "dash": "dash", "width": 1},
+        "hovertemplate": f"ideal of {ranks} ranks: %{{y:.3g}}<extra></extra>",
+        "showlegend": False,
+    }
+
+
+def _points(rows: pandas.DataFrame, look: Line) -> dict[str, Any]:
+    whisker = {
+        "array": (rows["speedup_high"] - rows["speedup"]).clip(lower=0),
+        "arrayminus": (rows["speedup"] - rows["speedup_low"]).clip(lower=0),
+        "symmetric": False,
+        "thickness": 1.5,
+        "color": look.color,
+    }
+    return {
+        "x": rows["microbatches"],
+        "y": rows["speedup"],
+        "mode": "markers",
+        "marker": {"color": look.color, "symbol": look.symbol, "size": 10},
+        "error_y": whisker,
+        "hovertemplate": "m = %{x}: %{y:.3g}",
+        "showlegend": False,
+    } | look.style
+
+
+def _ticks(table: pandas.DataFrame) -> dict[str, Any]:
+    shown = sorted(set(table["microbatches"].tolist()))
+    return {"tickvals": shown, "ticktext": [str(m) for m in shown]}
+
+
+def _in_words(row: Any) -> str:
+    said = "no speed-up known" if row.speedup != row.speedup else f"speed-up {row.speedup:.2f}"
+    called = f"{row.schedule}, {row.ranks} ranks, m = {row.microbatches}"
+    most = "" if row.bound != row.bound else f", at most {row.bound:.2f}"
+    return f"{called}: {said}{most}"

@@ -1,0 +1,234 @@
+"""Runs whose model was cut into stages: their steps as they were, and as they are predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.figures.exchange.hidden import steady
+from labkit.network import Network
+from labkit.records.run import Run
+from labkit.schedules.pipeline import Table
+from labkit.schedules.pipeline.delayed import delayed
+from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
+from labkit.strategies import STRATEGIES, DelayedGradients, Pipeline
+
+if TYPE_CHECKING:
+    import pandas
+
+COMPUTES = ("forward", "backward", "backward_input", "backward_weight")
+ROWS = (*COMPUTES, "send", "receive")
+ITERATIONS = 3  # of delayed gradients that are shown
+SETTLED = 10  # iterations a module, after which modules are no further ahead of each other
+
+Staged = Pipeline | DelayedGradients
+
+
+def staged(run: Run) -> Staged | None:
+    """The strategy of a run whose model was cut into stages; else None."""
+    fields = dict(run.experiment["strategy"])
+    kind = STRATEGIES.get(fields.pop("name"))
+    if kind is None or not issubclass(kind, Pipeline | DelayedGradients):
+        return None
+    return kind(**fields)
+
+
+def stage_events(run: Run) -> pandas.DataFrame:
+    """What the ranks of the first replica did: rank, step, action, stage, number, start, stop.
+
+    Of a run with repeats those of the first seed, of stages in slices the first slice of each.
+
+    Raises: LabkitError, where the run has no such timeline.
+    """
+    import pandas as pd
+
+    timeline = next((r.timeline for r in (run, *run.seeds) if not r.timeline.empty), run.timeline)
+    parts = timeline["kind"].astype(str).str.extract(r"^([a-z_]+) (\d+)$")
+    known = parts[0].isin((*ROWS, "update"))
+    if not known.any():
+        raise LabkitError(
+            f"{run.name} has no timeline of stages (state: {run.status['state']}); completed runs "
+            "of lk.Pipeline, lk.Layerwise and lk.DelayedGradients have one"
+        )
+    found = pd.DataFrame(
+        {
+            "rank": timeline["rank"][known],
+            "step": timeline["step"][known],
+            "action": parts[0][known],
+            "stage": parts[1][known].astype(int),
+            "number": timeline["bucket"][known],
+            "start": timeline["start"][known],
+            "stop": timeline["stop"][known],
+        }
+    )
+    strategy = staged(run)
+    slices = 1 if strategy is None else strategy.slices
+    lane = (found["rank"] < _ranks(run) * slices) & (found["rank"] % slices == 0)
+    return found[lane].reset_index(drop=True)
+
+
+def measured_pipeline(run: Run, step: int | None = None) -> PipelineSimulation:
+    """One step of a run, as it was, in the form of a simulation; of delayed gradients three.
+
+    A message lasts from its sending until the receiver has it, where the network is emulated.
+
+    Args:
+        run: of `lk.Pipeline`, `lk.Layerwise` or `lk.DelayedGradients`; of several replicas the
+            first one is taken.
+        step: which; default: one that takes as long as is usual, without the first ten.
+
+    Raises: LabkitError: no timeline of stages. InvalidInput: the run has no such step.
+    """
+    found = measured_steps(run, None if step is None else [step])
+    if not found:
+        raise InvalidInput(f"{run.name} has no whole step {'' if step is None else step}")
+    return sorted(found, key=lambda each: each.seconds)[len(found) // 2]
+
+
+def measured_steps(run: Run, steps: Iterable[int] | None = None) -> list[PipelineSimulation]:
+    """Likewise, each of these steps; default: all steady ones."""
+    events = stage_events(run)
+    events = events[events["action"] != "update"]
+    many = ITERATIONS if isinstance(staged(run), DelayedGradients) else 1
+    groups = {int(number): part for number, part in events.groupby("step")}
+    wanted = steady(groups) if steps is None else list(steps)
+    table = _table(run, max(groups) + 1)
+    found = []
+    for step in wanted:
+        if all(each in groups for each in range(step, step + many)):
+            parts = [groups[each] for each in range(step, step + many)]
+            found.append(_as_simulation(run, table, parts))
+    whole = max((len(each.table) for each in found), default=0)
+    return [each for each in found if len(each.table) == whole]
+
+
+def predicted_pipeline(run: Run) -> PipelineSimulation:
+    """The simulation of a run's step, from what its stages took: median seconds of each action.
+
+    The network is that of the run; what a computation takes is as measured, slow ranks included.
+
+    Raises: LabkitError, where the run has no timeline of stages.
+    """
+    events, strategy = stage_events(run), staged(run)
+    modules, delays = _ranks(run), isinstance(strategy, DelayedGradients)
+    iterations = SETTLED * modules + ITERATIONS
+    table = _table(run, iterations)
+    seconds = stage_seconds(events, table.stages)
+    rows = strategy.rows(run.experiment["batch_size"], run.experiment["workers"])  # type: ignore[union-attr]
+    nbytes = rows * np.array(run.metrics["partition"]["bytes_a_row"], np.float64)
+    if table.recurrent:  # a stretch is a part of all steps
+        nbytes /= table.microbatches
+    network = _network(run)
+    free = None if network is None else network.model_copy(update={"slow": {}})
+    whole = seconds["backward"] if seconds["backward"].any() else seconds["backward_input"]
+    found = simulate_pipeline(
+        table,
+        seconds["forward"],
+        whole,
+        seconds["backward_weight"],
+        network=free,
+        nbytes=nbytes,
+    )
+    found = replace(found, network=network)
+    if not delays:
+        return found
+    last = iterations - 1  # whose messages are not all sent
+    late = np.where(_gradients(table), modules - 1 - table.stage, 0)
+    step = table.microbatch + late
+    return _only(found, (step >= last - ITERATIONS) & (step < last))
+
+
+def stage_seconds(events: pandas.DataFrame, stages: int) -> dict[str, np.ndarray]:
+    """Median seconds of each action by stage, shape (stages,), over the steady steps."""
+    kept = events[events["step"].isin(steady(events["step"]))]
+    lasts = (kept["stop"] - kept["start"]).groupby([kept["action"], kept["stage"]]).median()
+    return {
+        action: np.array([float(lasts.get((action, stage), 0.0)) for stage in range(stages)])
+        for action in COMPUTES
+    }
+
+
+def _as_simulation(run: Run, table: Table, parts: list[pandas.DataFrame]) -> PipelineSimulation:
+    """The rows of the table for which there are events, with their times."""
+    import pandas as pd
+
+    times: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
+    events = pd.concat(parts).sort_values("start", kind="stable")
+    columns = ("action", "stage", "number", "start", "stop")
+    for action, stage, number, start, stop in zip(*(events[c] for c in columns), strict=True):
+        times.setdefault((action, int(stage), int(number)), []).append((start, stop))
+    chosen, start, stop = [], [], []
+    for place, (_, stage, action, number, _) in enumerate(table.rows()):
+        # Of a micro-batch a stage receives first its activation, then its gradient.
+        left = times.get((action, stage, number))
+        if left:
+            begin, end = left.pop(0)
+            chosen.append(place)
+            start.append(begin)
+            stop.append(end)
+    begin = min(start)
+    own = table.take(np.array(chosen))
+    found = PipelineSimulation(
+        own, _network(run), np.array(start) - begin, np.array(stop) - begin, measured=True
+    )
+    return _delivered(found)
+
+
+def _delivered(found: PipelineSimulation) -> PipelineSimulation:
+    """Messages that last until they are received; on a network that is not emulated no time."""
+    rows = found.table.rows()
+    received = {
+        (peer, stage, number): place
+        for place, (_, stage, action, number, peer) in enumerate(rows)
+        if action == "receive"
+    }
+    stop = found.stop.copy()
+    for place, (_, stage, action, number, peer) in enumerate(rows):
+        if action == "send":
+            there = received.get((stage, peer, number))
+            takes_time = found.network is not None and there is not None
+            stop[place] = found.stop[there] if takes_time else found.start[place]
+    return replace(found, stop=stop)
+
+
+def _only(found: PipelineSimulation, rows: np.ndarray) -> PipelineSimulation:
+    begin = found.start[rows].min()
+    table = found.table.take(rows)
+    return replace(
+        found, table=table, start=found.start[rows] - begin, stop=found.stop[rows] - begin
+    )
+
+
+def _gradients(table: Table) -> np.ndarray:
+    """Rows that belong to the way back."""
+    back = np.where(table.action == "send", table.peer < table.stage, table.peer > table.stage)
+    found: np.ndarray = np.where(table.computes, table.action == "backward", back)
+    return found
+
+
+def _table(run: Run, iterations: int) -> Table:
+    strategy = staged(run)
+    if isinstance(strategy, Pipeline):
+        return strategy.table(_ranks(run))
+    return delayed(_ranks(run), iterations)
+
+
+def _ranks(run: Run) -> int:
+    """Of one replica; of stages in slices those of one slice."""
+    strategy, workers = staged(run), int(run.experiment["workers"])
+    return workers if strategy is None else strategy.ranks(workers)
+
+
+def _network(run: Run) -> Network | None:
+    """As the table's ranks see it: those of the first lane, one of each stage."""
+    given: Any = run.experiment.get("network")
+    network = Network(**given) if isinstance(given, dict) else Network.parse(given)
+    strategy = staged(run)
+    if network is None or strategy is None:
+        return network
+    lane = range(0, _ranks(run) * strategy.slices, strategy.slices)
+    return network.part(lane, int(run.experiment["workers"]))

@@ -1,0 +1,147 @@
+"""What compression does to each layer's gradient, step by step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.common.errors import LabkitError
+from labkit.figures.kit.entries import clock_and_network, entries
+from labkit.figures.kit.line import Line, lines
+from labkit.figures.kit.methods import method
+from labkit.figures.kit.panel import Panel
+from labkit.figures.runs.learning import POINTS, transparent
+from labkit.figures.runs.reading import Markdown
+from labkit.records.run import Run
+from labkit.records.verdict import seeds_of
+
+if TYPE_CHECKING:
+    import pandas
+
+    from labkit.figures.kit.canvas import Figure
+
+MEASURES = {
+    "relative_error": ("Relative error", "of the norm of the gradient"),
+    "cosine": ("Cosine", "to the true mean gradient"),
+    "residual_norm": ("Residual", "norm of what is carried over"),
+    "bits_per_parameter": ("Bits a parameter", "bits"),
+    "fraction_sent": ("Fraction sent", "share of the elements"),
+}
+_BANDS = 6  # with more layers the bands of ranks and seeds would only be fog
+
+
+def microscope(run: Run) -> Figure:
+    """A line a layer over steps: relative error, cosine, residual, bits, fraction sent.
+
+    Lines are means over ranks and seeds, bands reach from the least to the greatest of them.
+    Raises LabkitError where nothing was looked at.
+    """
+    from labkit.figures.kit.canvas import draw
+
+    observed = observations(run)
+    looks = lines(str(layer) for layer in observed["layer"].unique())
+    panels = [_panel(observed, measure, looks) for measure in MEASURES]
+    where = clock_and_network(entries([run]))
+    title = f"Compression under the microscope · {method(run)} · {where}"
+    remark = "mean over ranks and seeds; values that are not finite are left out"
+    words = str(microscope_reading(run)).replace("**", "").replace("\n- ", " ").lstrip("- ")
+    alt = f"{title}. {remark}. {words}"
+    return draw([panels[:2], panels[2:]], list(looks.values()), title, remark, alt)
+
+
+def observations(run: Run) -> pandas.DataFrame:
+    """What was looked at in all seeds of a run: `run.microscope` with a column `seed`.
+
+    Raises: LabkitError, where nothing was looked at.
+    """
+    import pandas as pd
+
+    parts = {each.experiment["seed"]: each.microscope for each in seeds_of(run)}
+    found = [part.assign(seed=seed) for seed, part in parts.items() if len(part)]
+    if not found:
+        raise LabkitError(
+            f"nothing of {run.name} was put under the microscope (state: {run.status['state']}); "
+            "a completed run with lk.AllReduce(compressor=…, microscope=10) has rows"
+        )
+    return pd.concat(found, ignore_index=True)
+
+
+def microscope_reading(run: Run) -> Markdown:
+    """Which layer suffers most, what is sent of it, and whether residuals still grow.
+
+    Raises: LabkitError, where nothing was looked at.
+    """
+    observed = observations(run)
+    finite = observed.replace([np.inf, -np.inf], np.nan)
+    layers = finite.groupby("layer", sort=False)[list(MEASURES)].mean()
+    cosine = layers["cosine"].dropna()
+    said = []
+    if len(cosine):
+        worst, best = cosine.idxmin(), cosine.idxmax()
+        said.append(
+            f"- Over all steps the cosine to the true mean gradient is least in **{worst}** "
+            f"({cosine[worst]:.3g}, relative error {layers['relative_error'][worst]:.3g}) and "
+            f"greatest in **{best}** ({cosine[best]:.3g})."
+        )
+    said.append(
+        f"- Layers take {_between(layers['bits_per_parameter'])} bits a parameter and send "
+        f"{_between(layers['fraction_sent'])} of their elements."
+    )
+    said += _residuals(finite)
+    spoiled = observed.loc[~np.isfinite(observed["relative_error"].astype(float)), "layer"]
+    if len(spoiled):
+        names = ", ".join(map(str, spoiled.unique()))
+        said.append(
+            f"- {len(spoiled)} rows have no finite error, of {names}"
+            ": a gradient of nothing but zeros, or one that is not finite."
+        )
+    return Markdown("\n".join(said))
+
+
+def _between(values: pandas.Series[float]) -> str:
+    """`0.1 to 0.5`, or the one value."""
+    ends = dict.fromkeys(f"{end:.3g}" for end in (values.min(), values.max()))
+    return " to ".join(ends)
+
+
+def _residuals(finite: pandas.DataFrame) -> list[str]:
+    """The last quarter of the steps against the quarter before it."""
+    steps = np.sort(finite["step"].unique())
+    norms = finite.groupby("step")["residual_norm"].mean()
+    quarter = len(steps) // 4
+    if not quarter or not norms.max() > 0:
+        return []
+    late, before = norms.iloc[-quarter:].mean(), norms.iloc[-2 * quarter : -quarter].mean()
+    grows = "still grows" if late > 1.05 * before else "has stopped growing"
+    return [
+        f"- The residual {grows}: its mean norm is {late:.3g} in the last quarter of the steps, "
+        f"{before:.3g} in the quarter before."
+    ]
+
+
+def _panel(observed: pandas.DataFrame, measure: str, looks: dict[str, Line]) -> Panel:
+    title, y = MEASURES[measure]
+    traces: list[dict[str, Any]] = []
+    for layer, rows in observed.groupby("layer", sort=False):
+        values = rows[measure].astype(float)
+        finite = rows.assign(value=values)[np.isfinite(values)]
+        if len(finite):
+            traces += _curve(finite, looks[str(layer)], len(looks) <= _BANDS)
+    look = {} if measure == "cosine" else {"rangemode": "tozero"}
+    return Panel(title, "step", y, traces, "no layer has one", y_axis=look, link="step")
+
+
+def _curve(rows: pandas.DataFrame, line: Line, band: bool) -> list[dict[str, Any]]:
+    steps = rows.groupby("step")["value"].agg(["mean", "min", "max"])
+    keep = np.unique(np.linspace(0, len(steps) - 1, POINTS).round().astype(int))
+    steps = steps.iloc[keep]
+    quiet = {"x": steps.index, "mode": "lines", "showlegend": False} | line.style
+    look = {"color": line.color, "dash": line.dash, "width": 2}
+    main = quiet | {"y": steps["mean"].astype(np.float32), "line": look}
+    if not band or (steps["min"] == steps["max"]).all():
+        return [main]
+    edge = quiet | {"hoverinfo": "skip", "line": {"width": 0}}
+    fill = {"fill": "tonexty", "fillcolor": transparent(line.color, 0.2)}
+    least, most = (steps[name].astype(np.float32) for name in ("min", "max"))
+    return [edge | {"y": least}, edge | fill | {"y": most}, main]

@@ -1,0 +1,1 @@
+"""What every figure is made of: a canvas, panels, axes, and how runs are called and coloured."""

@@ -1,0 +1,94 @@
+"""Values of runs as places on an axis: numbers in proportion, words and few numbers in slots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from labkit.common.privacy import scrub
+from labkit.figures.kit.called import called
+
+_SLOTS = 8  # more distinct numbers than this are a scale
+_WIDE = 30.0  # from this ratio of the greatest to the least on a scale is logarithmic
+_LETTERS = 18  # a longer word is cut
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where values stand between 0 and 1, and where which values are named."""
+
+    places: tuple[float | None, ...]
+    ticks: tuple[tuple[float, Any], ...]
+    slots: bool = False
+
+
+def scale(values: Sequence[Any], measured: bool) -> Scale:
+    """Lay out one value a run; None: the run has none, or it may not be shown.
+
+    measured: a result, which is never put into slots.
+    """
+    known = [value for value in values if value is not None]
+    numeric = all(is_number(value) for value in known)
+    if measured or (numeric and len(set(known)) > _SLOTS):
+        return _proportional(values, [float(value) for value in known])
+    return _slots(values)
+
+
+def ordered(values: Sequence[Any]) -> list[Any]:
+    """The distinct values: numbers by size, then words as they come; what is missing first."""
+    distinct = list({repr(value): value for value in values}.values())
+    numbers = sorted(value for value in distinct if is_number(value))
+    words = [value for value in distinct if value is not None and not is_number(value)]
+    return [*([None] if any(value is None for value in distinct) else []), *numbers, *words]
+
+
+def word(name: str, value: Any) -> str:
+    """A parameter's value for a tick."""
+    if value is None:
+        return called(None) if name == "compressor" else "none"
+    text = number_text(value) if is_number(value) else scrub(str(value))
+    return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
+
+
+def number_text(value: float) -> str:
+    """Three figures; from 10,000 on with k, M, G."""
+    size = abs(value)
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size >= max(0.9995 * factor, 9_999.5):
+            return f"{value / factor:.3g}{letter}"
+    return f"{value:,.0f}" if size >= 999.5 else f"{value:.3g}"
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value is a number; True and False are words."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _proportional(values: Sequence[Any], known: list[float]) -> Scale:
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    logarithmic = low > 0 and high / low >= _WIDE
+    way = math.log if logarithmic else float
+    span = way(high) - way(low)
+
+    def place(value: float) -> float:
+        return (way(value) - way(low)) / span if span else 0.5
+
+    ends = [low, high] if span else [low]
+    return Scale(
+        places=tuple(None if value is None else place(float(value)) for value in values),
+        ticks=tuple((place(end), end) for end in ends),
+    )
+
+
+def _slots(values: Sequence[Any]) -> Scale:
+    slots = ordered(values)
+    room = 1 / len(slots)
+    keys = [repr(slot) for slot in slots]
+    middle = {key: (number + 0.5) * room for number, key in enumerate(keys)}
+    return Scale(
+        places=tuple(middle[repr(value)] for value in values),
+        ticks=tuple((middle[repr(slot)], slot) for slot in slots),
+        slots=True,
+    )

@@ -1,0 +1,209 @@
+"""A Plotly figure that notebooks keep, that asks no host for anything, and that is read aloud."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import plotly.graph_objects as go
+
+from labkit.figures.kit.entries import INK, MANY, Entry, safe_text
+from labkit.figures.kit.gather import gathered
+from labkit.figures.kit.line import Line
+from labkit.figures.kit.panel import Panel
+
+# What Plotly offers beside the figure: nothing that leaves this machine.
+CONFIG = {
+    "displaylogo": False,
+    "showSendToCloud": False,
+    "plotlyServerURL": "",
+    "responsive": True,
+}
+GRID = "rgba(128,128,128,0.25)"
+CLEAR = "rgba(0,0,0,0)"
+
+
+class Figure(go.Figure):
+    """A Figure whose notebook output is Plotly's own type beside its alternative text.
+
+    Plotly's default renderer emits its own type only, which a conversion to HTML drops; its HTML
+    renderers name a host for MathJax. So this one emits both: JupyterLab and labkit's report draw
+    the figure, everything else shows the words.
+    """
+
+    _ipython_display_: Any = None  # IPython prefers it to the bundle below
+
+    @property
+    def alt(self) -> str:
+        """The figure in words."""
+        return str((self.layout.meta or {}).get("alt", ""))
+
+    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        content = json.loads(self.to_json())
+        # Without a width, JupyterLab forgets the height when its window changes.
+        content["layout"] = {"width": WIDTH} | content["layout"]
+        return {
+            "application/vnd.plotly.v1+json": content | {"config": CONFIG},
+            "text/html": f"<p>{escape(self.alt)}</p>",
+            "text/plain": self.alt,
+        }
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self.alt)}</p>"
+
+
+# Pixels; a notebook's cell and a report's page are about so wide.
+WIDTH, NARROW = 920, 760
+PLOT, ABOVE, BELOW = 200, 48, 50  # a panel's plot, the titles above it, the axis below it
+HEAD, REMARK, LEFT, RIGHT, GAP = 40, 30, 62, 16, 84
+LEGEND_LINE, NOTE_LINE, LETTER, SMALL_LETTER = 30, 15, 6.4, 5.9
+
+
+def draw(
+    rows: Sequence[Sequence[Panel]],
+    shown: Sequence[Entry | Line],
+    title: str,
+    remark: str,
+    alt: str,
+    plot: int = PLOT,
+    below: int = BELOW,
+) -> Figure:
+    """Lay rows of panels on one canvas, title and remark above, one legend of all runs below.
+
+    plot, below: pixels from the top of a panel's axes to their bottom, and of the labels under it.
+    """
+    head = HEAD + (REMARK if remark else 0)
+    heights = [ABOVE + plot + below + _notes_height(panels) for panels in rows]
+    legend = _legend_height(shown)
+    inner = sum(heights)  # what Plotly's "paper" spans
+    figure = Figure()
+    layout = base_layout(title, remark, alt) | {"height": head + inner + legend}
+    layout["margin"] = {"t": head, "b": legend, "l": LEFT, "r": RIGHT, "pad": 0}
+    linked: dict[str, str] = {}
+    number = 0
+    for row, panels in enumerate(rows):
+        top = 1 - (sum(heights[:row]) + ABOVE) / inner
+        y_domain = [top - plot / inner, top]
+        for x_domain, panel in zip(_columns(len(panels)), panels, strict=True):
+            number += 1
+            end = "" if number == 1 else str(number)
+            x_axis = axis(panel.x, domain=x_domain, anchor=f"y{end}", **panel.x_axis)
+            y_axis = axis(panel.y, domain=y_domain, anchor=f"x{end}", **panel.y_axis)
+            if panel.link and linked.setdefault(panel.link, f"x{end}") != f"x{end}":
+                x_axis["matches"] = linked[panel.link]
+            if not panel.traces:
+                x_axis["visible"] = y_axis["visible"] = False
+            layout |= {f"xaxis{end}": x_axis, f"yaxis{end}": y_axis}
+            layout["annotations"] += _words(panel, x_domain, y_domain, below)
+            axes = {"xaxis": f"x{end}", "yaxis": f"y{end}"}
+            traces = panel.traces if len(shown) <= MANY else gathered(panel.traces)
+            figure.add_traces([{"type": "scatter"} | trace | axes for trace in traces])
+    if legend:
+        figure.add_traces([_legend_trace(entry) for entry in shown])
+    figure.update_layout(layout)
+    return figure
+
+
+def _legend_trace(entry: Entry | Line) -> dict[str, Any]:
+    """Draws nothing but the run's line in the legend; a click there hides the run everywhere."""
+    line = {"color": entry.color, "dash": entry.dash, "width": 3}
+    marker = {"color": entry.color, "symbol": entry.symbol, "size": 8}
+    look = {"mode": "lines+markers", "line": line, "marker": marker, "showlegend": True}
+    return {"type": "scatter", "x": [None], "y": [None]} | look | entry.style
+
+
+def _legend_height(shown: Sequence[Entry | Line]) -> int:
+    if not shown or len(shown) > MANY:
+        return 0
+    widest = max(len(entry.label) for entry in shown) * LETTER + 50
+    columns = max(1, int(WIDTH // widest))
+    return 10 + LEGEND_LINE * math.ceil(len(shown) / columns)
+
+
+def _columns(count: int) -> list[list[float]]:
+    """Where `count` panels stand beside each other, with room for their axes between them."""
+    gap = GAP / (WIDTH - LEFT - RIGHT)
+    width = (1 - gap * (count - 1)) / count
+    return [[place * (width + gap), place * (width + gap) + width] for place in range(count)]
+
+
+def _words(
+    panel: Panel, x: Sequence[float], y: Sequence[float], below: int
+) -> list[dict[str, Any]]:
+    """The panel's title above it, and its note in it or below it."""
+    first, _, rest = panel.title.partition("\n")
+    small = f'<br><span style="font-size:11px">{safe_text(rest)}</span>' if rest else ""
+    look = {"xref": "paper", "yref": "paper", "showarrow": False}
+    title = look | {
+        "text": f"<b>{safe_text(first)}</b>{small}",
+        "align": "left",
+        "font": {"size": 13},
+        "x": x[0],
+        "xanchor": "left",
+        "y": y[1],
+        "yanchor": "bottom",
+        "yshift": 6,
+    }
+    if not panel.note or (panel.traces and not panel.always_note):
+        return [title]
+    lines = _note_lines(panel, x[1] - x[0])
+    note = look | {
+        "text": "<br>".join(safe_text(line) for line in lines),
+        "font": {"size": 11},
+        "x": (x[0] + x[1]) / 2,
+        "xanchor": "center",
+    }
+    if panel.traces:
+        place = {"y": y[0], "yanchor": "top", "yshift": 12 - below if panel.x else -6}
+    else:
+        place = {"y": (y[0] + y[1]) / 2, "yanchor": "middle"}
+    return [title, note | place]
+
+
+def _note_lines(panel: Panel, width: float) -> list[str]:
+    """The note, broken to fit a panel of this share of the canvas."""
+    letters = int(width * NARROW / SMALL_LETTER)
+    return [line for part in panel.note.split("\n") for line in textwrap.wrap(part, letters)]
+
+
+def _notes_height(panels: Sequence[Panel]) -> int:
+    """Pixels that the notes below a row of panels need."""
+    noted = [panel for panel in panels if panel.traces and panel.note and panel.always_note]
+    lines = [len(_note_lines(panel, 0.9 / len(panels))) for panel in noted]
+    return NOTE_LINE * max(lines, default=0)
+
+
+def axis(title: str, **changes: Any) -> dict[str, Any]:
+    look = {
+        "title": {"text": title, "font": {"size": 12}, "standoff": 6},
+        "gridcolor": GRID,
+        "zeroline": False,
+        "linecolor": INK,
+        "tickfont": {"size": 11},
+        "nticks": 6,
+    }
+    return look | changes
+
+
+def base_layout(title: str, remark: str, alt: str) -> dict[str, Any]:
+    """The look of the canvas, on light and dark pages alike."""
+    heading = {"text": safe_text(title), "font": {"size": 15}, "x": 0, "xref": "paper", "y": 1}
+    place = {"xanchor": "left", "yanchor": "top", "yref": "container", "pad": {"t": 8}}
+    under = {"subtitle": {"text": safe_text(remark), "font": {"size": 12}}} if remark else {}
+    legend = {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"}
+    return {
+        "template": "none",
+        "title": heading | place | under,
+        "paper_bgcolor": CLEAR,
+        "plot_bgcolor": CLEAR,
+        "font": {"color": INK, "size": 12, "family": "system-ui, sans-serif"},
+        "hoverlabel": {"namelength": -1},
+        "legend": legend | {"bgcolor": CLEAR, "font": {"size": 12}},
+        "bargap": 0.3,
+        "annotations": [],
+        "meta": {"alt": alt},
+    }

@@ -1,0 +1,165 @@
+"""How each run is called, coloured and dashed: the same in every panel, legend and table."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from labkit.common.errors import LabkitError
+from labkit.common.privacy import scrub
+from labkit.figures.kit.called import called
+from labkit.records.run import Run, flatten, gate_failed
+
+# Okabe and Ito (2008): told apart with any colour vision; without their black and yellow, which
+# vanish on a dark or a light page. The seventh run starts over with another dash.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+DASHES = ("solid", "dash", "dot", "dashdot")
+SYMBOLS = ("circle", "square", "diamond", "cross")
+
+INK = "#7a7a7a"  # text and lines that are legible on white and on black
+
+MANY = 24  # above so many runs the report's picker and the table are the legend
+LONGEST_LABEL = 80
+OVERSUBSCRIBED = "* ranks \N{MULTIPLICATION SIGN} threads above cores"
+NO_RUNS = (
+    "no runs to compare: run a notebook first (labkit run notebooks/tour.ipynb), then give the "
+    "folder in which its runs lie (usually runs/)"
+)
+_LONG = ("source", "sha256")  # of a user's own callable or arrays: its name stands for them
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run in a figure; metrics are read once."""
+
+    run: Run
+    key: str
+    label: str
+    color: str
+    dash: str
+    symbol: str
+    metrics: dict[str, Any]
+
+    @property
+    def gate_failed(self) -> bool:
+        """Whether no speed of this run may be drawn."""
+        return gate_failed(self.run)
+
+    @property
+    def style(self) -> dict[str, Any]:
+        """What every trace of the run carries: the legend's group and the report's handle."""
+        return {"legendgroup": self.key, "meta": {"run": self.key}, "name": safe_text(self.label)}
+
+
+def entries(runs: Iterable[Run]) -> list[Entry]:
+    """The runs with their labels and colours; raises LabkitError where there is none."""
+    found = list(runs)
+    if not found:
+        raise LabkitError(NO_RUNS)
+    return [
+        Entry(
+            run=run,
+            key=key(run),
+            label=label,
+            color=PALETTE[place % len(PALETTE)],
+            dash=DASHES[place // len(PALETTE) % len(DASHES)],
+            symbol=SYMBOLS[place // len(PALETTE) % len(SYMBOLS)],
+            metrics=run.metrics,
+        )
+        for place, (run, label) in enumerate(zip(found, labels(found), strict=True))
+    ]
+
+
+def key(run: Run) -> str:
+    """What names the run in all figures, wherever its folder is moved: content and start."""
+    text = json.dumps([run.experiment, run.status.get("started")], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """One name a run, of the parameters in which the runs differ; the same twice gets a number."""
+    rows = differences(runs)
+    names = [
+        ", ".join(_word(name, value) for name, value in row.items()) or run.name
+        for run, row in zip(runs, rows, strict=True)
+    ]
+    names = [n if len(n) <= LONGEST_LABEL else n[: LONGEST_LABEL - 1] + "…" for n in names]
+    seen: dict[str, int] = {}
+    for place, name in enumerate(names):
+        seen[name] = seen.get(name, 0) + 1
+        marker = "" if names.count(name) == 1 else f" ({seen[name]})"
+        star = " *" if runs[place].metrics.get("oversubscribed") else ""
+        rows[place]["label"] = f"{name}{marker}{star}"
+    return [row["label"] for row in rows]
+
+
+def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Each run's parameters that are not the same in all, under their shortest clear names."""
+    rows = [plain_parameters(run) for run in runs]
+    # By field, so that a compressor's ratio stands beside it although other runs have none.
+    fields = list(dict.fromkeys(name.partition(".")[0] for row in rows for name in row))
+    names = sorted(
+        dict.fromkeys(name for row in rows for name in row),
+        key=lambda name: fields.index(name.partition(".")[0]),
+    )
+    differing = [name for name in names if _differs(name, rows)]
+    last = [name.rpartition(".")[2] for name in differing]
+    short = {
+        name: end if last.count(end) == 1 else name
+        for name, end in zip(differing, last, strict=True)
+    }
+    return [{short[name]: row[name] for name in differing if name in row} for row in rows]
+
+
+def _differs(name: str, rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether a parameter tells runs apart; of a strategy's own, among runs of that strategy.
+
+    Where strategies differ, all of their fields do, and their names alone say more.
+    """
+    if not name.startswith("strategy."):
+        return len({repr(row.get(name)) for row in rows}) > 1
+    kinds: dict[str, set[str]] = {}
+    for row in rows:
+        kinds.setdefault(repr(row.get("strategy")), set()).add(repr(row.get(name)))
+    return any(len(values) > 1 for values in kinds.values())
+
+
+def plain_parameters(run: Run) -> dict[str, Any]:
+    """Flat parameters; a strategy or callable stands under its field's own name, not its source.
+
+    A compressor with all that is in it is one parameter.
+    """
+    record = dict(run.experiment)
+    strategy = record.get("strategy")
+    if isinstance(strategy, dict) and strategy.get("compressor") is not None:
+        record["strategy"] = strategy | {"compressor": called(strategy["compressor"])}
+    flat = flatten(record)
+    kept = {name: value for name, value in flat.items() if name.rpartition(".")[2] not in _LONG}
+    return {re.sub(r"\.(name|callable)$", "", name): value for name, value in kept.items()}
+
+
+def _word(name: str, value: Any) -> str:
+    """`workers 2`; a name that the user gave stands for itself, and so does a compressor."""
+    if name == "compressor":
+        return called(value)
+    shown = "none" if value is None else scrub(str(value))
+    return shown if name == "name" else f"{name} {shown}"
+
+
+def safe_text(text: str) -> str:
+    """Text for Plotly, which reads tags and links in what it draws."""
+    return escape(text, quote=False)
+
+
+def clock_and_network(shown: Sequence[Entry]) -> str:
+    """`wall clock · network 1GbE`: what every title with a time in it has to say."""
+    clocks = sorted({str(entry.metrics.get("clock", "wall")) for entry in shown})
+    networks = sorted({str(entry.metrics.get("network") or "none") for entry in shown})
+    network = networks[0] if len(networks) == 1 else f"{', '.join(networks)} (by run)"
+    words = "not emulated" if network == "none" else network
+    return f"{' and '.join(clocks)} clock · network {words}"

@@ -1,0 +1,198 @@
+"""The public figures and the table: panels from learning and speed, laid out on one canvas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from labkit.common.errors import LabkitError
+from labkit.common.privacy import scrub
+from labkit.figures.kit import entries as naming
+from labkit.figures.kit.entries import OVERSUBSCRIBED, Entry, clock_and_network
+from labkit.figures.kit.panel import Panel
+from labkit.figures.runs import speed
+from labkit.figures.runs.learning_panels import learning_panels
+from labkit.figures.runs.seed_bands import band_traces, bands
+from labkit.records.run import KEY_METRICS, Run, key_metrics, verdict
+
+if TYPE_CHECKING:
+    import pandas
+
+    from labkit.figures.kit.canvas import Figure
+
+
+def compare(runs: Iterable[Run] | Run) -> Figure:
+    """Loss and test results over steps, seconds and bytes; samples/s, speed-up and efficiency.
+
+    The legend names only the parameters that differ; bands are the spread of seeds. A run whose
+    equivalence gate failed has no speed. `figure.layout.meta["alt"]` says it in words. What it
+    does not show: `labkit.figures.pareto`, `parallel_coordinates`, `heat_map`, `scatter`.
+
+    Raises: LabkitError where there are no runs.
+    """
+    shown = _entries(runs)
+    losses, tests, words = learning_panels(shown)
+    speeds, speed_words = _speed_panels(shown)
+    return _figure(shown, [losses, tests, speeds], [words, *speed_words])
+
+
+def parts(runs: Iterable[Run] | Run) -> list[Figure]:
+    """What `compare` shows, as three figures: loss, test results, speeds."""
+    shown = _entries(runs)
+    losses, tests, words = learning_panels(shown)
+    speeds, speed_words = _speed_panels(shown)
+    return [
+        _figure(shown, [losses], [words], "Training loss"),
+        _figure(shown, [tests], [words], tests[0].title.partition(" by ")[0]),
+        _figure(shown, [speeds], speed_words, "Speed"),
+    ]
+
+
+def curves(runs: Iterable[Run] | Run) -> Figure:
+    """Loss and test results of runs, over steps, seconds of training and bytes on the wire."""
+    shown = _entries(runs)
+    losses, tests, words = learning_panels(shown)
+    return _figure(shown, [losses, tests], [words])
+
+
+def throughput(runs: Iterable[Run] | Run) -> Figure:
+    """Samples a second of each run, with the speeds of its slow and fast steps as whisker."""
+    shown = _entries(runs)
+    return _figure(shown, [[_throughput(shown)]], [speed.throughput_in_words(shown)])
+
+
+def speedup(runs: Iterable[Run] | Run) -> Figure:
+    """Speed-up and efficiency of runs against those with workers=1, strong and weak."""
+    shown = _entries(runs)
+    words = speed.speedup_in_words(speed.scalings(shown)) or speed.NO_BASELINE
+    return _figure(shown, [_scaling_panels(shown)], [words, speed.refusals(shown)])
+
+
+def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
+    """One row a run: the differing parameters, state, the gate's verdict, key metrics.
+
+    Raises: LabkitError where there are no runs.
+    """
+    import pandas as pd
+
+    found = [runs] if isinstance(runs, Run) else list(runs)
+    if not found:
+        raise LabkitError(naming.NO_RUNS)
+    differences = [_apart(row) for row in naming.differences(found)]
+    rows = [
+        row | {"state": _state(run), "gate": verdict(run)} | key_metrics(run)
+        for run, row in zip(found, differences, strict=True)
+    ]
+    differing = dict.fromkeys(name for row in differences for name in row)
+    measured = [name for name in KEY_METRICS if any(name in row for row in rows)]
+    index = pd.Index(naming.labels(found), name="run")
+    return pd.DataFrame(rows, columns=[*differing, "state", "gate", *measured], index=index)
+
+
+def _apart(row: dict[str, Any]) -> dict[str, Any]:
+    """Parameters whose names are those of other columns, under names of their own."""
+    return {f"{k} (asked)" if k in ("state", "gate") else k: v for k, v in row.items()}
+
+
+def show(figure: Figure) -> None:
+    """Display a figure in a notebook, or in a browser from a script; nothing offers a cloud."""
+    from labkit.figures.kit.canvas import CONFIG
+
+    try:
+        from IPython.core.getipython import get_ipython
+        from IPython.display import display
+    except ImportError:
+        get_ipython = None
+    if get_ipython is not None and get_ipython() is not None:
+        display(figure)
+    else:
+        figure.show(config=CONFIG)
+
+
+def _entries(runs: Iterable[Run] | Run) -> list[Entry]:
+    return naming.entries([runs] if isinstance(runs, Run) else runs)
+
+
+def _speed_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[str]]:
+    """Throughput, speed-up and efficiency beside each other, and what they say."""
+    points = speed.scalings(shown)
+    words = [speed.throughput_in_words(shown), speed.speedup_in_words(points)]
+    return [_throughput(shown), *_scaling_panels(shown)], words
+
+
+def _throughput(shown: Sequence[Entry]) -> Panel:
+    return Panel(
+        title="Throughput\nwhisker: p10 to p90 of step time",
+        x="",
+        y="samples/s",
+        traces=speed.throughput_traces(shown),
+        note=speed.refusals(shown) or "no speed was measured",
+        always_note=bool(speed.refusals(shown)),
+        x_axis={"showticklabels": False, "range": [-0.6, len(shown) - 0.4], "showgrid": False},
+        y_axis={"rangemode": "tozero"},
+    )
+
+
+def _scaling_panels(shown: Sequence[Entry]) -> list[Panel]:
+    points = speed.scalings(shown)
+    ticks = sorted({point.workers for point in points})
+    note = speed.refusals(shown) or ("" if points else speed.NO_BASELINE)
+    if not points and speed.NO_BASELINE not in note:
+        note = f"{note}\n{speed.NO_BASELINE}"
+    return [
+        Panel(
+            title=f"{title}\n{speed.kinds(points)}",
+            x="workers",
+            y=y,
+            traces=[
+                *band_traces(bands(points), percent=percent),
+                *speed.scaling_traces(points, percent=percent),
+            ],
+            note=note,
+            always_note=bool(note) and not percent,
+            x_axis={"tickvals": ticks} if ticks else {},
+            y_axis={"rangemode": "tozero"},
+        )
+        for title, y, percent in (
+            ("Speed-up over 1 worker", "speed-up", False),
+            ("Efficiency", "efficiency, %", True),
+        )
+    ]
+
+
+def _figure(
+    shown: Sequence[Entry],
+    rows: Sequence[Sequence[Panel]],
+    words: Sequence[str],
+    what: str = "",
+) -> Figure:
+    from labkit.figures.kit.canvas import draw
+
+    count = "1 run" if len(shown) == 1 else f"{len(shown)} runs"
+    title = " · ".join(part for part in (what, count, clock_and_network(shown)) if part)
+    remarks = _remarks(shown)
+    alt = ". ".join(part for part in [title, *remarks, *words] if part) + "."
+    return draw(rows, shown, title, " · ".join(remarks), alt)
+
+
+def _remarks(shown: Sequence[Entry]) -> list[str]:
+    """What a reader must know of all panels: too few cores, runs without results."""
+    busy = any(entry.metrics.get("oversubscribed") for entry in shown)
+    empty = [entry for entry in shown if not entry.metrics]
+    lines = [f"{e.label}: no results ({_state(e.run)})" for e in empty[:2]]
+    more = [f"{len(empty) - 2} more without results"] if len(empty) > 2 else []
+    single = [entry for entry in shown if entry.metrics and _is_one_step(entry)]
+    traced = [f"{len(single)} of one step: their speed is that of tracing it"] if single else []
+    return [*([OVERSUBSCRIBED] if busy else []), *traced, *lines, *more]
+
+
+def _is_one_step(entry: Entry) -> bool:
+    """Whether nothing came after the step in which TensorFlow traces."""
+    first, whole = (entry.metrics.get(name) for name in ("first_step_ms", "train_seconds"))
+    return bool(first and whole and first / 1e3 >= whole * (1 - 1e-9))
+
+
+def _state(run: Run) -> str:
+    status = run.status
+    cause = scrub(str(status.get("cause") or ""))
+    return f"{status['state']}: {cause}" if cause else str(status["state"])

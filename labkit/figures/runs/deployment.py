@@ -1,0 +1,209 @@
+"""A model before and after compression: accuracy against bytes on disk and time of inference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from labkit.common.units import bytes_axis, bytes_text
+from labkit.figures.kit.entries import PALETTE, SYMBOLS
+from labkit.figures.kit.line import Line
+from labkit.figures.kit.panel import Panel
+from labkit.figures.runs.reading import Markdown
+
+if TYPE_CHECKING:
+    import pandas
+
+    from labkit.figures.kit.canvas import Figure
+
+ORIGINAL = "original"
+LEVEL = 0.05  # of the sign test, below which accuracies are told apart
+WORTH = 1.02  # what is smaller by less is called of the same size
+
+Row = dict[str, Any]
+
+
+def deployment(table: pandas.DataFrame) -> Figure:
+    """Accuracy against bytes on disk, and against the time of an inference, of each method.
+
+    A marker's shape is the family of its method; up and to the left is better in both
+    panels. The whisker spans the repeats. Methods that could do nothing with the model are named.
+
+    Args: table, what `labkit.deployment.compare` returned.
+    """
+    from labkit.figures.kit.canvas import draw
+
+    rows = _measured(table)
+    shown = _lines(rows)
+    panels = [_bytes_panel(rows, shown), _time_panel(rows, shown)]
+    refused = [name for name, row in _rows(table).items() if row["bytes"] != row["bytes"]]
+    remark = f"not possible with this model: {', '.join(refused)}" if refused else ""
+    title = f"Compressed for deployment, {len(rows) - 1} ways · wall clock · 1 process"
+    words = "; ".join(
+        f"{name}: {row['accuracy']:.1%} of the test data right, {bytes_text(row['bytes'])}, "
+        f"{row['time_ratio']:.3g} times the original's inference time"
+        for name, row in rows.items()
+    )
+    alt = ". ".join(part for part in (title, remark, words) if part) + "."
+    return draw([panels], list(shown.values()), title, remark, alt, 300)
+
+
+def deployment_reading(table: pandas.DataFrame) -> Markdown:
+    """For each method what it did, lost and saved; then the smallest file without a loss shown."""
+    rows = _rows(table)
+    original = rows[ORIGINAL]
+    lines = [
+        f"- **{ORIGINAL}**: {original['accuracy']:.1%} of {original['test_answers']:.0f} test "
+        f"answers right, {bytes_text(original['bytes'])} on disk, {original['inference_ms']:.3g} "
+        f"ms for a batch of {original['batch_size']:.0f}."
+    ]
+    for name, row in rows.items():
+        if name != ORIGINAL:
+            lines.append(f"- **{name}**: {_of_method(row)}.")
+    others = {name: row for name, row in _measured(table).items() if name != ORIGINAL}
+    return Markdown("\n".join([*lines, *_together(others)]))
+
+
+def _of_method(row: Row) -> str:
+    if row["bytes"] != row["bytes"]:
+        return f"not possible with this model. {row['what']}"
+    return f"{row['what']}; {_accuracy(row)}; {_bytes(row)}; {_time(row)}"
+
+
+def _accuracy(row: Row) -> str:
+    said = f"{row['accuracy']:.1%} right"
+    if not row["lost"] + row["gained"]:
+        return f"{said}, on the same answers as the original"
+    said = f"{said}, {row['lost']:.0f} lost and {row['gained']:.0f} gained against the original"
+    if row["chance"] >= LEVEL:
+        return f"{said}, which chance could do (p = {row['chance']:.2g})"
+    return f"{said}, {'better' if row['gained'] > row['lost'] else 'worse'} beyond chance"
+
+
+def _bytes(row: Row) -> str:
+    text = f"{bytes_text(row['bytes'])}, {_times(row['smaller'], 'smaller', 'larger')}"
+    if row["file"].endswith(".keras"):
+        return text
+    zipped = row["keras_gzip_bytes"]
+    against = _times(zipped / row["bytes"], "smaller", "larger")
+    return f"{text}, {against} than gzip leaves of its .keras file ({bytes_text(zipped)})"
+
+
+def _time(row: Row) -> str:
+    spread = f"{row['time_ratio_low']:.2f} to {row['time_ratio_high']:.2f}"
+    said = f"{row['time_ratio']:.2f}x the original's inference time (repeats {spread})"
+    if _faster(row):
+        return f"{said}: faster"
+    if row["time_ratio_low"] > 1:
+        return f"{said}: slower"
+    return f"{said}: no difference beyond the spread"
+
+
+def _together(others: dict[str, Row]) -> list[str]:
+    kept = {name: row for name, row in others.items() if _kept(row) and row["smaller"] > WORTH}
+    if kept:
+        best = min(kept, key=lambda name: kept[name]["bytes"])
+        lines = [
+            f"- Smallest file whose loss, if any, these test answers cannot tell from chance: "
+            f"**{best}** ({kept[best]['lost']:.0f} lost, {kept[best]['gained']:.0f} gained), "
+            f"{kept[best]['smaller']:.3g}x smaller than the original."
+        ]
+    else:
+        lines = ["- Each file here that is smaller has lost accuracy beyond chance."]
+    faster = [name for name, row in others.items() if _faster(row)]
+    lines.append(f"- Faster than the original beyond the spread: {', '.join(faster) or 'none'}.")
+    trained = [name for name, row in others.items() if row["extra_epochs"]]
+    if trained:
+        lines.append(
+            f"- Trained longer than the original: {', '.join(trained)}. What they gain in accuracy "
+            "may be the training's."
+        )
+    return lines
+
+
+def _kept(row: Row) -> bool:
+    """Whether the test shows no loss of accuracy."""
+    return bool(row["gained"] >= row["lost"] or row["chance"] >= LEVEL)
+
+
+def _faster(row: Row) -> bool:
+    return bool(row["time_ratio_high"] < 1)
+
+
+def _times(ratio: float, more: str, less: str) -> str:
+    if 1 / WORTH <= ratio <= WORTH:
+        return "as large (within 2 %)"
+    return f"{ratio:.3g}x {more}" if ratio > 1 else f"{1 / ratio:.3g}x {less}"
+
+
+def _rows(table: pandas.DataFrame) -> dict[str, Row]:
+    return dict(zip(map(str, table.index), table.to_dict("records"), strict=True))
+
+
+def _measured(table: pandas.DataFrame) -> dict[str, Row]:
+    return {name: row for name, row in _rows(table).items() if row["bytes"] == row["bytes"]}
+
+
+def _lines(rows: dict[str, Row]) -> dict[str, Line]:
+    """A marker a family of methods, a colour a member of it."""
+    members: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        members.setdefault(row["family"], []).append(name)
+    return {
+        name: Line(
+            label=name,
+            color=PALETTE[names.index(name) % len(PALETTE)],
+            dash="solid",
+            symbol=SYMBOLS[place % len(SYMBOLS)],
+        )
+        for place, names in enumerate(members.values())
+        for name in names
+    }
+
+
+def _bytes_panel(rows: dict[str, Row], shown: dict[str, Line]) -> Panel:
+    sizes = [row["bytes"] for row in rows.values()]
+    return Panel(
+        title="Bytes on disk\nof the file that is read back",
+        x="bytes on disk",
+        y="accuracy on the test data",
+        traces=[_point(shown[name], row, row["bytes"]) for name, row in rows.items()],
+        x_axis=bytes_axis(0.8 * min(sizes), 1.25 * max(sizes)),
+        y_axis={"tickformat": ".1%"},
+    )
+
+
+def _time_panel(rows: dict[str, Row], shown: dict[str, Line]) -> Panel:
+    batch = next(iter(rows.values()))["batch_size"]
+    return Panel(
+        title="Time of an inference\nwhisker: least to largest of the repeats",
+        x=f"time of a batch of {batch:.0f} / the original's",
+        y="accuracy on the test data",
+        traces=[
+            _point(shown[name], row, row["time_ratio"]) | {"error_x": _whisker(shown[name], row)}
+            for name, row in rows.items()
+        ],
+        x_axis={"rangemode": "tozero"},
+        y_axis={"tickformat": ".1%"},
+    )
+
+
+def _point(line: Line, row: Row, x: float) -> dict[str, Any]:
+    hover = (
+        f"{line.style['name']}<br>%{{y:.2%}} right<br>{bytes_text(row['bytes'])}, "
+        f"{row['smaller']:.3g}x smaller<br>{row['inference_ms']:.3g} ms, "
+        f"{row['time_ratio']:.2f}x the original's<extra></extra>"
+    )
+    marker = {"color": line.color, "symbol": line.symbol, "size": 11}
+    look = {"mode": "markers", "marker": marker, "showlegend": False, "hovertemplate": hover}
+    return {"x": [x], "y": [row["accuracy"]]} | look | line.style
+
+
+def _whisker(line: Line, row: Row) -> dict[str, Any]:
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [row["time_ratio_high"] - row["time_ratio"]],
+        "arrayminus": [row["time_ratio"] - row["time_ratio_low"]],
+        "color": line.color,
+        "thickness": 1.5,
+    }

@@ -1,0 +1,181 @@
+"""Parallel coordinates: an axis for each parameter that differs and each result, a line a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from labkit.figures.kit import entries as naming
+from labkit.figures.kit.axes import Scale, scale, word
+from labkit.figures.kit.entries import INK, MANY, OVERSUBSCRIBED, Entry, clock_and_network
+from labkit.figures.kit.panel import Panel
+from labkit.figures.runs.measures import (
+    MEASURES,
+    measured,
+    parameters,
+    text_of,
+    title_of,
+    values_of,
+)
+from labkit.figures.runs.speed import refusals
+from labkit.records.run import Run
+
+if TYPE_CHECKING:
+    from labkit.figures.kit.canvas import Figure
+
+_MOST = 9  # more axes than this leave no room for their words
+_BELOW, _ABOVE = -0.055, 1.055  # where the ends of an axis are named
+_ACROSS = 125  # letters that fit beside each other
+_SPREAD = 0.5  # share of a slot over which its runs stand side by side
+
+Axis = tuple[str, list[Any], Scale]
+
+
+def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None = None) -> Figure:
+    """Each run as a line over its parameters and results; runs in one slot stand side by side.
+
+    A run whose equivalence gate failed has no speed, so its line is broken there.
+
+    Args: runs: to compare; axes: names of parameters and metrics, from left to right (by default
+    the parameters that differ but for the seed, then accuracy or loss, bytes, samples/s).
+    Raises: LabkitError where there are no runs; InvalidInput, a name that no run has.
+    """
+    from labkit.figures.kit.canvas import draw
+
+    shown = naming.entries([runs] if isinstance(runs, Run) else runs)
+    chosen = _axes(shown, axes)
+    panel = Panel(
+        title="",
+        x="",
+        y="",
+        traces=[*_lines(shown, chosen), _rules(len(chosen)), _ticks(chosen)],
+        note=refusals(shown),
+        always_note=bool(refusals(shown)),
+        x_axis=_names(chosen),
+        y_axis={"visible": False, "range": [-0.1, 1.1], "fixedrange": True},
+    )
+    title = f"Parameters and results · {clock_and_network(shown)}"
+    busy = any(entry.metrics.get("oversubscribed") for entry in shown)
+    words = [_in_words(entry, chosen, place) for place, entry in enumerate(shown)]
+    remark = OVERSUBSCRIBED if busy else ""
+    alt = ". ".join(part for part in [title, remark, *words, refusals(shown)] if part) + "."
+    return draw([[panel]], shown, title, remark, alt, plot=300, below=24)
+
+
+def _axes(shown: Sequence[Entry], names: Sequence[str] | None) -> list[Axis]:
+    given = parameters(shown)
+    if names is None:
+        names = [name for name in given if name not in ("seed", "name")][: _MOST - len(MEASURES)]
+        names += [name for name in MEASURES if len(set(measured(shown, name))) > 1]
+    chosen = list(names) or list(given) or list(MEASURES)[:1]
+    columns = [(name, values_of(shown, name)) for name in chosen]
+    return [(name, values, scale(values, name not in given)) for name, values in columns]
+
+
+def _lines(shown: Sequence[Entry], axes: Sequence[Axis]) -> list[dict[str, Any]]:
+    beside = [_side_by_side(each) for _, _, each in axes]
+    few = len(shown) <= MANY
+    return [
+        {
+            "x": list(range(len(axes))),
+            "y": [column[place] for column in beside],
+            "mode": "lines+markers" if few else "lines",
+            "line": {"color": entry.color, "dash": entry.dash, "width": 2 if few else 1.5},
+            "marker": {"color": entry.color, "symbol": entry.symbol, "size": 7},
+            "text": [_said(axis, place) for axis in axes],
+            "hovertemplate": "%{text}",
+            "showlegend": False,
+        }
+        | entry.style
+        for place, entry in enumerate(shown)
+    ]
+
+
+def _side_by_side(each: Scale) -> list[float | None]:
+    """Places where runs of the same slot do not cover each other."""
+    if not each.slots:
+        return list(each.places)
+    room = _SPREAD / len(each.ticks)
+    members: dict[float | None, list[int]] = {}
+    for place, value in enumerate(each.places):
+        members.setdefault(value, []).append(place)
+    spread = list(each.places)
+    for value, own in members.items():
+        for number, place in enumerate(own):
+            if value is not None and len(own) > 1:
+                spread[place] = value + room * (number / (len(own) - 1) - 0.5)
+    return spread
+
+
+def _rules(count: int) -> dict[str, Any]:
+    """The axes themselves, as one trace."""
+    return {
+        "x": [x for place in range(count) for x in (place, place, None)],
+        "y": [0, 1, None] * count,
+        "mode": "lines",
+        "line": {"color": INK, "width": 1},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
+
+
+def _ticks(axes: Sequence[Axis]) -> dict[str, Any]:
+    """Words above their slot's lines; numbers at the ends of their axis."""
+    rows = [
+        (place, *each)
+        for place, (name, _, on) in enumerate(axes)
+        for each in (_slot_words(name, on, place == 0) if on.slots else _ends(name, on))
+    ]
+    return {
+        "x": [place for place, *_ in rows],
+        "y": [y for _, y, _, _ in rows],
+        "mode": "text",
+        "text": [naming.safe_text(text) for *_, text, _ in rows],
+        "textposition": [f"middle {side}" for *_, side in rows],
+        "textfont": {"size": 11, "color": INK},
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "cliponaxis": False,
+    }
+
+
+def _slot_words(name: str, on: Scale, first: bool) -> list[tuple[float, str, str]]:
+    """Left of the first axis is room; elsewhere lines pass, and fewest above those of a slot."""
+    up, side = (0.0, "left") if first else ((0.5 + _SPREAD / 2) / 2 / len(on.ticks), "right")
+    gap = "\N{NO-BREAK SPACE}" * 2
+    return [(at + up, f"{gap}{word(name, value)}{gap}", side) for at, value in on.ticks]
+
+
+def _ends(name: str, on: Scale) -> list[tuple[float, str, str]]:
+    ends = [on.ticks[0], on.ticks[-1]] if len(on.ticks) > 1 else [(1.0, on.ticks[0][1])]
+    return [(_BELOW if at == 0 else _ABOVE, text_of(name, value), "center") for at, value in ends]
+
+
+def _names(axes: Sequence[Axis]) -> dict[str, Any]:
+    return {
+        "tickvals": list(range(len(axes))),
+        "ticktext": [naming.safe_text(title_of(name)) for name, _, _ in axes],
+        "side": "top",
+        "showgrid": False,
+        "showline": False,
+        "tickangle": 0,
+        "range": [-_room(axes), len(axes) - 1 + 0.035 * len(axes)],
+        "fixedrange": True,
+    }
+
+
+def _room(axes: Sequence[Axis]) -> float:
+    """Left of the first axis, for its words; in distances of axes."""
+    name, _, on = axes[0]
+    letters = max(len(word(name, value)) for _, value in on.ticks) + 2 if on.slots else 0
+    return max(0.035, letters / _ACROSS) * len(axes)
+
+
+def _said(axis: Axis, place: int) -> str:
+    name, values, _ = axis
+    return naming.safe_text(f"{title_of(name)}: {text_of(name, values[place])}")
+
+
+def _in_words(entry: Entry, axes: Sequence[Axis], place: int) -> str:
+    said = [_said(axis, place) for axis in axes if axis[1][place] is not None]
+    return f"{entry.label}: {', '.join(said)}"

@@ -1,0 +1,260 @@
+"""Predicted beside measured: one table, one figure, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from labkit.common.errors import InvalidInput
+from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
+from labkit.figures.kit.entries import INK
+from labkit.figures.kit.line import Line, lines
+from labkit.figures.kit.panel import Panel
+from labkit.figures.runs.reading import Markdown
+from labkit.network import Network
+from labkit.schedules import ALLREDUCE
+from labkit.simulate import Fit, Measurement, predict, simulate
+
+if TYPE_CHECKING:
+    import pandas
+
+    from labkit.figures.kit.canvas import Figure
+
+Rows: TypeAlias = Sequence[Mapping[str, Any]]
+Curve: TypeAlias = tuple[list[float], list[float]]  # bytes, s
+POINTS = 33
+
+
+def measurements(rows: Iterable[Mapping[str, Any]]) -> list[Measurement]:
+    """The medians of a bench's rows, of all algorithms that have a schedule and were right."""
+    return [
+        Measurement(row["bytes"], row["median_ms"] / 1e3, row["algorithm"], row["workers"])
+        for row in rows
+        if row["algorithm"] in ALLREDUCE and row.get("correct", True)
+    ]
+
+
+def predicted_and_measured(
+    rows: Rows, network: str | Network | Fit | None = None, gamma: float = 0.0
+) -> tuple[pandas.DataFrame, Figure]:
+    """Simulate what was measured; a table with the error, and a figure with the spread.
+
+    The error is predicted / measured - 1. What has no schedule ("mpi", "shared_memory") is shown
+    as measured; rows whose results were wrong have no time.
+
+    Args: rows: of `labkit.bench.collectives.measure`; network: to predict with: a name, a
+    `Network`, or a `Fit` (with its γ); default: the one that the rows name; gamma: s to add one
+    byte, where `network` is no fit.
+    Raises: InvalidInput, for no rows, or a network that cannot be told from them.
+    """
+    world, gamma, source = _model(rows, network, gamma)
+    table = _table(rows, world, gamma)
+    curves = {
+        (name, count): _curve(name, count, table["bytes"], world, gamma)
+        for name, count in dict.fromkeys(zip(table["algorithm"], table["workers"], strict=True))
+        if name in ALLREDUCE
+    }
+    return table, _figure(table, curves, rows, source)
+
+
+def _model(
+    rows: Rows, network: str | Network | Fit | None, gamma: float
+) -> tuple[Network, float, str]:
+    """Network and γ of the prediction, and where they are from."""
+    if not rows:
+        raise InvalidInput("no rows to compare: give those of labkit.bench.collectives.measure")
+    if isinstance(network, Fit):
+        return network.network(), network.gamma, fit_text(network)
+    if network is None:
+        names = {row["network"] for row in rows}
+        if len(names) > 1 or None in names:
+            raise InvalidInput(
+                f"measured on {', '.join(sorted(map(str, names)))}: say with which network to "
+                f"predict, or give calibrate(measurements(rows))"
+            )
+        network = str(names.pop())
+    world = Network.named(network) if isinstance(network, str) else network
+    return world, gamma, f"simulation on {world}"
+
+
+def fit_text(fit: Fit) -> str:
+    """`α 12 µs, β 0.1 ns a byte (9.8 GB/s), γ 0.05 ns a byte`"""
+    speed = f" ({1e-9 / fit.beta:.3g} GB/s)" if fit.beta else ""
+    return (
+        f"fit of {fit.count} measurements: α {seconds_text(fit.alpha)}, "
+        f"β {1e9 * fit.beta:.3g} ns a byte{speed}, γ {1e9 * fit.gamma:.3g} ns a byte"
+    )
+
+
+def _table(rows: Rows, network: Network, gamma: float) -> pandas.DataFrame:
+    import pandas as pd
+
+    found = []
+    for row in rows:
+        right = row.get("correct", True)
+        known = predict(measurements([row]), network, gamma)
+        each = known[0] if known else None
+        found.append(
+            {
+                "algorithm": row["algorithm"],
+                "workers": row["workers"],
+                "bytes": row["bytes"],
+                "measured_ms": row["median_ms"] if right else None,
+                "min_ms": row["min_ms"] if right else None,
+                "p90_ms": row["p90_ms"] if right else None,
+                "predicted_ms": 1e3 * each.predicted if each else None,
+                "closed_form_ms": 1e3 * each.closed_form if each else None,
+                "error": each.error if each else None,
+                "correct": right,
+            }
+        )
+    times = ["measured_ms", "min_ms", "p90_ms", "predicted_ms", "closed_form_ms", "error"]
+    return pd.DataFrame(found).astype(dict.fromkeys(times, "float64"))
+
+
+def _curve(name: str, count: int, nbytes: Any, network: Network, gamma: float) -> Curve:
+    """The prediction between the measured sizes too: on logarithmic axes it is no straight line."""
+    grid = np.geomspace(nbytes.min(), nbytes.max(), POINTS) if len(set(nbytes)) > 1 else nbytes
+    sizes = [float(each) for each in grid]
+    return sizes, [simulate(name, count, n, network, gamma=gamma).seconds for n in sizes]
+
+
+def _figure(
+    table: pandas.DataFrame, curves: dict[tuple[str, int], Curve], rows: Rows, source: str
+) -> Figure:
+    from labkit.figures.kit.canvas import draw
+
+    looks = lines(table["algorithm"])
+    groups = [(looks[name], group) for name, group in table.groupby("algorithm", sort=False)]
+    shown = table[["measured_ms", "min_ms", "p90_ms", "predicted_ms"]].to_numpy() / 1e3
+    if table["measured_ms"].isna().all():
+        raise InvalidInput("all of these rows have wrong results: there is no time to draw")
+    sizes = bytes_axis(table["bytes"].min() / 1.5, table["bytes"].max() * 1.5)
+    panels = [
+        Panel(
+            "Time\nmarkers: measured, whisker from least to p90; lines: predicted",
+            "size of the buffer",
+            "time of the allreduce",
+            [_predicted(looks[name], curve) for (name, _), curve in curves.items()]
+            + [_measured(line, group) for line, group in groups],
+            x_axis=sizes,
+            y_axis=seconds_axis(float(np.nanmin(shown)), float(np.nanmax(shown))),
+            link="bytes",
+        ),
+        Panel(
+            "Error of the prediction\npredicted / measured − 1; whisker: of least and p90",
+            "size of the buffer",
+            "error, %",
+            [_zero(table), *(_errors(line, group) for line, group in groups)],
+            x_axis=sizes,
+            link="bytes",
+        ),
+    ]
+    network = ", ".join(sorted({str(row["network"] or "not emulated") for row in rows}))
+    ranks = ", ".join(str(count) for count in sorted(table["workers"].unique()))
+    title = f"Predicted and measured, {ranks} ranks · wall clock · network {network}"
+    remark = f"prediction: {source}"
+    wrong = int((~table["correct"]).sum())
+    if wrong:
+        remark += f"; {wrong} rows with wrong results are left out"
+    words = [title, remark, *prediction_reading(table).replace("- ", "").split("\n")]
+    alt = ". ".join(each.strip(". ").replace("**", "") for each in words) + "."
+    return draw([panels], list(looks.values()), title, remark, alt, plot=250)
+
+
+def _predicted(line: Line, curve: Curve) -> dict[str, Any]:
+    look = {"mode": "lines", "line": {"color": line.color, "dash": line.dash, "width": 1.5}}
+    quiet = {"hoverinfo": "skip", "showlegend": False}
+    return {"x": curve[0], "y": curve[1]} | look | quiet | line.style
+
+
+def _measured(line: Line, group: pandas.DataFrame) -> dict[str, Any]:
+    whisker = {
+        "array": (group["p90_ms"] - group["measured_ms"]) / 1e3,
+        "arrayminus": (group["measured_ms"] - group["min_ms"]) / 1e3,
+        "symmetric": False,
+        "thickness": 1.5,
+        "color": line.color,
+    }
+    hover = [
+        f"{bytes_text(row.bytes)}: measured {seconds_text(row.measured_ms / 1e3)}, "
+        f"predicted {seconds_text(row.predicted_ms / 1e3)}"
+        for row in group.itertuples()
+    ]
+    marks = {"mode": "markers", "error_y": whisker, "text": hover, "hovertemplate": "%{text}"}
+    look = {"marker": {"color": line.color, "symbol": line.symbol, "size": 8}, "showlegend": False}
+    return {"x": group["bytes"], "y": group["measured_ms"] / 1e3} | marks | look | line.style
+
+
+def _errors(line: Line, group: pandas.DataFrame) -> dict[str, Any]:
+    """100 · error; the whiskers: had the least or the 90th percentile been the measured time."""
+    error = 100 * group["error"]
+    of_least = 100 * (group["predicted_ms"] / group["min_ms"] - 1)
+    of_p90 = 100 * (group["predicted_ms"] / group["p90_ms"] - 1)
+    whisker = {"array": of_least - error, "arrayminus": error - of_p90, "symmetric": False}
+    return {
+        "x": group["bytes"],
+        "y": error,
+        "mode": "markers+lines",
+        "line": {"color": line.color, "dash": line.dash, "width": 1},
+        "marker": {"color": line.color, "symbol": line.symbol, "size": 8},
+        "error_y": whisker | {"thickness": 1.5, "color": line.color},
+        "hovertemplate": "%{y:+.2f} %",
+        "showlegend": False,
+    } | line.style
+
+
+def _zero(table: pandas.DataFrame) -> dict[str, Any]:
+    return {
+        "x": [table["bytes"].min() / 1.5, table["bytes"].max() * 1.5],
+        "y": [0, 0],
+        "mode": "lines",
+        "line": {"color": INK, "dash": "dash", "width": 1},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
+
+
+def prediction_reading(table: pandas.DataFrame) -> Markdown:
+    """How far each algorithm's prediction was off, and what master_worker cost beside the rest."""
+    said = [_of_errors(str(name), group) for name, group in table.groupby("algorithm", sort=False)]
+    return Markdown("\n".join(f"- {line}" for line in [*said, *_of_master(table)]))
+
+
+def _of_errors(name: str, group: pandas.DataFrame) -> str:
+    wrong = int((~group["correct"]).sum())
+    if wrong:
+        return f"**{name}**: {wrong} of {len(group)} rows have wrong results, so no time is given."
+    known = group.dropna(subset="error")
+    if known.empty:
+        return f"**{name}**: not predicted, for it has no schedule of labkit's."
+    worst = known.loc[known["error"].abs().idxmax()]
+    inside = (
+        (known["min_ms"] <= known["predicted_ms"]) & (known["predicted_ms"] <= known["p90_ms"])
+    ).sum()
+    return (
+        f"**{name}**: predicted within {known['error'].abs().median():.1%} (median of "
+        f"{len(known)} sizes), at worst {worst['error']:+.1%} at {bytes_text(worst['bytes'])}; "
+        f"{inside} of {len(known)} predictions lie inside the spread of the measured."
+    )
+
+
+def _of_master(table: pandas.DataFrame) -> list[str]:
+    """At the largest buffer: measured and predicted ratio of master_worker to each other."""
+    largest = table[table["bytes"] == table["bytes"].max()].set_index("algorithm")
+    if "master_worker" not in largest.index:
+        return []
+    master, size = largest.loc["master_worker"], bytes_text(table["bytes"].max())
+    lines = []
+    for name, row in largest.drop("master_worker").iterrows():
+        ratio = master["measured_ms"] / row["measured_ms"]
+        if ratio != ratio:  # NaN: one of them was wrong
+            continue
+        model = master["predicted_ms"] / row["predicted_ms"]
+        beside = f", predicted {model:.2f}" if model == model else ""
+        lines.append(
+            f"At {size} master_worker takes {ratio:.2f} times as long as {name} (measured{beside})."
+        )
+    return lines
