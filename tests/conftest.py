@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 import labkit
-from labkit.common import bytecode
+from labkit.common.places import keep_bytecode
 
 # A machine that does something else at the same time must not fail a property, and the same tree
 # gets the same verdict each time; `--hypothesis-profile=explore` looks at new examples.
@@ -21,7 +21,7 @@ hypothesis.settings.register_profile("labkit", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("labkit")
 
 # Engines of a session find what those of the last one have compiled.
-bytecode.keep()
+keep_bytecode()
 
 # Who is started in the background of a shell script ignores Ctrl-C; some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

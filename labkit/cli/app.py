@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labkit.bench.command import bench, simulate
-from labkit.common import bytecode
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.places import keep_bytecode
 from labkit.jobs.sweep.command import INTERRUPTED, sweep
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class _OneLine(click.Group):
 @click.version_option(package_name="labkit")
 def app() -> None:
     """Ask questions about distributed deep learning; answer them on real MPI ranks."""
-    bytecode.keep()
+    keep_bytecode()
 
 
 app.add_command(bench)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.cluster.lease import Lock, wait_until_free
-from labkit.common import bytecode
 from labkit.common.errors import LabkitError
+from labkit.common.places import bytecode_variables
 from labkit.records import store
 
 START_LIMIT = 180.0  # seconds
@@ -51,7 +51,7 @@ def launch(folder: Path, workers: int, threads: int) -> None:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=os.environ | bytecode.kept(),
+            env=os.environ | bytecode_variables(),
             start_new_session=True,  # Ctrl-C in a terminal is not meant for the engines
         )
     begin, shown = time.monotonic(), _Ticker(f"starting {workers} MPI engines")

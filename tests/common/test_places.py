@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.common import bytecode
+from labkit.common import places
 
 SAY = "import os, sys; print(os.environ.get('PYTHONPYCACHEPREFIX'), sys.dont_write_bytecode)"
 
@@ -20,7 +20,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A Python that keeps nothing, of which nothing is compiled; labkit's cache."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr(sys, "pycache_prefix", None)
-    monkeypatch.setattr(bytecode, "_is_compiled", lambda package: False)
+    monkeypatch.setattr(places, "_is_compiled", lambda package: False)
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
@@ -32,7 +32,7 @@ def test_a_started_process_writes_into_the_cache_and_not_beside_sources(
 ) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "module.py").write_text("pass")
-    bytecode.keep()
+    places.keep_bytecode()
     subprocess.run([sys.executable, "-c", "import module"], cwd=tmp_path / "lib", check=True)
     assert [path.name for path in (tmp_path / "lib").iterdir()] == ["module.py"]
     assert list(forgetful.rglob("module.*.pyc"))
@@ -41,19 +41,19 @@ def test_a_started_process_writes_into_the_cache_and_not_beside_sources(
 def test_what_is_compiled_or_kept_already_needs_nothing(
     forgetful: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bytecode, "_is_compiled", lambda package: True)
-    assert bytecode.kept() == {}
-    monkeypatch.setattr(bytecode, "_is_compiled", lambda package: False)
+    monkeypatch.setattr(places, "_is_compiled", lambda package: True)
+    assert places.bytecode_variables() == {}
+    monkeypatch.setattr(places, "_is_compiled", lambda package: False)
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    assert bytecode.kept() == {}
+    assert places.bytecode_variables() == {}
 
 
 def test_a_folder_that_the_user_has_chosen_stays(
     forgetful: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", "/chosen")
-    assert bytecode.kept() == {}
-    bytecode.keep()
+    assert places.bytecode_variables() == {}
+    places.keep_bytecode()
     assert os.environ["PYTHONPYCACHEPREFIX"] == "/chosen"
     assert os.environ["PYTHONDONTWRITEBYTECODE"] == "1"
 
@@ -65,10 +65,10 @@ def test_what_was_compiled_at_installation_is_seen(
     monkeypatch.syspath_prepend(str(tmp_path))
     source = tmp_path / "installed.py"
     source.write_text("pass")
-    assert not bytecode._is_compiled("installed")
+    assert not places._is_compiled("installed")
     py_compile.compile(str(source))
-    assert bytecode._is_compiled("installed")
-    assert not bytecode._is_compiled("not_installed")
+    assert places._is_compiled("installed")
+    assert not places._is_compiled("not_installed")
 
 
 def test_commands_hand_it_on(forgetful: Path, monkeypatch: pytest.MonkeyPatch) -> None:
