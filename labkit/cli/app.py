@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labkit.bench.command import bench, simulate
+from labkit.cli.sweep import INTERRUPTED, sweep
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.places import keep_bytecode
-from labkit.jobs.sweep.command import INTERRUPTED, sweep
 
 if TYPE_CHECKING:
     from labkit.experiment import Experiment

@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import duration_text
-from labkit.jobs.sweep import record
+from labkit.jobs.sweep import roster
 from labkit.records import store
 from labkit.records.run import Run, gate_failed, key_metrics
 
@@ -48,8 +48,8 @@ class _Read(Run):
 
 def sweep_rows(path: Path, name: str) -> dict[Path, Row]:
     """A sweep: its state, and how many members are in which; and those that are still to start."""
-    status = record.read(path)
-    states = record.states(path, status)
+    status = roster.read(path)
+    states = roster.states(path, status)
     total = sum(states.values())
     counts = [f"{states[state]} {state}" for state in store.STATES if states[state]]
     cause = f"{total} members: {', '.join(counts)}"
@@ -130,7 +130,7 @@ def find(root: Path) -> tuple[set[Path], set[Path]]:
     for folder, folders, files in os.walk(root):
         if "params.yaml" in files:
             jobs.add(Path(folder))
-        if record.FILE in files:
+        if roster.FILE in files:
             sweeps.add(Path(folder))
         if "experiment.json" in files:
             folders.clear()

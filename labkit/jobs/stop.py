@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.common.errors import LabkitError
 from labkit.jobs.listing import find
-from labkit.jobs.sweep import record
+from labkit.jobs.sweep import roster
 from labkit.records import store
 
 PATIENCE = 40.0  # seconds: a cell has half of that to clean up before its kernel is killed
@@ -27,7 +27,7 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
         LabkitError: there is no such folder.
     """
     jobs, sweeps = find(root)
-    asked = _ask(sweeps, record.read)
+    asked = _ask(sweeps, roster.read)
     alone = [job for job in jobs if not any(sweep in job.parents for sweep in asked)]
     asked |= _ask(alone, store.read_status)
     if not asked:

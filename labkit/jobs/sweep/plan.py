@@ -14,7 +14,7 @@ from labkit.common.errors import InvalidInput
 from labkit.common.places import fingerprint
 from labkit.jobs import parameters
 from labkit.jobs.sweep import grid
-from labkit.jobs.sweep.axis import LARGEST, Axis, from_text, from_yaml
+from labkit.jobs.sweep.grid import LARGEST, Axis, from_text, from_yaml
 from labkit.records import store
 
 

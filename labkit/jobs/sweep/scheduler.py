@@ -13,10 +13,10 @@ from typing import Any
 
 from labkit.jobs import job as jobs
 from labkit.jobs.notebook import settle
-from labkit.jobs.sweep import record
+from labkit.jobs.sweep import roster
 from labkit.jobs.sweep.plan import Member, Plan
 from labkit.jobs.sweep.process import Process, prepare
-from labkit.jobs.sweep.progress import Progress
+from labkit.jobs.sweep.screen import Screen
 from labkit.jobs.sweep.warm import Warm
 
 LOOK_EVERY = 0.02  # seconds
@@ -53,15 +53,15 @@ class Scheduler:
         jobs: run so many at a time, whatever the cores; None: ranks × threads of all that run fit
             the cores, or one runs alone, as does one whose ranks nobody knows.
         limit: seconds that a member may take.
-        progress: is told.
+        screen: is told what happens.
     """
 
     def __init__(
-        self, plan: Plan, folder: Path, jobs: int | None, limit: float | None, progress: Progress
+        self, plan: Plan, folder: Path, jobs: int | None, limit: float | None, screen: Screen
     ) -> None:
         self.plan, self.folder, self.jobs, self.limit = plan, folder, jobs, limit
-        self.progress = progress
-        self._notebook = record.keep(folder, plan)
+        self.screen = screen
+        self._notebook = roster.keep(folder, plan)
         self._running: list[Running] = []
         self._most = 1  # members that ran abreast
         self._interrupts = 0
@@ -83,7 +83,7 @@ class Scheduler:
                 time.sleep(LOOK_EVERY)
                 self._look(waiting)
         self._warm.keep(set())
-        self.progress.close()
+        self.screen.close()
         return not self._interrupts
 
     def _fits(self, member: Member) -> bool:
@@ -94,7 +94,7 @@ class Scheduler:
         return len(wanted) == 1 or (len(known) == len(wanted) and sum(known) <= cores())
 
     def _start(self, member: Member) -> None:
-        job = record.queue(self.folder, self.plan, member)
+        job = roster.queue(self.folder, self.plan, member)
         taken = {running.place for running in self._running}
         place = min(set(range(len(taken) + 1)) - taken)
         process = Process(
@@ -119,7 +119,7 @@ class Scheduler:
             elif self.limit is not None and running.spent > self.limit + OVERTIME:
                 running.process.kill(f"past the limit of {self.limit:g} s, and killed")
         spent = self._spent()
-        self.progress.tick(spent, self.progress.left(len(waiting), spent, self._most))
+        self.screen.tick(spent, self.screen.left(len(waiting), spent, self._most))
 
     def _end(self, running: Running, waiting: list[Member]) -> None:
         process = running.process
@@ -131,8 +131,8 @@ class Scheduler:
         self._warm.keep({member.shape for member in active})
         rank = f"rank {result.rank}: " if result.rank is not None else ""
         cause = f"{rank}{result.cause}" if result.cause else None
-        left = self.progress.left(len(waiting), self._spent(), self._most)
-        self.progress.ended(running.member, result.state, cause, running.spent, left)
+        left = self.screen.left(len(waiting), self._spent(), self._most)
+        self.screen.ended(running.member, result.state, cause, running.spent, left)
 
     def _spent(self) -> dict[str, float]:
         return {running.member.folder: running.spent for running in self._running}
@@ -144,7 +144,7 @@ class Scheduler:
         def count(*_: Any) -> None:
             self._interrupts += 1
             if self._interrupts == 1:
-                self.progress.say("interrupted: the members that run may clean up (again: kill)")
+                self.screen.say("interrupted: the members that run may clean up (again: kill)")
 
         numbers = (signal.SIGINT, signal.SIGTERM)
         before = [signal.signal(number, count) for number in numbers]

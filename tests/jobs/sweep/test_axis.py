@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
-from labkit.jobs.sweep.axis import LARGEST, Axis, Draw, from_text, from_yaml
+from labkit.jobs.sweep.grid import LARGEST, Axis, Draw, from_text, from_yaml
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
-from labkit.jobs.sweep.axis import Draw
-from labkit.jobs.sweep.grid import every, some
+from labkit.jobs.sweep.grid import Draw, every, some
 
 AXES = st.dictionaries(
     st.sampled_from("abcd"),

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from labkit.jobs.sweep.plan import Member
-from labkit.jobs.sweep.progress import Progress
+from labkit.jobs.sweep.screen import Screen
 
 MEMBER = Member("001_x=1", {"x": 1}, 0, 1, 1)
 
@@ -19,11 +19,11 @@ class Terminal(io.StringIO):
 
 def test_a_log_gets_a_line_for_each_member_that_ended() -> None:
     log = io.StringIO()
-    progress = Progress(12, done=4, stream=log)
-    progress.tick({"001_x=1": 1.0}, "")
-    progress.ended(MEMBER, "completed", None, 4.2, "about 30 s left")
-    progress.ended(MEMBER, "failed", "no use", 2.0, "")
-    progress.close()
+    screen = Screen(12, done=4, stream=log)
+    screen.tick({"001_x=1": 1.0}, "")
+    screen.ended(MEMBER, "completed", None, 4.2, "about 30 s left")
+    screen.ended(MEMBER, "failed", "no use", 2.0, "")
+    screen.close()
     assert log.getvalue().splitlines() == [
         "[ 5/12] 001_x=1  completed in 4.2 s; about 30 s left",
         "[ 6/12] 001_x=1  failed in 2.0 s: no use",
@@ -33,9 +33,9 @@ def test_a_log_gets_a_line_for_each_member_that_ended() -> None:
 def test_a_terminal_shows_what_runs_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     terminal = Terminal()
-    progress = Progress(3, done=1, stream=terminal)
-    progress.tick({"002_x=2": 1.0, "003_x=3": 65.0}, "about 5.0 s left")
-    progress.tick({}, "too soon to be shown")
+    screen = Screen(3, done=1, stream=terminal)
+    screen.tick({"002_x=2": 1.0, "003_x=3": 65.0}, "about 5.0 s left")
+    screen.tick({}, "too soon to be shown")
     assert terminal.getvalue().removeprefix("\r\x1b[2K") == (
         "1 of 3 completed · about 5.0 s left · running: 002_x=2 (1.0 s), 003_x=3 (1 min 5 s)"
     )
@@ -44,14 +44,14 @@ def test_a_terminal_shows_what_runs_and_what_is_left(monkeypatch: pytest.MonkeyP
 def test_a_narrow_terminal_never_gets_a_second_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     terminal = Terminal()
-    Progress(3, done=0, stream=terminal).tick({"a" * 100: 1.0}, "")
+    Screen(3, done=0, stream=terminal).tick({"a" * 100: 1.0}, "")
     assert len(terminal.getvalue().removeprefix("\r\x1b[2K")) < 30
 
 
 def test_time_left_is_that_of_the_members_that_ended() -> None:
-    progress = Progress(9, done=0, stream=io.StringIO())
-    assert progress.left(9, {}, 1) == ""
-    progress.ended(MEMBER, "completed", None, 10.0, "")
-    progress.ended(MEMBER, "completed", None, 20.0, "")
-    assert progress.left(4, {"a": 5.0, "b": 40.0}, 2) == "about 35 s left"  # (4 × 15 + 10 + 0) / 2
-    assert progress.left(0, {}, 2) == ""
+    screen = Screen(9, done=0, stream=io.StringIO())
+    assert screen.left(9, {}, 1) == ""
+    screen.ended(MEMBER, "completed", None, 10.0, "")
+    screen.ended(MEMBER, "completed", None, 20.0, "")
+    assert screen.left(4, {"a": 5.0, "b": 40.0}, 2) == "about 35 s left"  # (4 × 15 + 10 + 0) / 2
+    assert screen.left(0, {}, 2) == ""

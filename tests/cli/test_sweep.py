@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from labkit.cli.app import app
-from labkit.jobs.sweep import record
+from labkit.jobs.sweep import roster
 from labkit.records import store
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -115,7 +115,7 @@ def test_a_failed_member_is_recorded_and_resume_runs_what_is_missing() -> None:
     code, out, err = ended(start(SWEEP, "--resume"))
     assert (code, out.splitlines()[-1]) == (0, f"4 of 4 completed; result: {SWEEP}")
     assert started() == {0: 1, 1: 2, 2: 2, 3: 1}
-    assert record.read(SWEEP)["state"] == "completed"
+    assert roster.read(SWEEP)["state"] == "completed"
 
 
 def test_ctrl_c_lets_members_clean_up_and_leaves_a_sweep_to_resume() -> None:
@@ -203,7 +203,7 @@ def test_stop_ends_a_sweep_and_nothing_else() -> None:
     assert result.exit_code == 0
     assert result.stdout == f"stopped: {SWEEP}\n"
     assert ended(child)[0] == 130
-    assert record.read(SWEEP)["state"] == "interrupted"
+    assert roster.read(SWEEP)["state"] == "interrupted"
     assert foreign.poll() is None
     foreign.kill()
     foreign.wait()
@@ -234,7 +234,7 @@ def test_two_hundred_members_survive_being_killed_again_and_again() -> None:
     done: dict[str, Any] = {}
     for moment in range(8):
         child = start(*arguments, *(["--resume"] if moment else []))
-        until(lambda: (SWEEP / record.FILE).exists())
+        until(lambda: (SWEEP / roster.FILE).exists())
         time.sleep(2.0 + 1.3 * moment)
         os.kill(child.pid, signal.SIGKILL)
         child.communicate()

@@ -38,20 +38,20 @@ def sweep(target: Path, resume: bool, name: str | None, root: Path, **given: Any
     Each combination is a job of its own under runs/NOTEBOOK-sweep/. Ctrl-C leaves a sweep that
     --resume takes up again: give the same command with it, or the sweep's folder as NOTEBOOK.
     """
-    from labkit.jobs.sweep import record
+    from labkit.jobs.sweep import roster
 
     options = _options(given.pop("jobs"), given.pop("limit"))
-    if (target / record.FILE).exists():
+    if (target / roster.FILE).exists():
         if not resume or any(given.values()):
             raise InvalidInput(f"{target} is a sweep: `labkit sweep {target} --resume` goes on")
         folder: Path | None = target
         plan = _recorded(target)
     else:
         plan = _asked(target, **given)
-        folder = record.newest(root, plan) if resume else None
+        folder = roster.newest(root, plan) if resume else None
     if folder is None:  # --resume, too: then all is missing
-        folder = record.create(root, name or f"{target.stem}-sweep", plan)
-    _run(folder, plan, record.read(folder) | options)
+        folder = roster.create(root, name or f"{target.stem}-sweep", plan)
+    _run(folder, plan, roster.read(folder) | options)
 
 
 def _options(jobs: str | None, limit: float | None) -> dict[str, Any]:
@@ -101,9 +101,9 @@ def _asked(
 
 def _recorded(folder: Path) -> Plan:
     """The plan that a sweep's folder holds."""
-    from labkit.jobs.sweep import plan, record
+    from labkit.jobs.sweep import plan, roster
 
-    known = record.read(folder)
+    known = roster.read(folder)
     notebook = Path(str(known.get("notebook")))
     if not notebook.is_file():
         raise InvalidInput(
@@ -116,25 +116,25 @@ def _recorded(folder: Path) -> Plan:
 def _run(folder: Path, plan: Plan, known: dict[str, Any]) -> None:
     """Run what is missing; exit with 0 if then all members have completed."""
     from labkit.jobs.listing import shown
-    from labkit.jobs.sweep import record
-    from labkit.jobs.sweep.progress import Progress
+    from labkit.jobs.sweep import roster
     from labkit.jobs.sweep.scheduler import Scheduler
+    from labkit.jobs.sweep.screen import Screen
     from labkit.records import store
 
-    with record.owned(folder):
-        record.tidy(folder)
-        todo = [member for member in plan.members if not record.is_done(folder, plan, member)]
+    with roster.owned(folder):
+        roster.tidy(folder)
+        todo = [member for member in plan.members if not roster.is_done(folder, plan, member)]
         total, done = len(plan.members), len(plan.members) - len(todo)
         click.echo(f"{shown(folder)}: {total} members" + (f", {done} done" if done else ""))
         options = {"jobs": known["jobs"], "limit": known["limit"]}
         if options["jobs"] is None and any(member.cores is None for member in todo):
             click.echo("no parameter `workers`: one member at a time; --jobs N runs N", err=True)
-        record.update(folder, state="running", started=store.now(), ended=None, **options)
-        scheduler = Scheduler(plan, folder, **options, progress=Progress(total, done))
+        roster.update(folder, state="running", started=store.now(), ended=None, **options)
+        scheduler = Scheduler(plan, folder, **options, screen=Screen(total, done))
         finished = scheduler.run(todo)
-        missing = sum(not record.is_done(folder, plan, member) for member in todo)
+        missing = sum(not roster.is_done(folder, plan, member) for member in todo)
         state = "completed" if not missing else "failed" if finished else "interrupted"
-        record.update(folder, state=state, ended=store.now())
+        roster.update(folder, state=state, ended=store.now())
     click.echo(f"{total - missing} of {total} completed; result: {shown(folder)}")
     if missing:
         place = shown(folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labkit.common.errors import LabkitError
-from labkit.jobs.sweep import record
+from labkit.jobs.sweep import roster
 from labkit.jobs.sweep.plan import Asked, Plan, make, read_assignments
 from labkit.records import store
 
@@ -25,12 +25,12 @@ def plan() -> Plan:
 
 
 def folder_of(plan: Plan) -> Path:
-    return record.create(Path("runs"), "swept", plan)
+    return roster.create(Path("runs"), "swept", plan)
 
 
 def test_a_members_job_is_complete_when_it_can_be_seen(plan: Plan) -> None:
     folder = folder_of(plan)
-    job = record.queue(folder, plan, plan.members[0])
+    job = roster.queue(folder, plan, plan.members[0])
     assert job == folder / "001_number=1"
     assert sorted(path.name for path in job.iterdir()) == ["params.yaml", "status.json"]
     assert store.read_status(job)["state"] == "queued"
@@ -39,45 +39,45 @@ def test_a_members_job_is_complete_when_it_can_be_seen(plan: Plan) -> None:
 
 def test_a_member_is_done_when_it_completed_with_the_same_content(plan: Plan) -> None:
     folder, first = folder_of(plan), plan.members[0]
-    assert not record.is_done(folder, plan, first)
-    job = record.queue(folder, plan, first)
-    assert not record.is_done(folder, plan, first)
+    assert not roster.is_done(folder, plan, first)
+    job = roster.queue(folder, plan, first)
+    assert not roster.is_done(folder, plan, first)
     store.complete(job)
-    assert record.is_done(folder, plan, first)
+    assert roster.is_done(folder, plan, first)
     status = store.read_json(job / "status.json")
     store.write_json(job / "status.json", status | {"content": "of another notebook"})
-    assert not record.is_done(folder, plan, first)
+    assert not roster.is_done(folder, plan, first)
     (job / "status.json").write_text("{")
-    assert not record.is_done(folder, plan, first)
+    assert not roster.is_done(folder, plan, first)
 
 
 def test_a_new_attempt_keeps_the_earlier_one_out_of_sight(plan: Plan) -> None:
     folder, first = folder_of(plan), plan.members[0]
-    store.fail(record.queue(folder, plan, first), "no use")
-    job = record.queue(folder, plan, first)
+    store.fail(roster.queue(folder, plan, first), "no use")
+    job = roster.queue(folder, plan, first)
     assert store.read_status(job)["state"] == "queued"
-    (kept,) = (folder / record.EARLIER).iterdir()
+    (kept,) = (folder / roster.EARLIER).iterdir()
     assert store.read_status(kept)["cause"] == "no use"
     assert store.scan("runs").skipped == []
 
 
 def test_states_are_those_of_the_members_own_records(plan: Plan) -> None:
     folder = folder_of(plan)
-    store.complete(record.queue(folder, plan, plan.members[0]))
-    dead = record.queue(folder, plan, plan.members[1])
+    store.complete(roster.queue(folder, plan, plan.members[0]))
+    dead = roster.queue(folder, plan, plan.members[1])
     store.mark_running(dead)
     store.write_json(dead / "status.json", store.read_json(dead / "status.json") | GONE)
-    states = record.states(folder, record.read(folder))
+    states = roster.states(folder, roster.read(folder))
     assert states == {"completed": 1, "interrupted": 1, "queued": 1}
 
 
 def test_a_sweep_whose_process_is_gone_was_interrupted(plan: Plan) -> None:
     folder = folder_of(plan)
-    record.update(folder, state="running")
-    assert record.read(folder)["state"] == "running"
-    path = folder / record.FILE
+    roster.update(folder, state="running")
+    assert roster.read(folder)["state"] == "running"
+    path = folder / roster.FILE
     store.write_json(path, store.read_json(path) | GONE)
-    assert record.read(folder)["state"] == "interrupted"
+    assert roster.read(folder)["state"] == "interrupted"
 
 
 @pytest.mark.parametrize(
@@ -97,40 +97,40 @@ def test_a_record_that_cannot_be_used_is_one_line(content: str, words: str) -> N
     Path("swept").mkdir()
     Path("swept/sweep.json").write_text(content)
     with pytest.raises(LabkitError, match=words) as refused:
-        record.read(Path("swept"))
+        roster.read(Path("swept"))
     assert "\n" not in str(refused.value)
 
 
 def test_a_record_names_no_folder_outside_of_the_sweep(plan: Plan) -> None:
     folder = folder_of(plan)
-    path = folder / record.FILE
+    path = folder / roster.FILE
     known = store.read_json(path)
     known["members"][0]["folder"] = "../../elsewhere"
     store.write_json(path, known)
-    assert record.read(folder)["members"][0]["folder"] == "elsewhere"
+    assert roster.read(folder)["members"][0]["folder"] == "elsewhere"
 
 
 def test_the_newest_sweep_that_asked_the_same_is_found(plan: Plan) -> None:
-    assert record.newest(Path("runs"), plan) is None
+    assert roster.newest(Path("runs"), plan) is None
     first = folder_of(plan)
-    record.update(first, started="2026-01-01")
-    assert record.newest(Path("runs"), plan) == first
+    roster.update(first, started="2026-01-01")
+    assert roster.newest(Path("runs"), plan) == first
     second = folder_of(plan)
-    record.update(second, started="2026-01-02")
+    roster.update(second, started="2026-01-02")
     other = make(NOTEBOOK, Asked(read_assignments(("number=1,2",)), {}))
-    record.update(folder_of(other), started="2026-01-03")
+    roster.update(folder_of(other), started="2026-01-03")
     Path("runs/broken").mkdir()
     Path("runs/broken/sweep.json").write_text("{")
     assert second.name == "swept-2"
-    assert record.newest(Path("runs"), plan) == second
+    assert roster.newest(Path("runs"), plan) == second
 
 
 def test_one_process_owns_a_sweep(plan: Plan) -> None:
     folder = folder_of(plan)
-    record.update(folder, state="running")
+    roster.update(folder, state="running")
     script = (
-        "import sys; from pathlib import Path; from labkit.jobs.sweep import record\n"
-        "with record.owned(Path(sys.argv[1])): print('mine', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from labkit.jobs.sweep import roster\n"
+        "with roster.owned(Path(sys.argv[1])): print('mine', flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", script, str(folder.resolve())],
@@ -142,16 +142,16 @@ def test_one_process_owns_a_sweep(plan: Plan) -> None:
     child.stdout.readline()
     with (
         pytest.raises(LabkitError, match=f"is running .process {os.getpid()}"),
-        record.owned(folder),
+        roster.owned(folder),
     ):
         pass
     child.stdin.close()
     child.wait(30)
-    with record.owned(folder):
+    with roster.owned(folder):
         pass
 
 
 def test_a_record_names_no_absolute_path(plan: Plan) -> None:
-    text = (folder_of(plan) / record.FILE).read_text()
+    text = (folder_of(plan) / roster.FILE).read_text()
     assert json.loads(text)["notebook"] == "is_swept.ipynb"
     assert "/" not in text

@@ -14,7 +14,7 @@ from labkit.jobs.sweep.plan import Member
 LINE_EVERY = 0.5  # seconds
 
 
-class Progress:
+class Screen:
     """Members done, running and to come, and how long the rest will take.
 
     Args:
