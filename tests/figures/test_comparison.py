@@ -22,8 +22,8 @@ from labkit.figures import (
     table,
 )
 from labkit.figures.kit.axes import number_text, scale
+from labkit.figures.kit.canvas import gathered
 from labkit.figures.kit.entries import MANY, entries
-from labkit.figures.kit.gather import gathered
 from labkit.figures.runs.learning import smoothed
 from labkit.figures.runs.seed_bands import bands
 from labkit.figures.runs.speed import scalings

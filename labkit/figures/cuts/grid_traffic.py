@@ -10,7 +10,7 @@ import numpy as np
 from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_text
 from labkit.figures.kit.entries import INK, PALETTE, clock_and_network, entries
-from labkit.figures.kit.panel import Panel
+from labkit.figures.kit.panels import Panel
 from labkit.schedules.grid import Crossing, Grid, Layer, check_fit, crossing, held
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import bytes_text
-from labkit.figures.kit.entries import clock_and_network, entries, safe_text
-from labkit.figures.kit.line import Line, lines
-from labkit.figures.kit.panel import Panel, lanes_axis
+from labkit.figures.kit.entries import Line, clock_and_network, entries, lines, safe_text
+from labkit.figures.kit.panels import Panel, lanes_axis
 from labkit.records.run import Run
 
 if TYPE_CHECKING:
@@ -30,7 +29,8 @@ def layer_traffic(run: Run) -> Figure:
 
     Raises: LabkitError, where the run has no layers in slices.
     """
-    from labkit.figures.kit.canvas import PLOT, draw
+    from labkit.figures.kit.canvas import draw
+    from labkit.figures.kit.panels import PLOT
 
     sending, silent = _by_layer(run)
     (entry,) = entries([run])

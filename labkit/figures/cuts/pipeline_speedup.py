@@ -9,9 +9,8 @@ import numpy as np
 
 from labkit.figures.cuts.stage_tables import pipeline_table
 from labkit.figures.kit import entries as naming
-from labkit.figures.kit.entries import INK, clock_and_network
-from labkit.figures.kit.line import Line, lines
-from labkit.figures.kit.panel import Panel
+from labkit.figures.kit.entries import INK, Line, clock_and_network, lines
+from labkit.figures.kit.panels import Panel
 from labkit.records.run import Run
 
 if TYPE_CHECKING:

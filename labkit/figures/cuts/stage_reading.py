@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.common.units import bytes_text
 from labkit.figures.cuts.stage_tables import pipeline_table, rank_table
-from labkit.figures.runs.reading import Markdown
+from labkit.figures.kit.finding import Markdown
 from labkit.records.run import Run
 
 if TYPE_CHECKING:

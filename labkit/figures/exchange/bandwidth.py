@@ -13,10 +13,9 @@ from labkit.common.errors import LabkitError
 from labkit.common.units import seconds_axis, seconds_text
 from labkit.figures.exchange.step_costs import StepCosts, step_costs
 from labkit.figures.kit import entries as naming
-from labkit.figures.kit.entries import INK, OVERSUBSCRIBED, Entry, clock_and_network
-from labkit.figures.kit.line import Line, lines
+from labkit.figures.kit.entries import INK, OVERSUBSCRIBED, Entry, Line, clock_and_network, lines
 from labkit.figures.kit.methods import by_method
-from labkit.figures.kit.panel import Panel
+from labkit.figures.kit.panels import Panel
 from labkit.figures.runs.speed import refusals
 from labkit.network import Network
 from labkit.records.run import Run

@@ -15,11 +15,11 @@ from labkit.figures.kit.entries import (
     OVERSUBSCRIBED,
     PALETTE,
     Entry,
+    Line,
     clock_and_network,
     safe_text,
 )
-from labkit.figures.kit.line import Line
-from labkit.figures.kit.panel import Panel
+from labkit.figures.kit.panels import Panel
 from labkit.figures.runs.speed import refusals
 from labkit.records.run import Run
 

@@ -21,8 +21,8 @@ from labkit.figures.exchange.bandwidth import (
 from labkit.figures.exchange.step_costs import step_costs
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import Entry, clock_and_network
+from labkit.figures.kit.finding import Markdown
 from labkit.figures.kit.methods import baseline_of, task
-from labkit.figures.runs.reading import Markdown
 from labkit.figures.runs.speed import refused
 from labkit.records.run import Run
 from labkit.records.verdict import accuracies, arrivals, judge_runs

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.common.errors import LabkitError
 from labkit.exchange.overlap import overlaps
 from labkit.figures.kit import entries as naming
-from labkit.figures.runs.reading import Markdown
+from labkit.figures.kit.finding import Markdown
 from labkit.figures.runs.speed import refused
 from labkit.records.run import Run
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.common.errors import LabkitError
-from labkit.figures.kit.entries import clock_and_network, entries
-from labkit.figures.kit.line import Line, lines
+from labkit.figures.kit.entries import Line, clock_and_network, entries, lines, transparent
+from labkit.figures.kit.finding import Markdown
 from labkit.figures.kit.methods import method
-from labkit.figures.kit.panel import Panel
-from labkit.figures.runs.learning import POINTS, transparent
-from labkit.figures.runs.reading import Markdown
+from labkit.figures.kit.panels import Panel
+from labkit.figures.runs.learning import POINTS
 from labkit.records.run import Run
 from labkit.records.verdict import seeds_of
 

@@ -12,9 +12,8 @@ from labkit.common.errors import InvalidInput
 from labkit.exchange.overlap import overlaps
 from labkit.figures.exchange.hidden import steady, step_seconds, timeline_of
 from labkit.figures.kit import entries as naming
-from labkit.figures.kit.entries import INK, Entry, clock_and_network, safe_text
-from labkit.figures.kit.line import Line
-from labkit.figures.kit.panel import Panel, lanes_axis
+from labkit.figures.kit.entries import INK, Entry, Line, clock_and_network, safe_text
+from labkit.figures.kit.panels import Panel, lanes_axis
 from labkit.figures.runs.speed import refused
 from labkit.records.run import Run
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
 
-from labkit.figures.kit.entries import INK, MANY, Entry, safe_text
-from labkit.figures.kit.gather import gathered
-from labkit.figures.kit.line import Line
-from labkit.figures.kit.panel import Panel
+from labkit.figures.kit.entries import INK, MANY, Entry, Line, safe_text
+from labkit.figures.kit.panels import BELOW, PLOT, Panel, Trace
 
 # What Plotly offers beside the figure: nothing that leaves this machine.
 CONFIG = {
@@ -42,7 +40,7 @@ class Figure(go.Figure):
         """The figure in words."""
         return str((self.layout.meta or {}).get("alt", ""))
 
-    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> Trace:
         content = json.loads(self.to_json())
         # Without a width, JupyterLab forgets the height when its window changes.
         content["layout"] = {"width": WIDTH} | content["layout"]
@@ -58,9 +56,16 @@ class Figure(go.Figure):
 
 # Pixels; a notebook's cell and a report's page are about so wide.
 WIDTH, NARROW = 920, 760
-PLOT, ABOVE, BELOW = 200, 48, 50  # a panel's plot, the titles above it, the axis below it
+ABOVE = 48  # the titles above a panel's plot
 HEAD, REMARK, LEFT, RIGHT, GAP = 40, 30, 62, 16, 84
 LEGEND_LINE, NOTE_LINE, LETTER, SMALL_LETTER = 30, 15, 6.4, 5.9
+
+# What of a trace has a value a point, once several are joined.
+_BY_POINT = {
+    *("x", "y", "color", "symbol", "hovertemplate", "hovertext", "array", "arrayminus", "shape")
+}
+_WHISKER = {"color": INK, "thickness": 0.75, "width": 0}  # Plotly knows one look a trace
+_DROPPED = {"name", "legendgroup", "meta"}
 
 
 def draw(
@@ -108,7 +113,7 @@ def draw(
     return figure
 
 
-def _legend_trace(entry: Entry | Line) -> dict[str, Any]:
+def _legend_trace(entry: Entry | Line) -> Trace:
     """Draws nothing but the run's line in the legend; a click there hides the run everywhere."""
     line = {"color": entry.color, "dash": entry.dash, "width": 3}
     marker = {"color": entry.color, "symbol": entry.symbol, "size": 8}
@@ -131,9 +136,7 @@ def _columns(count: int) -> list[list[float]]:
     return [[place * (width + gap), place * (width + gap) + width] for place in range(count)]
 
 
-def _words(
-    panel: Panel, x: Sequence[float], y: Sequence[float], below: int
-) -> list[dict[str, Any]]:
+def _words(panel: Panel, x: Sequence[float], y: Sequence[float], below: int) -> list[Trace]:
     """The panel's title above it, and its note in it or below it."""
     first, _, rest = panel.title.partition("\n")
     small = f'<br><span style="font-size:11px">{safe_text(rest)}</span>' if rest else ""
@@ -177,7 +180,7 @@ def _notes_height(panels: Sequence[Panel]) -> int:
     return NOTE_LINE * max(lines, default=0)
 
 
-def axis(title: str, **changes: Any) -> dict[str, Any]:
+def axis(title: str, **changes: Any) -> Trace:
     look = {
         "title": {"text": title, "font": {"size": 12}, "standoff": 6},
         "gridcolor": GRID,
@@ -189,7 +192,7 @@ def axis(title: str, **changes: Any) -> dict[str, Any]:
     return look | changes
 
 
-def base_layout(title: str, remark: str, alt: str) -> dict[str, Any]:
+def base_layout(title: str, remark: str, alt: str) -> Trace:
     """The look of the canvas, on light and dark pages alike."""
     heading = {"text": safe_text(title), "font": {"size": 15}, "x": 0, "xref": "paper", "y": 1}
     place = {"xanchor": "left", "yanchor": "top", "yref": "container", "pad": {"t": 8}}
@@ -207,3 +210,44 @@ def base_layout(title: str, remark: str, alt: str) -> dict[str, Any]:
         "annotations": [],
         "meta": {"alt": alt},
     }
+
+
+def gathered(traces: Sequence[Trace]) -> list[Trace]:
+    """Many traces of one point as one of many points: a browser draws it a hundred times faster.
+
+    A trace says whose it is in its `meta`, for the picker and for linked selection: `run`, the key
+    of the one run that it draws; `runs`, those of the several whose line or band it is; `points`,
+    for each of its points the keys of the runs that it stands for. The legend can no longer hide
+    the runs of joined points, so this is for figures without one.
+    """
+    others: list[Trace] = []
+    alike: dict[tuple[Any, ...], list[Trace]] = {}
+    for trace in traces:
+        # A line through the points of several runs would say that they belong together.
+        lone = len(trace["x"]) == 1 and "lines" not in (trace.get("mode") or "")
+        if lone and "run" in (trace.get("meta") or {}):
+            look = (trace.get("type"), trace.get("mode"), *sorted(set(trace) - _DROPPED))
+            alike.setdefault(look, []).append(dict(trace))
+        else:
+            others.append(dict(trace))
+    return [*others, *(_joined(group) for group in alike.values())]
+
+
+def _joined(group: Sequence[Trace]) -> Trace:
+    named = [
+        trace | {"hovertemplate": f"{trace.get('hovertemplate', '')}<extra>{trace['name']}</extra>"}
+        for trace in group
+    ]
+    bare = [{k: v for k, v in trace.items() if k not in _DROPPED} for trace in named]
+    one: Trace = {key: _merged(key, [trace[key] for trace in bare]) for key in bare[0]}
+    return one | {"meta": {"points": [[trace["meta"]["run"]] for trace in group]}}
+
+
+def _merged(key: str, values: list[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, Mapping):
+        inner = {k: _merged(k, [value[k] for value in values]) for k in first}
+        return inner | (_WHISKER if key in ("error_x", "error_y") else {})
+    if key in _BY_POINT:
+        return [v for value in values for v in (value if isinstance(value, list) else [value])]
+    return any(values) if key == "visible" else first

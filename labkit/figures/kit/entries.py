@@ -56,9 +56,37 @@ class Entry:
         return {"legendgroup": self.key, "meta": {"run": self.key}, "name": safe_text(self.label)}
 
 
-def entries(runs: Iterable[Run]) -> list[Entry]:
+@dataclass(frozen=True)
+class Line:
+    """How a name that is no run is coloured, dashed and marked: an algorithm, a network, a part."""
+
+    label: str
+    color: str
+    dash: str
+    symbol: str
+
+    @property
+    def style(self) -> dict[str, str]:
+        """What every trace of the line carries: a click on the legend hides them all."""
+        return {"legendgroup": self.label, "name": safe_text(self.label)}
+
+
+def lines(names: Iterable[str]) -> dict[str, Line]:
+    """A line for each name, in order; neighbours differ in colour and in symbol."""
+    return {
+        name: Line(
+            label=name,
+            color=PALETTE[place % len(PALETTE)],
+            dash=DASHES[place // len(PALETTE) % len(DASHES)],
+            symbol=SYMBOLS[place % len(SYMBOLS)],
+        )
+        for place, name in enumerate(dict.fromkeys(names))
+    }
+
+
+def entries(runs: Iterable[Run] | Run) -> list[Entry]:
     """The runs with their labels and colours; raises LabkitError where there is none."""
-    found = list(runs)
+    found = [runs] if isinstance(runs, Run) else list(runs)
     if not found:
         raise LabkitError(NO_RUNS)
     return [
@@ -154,6 +182,12 @@ def _word(name: str, value: Any) -> str:
 def safe_text(text: str) -> str:
     """Text for Plotly, which reads tags and links in what it draws."""
     return escape(text, quote=False)
+
+
+def transparent(color: str, alpha: float) -> str:
+    """`#0072B2` at an opacity, as CSS."""
+    red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha})"
 
 
 def clock_and_network(shown: Sequence[Entry]) -> str:

@@ -9,7 +9,7 @@ from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import OVERSUBSCRIBED, Entry, clock_and_network
-from labkit.figures.kit.panel import Panel
+from labkit.figures.kit.panels import Panel
 from labkit.figures.runs import speed
 from labkit.figures.runs.learning_panels import learning_panels
 from labkit.figures.runs.seed_bands import band_traces, bands

@@ -11,10 +11,10 @@ from statistics import mean, median
 from labkit.common.units import bytes_text
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import Entry
+from labkit.figures.kit.finding import Markdown
 from labkit.figures.runs import speed
 from labkit.figures.runs.measures import parameters, spread
 from labkit.figures.runs.pareto import front, points
-from labkit.figures.runs.reading import Markdown
 from labkit.records.run import Run
 from labkit.records.verdict import accuracies, judge, seeds_of
 

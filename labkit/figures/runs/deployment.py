@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from labkit.common.units import bytes_axis, bytes_text
-from labkit.figures.kit.entries import PALETTE, SYMBOLS
-from labkit.figures.kit.line import Line
-from labkit.figures.kit.panel import Panel
-from labkit.figures.runs.reading import Markdown
+from labkit.figures.kit.entries import PALETTE, SYMBOLS, Line
+from labkit.figures.kit.finding import Markdown
+from labkit.figures.kit.panels import Panel
 
 if TYPE_CHECKING:
     import pandas

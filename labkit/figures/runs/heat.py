@@ -12,7 +12,7 @@ from labkit.common.errors import InvalidInput
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.axes import ordered, word
 from labkit.figures.kit.entries import INK, OVERSUBSCRIBED, Entry, clock_and_network, safe_text
-from labkit.figures.kit.panel import Panel
+from labkit.figures.kit.panels import Panel
 from labkit.figures.runs.measures import (
     MEASURES,
     is_timed,

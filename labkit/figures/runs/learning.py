@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.figures.kit.entries import MANY, Entry
+from labkit.figures.kit.entries import MANY, Entry, transparent
 
 if TYPE_CHECKING:
     import pandas
@@ -183,12 +183,6 @@ def in_words(entry: Entry, curve: LossCurve | None) -> str:
             parts.append(f"{words} {entry.metrics[key]:.3g}")
             break
     return ", ".join(parts) or "no curve"
-
-
-def transparent(color: str, alpha: float) -> str:
-    """`#0072B2` at an opacity, as CSS."""
-    red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{alpha})"
 
 
 def _epochs(entry: Entry) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.common.units import amounts_axis
 from labkit.figures.kit.entries import MANY, Entry
-from labkit.figures.kit.panel import Panel
+from labkit.figures.kit.panels import Panel
 from labkit.figures.runs import learning, speed
 from labkit.figures.runs.learning import LossCurve
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.axes import Scale, scale, word
 from labkit.figures.kit.entries import INK, MANY, OVERSUBSCRIBED, Entry, clock_and_network
-from labkit.figures.kit.panel import Panel
+from labkit.figures.kit.panels import Panel
 from labkit.figures.runs.measures import (
     MEASURES,
     measured,

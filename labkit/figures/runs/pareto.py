@@ -11,7 +11,7 @@ import numpy as np
 from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import INK, OVERSUBSCRIBED, Entry, clock_and_network
-from labkit.figures.kit.panel import Panel
+from labkit.figures.kit.panels import Panel
 from labkit.figures.runs.speed import refusals
 from labkit.records.run import Run
 from labkit.records.verdict import seeds_of

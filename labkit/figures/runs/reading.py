@@ -6,15 +6,9 @@ from collections.abc import Iterable
 
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import Entry
+from labkit.figures.kit.finding import Markdown
 from labkit.figures.runs import speed
 from labkit.records.run import Run, verdict
-
-
-class Markdown(str):
-    """Text that a notebook renders."""
-
-    def _repr_markdown_(self) -> str:
-        return str(self)
 
 
 def reading(runs: Iterable[Run] | Run) -> Markdown:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from labkit.figures.runs.learning import transparent
+from labkit.figures.kit.entries import transparent
 from labkit.figures.runs.speed import Scaling
 from labkit.records.run import flatten
 

@@ -6,8 +6,8 @@ from math import comb
 from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
+from labkit.figures.kit.finding import Markdown
 from labkit.figures.kit.methods import method
-from labkit.figures.runs.reading import Markdown
 from labkit.records.run import Run
 from labkit.records.verdict import seeds_of
 

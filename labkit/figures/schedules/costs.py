@@ -11,10 +11,9 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
-from labkit.figures.kit.entries import INK
-from labkit.figures.kit.line import Line, lines
-from labkit.figures.kit.panel import Panel
-from labkit.figures.runs.reading import Markdown
+from labkit.figures.kit.entries import INK, Line, lines
+from labkit.figures.kit.finding import Markdown
+from labkit.figures.kit.panels import Panel
 from labkit.network import Network
 from labkit.network.topology import Seconds
 from labkit.simulate import closed_form, simulate

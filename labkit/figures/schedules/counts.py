@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from labkit.figures.runs.reading import Markdown
+from labkit.figures.kit.finding import Markdown
 from labkit.schedules import ALLREDUCE, named
 from labkit.schedules.check import count
 from labkit.schedules.counts import textbook

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.common.units import bytes_text, seconds_text
-from labkit.figures.kit.panel import Panel
-from labkit.figures.runs.reading import Markdown
+from labkit.figures.kit.finding import Markdown
+from labkit.figures.kit.panels import Panel
 from labkit.network import Network
 from labkit.simulate import Simulation, simulate
 
@@ -34,7 +34,8 @@ def link_utilisation(
     buffer; network: a name, or a `Network`; gamma: s to add one byte.
     Raises: InvalidInput, for names or numbers that cannot be.
     """
-    from labkit.figures.kit.canvas import PLOT, draw
+    from labkit.figures.kit.canvas import draw
+    from labkit.figures.kit.panels import PLOT
 
     found = simulations(algorithms, size, nbytes, network, gamma)
     end = max(each.seconds for each in found.values())

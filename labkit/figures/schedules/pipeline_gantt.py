@@ -10,9 +10,8 @@ import numpy as np
 from labkit.common.errors import InvalidInput
 from labkit.common.units import seconds_text
 from labkit.figures.cuts.staged_runs import measured_pipeline
-from labkit.figures.kit.entries import INK, entries, safe_text
-from labkit.figures.kit.line import Line
-from labkit.figures.kit.panel import Panel, lanes_axis
+from labkit.figures.kit.entries import INK, Line, entries, safe_text
+from labkit.figures.kit.panels import Panel, lanes_axis
 from labkit.figures.runs.speed import refused
 from labkit.records.run import Run
 from labkit.schedules.pipeline.table import Table

@@ -1,0 +1,149 @@
+"""What a figure draws of a tidy table: lines with bands, points with bars, bars, words.
+
+A table has a row an observation. `run` (or another column, given as `by`) names whose it is; a
+column and its spread stand beside each other as `loss`, `loss_low`, `loss_high`; `hover` is what a
+row says under the pointer. How each is coloured, dashed and marked is said once, in its look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from labkit.figures.kit.entries import INK, Entry, Line, transparent
+from labkit.figures.kit.panels import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Looks = Mapping[str, Entry | Line]
+QUIET = {"hoverinfo": "skip", "showlegend": False}
+_HATCHES = {"solid": "", "dash": "/", "dot": ".", "dashdot": "x"}
+
+
+def line_with_band(
+    table: pd.DataFrame, x: str, y: str, looks: Looks, *, by: str = "run", marks: bool = False
+) -> list[Trace]:
+    """A line for each in the table, over the band of its spread where it has one.
+
+    marks: a marker at each point, too. A line of one point is not seen: it is a marker always.
+    """
+    return [
+        trace
+        for look, own in _groups(table, looks, by)
+        for trace in (*_band(own, x, y, look), _line(own, x, y, look, marks))
+    ]
+
+
+def points_with_bars(
+    table: pd.DataFrame, x: str, y: str, looks: Looks, *, by: str = "run", size: int = 10
+) -> list[Trace]:
+    """A marker a row, with bars over its spread in x and in y where the table has them.
+
+    Rows whose column `open` is true get an open marker.
+    """
+    drawn = []
+    for look, own in _groups(table, looks, by):
+        for row in own.to_dict("records"):
+            symbol = f"{look.symbol}-open" if row.get("open") else look.symbol
+            outline = {"width": 2, "color": look.color}
+            marker = {"color": look.color, "symbol": symbol, "size": size, "line": outline}
+            trace: Trace = {"x": [row[x]], "y": [row[y]], "mode": "markers", "marker": marker}
+            for axis, name in (("error_x", x), ("error_y", y)):
+                if f"{name}_low" in row:
+                    low, high = row[f"{name}_low"], row[f"{name}_high"]
+                    trace[axis] = whisker([row[name]], [low], [high], look.color)
+            said = {"hovertemplate": row.get("hover"), "showlegend": False}
+            drawn.append(trace | said | look.style)
+    return drawn
+
+
+def bars(
+    table: pd.DataFrame, x: str, y: str, looks: Looks, *, by: str = "run", horizontal: bool = False
+) -> list[Trace]:
+    """Bars, those of one look as one trace; whiskers over the spread of their lengths.
+
+    Hatches tell them apart where colours come round again. horizontal: x is the length, y the
+    place.
+    """
+    length = x if horizontal else y
+    drawn = []
+    for look, own in _groups(table, looks, by):
+        pattern = {"shape": _HATCHES[look.dash]}
+        trace: Trace = {"type": "bar", "x": list(own[x]), "y": list(own[y])}
+        trace |= {"marker": {"color": look.color, "pattern": pattern}, "showlegend": False}
+        if horizontal:
+            trace["orientation"] = "h"
+        if f"{length}_low" in own:
+            spread = whisker(own[length], own[f"{length}_low"], own[f"{length}_high"], INK)
+            trace["error_x" if horizontal else "error_y"] = spread
+        if "hover" in own:
+            trace |= {"hovertext": list(own["hover"]), "hovertemplate": "%{hovertext}"}
+        drawn.append(trace | look.style)
+    return drawn
+
+
+def words(
+    table: pd.DataFrame, x: str, y: str, text: str = "text", *, size: int = 11, **changes: str
+) -> Trace:
+    """Text at places, in the page's own ink."""
+    places = {"x": list(table[x]), "y": list(table[y]), "text": list(table[text])}
+    return places | {"mode": "text", "textfont": {"size": size, "color": INK}} | QUIET | changes
+
+
+def rule(x: Sequence[float | None], y: Sequence[float | None], dash: str = "solid") -> Trace:
+    """A thin line of nobody's: the ideal, a front, an axis."""
+    return {
+        "x": x,
+        "y": y,
+        "mode": "lines",
+        "line": {"color": INK, "dash": dash, "width": 1},
+    } | QUIET
+
+
+def whisker(
+    middle: Sequence[float], low: Sequence[float], high: Sequence[float], color: str
+) -> Trace:
+    """Bars from least to greatest around values; not seen where there is no spread."""
+    least, value, most = (np.asarray(each, float) for each in (low, middle, high))
+    return {
+        "array": np.maximum(most - value, 0).tolist(),
+        "arrayminus": np.maximum(value - least, 0).tolist(),
+        "symmetric": False,
+        "color": color,
+        "thickness": 1.5,
+        "visible": bool((most > least).any()),
+    }
+
+
+def _groups(
+    table: pd.DataFrame, looks: Looks, by: str
+) -> Iterator[tuple[Entry | Line, pd.DataFrame]]:
+    for name, own in table.groupby(by, sort=False):
+        yield looks[name], own
+
+
+def _line(own: pd.DataFrame, x: str, y: str, look: Entry | Line, marks: bool) -> Trace:
+    marker = {"color": look.color, "symbol": look.symbol, "size": 7}
+    trace = {"x": thin(own[x]), "y": thin(own[y]), "showlegend": False} | look.style
+    if len(own) == 1:
+        return trace | {"mode": "markers", "marker": marker}
+    line = {"mode": "lines", "line": {"color": look.color, "dash": look.dash, "width": 2}}
+    return trace | line | ({"mode": "lines+markers", "marker": marker} if marks else {})
+
+
+def _band(own: pd.DataFrame, x: str, y: str, look: Entry | Line) -> list[Trace]:
+    low, high = f"{y}_low", f"{y}_high"
+    if low not in own or not (own[high] > own[low]).any():
+        return []
+    # Two lines of no width, and the colour between them: a gap in one is then one in the band.
+    edge = {"x": thin(own[x]), "mode": "lines", "line": {"width": 0}} | QUIET | look.style
+    fill = {"fill": "tonexty", "fillcolor": transparent(look.color, 0.2)}
+    return [edge | {"y": thin(own[low])}, edge | fill | {"y": thin(own[high])}]
+
+
+def thin(values: Sequence[float]) -> np.ndarray:
+    """Half the digits: six are more than a figure shows."""
+    return np.asarray(values, np.float32)
