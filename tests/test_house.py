@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 from pathlib import Path
 
@@ -45,3 +46,37 @@ def test_an_import_that_runs_up_is_found_wherever_it_stands(tmp_path: Path, line
     broken = house.between_rooms(house.arrows(copy))
     assert house.upward(broken) == ["schedules -> cluster"]
     assert any({"schedules", "cluster"} <= set(ring) for ring in house.circles(broken))
+
+
+# Rooms whose code runs on a rank.
+ON_RANKS = (
+    *("communicator", "compression", "exchange", "model_parallel"),
+    *("programs", "keras", "strategies", "worker"),
+)
+CLOCKS = {"time", "datetime", "asyncio", "sched"}  # modules by which time could be told
+
+
+def readers_of_time(root: Path) -> list[str]:
+    """Modules of these rooms that import what tells the time, inside functions too."""
+    return [
+        name
+        for name, path in house.modules(root).items()
+        if house.room(name) in ON_RANKS
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Import) and CLOCKS & {a.name for a in node.names})
+        or (isinstance(node, ast.ImportFrom) and not node.level and node.module in CLOCKS)
+    ]
+
+
+def test_on_a_rank_only_the_clock_tells_the_time() -> None:
+    assert readers_of_time(house.HOUSE) == ["labkit.communicator.clock"]
+
+
+@pytest.mark.parametrize(
+    "line", ["import time\n", "def late() -> None:\n    from time import sleep\n"]
+)
+def test_another_clock_on_a_rank_is_found(tmp_path: Path, line: str) -> None:
+    copy = tmp_path / "labkit" / "strategies"
+    copy.mkdir(parents=True)
+    (copy / "sleeps.py").write_text(line)
+    assert readers_of_time(copy.parent) == ["labkit.strategies.sleeps"]

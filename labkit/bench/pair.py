@@ -7,7 +7,6 @@ import select
 import socket
 import struct
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 
 from labkit.bench.timing import check, sweep
 from labkit.common.errors import LabkitError
-from labkit.communicator.emulation import sleep_until
+from labkit.communicator.clock import WALL
 from labkit.communicator.executor import Executor
 from labkit.communicator.plan import Plan, plan
 from labkit.communicator.traffic import Traffic
@@ -76,7 +75,7 @@ class Pair:
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self.rank = rank
         self._wire = Wire(connection)
-        self._executor = Executor(self._wire, Traffic(), self._wire.wait, sleep_until, None)
+        self._executor = Executor(self._wire, Traffic(), self._wire.wait, WALL.sleep_until, None)
         self._plans: dict[tuple[str, int], Plan] = {}
 
     def allreduce(self, buffer: np.ndarray, algorithm: str) -> None:
@@ -88,8 +87,8 @@ class Pair:
 
     def meet(self, what: str = "") -> None:
         """Agree on a moment of the clock that both ends share, and wait for it."""
-        ready = self.allgather(time.monotonic())
-        sleep_until(max(ready) + LEAD)
+        ready = self.allgather(WALL.now())
+        WALL.sleep_until(max(ready) + LEAD)
 
     def allgather(self, value: Any) -> list[Any]:
         """The values of both ranks, as JSON."""
@@ -104,11 +103,11 @@ class Pair:
         byte = np.zeros(1, np.uint8)
         trips = []
         for _ in range(PINGS):
-            start = time.perf_counter()
+            start = WALL.now()
             for sender in (0, 1):
                 (self._wire.Isend if self.rank == sender else self._wire.Irecv)(byte, 0, 0)
                 self._wire.wait([])
-            trips.append(time.perf_counter() - start)
+            trips.append(WALL.now() - start)
         half: float = self.allgather(float(np.median(trips)) / 2)[0]
         return half
 

@@ -2,6 +2,7 @@
 
 from labkit.communicator.algorithms import ALGORITHMS, check_algorithm, refuse_unmetered
 from labkit.communicator.board import Mismatch, RankFailed, WaitTooLong
+from labkit.communicator.clock import WALL, Clock, WallClock
 from labkit.communicator.computing import computing
 from labkit.communicator.mpi import Communicator
 from labkit.communicator.shared_memory import Aside
@@ -11,12 +12,15 @@ from labkit.communicator.world import alone, world
 
 __all__ = [
     "ALGORITHMS",
+    "WALL",
     "Aside",
+    "Clock",
     "Communicator",
     "Mismatch",
     "RankFailed",
     "Traffic",
     "WaitTooLong",
+    "WallClock",
     "Window",
     "alone",
     "check_algorithm",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 
 from labkit.common.errors import LabkitError
+from labkit.communicator.clock import Clock
 
 PLACE = 120  # bytes for the name of a call
 NEVER = np.iinfo(np.int64).max
@@ -42,9 +42,10 @@ class Board:
     a computation. Ranks on other hosts are not seen; about them only the limit speaks.
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Any, clock: Clock) -> None:
         from mpi4py import MPI
 
+        self._clock = clock
         self._host = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
         self.local_rank: int = self._host.rank
         self.ranks: list[int] = self._host.allgather(comm.rank)  # of this host
@@ -63,13 +64,13 @@ class Board:
         views = [_row(self._window.Shared_query(peer)[0], row) for peer in range(self._host.size)]
         self._rows = dict(zip(self.ranks, views, strict=True))
         self._own = self._rows[comm.rank]
-        self._own[0] = (time.time(), 0, 0, NEVER, NEVER, b"the start", b"")
+        self._own[0] = (self._clock.now(), 0, 0, NEVER, NEVER, b"the start", b"")
         self._host.Barrier()
 
     def enter(self, place: str, waiting: bool = False) -> None:
         """Say which call this rank is in now, and whether it waits there for all others."""
         self._own["waiting"] = 0  # while the row changes
-        self._own["since"] = time.time()
+        self._own["since"] = self._clock.now()
         self._own["place"] = place.encode()[:PLACE]
         self._own["waiting"] = waiting
 
@@ -100,7 +101,7 @@ class Board:
         Args:
             seconds: for which they must have waited.
         """
-        latest = time.time() - seconds
+        latest = self._clock.now() - seconds
         rows = sorted(self._rows.items())
         if not all(row["waiting"][0] and row["since"][0] < latest for _, row in rows):
             return None
@@ -127,7 +128,7 @@ class Board:
 
     def elsewhere(self, place: str) -> str:
         """The ranks that are not in `place`, each with the call it is in and for how long."""
-        now = time.time()
+        now = self._clock.now()
         found = [
             f"rank {rank} is in {there} for {now - row['since'][0]:.0f} s"
             for rank, row in sorted(self._rows.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -17,15 +16,15 @@ def computing(communicator: Communicator) -> Callable[[], AbstractContextManager
     Args:
         communicator: of all ranks: how slow one is, and what it draws, goes by its number there.
     """
-    network = communicator.network
+    network, clock = communicator.network, communicator.clock
     if network is None or communicator.rank not in network.slow:
         return nullcontext
 
     @contextmanager
     def slowly() -> Iterator[None]:
-        before, start = communicator.traffic.copy(), time.perf_counter()
+        before, start = communicator.traffic.copy(), clock.now()
         yield
-        seconds = time.perf_counter() - start
+        seconds = clock.now() - start
         spent = communicator.traffic.since(before)
         others = spent.wait_seconds + spent.transfer_seconds
         communicator.act_slow(max(0.0, seconds - others))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -12,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from labkit.communicator.clock import Clock
 from labkit.network import Links, Network
-
-SPIN = 150e-6  # seconds; below this a sleep is less exact than a loop
 
 
 class Emulation:
@@ -23,19 +20,21 @@ class Emulation:
     A sender books its links and sends along when the first byte leaves; the receiver books its
     own and sleeps until the delivery. The links' state lies in memory that the ranks of the host
     share, because emulated hosts share uplinks and one-sided access books both ends; all ranks
-    read the same monotonic clock. Ranks must be on one real host.
+    read the same clock. Ranks must be on one real host.
 
     Args:
         comm: an mpi4py communicator of ranks on one host.
         network: what to emulate.
+        clock: of the ranks' host.
 
     Attributes:
         paced: whether a rank holds a message back until the links on its way are free.
     """
 
-    def __init__(self, comm: Any, network: Network) -> None:
+    def __init__(self, comm: Any, network: Network, clock: Clock) -> None:
         from mpi4py import MPI
 
+        self._clock = clock
         self._rank = comm.rank  # of the network, as all places
         self._places: Sequence[int] = range(comm.size)
         self._links = Links(network, comm.size)
@@ -61,7 +60,7 @@ class Emulation:
         """Book this rank's links for a message; when its first byte leaves, by the shared clock."""
         with self._booking():
             place = self._places[destination]
-            return self._links.depart(self._rank, place, nbytes, time.monotonic())
+            return self._links.depart(self._rank, place, nbytes, self._clock.now())
 
     def arrive(self, messages: list[tuple[float, int, int]]) -> float:
         """Book the links into this rank; when the last of the messages is delivered.
@@ -80,7 +79,7 @@ class Emulation:
         """Book both ends at once, as one-sided access does; the time of delivery."""
         ends = self._places[source], self._places[destination]
         with self._booking():
-            first = self._links.depart(*ends, nbytes, time.monotonic())
+            first = self._links.depart(*ends, nbytes, self._clock.now())
             return self._links.arrive(*ends, nbytes, first)
 
     def close(self) -> None:
@@ -98,19 +97,3 @@ class Emulation:
                 yield
             finally:
                 self._window.Unlock(0)
-
-
-def sleep_until(moment: float, exact: bool = True) -> None:
-    """Sleep until a time of the monotonic clock, to some ten microseconds.
-
-    Args:
-        moment: when to wake.
-        exact: loop for the last bit, for which a sleep is too coarse.
-    """
-    while (left := moment - time.monotonic()) > 0:
-        if not exact:
-            time.sleep(left)
-        elif left > SPIN:
-            time.sleep(left - SPIN)
-        else:
-            os.sched_yield()

@@ -19,7 +19,7 @@ class Executor:
         comm: the mpi4py communicator that carries the messages.
         traffic: the meter.
         wait: completes MPI requests, or raises when that takes too long.
-        sleep_until: sleeps until a time of the monotonic clock.
+        sleep_until: sleeps until a moment of the clock.
         emulation: the network to emulate, or None.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import numpy as np
 from labkit.common.errors import InvalidInput
 from labkit.communicator.algorithms import check_algorithm, refuse_unmetered
 from labkit.communicator.board import Board, Mismatch
+from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.executor import Executor
 from labkit.communicator.library import library_allreduce
@@ -43,6 +43,7 @@ class Communicator:
         traffic: a meter to go on with; None: a new one.
         emulation: of the network, to go on with; None: a new one.
         outer: the patience of the ranks of which these are a part.
+        clock: by which ranks wait and take times; the same for all of a host.
 
     Attributes:
         rank, size: this rank's number, and how many there are.
@@ -60,19 +61,20 @@ class Communicator:
         traffic: Traffic | None = None,
         emulation: Emulation | None = None,
         outer: Patience | None = None,
+        clock: Clock = WALL,
     ) -> None:
         self._comm = comm.Dup()
         self.rank: int = self._comm.rank
         self.size: int = self._comm.size
         self.network = Network.parse(network)
-        self.traffic = traffic or Traffic()
-        self.board = Board(self._comm)
+        self.traffic, self.clock = traffic or Traffic(), clock
+        self.board = Board(self._comm, clock)
         self.patience = Patience(
-            self.board, self.traffic, self.rank, limit, self.on_one_host, outer
+            self.board, self.traffic, clock, self.rank, limit, self.on_one_host, outer
         )
         self.local_rank: int = self.board.local_rank  # among the ranks of this host
         if self.network and emulation is None:
-            emulation = Emulation(self._comm, self.network)
+            emulation = Emulation(self._comm, self.network, clock)
         self._emulation = emulation
         ways = (self.traffic, self.patience.complete, self.patience.sleep_until, self._emulation)
         self._executor = Executor(self._comm, *ways)
@@ -148,11 +150,11 @@ class Communicator:
         refuse_unmetered(algorithm, self.network)
         self.patience.enter(place)
         self.traffic.payload_bytes += nbytes
-        before, start = self.traffic.wait_seconds, time.perf_counter()
+        before, start = self.traffic.wait_seconds, self.clock.now()
         yield
         self.board.enter(f"work after {place}")
         waited = self.traffic.wait_seconds - before
-        self.traffic.transfer_seconds += time.perf_counter() - start - waited
+        self.traffic.transfer_seconds += self.clock.now() - start - waited
 
     def mean(
         self,
@@ -248,13 +250,13 @@ class Communicator:
         if self.size == 1:
             return
         self.meet(what)
-        start = time.perf_counter()
+        start = self.clock.now()
         self._comm.Bcast(buffer.view(np.uint8) if buffer.ndim else buffer, root)
         sent = buffer.nbytes if self.rank == root else 0
         self.traffic.messages += 1
         self.traffic.payload_bytes += sent
         self.traffic.wire_bytes += sent
-        self.traffic.transfer_seconds += time.perf_counter() - start
+        self.traffic.transfer_seconds += self.clock.now() - start
 
     def share(self, value: Any, root: int = 0, what: str = "share") -> Any:
         """The root's Python object, on every rank (pickled)."""
@@ -286,7 +288,7 @@ class Communicator:
         if network is not None and emulation is not None:
             ranks = part.allgather(self.rank)
             network, emulation = network.part(ranks, self.size), emulation.part(ranks)
-        given = (self.patience.limit, network, self.traffic, emulation, self.patience)
+        given = (self.patience.limit, network, self.traffic, emulation, self.patience, self.clock)
         found = Communicator(part, *given)
         part.Free()  # it works on a duplicate
         return found
@@ -321,15 +323,15 @@ class Communicator:
         requests.append(self._comm.Irecv(_bytes(data), source, _USER_TAG + tag))
         self.patience.complete(requests)
         if self._emulation:
-            start = time.perf_counter()
+            start = self.clock.now()
             arrival = self._emulation.arrive([(float(header[0]), source, data.nbytes)])
             self.patience.sleep_until(arrival)
-            self.traffic.transfer_seconds += time.perf_counter() - start
+            self.traffic.transfer_seconds += self.clock.now() - start
 
     def window(self, nbytes: int) -> Window:
         """Memory of this rank that others read and write without its help (collective)."""
         self.meet("the making of a window")
-        return Window(self._comm, nbytes, self.traffic, self._emulation)
+        return Window(self._comm, nbytes, self.traffic, self.clock, self._emulation)
 
     def act_slow(self, computed: float) -> None:
         """Sleep as long as this rank's computation would take longer, were it the emulated one.
@@ -340,7 +342,7 @@ class Communicator:
         if self.network is not None and self.rank in self.network.slow:
             factor = self.network.compute_factor(self.rank, self._computations)
             self._computations += 1
-            time.sleep((factor - 1) * computed)
+            self.clock.sleep((factor - 1) * computed)
 
     def meet(self, what: str = "barrier") -> None:
         """Wait until every rank has come to this call.
@@ -373,7 +375,7 @@ class Communicator:
         if self._memory is None:
             if not self.on_one_host:
                 raise InvalidInput("shared_memory wants all ranks on one host; use 'hierarchical'")
-            self._memory = SharedMemory(self._comm, self.patience.pause)
+            self._memory = SharedMemory(self._comm, self.clock, self.patience.pause)
         return self._memory
 
     def _gather_here(self, others: Sequence[Any] = ()) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from labkit.common.errors import LabkitError
 from labkit.communicator.board import Board, Mismatch, WaitTooLong
-from labkit.communicator.emulation import sleep_until
+from labkit.communicator.clock import Clock
 from labkit.communicator.traffic import Traffic
 
 DEADLOCK = 2.0  # seconds in which ranks that wait in different calls cannot both be only late
@@ -26,6 +25,7 @@ class Patience:
     Args:
         board: where ranks of this host tell each other how they are.
         traffic: the meter of seconds waited.
+        clock: by which it waits.
         rank: this rank.
         limit: seconds after which a wait raises `WaitTooLong`.
         alone: whether the board tells of all ranks, so that a deadlock can be seen on it.
@@ -40,13 +40,14 @@ class Patience:
         self,
         board: Board,
         traffic: Traffic,
+        clock: Clock,
         rank: int,
         limit: float,
         alone: bool,
         outer: Patience | None = None,
     ) -> None:
         self.board, self.traffic, self.rank, self.limit = board, traffic, rank, limit
-        self._outer = outer
+        self._clock, self._outer = clock, outer
         self.trouble: LabkitError | None = None
         self.polite = False
         self.place = ""
@@ -57,9 +58,9 @@ class Patience:
         self.place, self._collective = place, collective
 
     def begin(self) -> float:
-        """A wait begins now; the time, by `time.perf_counter`."""
+        """A wait begins now; the time."""
         self.board.enter(self.place, waiting=self._collective)
-        self._since = time.perf_counter()
+        self._since = self._clock.now()
         return self._since
 
     def complete(self, requests: list[Any]) -> None:
@@ -71,12 +72,12 @@ class Patience:
         while not MPI.Request.Testall(requests):
             self.pause(polls)
             polls += 1
-        self.traffic.wait_seconds += time.perf_counter() - start
+        self.traffic.wait_seconds += self._clock.now() - start
 
     def sleep_until(self, moment: float) -> None:
-        """Sleep until a time of the monotonic clock: a message is on its way, nobody is late."""
-        time.sleep(max(0.0, moment - time.monotonic() - LATE))
-        sleep_until(moment, exact=not self.polite)  # which may have changed meanwhile
+        """Sleep until a moment of the clock: a message is on its way, nobody is late."""
+        self._clock.sleep(max(0.0, moment - self._clock.now() - LATE))
+        self._clock.sleep_until(moment, exact=not self.polite)  # which may have changed meanwhile
 
     def pause(self, polls: int) -> None:
         """Between two polls: let others have the core, and look around now and then.
@@ -88,8 +89,8 @@ class Patience:
         if polls < SPINS and not self.polite:
             os.sched_yield()
             return
-        waited = time.perf_counter() - self._since
-        time.sleep(min(max(NAP, SHARE * waited), LONGEST_NAP))
+        waited = self._clock.now() - self._since
+        self._clock.sleep(min(max(NAP, SHARE * waited), LONGEST_NAP))
         if polls % _CHECK_EVERY == 0:
             self.look_around()
 
@@ -99,7 +100,7 @@ class Patience:
         Raises:
             RankFailed, Mismatch, WaitTooLong: see `Communicator`.
         """
-        waited = time.perf_counter() - self._since
+        waited = self._clock.now() - self._since
         try:
             for each in self._whole():
                 each.board.check()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from labkit.communicator.clock import Clock
 from labkit.schedules import boundaries
 
 Piece: TypeAlias = tuple[int, np.ndarray]
@@ -39,12 +39,13 @@ class SharedMemory:
 
     Args:
         comm: an mpi4py communicator of ranks on one host.
+        clock: of the ranks' host.
         pause: called between two looks at a flag, with the number of looks so far; raises when
             waiting has become pointless.
     """
 
-    def __init__(self, comm: Any, pause: Callable[[int], None]) -> None:
-        self._comm, self._pause = comm, pause
+    def __init__(self, comm: Any, clock: Clock, pause: Callable[[int], None]) -> None:
+        self._comm, self._clock, self._pause = comm, clock, pause
         self._window, views = _shared(comm, LINE)
         self._flags = [view[:8].view(np.int64) for view in views]
         self._weights = [view[8:16].view(np.float64) for view in views]
@@ -183,11 +184,11 @@ class SharedMemory:
         self._window.Sync()
         self._phase += 1
         self._flags[self._comm.rank][0] = self._phase
-        polls, start = 0, time.perf_counter()
+        polls, start = 0, self._clock.now()
         while min(int(flag[0]) for flag in self._flags) < self._phase:
             self._pause(polls)
             polls += 1
-        self._waited += time.perf_counter() - start
+        self._waited += self._clock.now() - start
         self._window.Sync()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 
-from labkit.communicator.emulation import Emulation, sleep_until
+from labkit.communicator.clock import Clock
+from labkit.communicator.emulation import Emulation
 from labkit.communicator.traffic import Traffic
 
 
@@ -21,6 +21,7 @@ class Window:
         comm: an mpi4py communicator.
         nbytes: size of this rank's memory.
         traffic: the meter.
+        clock: of the ranks' host.
         emulation: the network to emulate, or None.
 
     Attributes:
@@ -28,12 +29,17 @@ class Window:
     """
 
     def __init__(
-        self, comm: Any, nbytes: int, traffic: Traffic, emulation: Emulation | None
+        self,
+        comm: Any,
+        nbytes: int,
+        traffic: Traffic,
+        clock: Clock,
+        emulation: Emulation | None,
     ) -> None:
         from mpi4py import MPI
 
         self._mpi, self._rank = MPI, comm.rank
-        self._traffic, self._emulation = traffic, emulation
+        self._traffic, self._clock, self._emulation = traffic, clock, emulation
         self._window = MPI.Win.Allocate(nbytes, 1, comm=comm)
         memory: Any = self._window.tomemory()
         self.memory = np.ndarray(nbytes, np.uint8, memory)
@@ -56,7 +62,7 @@ class Window:
     def _access(
         self, call: Any, data: np.ndarray, rank: int, offset: int, source: int, destination: int
     ) -> None:
-        start = time.perf_counter()
+        start = self._clock.now()
         self._window.Lock(rank, self._mpi.LOCK_SHARED)
         call([data.reshape(-1).view(np.uint8), self._mpi.BYTE], rank, [offset, data.nbytes])
         self._window.Unlock(rank)
@@ -64,5 +70,5 @@ class Window:
         self._traffic.payload_bytes += data.nbytes
         self._traffic.wire_bytes += data.nbytes if source != destination else 0
         if self._emulation is not None and source != destination:
-            sleep_until(self._emulation.transfer(source, destination, data.nbytes))
-        self._traffic.transfer_seconds += time.perf_counter() - start
+            self._clock.sleep_until(self._emulation.transfer(source, destination, data.nbytes))
+        self._traffic.transfer_seconds += self._clock.now() - start

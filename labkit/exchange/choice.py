@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,14 +52,14 @@ def _simulated(communicator: Communicator, nbytes: int) -> Choice:
 
 
 def _measured(communicator: Communicator, candidates: list[str], nbytes: int) -> Choice:
-    buffer = communicator.allocate(max(nbytes // 4, 1))
+    clock, buffer = communicator.clock, communicator.allocate(max(nbytes // 4, 1))
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(1 + CALLS):
         for name in candidates:
             communicator.meet("the choice of an algorithm")
-            start = time.perf_counter()
+            start = clock.now()
             communicator.allreduce(buffer, name)
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock.now() - start)
     slowest = {
         name: float(np.median(np.max(communicator.allgather(own[1:]), axis=0)))
         for name, own in times.items()

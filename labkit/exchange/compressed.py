@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -94,8 +93,8 @@ class CompressedMean:
             layers: what they are, one behind the other.
             algorithm, what: see `Communicator.allreduce`.
         """
-        meter = self._communicator.traffic
-        before, start = meter.copy(), time.perf_counter()
+        meter, clock = self._communicator.traffic, self._communicator.clock
+        before, start = meter.copy(), clock.now()
         parts = self._parts(np.concatenate(pieces), layers)
         states = [self._state(bucket, n, part) for n, part in enumerate(parts)]
         pairs = zip(parts, states, strict=True)
@@ -106,7 +105,7 @@ class CompressedMean:
         for piece, layer in zip(pieces, layers, strict=True):
             piece[...] = seen.mean[layer.start : layer.stop]
         spent = meter.since(before)
-        elapsed = time.perf_counter() - start
+        elapsed = clock.now() - start
         self.seconds += elapsed - spent.wait_seconds - spent.transfer_seconds
         own = tuple(self._bytes[n] for n in range(len(parts)))
         layer_bytes = own if self._compressor.by_layer else None

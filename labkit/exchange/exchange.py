@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -78,13 +77,14 @@ class Exchange:
                 f"schedule={schedule!r} is not known; allowed: {', '.join(SCHEDULES)}"
             )
         self.communicator, self._paces = communicator, paces
+        self.clock = communicator.clock
         self.algorithm, self.schedule, self.bucket_bytes = algorithm, schedule, bucket_bytes
         self.compressor = None if compressor is None else parse(compressor)
         self.compressed: CompressedMean | None = None
         if self.compressor is not None:
             self.compressed = CompressedMean(communicator, self.compressor, seed)
         self.watchers: list[Watcher] = []
-        self.timeline = Timeline()
+        self.timeline = Timeline(self.clock)
         self.choice = Choice(algorithm, "as asked for")
         self.buckets: list[Bucket] = []
         self._signature: Any = None
@@ -97,7 +97,7 @@ class Exchange:
         self._pieces: dict[int, list[Piece] | None] = {}
         self._memory = Memory(communicator, [], [], [], common=False)
         self.service = Service(self._serve, [], self.timeline, self._attend)
-        self._left = time.perf_counter()  # the last exchange
+        self._left = self.clock.now()  # the last exchange
         self._attend(schedule in AFTER)
         communicator.pace(schedule == "staggered")
 
@@ -174,7 +174,7 @@ class Exchange:
             for number, bucket in enumerate(self.buckets):
                 self._pack(number, [arrays[slot.variable] for slot in bucket.slots], count)
             for number in range(len(self.buckets)):
-                start = time.monotonic()
+                start = self.clock.now()
                 self._serve(number)
                 self.timeline.add("communicate", number, start)
                 self.timeline.add("wait", number, start)
@@ -288,7 +288,7 @@ class Exchange:
 
     def _pack(self, number: int, arrays: Sequence[np.ndarray], count: np.ndarray) -> None:
         """Copy gradients into their bucket, and keep their weight."""
-        start = time.monotonic()
+        start = self.clock.now()
         self._weights[number] = float(count)
         self._steps[number] = self.timeline.step
         self._pieces[number] = self._packings[number](arrays, bool(count))
@@ -315,7 +315,7 @@ class Exchange:
 
     def _serve(self, number: int) -> None:
         if number == 0 and self._paces:
-            self.communicator.act_slow(time.perf_counter() - self._left)
+            self.communicator.act_slow(self.clock.now() - self._left)
         if self.compressed is not None:
             self._serve_compressed(number, self.compressed)
             return
@@ -330,7 +330,7 @@ class Exchange:
             self._total,
             Aside(self._pieces.pop(number, None), self._memory.into(bucket)),
         )
-        self._left = time.perf_counter()
+        self._left = self.clock.now()
 
     def _serve_compressed(self, number: int, compressed: CompressedMean) -> None:
         bucket, what = self.buckets[number], "the exchange of compressed gradients"
@@ -345,7 +345,7 @@ class Exchange:
         if troubles:  # an overflow: every rank skips the step, and no memory keeps it
             for piece in pieces:
                 piece[...] = np.nan
-            self._left = time.perf_counter()
+            self._left = self.clock.now()
             return
         total = sum(weight for weight, _ in told)
         share = self._weights[number] * self.communicator.size / total if total else 0.0
@@ -362,7 +362,7 @@ class Exchange:
         for watcher in self.watchers:
             # By now some ranks may have begun the next step: watchers must agree on this one.
             watcher(number, layers, replace(seen, step=self._steps[number]))
-        self._left = time.perf_counter()
+        self._left = self.clock.now()
 
     def _pieces_of(self, bucket: Bucket) -> tuple[list[np.ndarray], list[Layer]]:
         """The gradients of a bucket in the order of their places, and what they are."""

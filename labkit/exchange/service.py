@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from labkit.exchange.promptness import wake_promptly
@@ -36,6 +35,7 @@ class Service:
         attend: Callable[[bool], None] = lambda waiting: None,
     ) -> None:
         self._serve, self.order, self._timeline = serve, list(order), timeline
+        self._clock = timeline.clock
         self._attend = attend
         self._changed = threading.Condition()
         self._issued: set[int] = set()
@@ -61,7 +61,7 @@ class Service:
         with self._changed:
             self._done.discard(bucket)  # of a step that failed before it waited
             self._issued.add(bucket)
-            self._ready[bucket] += time.monotonic()
+            self._ready[bucket] += self._clock.now()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="exchange", daemon=True)
                 self._thread.start()
@@ -69,7 +69,7 @@ class Service:
 
     def wait(self, bucket: int) -> None:
         """Back when the bucket holds the mean of all ranks; it may then be issued again."""
-        start = time.monotonic()
+        start = self._clock.now()
         self._attend(True)
         with self._changed:
             while bucket not in self._done and self._error is None:
@@ -96,10 +96,10 @@ class Service:
                             self._changed.wait()
                         self._issued.discard(bucket)
                         self._serving = True
-                    start = time.monotonic()
+                    start = self._clock.now()
                     self._serve(bucket)
                     self._timeline.add("communicate", bucket, start)
-                    self._seconds[bucket] += time.monotonic() - start
+                    self._seconds[bucket] += self._clock.now() - start
                     if bucket == self.order[-1]:
                         self._end_round()
                     with self._changed:

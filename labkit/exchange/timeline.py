@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
+
+from labkit.communicator import Clock
 
 KINDS = ("step", "pack", "communicate", "wait")
 KEEP = 200_000  # events; the last ones of a long run
@@ -14,7 +15,7 @@ Event = tuple[str, int, int, float, float]  # kind, step, bucket, start, stop
 
 
 class Timeline:
-    """Events of this rank: (kind, step, bucket, start, stop), seconds of the monotonic clock.
+    """Events of this rank: (kind, step, bucket, start, stop), seconds of the rank's clock.
 
     `step`: from the begin of a training step to its end; `pack`: gradients are copied into a
     bucket; `communicate`: the communication thread serves a bucket; `wait`: the training step
@@ -23,13 +24,14 @@ class Timeline:
     under a microsecond.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
         self.events: deque[Event] = deque(maxlen=KEEP)
         self.step = 0
 
     def add(self, kind: str, bucket: int, start: float) -> None:
         """An event that ends now."""
-        self.events.append((kind, self.step, bucket, start, time.monotonic()))
+        self.events.append((kind, self.step, bucket, start, self.clock.now()))
 
     def of_step(self, step: int) -> list[Event]:
         """The events of one step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -98,7 +97,7 @@ class Cut:
             gradients = [each for stage in own.values() for each in stage.take_gradients()]
             if variables and session.readers.total(rows, "the rows of an update") > 0:
                 mean = exchange.mean(gradients, np.int64(rows), names)
-                start = time.monotonic()
+                start = session.timeline.clock.now()
                 with slowly():
                     optimizer.apply(mean, variables)
                 session.timeline.add(f"update {max(own)}", -1, start)
@@ -186,7 +185,7 @@ def recorder(timeline: Any) -> Any:
 
     @contextmanager
     def record(action: str, stage: int, number: int) -> Iterator[None]:
-        start = time.monotonic()
+        start = timeline.clock.now()
         yield
         timeline.add(f"{action} {stage}", number, start)
 

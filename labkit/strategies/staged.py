@@ -226,7 +226,7 @@ class Staged(Strategy):
         found, workers = None, session.communicator.size
         if session.communicator.rank == 0:
             rows = self.rows(session.experiment.batch_size, workers)
-            found = block_seconds(session.model, rows)
+            found = block_seconds(session.model, rows, session.communicator.clock)
         return list(session.communicator.share(found, what="the seconds of the blocks"))
 
 

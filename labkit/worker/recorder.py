@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -80,7 +79,7 @@ class Recorder(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Send what is left and leave the model as it was."""
-        self._send(time.monotonic())
+        self._send(self.communicator.clock.now())
         self.model.train_step, self.model.compute_loss = self._found
         self.model.train_function = None
 
@@ -99,12 +98,12 @@ class Recorder(keras.callbacks.Callback):
         self._before = self.communicator.traffic.copy()
         if self.timeline is not None:
             self.timeline.step = len(self.rows)
-        self._start = time.monotonic()
+        self._start = self.communicator.clock.now()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Write the row; agree with the other ranks on whether to stop."""
         loss = float(self._loss.numpy())  # waits until the step is done
-        now = time.monotonic()
+        now = self.communicator.clock.now()
         if self.timeline is not None:
             self.timeline.add("step", -1, self._start)
         traffic = self.communicator.traffic.since(self._before)

@@ -40,7 +40,7 @@ class TrainingSession:
         self._source = source
         self.seed = experiment.seed
         self.watchers: list[Any] = []  # of compressed buckets
-        self.timeline = Timeline()
+        self.timeline = Timeline(communicator.clock)
         self.partition: dict[str, Any] = {}  # where a model was cut into stages, and why there
         self.memory: dict[
             str, Any

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from labkit.communicator import WALL
 from labkit.exchange import Timeline
 
 
 def test_a_timeline_forgets_the_oldest_events_first() -> None:
-    timeline = Timeline()
+    timeline = Timeline(WALL)
     keep = timeline.events.maxlen
     assert keep is not None
     for step in range(keep + 10):

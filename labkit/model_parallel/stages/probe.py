@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
+from labkit.communicator import Clock
 from labkit.model_parallel.stages.chain import Chain
 from labkit.model_parallel.stages.ledger import Ledger
 from labkit.model_parallel.stages.stage import Stage
@@ -19,7 +19,7 @@ WARM = 2  # passes, of which the first one is traced
 PASSES = 5
 
 
-def block_seconds(model: Any, rows: int) -> list[float]:
+def block_seconds(model: Any, rows: int, clock: Clock) -> list[float]:
     """Seconds of a forward and backward pass of each block: the median of five.
 
     Each block is compiled and run as a `Stage` of its own; the loss is in none of them. Inputs are
@@ -29,6 +29,7 @@ def block_seconds(model: Any, rows: int) -> list[float]:
     Args:
         model: a chain.
         rows: of a micro-batch.
+        clock: that measures them.
     """
     chain = Chain(model)
     value = _input(chain.part(0, 1), rows)
@@ -38,10 +39,10 @@ def block_seconds(model: Any, rows: int) -> list[float]:
             stage = Stage(chain.part(number, number + 1), first=number == 0)
             passes = []
             for _ in range(WARM + PASSES):
-                start = time.perf_counter()
+                start = clock.now()
                 y = stage.forward(0, value, 1.0)
                 stage.backward(0, tf.ones_like(y))
-                passes.append(time.perf_counter() - start)
+                passes.append(clock.now() - start)
                 stage.take_gradients()
             found.append(float(np.median(passes[WARM:])))
             value = y

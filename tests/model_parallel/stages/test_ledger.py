@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from labkit.communicator import WALL
 from labkit.model_parallel.stages import (
     Ledger,
     Stage,
@@ -140,7 +141,7 @@ def test_a_pass_beside_training_counts_the_same_and_leaves_no_trace() -> None:
     before = [variable.numpy() for variable in model.variables]
     drawn = np.random.get_state()[1].tolist()
     assert kept_bytes(model, ROWS) > ROWS * footprint.activations(model)  # masks, statistics
-    seconds = block_seconds(model, ROWS)
+    seconds = block_seconds(model, ROWS, WALL)
     assert len(seconds) == 5
     assert min(seconds) > 0
     for variable, value in zip(model.variables, before, strict=True):
