@@ -51,7 +51,7 @@ def measure(
         step, by repeat and as the median, and whether all ranks ended with the same weights.
         Beside "sequential", the others say what they save of its step, and what they would save
         if a line without delay served the same buckets, ready when they were, in the best order
-        (`labkit.exchange.Overlap`).
+        (`labkit.records.overlap.Overlap`).
     """
     unknown = [name for name in cases if name not in CASES]
     if unknown:
@@ -141,7 +141,8 @@ def _delay(communicator: Communicator, timeline: Timeline, steps: int) -> float:
     """Seconds by which the last steps stood longer than an ideal line would let them: median."""
     import pandas as pd
 
-    from labkit.exchange import overlaps, timeline_rows
+    from labkit.exchange import timeline_rows
+    from labkit.records.overlap import overlaps
 
     events = pd.DataFrame(timeline_rows(communicator.allgather(list(timeline.events))))
     return float(np.median([one.exposed - one.ideal for one in overlaps(events)[-steps:]]))

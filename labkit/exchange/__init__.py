@@ -2,7 +2,6 @@
 
 from labkit.exchange.compressed import Layer, Seen
 from labkit.exchange.exchange import BUCKET_BYTES, Exchange, NotFinite
-from labkit.exchange.overlap import Overlap, overlaps
 from labkit.exchange.schedules import SCHEDULES
 from labkit.exchange.timeline import Timeline, timeline_rows
 
@@ -12,9 +11,7 @@ __all__ = [
     "Exchange",
     "Layer",
     "NotFinite",
-    "Overlap",
     "Seen",
     "Timeline",
-    "overlaps",
     "timeline_rows",
 ]

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 from pydantic import PositiveInt
 
+from labkit.schedules.pipeline import Table
+from labkit.schedules.pipeline.delayed import delayed
 from labkit.strategies.base import Question, Session
 from labkit.strategies.cut import recorder
 from labkit.strategies.staged import Staged
@@ -41,12 +43,17 @@ class DelayedGradients(Staged):
     """
 
     called: ClassVar[str] = "modules"
+    unlocked: ClassVar[bool] = True
 
     modules: PositiveInt | None = None
 
     def check(self, experiment: Question) -> None:
         """Refuse what does not fit together, before any rank starts."""
         self.check_stages(experiment)
+
+    def table(self, ranks: int, iterations: int = 1) -> Table:
+        """The schedule of one replica through so many iterations."""
+        return delayed(ranks, iterations)
 
     def train(self, session: Session) -> None:
         """Forward in sequence, backward in parallel, an optimizer a module."""

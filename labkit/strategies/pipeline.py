@@ -117,8 +117,8 @@ class Pipeline(Staged):
         """As many on each rank as it has chunks."""
         return self.ranks(workers) * self.chunks
 
-    def table(self, ranks: int) -> Table:
-        """The schedule of one replica."""
+    def table(self, ranks: int, iterations: int = 1) -> Table:
+        """The schedule of one replica, the same in each iteration."""
         if self.schedule == "interleaved":
             return interleaved(ranks, self.microbatches, self.chunks)
         return PIPELINE[self.schedule](ranks, self.microbatches)

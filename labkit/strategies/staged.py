@@ -24,6 +24,7 @@ from labkit.strategies.parts import (
 
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
+    from labkit.schedules.pipeline import Table
 
 
 class Staged(Strategy):
@@ -35,6 +36,7 @@ class Staged(Strategy):
     """
 
     called: ClassVar[str] = "stages"  # the field with the ranks of a lane
+    unlocked: ClassVar[bool] = False  # whether stages go on without waiting for the step's end
 
     partition: str | tuple[PositiveInt, ...] = "parameters"
     slices: PositiveInt = 1
@@ -56,6 +58,10 @@ class Staged(Strategy):
     def depth(self, workers: int) -> int:
         """Stages of one replica: one a rank, where the strategy does not say otherwise."""
         return self.ranks(workers)
+
+    def table(self, ranks: int, iterations: int = 1) -> Table:
+        """The schedule of one replica; iterations: of a schedule that goes on from step to step."""
+        raise NotImplementedError
 
     def replicas(self, workers: int) -> int:
         """Models that share a batch."""

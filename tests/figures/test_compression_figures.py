@@ -19,13 +19,13 @@ from labkit.common.errors import LabkitError
 from labkit.figures import bandwidth, microscope, microscope_reading, pareto, step_parts
 from labkit.figures.exchange.bandwidth import Method, bits_text, methods, prediction_errors, winners
 from labkit.figures.exchange.microscope import observations
-from labkit.figures.exchange.step_costs import step_costs
 from labkit.figures.kit.entries import Entry, entries
 from labkit.figures.kit.methods import baseline_of, by_method, method
 from labkit.figures.runs.pareto import Point, front, points
 from labkit.network import Network
 from labkit.records import store
 from labkit.records.run import Run
+from labkit.records.step_costs import step_costs
 from labkit.records.verdict import seeds_of
 from labkit.report import report
 from labkit.simulate import closed_form

@@ -9,10 +9,9 @@ import pytest
 
 from labkit.common.errors import InvalidInput
 from labkit.figures.schedules.pipeline_steps import pipeline_steps
-from labkit.figures.schedules.pipeline_ticks import follow
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline import Table, interleaved
-from labkit.schedules.pipeline.memory import in_flight
+from labkit.schedules.pipeline.memory import in_flight, ticks
 
 
 def tables() -> list[Table]:
@@ -23,7 +22,7 @@ def tables() -> list[Table]:
 def test_ticks_hold_what_the_memory_formula_counts_and_send_what_the_table_sends(
     table: Table,
 ) -> None:
-    steps = follow(table)
+    steps = ticks(table)
     held = np.array([[len(each) for each in step.held] for step in steps])
     by_rank = [held[:, rank :: table.ranks].sum(axis=1).max() for rank in range(table.ranks)]
     # After a tick: a backward that ended in it has let go already.

@@ -143,7 +143,7 @@ def test_runs_share_one_scale_of_time_and_say_network_and_clock(tmp_path: Path) 
 
 
 def test_colours_are_those_that_all_eyes_tell_apart() -> None:
-    colours = [colour for _, colour in KINDS.values()]
+    colours = [kind.color for kind in KINDS.values()]
     assert len(set(colours)) == len(colours)
     assert set(colours) <= set(PALETTE)
 

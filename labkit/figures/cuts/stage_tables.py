@@ -8,23 +8,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.common.errors import LabkitError
-from labkit.figures.cuts.staged_runs import (
+from labkit.figures.kit import entries as naming
+from labkit.figures.kit.entries import Entry
+from labkit.records.run import Run
+from labkit.records.staged_steps import (
     COMPUTES,
+    measured_pipeline,
     measured_steps,
     predicted_pipeline,
     stage_events,
     stage_seconds,
     staged,
+    strategy_of,
 )
-from labkit.figures.exchange.hidden import steady
-from labkit.figures.kit import entries as naming
-from labkit.figures.kit.entries import Entry
-from labkit.records.run import Run
+from labkit.records.steps import steady
 from labkit.schedules.pipeline.formulas import bubble_share
-from labkit.strategies import DelayedGradients, Pipeline
 
 if TYPE_CHECKING:
     import pandas
+
+__all__ = ["measured_pipeline", "pipeline_table", "predicted_pipeline", "rank_table"]
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "versions")
 MISSING = float("nan")
@@ -113,8 +116,7 @@ def _utilisation(run: Run, rank: int, history: pandas.DataFrame) -> float:
 
     So it is of stages in slices, which also exchange within a row.
     """
-    strategy = staged(run)
-    if strategy is None or strategy.slices > 1:
+    if not staged(run) or strategy_of(run).slices > 1:
         return float(history["compute_seconds"].sum() / history["seconds"].sum())
     whole = next((each.timeline for each in (run, *run.seeds) if not each.timeline.empty), None)
     if whole is None:  # of one rank alone nothing is written down
@@ -144,14 +146,13 @@ def _number(value: float | None) -> float:
 
 
 def _row(entry: Entry, baseline: Run | None) -> dict[str, Any]:
-    run, strategy = entry.run, staged(entry.run)
+    run, strategy = entry.run, strategy_of(entry.run)
     predicted, events = predicted_pipeline(run), stage_events(run)
     table = predicted.table
-    delays = isinstance(strategy, DelayedGradients)
     seconds = stage_seconds(events, table.stages)
-    form = None if delays else bubble_share(table, *_of_a_rank(seconds, table.ranks))
-    slices = 1 if strategy is None else strategy.slices
-    bound = slices * 3 / (1 + 2 / table.ranks) if delays else None
+    form = None if strategy.unlocked else bubble_share(table, *_of_a_rank(seconds, table.ranks))
+    slices = strategy.slices
+    bound = slices * 3 / (1 + 2 / table.ranks) if strategy.unlocked else None
     if form is not None:
         bound = slices * table.ranks * (1 - form)
     row: dict[str, Any] = {
@@ -159,7 +160,7 @@ def _row(entry: Entry, baseline: Run | None) -> dict[str, Any]:
         "ranks": table.ranks,
         "stages": table.stages,
         "slices": slices,
-        "microbatches": strategy.microbatches if isinstance(strategy, Pipeline) else 1,
+        "microbatches": 1 if strategy.unlocked else table.microbatches,
         **_timed(run, refused=entry.gate_failed),
         "bubble_simulated": predicted.bubble_share,
         "bubble_formula": _number(form),

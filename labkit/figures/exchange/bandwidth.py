@@ -11,7 +11,6 @@ import numpy as np
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import seconds_axis, seconds_text
-from labkit.figures.exchange.step_costs import StepCosts, step_costs
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import INK, OVERSUBSCRIBED, Entry, Line, clock_and_network, lines
 from labkit.figures.kit.methods import by_method
@@ -19,6 +18,7 @@ from labkit.figures.kit.panels import Panel
 from labkit.figures.runs.speed import refusals
 from labkit.network import Network
 from labkit.records.run import Run
+from labkit.records.step_costs import StepCosts, step_costs
 from labkit.schedules.counts import FORMULAS
 from labkit.schedules.counts import textbook as counted
 from labkit.simulate import modelled

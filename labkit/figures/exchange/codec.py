@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from labkit.common.units import seconds_text
-from labkit.figures.exchange.step_costs import PARTS, StepCosts, step_costs
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import (
     INK,
@@ -22,6 +21,7 @@ from labkit.figures.kit.entries import (
 from labkit.figures.kit.panels import Panel
 from labkit.figures.runs.speed import refusals
 from labkit.records.run import Run
+from labkit.records.step_costs import PARTS, StepCosts, step_costs
 
 if TYPE_CHECKING:
     from labkit.figures.kit.canvas import Figure

@@ -18,13 +18,13 @@ from labkit.figures.exchange.bandwidth import (
     prediction_errors,
     winners,
 )
-from labkit.figures.exchange.step_costs import step_costs
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import Entry, clock_and_network
 from labkit.figures.kit.finding import Markdown
 from labkit.figures.kit.methods import baseline_of, task
 from labkit.figures.runs.speed import refused
 from labkit.records.run import Run
+from labkit.records.step_costs import step_costs
 from labkit.records.verdict import accuracies, arrivals, judge_runs
 
 

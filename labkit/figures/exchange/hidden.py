@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from labkit.common.errors import LabkitError
-from labkit.exchange.overlap import overlaps
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.finding import Markdown
 from labkit.figures.runs.speed import refused
-from labkit.records.run import Run
+from labkit.records.overlap import NO_SPEED, hidden_parts
+from labkit.records.run import Run, flatten
 
 if TYPE_CHECKING:
     import pandas
 
-WARM = 10  # steps at the begin that count as warm-up
-NOTHING = 0.01  # of the communication: with less to hide, no share of it is told
 _FREE = ("name", "strategy.schedule", "strategy.bucket_bytes")  # may differ from the baseline's
 
 
@@ -36,9 +33,8 @@ def hidden(runs: Iterable[Run] | Run) -> pandas.DataFrame:
 
     found = [runs] if isinstance(runs, Run) else list(runs)
     rows = {
-        label: _no_speed() if entry.gate_failed else _row(entry.run)
+        entry.label: NO_SPEED if entry.gate_failed else hidden_parts(entry.run)
         for entry in naming.entries(found)
-        for label in [entry.label]
     }
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
     baselines = [_baseline(run, found) for run in found]
@@ -68,62 +64,6 @@ def exchange_reading(runs: Iterable[Run] | Run) -> Markdown:
     return Markdown("\n".join(lines))
 
 
-def steady(steps: Iterable[int]) -> list[int]:
-    """Steps without the first 10; of a short run, without its first half."""
-    ordered = sorted(set(steps))
-    return ordered[min(WARM, len(ordered) // 2) :]
-
-
-def timeline_of(run: Run) -> pandas.DataFrame:
-    """A run's timeline, that of its first seed where it has repeats; raises LabkitError."""
-    for each in (run, *run.seeds):
-        if (each.timeline["kind"] == "communicate").any():
-            return each.timeline
-    raise LabkitError(
-        f"{run.name} has no timeline of an exchange (state: {run.status['state']}); a completed "
-        "run on two or more workers that exchange gradients has one"
-    )
-
-
-def step_seconds(timeline: pandas.DataFrame) -> pandas.Series[float]:
-    """Seconds of each step, by its number: the slowest rank's."""
-    steps = timeline[timeline["kind"] == "step"]
-    seconds: pandas.Series[float] = (steps["stop"] - steps["start"]).groupby(steps["step"]).max()
-    return seconds
-
-
-def _row(run: Run) -> dict[str, Any]:
-    import numpy as np
-
-    timeline = timeline_of(run)
-    every = overlaps(timeline)
-    chosen = set(steady(each.step for each in every))
-    kept = [each for each in every if each.step in chosen]
-    seconds = step_seconds(timeline)
-    communication, exposed, ideal = (
-        1e3 * np.array([getattr(each, name) for each in kept])
-        for name in ("communication", "exposed", "ideal")
-    )
-    possible = float(np.median(communication - ideal))
-    reached = float(np.median(communication - exposed))
-    worth = possible > NOTHING * float(np.median(communication))
-    return {
-        "steps": len(kept),
-        "buckets": len(kept[0].ready),
-        "step_ms": 1e3 * float(seconds[seconds.index.isin(chosen)].median()),
-        "communication_ms": float(np.median(communication)),
-        "exposed_ms": float(np.median(exposed)),
-        "hidden_ms": reached,
-        "ideal_ms": possible,
-        "reached": reached / possible if worth else float("nan"),
-    }
-
-
-def _no_speed() -> dict[str, Any]:
-    names = ("step_ms", "communication_ms", "exposed_ms", "hidden_ms", "ideal_ms", "reached")
-    return {"steps": 0, "buckets": 0} | dict.fromkeys(names, float("nan"))
-
-
 def _baseline(run: Run, runs: Iterable[Run]) -> Run | None:
     """The sequential run that differs from this one in nothing but how buckets travel."""
     if run.experiment["strategy"].get("schedule") == "sequential":
@@ -137,8 +77,6 @@ def _baseline(run: Run, runs: Iterable[Run]) -> Run | None:
 
 
 def _rest(run: Run) -> dict[str, Any]:
-    from labkit.records.run import flatten
-
     return {name: value for name, value in flatten(run.experiment).items() if name not in _FREE}
 
 

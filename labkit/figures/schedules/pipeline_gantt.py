@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.common.units import seconds_text
-from labkit.figures.cuts.staged_runs import measured_pipeline
-from labkit.figures.kit.entries import INK, Line, entries, safe_text
-from labkit.figures.kit.panels import Panel, lanes_axis
+from labkit.figures.kit.entries import INK, entries, safe_text
+from labkit.figures.kit.lanes import Kind, Lanes, lanes
+from labkit.figures.kit.panels import Trace
 from labkit.figures.runs.speed import refused
 from labkit.records.run import Run
-from labkit.schedules.pipeline.table import Table
+from labkit.records.staged_steps import measured_pipeline
 from labkit.simulate.pipeline import PipelineSimulation
 
 if TYPE_CHECKING:
+    import pandas
+
     from labkit.figures.kit.canvas import Figure
 
 LANE = 28  # pixels a lane
+STAGE, MICROBATCH = "%{customdata[0]}", "%{customdata[1]}"
 # Okabe and Ito (2008), as in `entries`: told apart with any colour vision.
 ACTIONS = {
-    "forward": ("forward", "#56B4E9"),
-    "backward": ("backward", "#E69F00"),
-    "backward_input": ("backward, input part", "#D55E00"),
-    "backward_weight": ("backward, weight part", "#009E73"),
+    action: Kind(name, color, f"{name} of micro-batch {MICROBATCH} at stage {STAGE}")
+    for action, name, color in (
+        ("forward", "forward", "#56B4E9"),
+        ("backward", "backward", "#E69F00"),
+        ("backward_input", "backward, input part", "#D55E00"),
+        ("backward_weight", "backward, weight part", "#009E73"),
+    )
 }
-MESSAGE = ("message, from its first byte to its delivery", INK)
+MESSAGE = Kind("message, from its first byte to its delivery", INK)
 FREE = "none: messages take no time"
 PALEST = 0.45  # opacity of a rank's last chunk
-
 
 Drawn = PipelineSimulation | Run
 
@@ -51,119 +56,82 @@ def pipeline_gantt(pipelines: Drawn | Iterable[Drawn], step: int | None = None) 
         InvalidInput: there is none, or a run has no such step. LabkitError: a run has no timeline
             of stages.
     """
-    from labkit.figures.kit.canvas import draw
-
     given = [pipelines] if isinstance(pipelines, PipelineSimulation | Run) else list(pipelines)
     if not given:
         raise InvalidInput("no pipeline to draw: give what simulate_pipeline returns, or runs")
-    named = [_named(each, step) for each in given]
-    shown = [each for _, each in named if each is not None]
-    end = 1e3 * max((each.seconds for each in shown), default=1e-3)
+    panels = [_panel(each, step) for each in given]
+    shown = [each for each, _ in panels if each is not None]
     title = f"Pipeline · {_clocks(shown)} · network {_networks(shown)}"
-    told = (name if each is None else f"{name}; {_in_words(each)}" for name, each in named)
-    alt = ". ".join([title, *told]) + "."
-    present = {action for each in shown for action in each.table.action.tolist()}
-    legend = [ACTIONS[action] for action in ACTIONS if action in present]
-    if any(_messages(each) for each in shown):
-        legend.append(MESSAGE)
-    figure = draw(
-        [[_panel(name, each, end)] for name, each in named],
-        [Line(name, color, "solid", "square") for name, color in legend],
+    told = (f"{panel.title}\n{panel.note}".strip().replace("\n", "; ") for _, panel in panels)
+    return lanes(
+        [panel for _, panel in panels],
+        ACTIONS,
         title,
         "number: micro-batch; empty: the rank waits",
-        alt,
-        LANE * max((each.table.ranks for each in shown), default=1),
-    )
-    figure.update_layout(barmode="overlay", bargap=0.12, margin={"l": 80})
-    return figure
-
-
-def _named(each: Drawn, step: int | None) -> tuple[str, PipelineSimulation | None]:
-    """What stands above a panel, and what is drawn in it: nothing of a run without speed."""
-    if isinstance(each, PipelineSimulation):
-        return _called(each), each
-    (entry,) = entries([each])
-    if entry.gate_failed:
-        return f"{each.name}\n{refused(entry)}", None
-    found = measured_pipeline(each, step)
-    return _called(found), found
-
-
-def _panel(name: str, each: PipelineSimulation | None, end: float) -> Panel:
-    if each is None:
-        title, _, note = name.partition("\n")
-        return Panel(title, "", "", [], note)
-    lanes = [_lane(each.table, rank) for rank in range(each.table.ranks)]
-    actions = [action for action in ACTIONS if (each.table.action == action).any()]
-    return Panel(
-        title=f"{name}\n{_in_words(each)}",
-        x="time, ms",
-        y="",
-        traces=[*_messages(each), *(_bars(each, action) for action in actions)],
-        x_axis={"range": [-0.01 * end, 1.01 * end]},
-        y_axis=lanes_axis(lanes),
-        link="time",
+        list(told),
+        LANE,
+        1e3 * max((each.seconds for each in shown), default=1e-3),
+        [MESSAGE] if any(panel.below for _, panel in panels) else [],
     )
 
 
-def _lane(table: Table, rank: int) -> str:
-    return f"stage {rank}" if table.chunks == 1 else f"rank {rank}"
+def _panel(each: Drawn, step: int | None) -> tuple[PipelineSimulation | None, Lanes]:
+    """What is drawn and how; nothing of a run without speed."""
+    if isinstance(each, Run):
+        (entry,) = entries([each])
+        if entry.gate_failed:
+            return None, Lanes(each.name, note=refused(entry))
+        each = measured_pipeline(each, step)
+    title = f"{_called(each)}\n{_bubble(each)}"
+    order = [_lane(each, rank) for rank in range(each.table.ranks)]
+    return each, Lanes(title, order, _bars(each), ("stage", "microbatch"), _messages(each))
 
 
-def _bars(each: PipelineSimulation, action: str) -> dict[str, Any]:
-    """One bar a computation of this kind."""
-    name, color = ACTIONS[action]
-    table = each.table
-    rows = table.action == action
+def _lane(each: PipelineSimulation, rank: int) -> str:
+    return f"stage {rank}" if each.table.chunks == 1 else f"rank {rank}"
+
+
+def _bars(each: PipelineSimulation) -> pandas.DataFrame:
+    """A row a computation."""
+    import pandas as pd
+
+    table = each.table.take(each.table.computes)
+    start, stop = (1e3 * column[each.table.computes] for column in (each.start, each.stop))
     paler = (1 - PALEST) / max(table.chunks - 1, 1)
-    start, length = 1e3 * each.start[rows], 1e3 * (each.stop - each.start)[rows]
-    stages, microbatches = table.stage[rows], table.microbatch[rows]
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "x": length,
-        "base": start,
-        "y": [_lane(table, rank) for rank in table.rank[rows]],
-        "customdata": np.column_stack([stages, microbatches, start]),
-        "text": [str(number) for number in microbatches],
-        "textposition": "inside",
-        "insidetextanchor": "middle",
-        "textangle": 0,
-        "marker": {
-            "color": color,
-            "opacity": 1 - paler * table.chunk[rows],
-            "line": {"color": "white", "width": 0.5},
-        },
-        "hovertemplate": f"{name} of micro-batch %{{customdata[1]:.0f}} at stage "
-        "%{customdata[0]:.0f}<br>%{customdata[2]:.3f} ms, for %{x:.3f} ms<extra>%{y}</extra>",
-        "legendgroup": name,
-        "name": safe_text(name),
-        "showlegend": False,
-    }
+    return pd.DataFrame(
+        {
+            "lane": [_lane(each, rank) for rank in table.rank],
+            "kind": table.action,
+            "start": start,
+            "length": stop - start,
+            "text": [str(number) for number in table.microbatch],
+            "opacity": 1 - paler * table.chunk,
+            "stage": table.stage,
+            "microbatch": table.microbatch,
+        }
+    )
 
 
-def _messages(each: PipelineSimulation) -> list[dict[str, Any]]:
+def _messages(each: PipelineSimulation) -> list[Trace]:
     """A line a message, from its sender to its receiver; none where messages take no time."""
     table = each.table
     rows = np.flatnonzero((table.action == "send") & (each.stop > each.start))
     if not len(rows):
         return []
-    name, color = MESSAGE
     times = [(1e3 * each.start[row], 1e3 * each.stop[row], None) for row in rows]
     ends = [
-        (_lane(table, stage % table.ranks), _lane(table, peer % table.ranks), None)
+        (_lane(each, stage % table.ranks), _lane(each, peer % table.ranks), None)
         for stage, peer in zip(table.stage[rows], table.peer[rows], strict=True)
     ]
     line = {
-        "type": "scatter",
         "mode": "lines",
         "x": [time for pair in times for time in pair],
         "y": [lane for pair in ends for lane in pair],
-        "line": {"color": color, "width": 1},
+        "line": {"color": MESSAGE.color, "width": 1},
         "opacity": 0.6,
         "hoverinfo": "skip",
-        "legendgroup": name,
-        "name": safe_text(name),
+        "legendgroup": MESSAGE.name,
+        "name": safe_text(MESSAGE.name),
         "showlegend": False,
     }
     return [line]
@@ -183,8 +151,8 @@ def _called(each: PipelineSimulation) -> str:
     return f"{clock}{table.name}, {stages}, {many} {what}{plural}: {seconds_text(each.seconds)}"
 
 
-def _in_words(each: PipelineSimulation) -> str:
-    """`bubble 27 % of the time; the ranks compute 80 %, 70 % of it`"""
+def _bubble(each: PipelineSimulation) -> str:
+    """`bubble 27 % of the time, from 20 % to 30 % by rank`"""
     shares = each.utilisation()
     words = f"bubble {each.bubble_share:.1%} of the time"
     if np.ptp(shares) < 0.005:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from labkit.schedules.pipeline.table import Table
@@ -53,6 +55,40 @@ def stashed(table: Table) -> Integers:
             kept = {int(met[stage, each]) for each in needed} | {newest}
             most[stage] = max(most[stage], len(kept))
     return most
+
+
+class Tick(NamedTuple):
+    """What happens in one tick, and what stages hold after it.
+
+    work: (action, micro-batch) of the stages that compute; sent: (source, destination,
+    micro-batch), also between stages of one rank; held: the micro-batches of each stage whose
+    activations wait for their backward.
+    """
+
+    work: dict[int, tuple[str, int]]
+    sent: list[tuple[int, int, int]]
+    held: list[tuple[int, ...]]
+
+
+def ticks(table: Table) -> list[Tick]:
+    """The ticks of a schedule in their order."""
+    rows = [row for row in table.rows() if row[4] < 0]
+    held: list[set[int]] = [set() for _ in range(table.stages)]
+    found = []
+    for tick in range(int(table.tick.max(initial=-1)) + 1):
+        work: dict[int, tuple[str, int]] = {}
+        sent = []
+        for _, stage, action, number, _ in (row for row in rows if row[0] == tick):
+            work[stage] = (action, number)
+            if action == "forward":
+                held[stage].add(number)
+            elif action != "backward_input":
+                held[stage].discard(number)
+            onward = stage + {"forward": 1, "backward_weight": 0}.get(action, -1)
+            if onward != stage and 0 <= onward < table.stages:
+                sent.append((stage, onward, number))
+        found.append(Tick(work, sent, [tuple(sorted(each)) for each in held]))
+    return found
 
 
 def _whole(table: Table) -> Booleans:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.figures.exchange.hidden import steady
 from labkit.network import Network
 from labkit.records.run import Run
+from labkit.records.steps import steady
 from labkit.schedules.pipeline import Table
-from labkit.schedules.pipeline.delayed import delayed
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
-from labkit.strategies import STRATEGIES, DelayedGradients, Pipeline
+from labkit.strategies import STRATEGIES
+from labkit.strategies.staged import Staged
 
 if TYPE_CHECKING:
     import pandas
@@ -25,15 +25,18 @@ ROWS = (*COMPUTES, "send", "receive")
 ITERATIONS = 3  # of delayed gradients that are shown
 SETTLED = 10  # iterations a module, after which modules are no further ahead of each other
 
-Staged = Pipeline | DelayedGradients
+
+def staged(run: Run) -> bool:
+    """Whether the model of this run was cut into stages."""
+    kind = STRATEGIES.get(run.experiment["strategy"]["name"])
+    return kind is not None and issubclass(kind, Staged)
 
 
-def staged(run: Run) -> Staged | None:
-    """The strategy of a run whose model was cut into stages; else None."""
+def strategy_of(run: Run) -> Staged:
+    """The strategy of a run whose model was cut into stages."""
     fields = dict(run.experiment["strategy"])
-    kind = STRATEGIES.get(fields.pop("name"))
-    if kind is None or not issubclass(kind, Pipeline | DelayedGradients):
-        return None
+    kind = STRATEGIES[fields.pop("name")]
+    assert issubclass(kind, Staged)  # for the type checker: `staged` says so of these runs
     return kind(**fields)
 
 
@@ -65,8 +68,7 @@ def stage_events(run: Run) -> pandas.DataFrame:
             "stop": timeline["stop"][known],
         }
     )
-    strategy = staged(run)
-    slices = 1 if strategy is None else strategy.slices
+    slices = strategy_of(run).slices if staged(run) else 1
     lane = (found["rank"] < _ranks(run) * slices) & (found["rank"] % slices == 0)
     return found[lane].reset_index(drop=True)
 
@@ -93,10 +95,11 @@ def measured_steps(run: Run, steps: Iterable[int] | None = None) -> list[Pipelin
     """Likewise, each of these steps; default: all steady ones."""
     events = stage_events(run)
     events = events[events["action"] != "update"]
-    many = ITERATIONS if isinstance(staged(run), DelayedGradients) else 1
+    strategy = strategy_of(run)
+    many = ITERATIONS if strategy.unlocked else 1
     groups = {int(number): part for number, part in events.groupby("step")}
     wanted = steady(groups) if steps is None else list(steps)
-    table = _table(run, max(groups) + 1)
+    table = strategy.table(_ranks(run), max(groups) + 1)
     found = []
     for step in wanted:
         if all(each in groups for each in range(step, step + many)):
@@ -113,12 +116,12 @@ def predicted_pipeline(run: Run) -> PipelineSimulation:
 
     Raises: LabkitError, where the run has no timeline of stages.
     """
-    events, strategy = stage_events(run), staged(run)
-    modules, delays = _ranks(run), isinstance(strategy, DelayedGradients)
+    events, strategy = stage_events(run), strategy_of(run)
+    modules = _ranks(run)
     iterations = SETTLED * modules + ITERATIONS
-    table = _table(run, iterations)
+    table = strategy.table(modules, iterations)
     seconds = stage_seconds(events, table.stages)
-    rows = strategy.rows(run.experiment["batch_size"], run.experiment["workers"])  # type: ignore[union-attr]
+    rows = strategy.rows(run.experiment["batch_size"], run.experiment["workers"])
     nbytes = rows * np.array(run.metrics["partition"]["bytes_a_row"], np.float64)
     if table.recurrent:  # a stretch is a part of all steps
         nbytes /= table.microbatches
@@ -134,7 +137,7 @@ def predicted_pipeline(run: Run) -> PipelineSimulation:
         nbytes=nbytes,
     )
     found = replace(found, network=network)
-    if not delays:
+    if not strategy.unlocked:
         return found
     last = iterations - 1  # whose messages are not all sent
     late = np.where(_gradients(table), modules - 1 - table.stage, 0)
@@ -210,25 +213,18 @@ def _gradients(table: Table) -> np.ndarray:
     return found
 
 
-def _table(run: Run, iterations: int) -> Table:
-    strategy = staged(run)
-    if isinstance(strategy, Pipeline):
-        return strategy.table(_ranks(run))
-    return delayed(_ranks(run), iterations)
-
-
 def _ranks(run: Run) -> int:
     """Of one replica; of stages in slices those of one slice."""
-    strategy, workers = staged(run), int(run.experiment["workers"])
-    return workers if strategy is None else strategy.ranks(workers)
+    workers = int(run.experiment["workers"])
+    return strategy_of(run).ranks(workers) if staged(run) else workers
 
 
 def _network(run: Run) -> Network | None:
     """As the table's ranks see it: those of the first lane, one of each stage."""
     given: Any = run.experiment.get("network")
     network = Network(**given) if isinstance(given, dict) else Network.parse(given)
-    strategy = staged(run)
-    if network is None or strategy is None:
+    if network is None:
         return network
-    lane = range(0, _ranks(run) * strategy.slices, strategy.slices)
+    slices = strategy_of(run).slices
+    lane = range(0, _ranks(run) * slices, slices)
     return network.part(lane, int(run.experiment["workers"]))

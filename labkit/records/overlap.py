@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from labkit.exchange.order import by_priority
+from labkit.records.run import Run
+from labkit.records.steps import steady, step_seconds, timeline_of
 
 if TYPE_CHECKING:
     import pandas
+
+NOTHING = 0.01  # of the communication: with less to hide, no share of it is told
+NO_SPEED: dict[str, float] = {"steps": 0, "buckets": 0} | dict.fromkeys(
+    ("step_ms", "communication_ms", "exposed_ms", "hidden_ms", "ideal_ms", "reached"), math.nan
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,35 @@ class Overlap:
             exposed += max(0.0, finish[bucket] - now)
             now, left = max(now, finish[bucket]), max(left, stop)
         return exposed
+
+
+def hidden_parts(run: Run) -> dict[str, float]:
+    """What overlap hid of a run's communication, medians over its steady steps.
+
+    As `labkit.figures.hidden` has them in a row, which is `NO_SPEED` where a gate failed.
+
+    Raises: LabkitError, where the run has no timeline.
+    """
+    timeline = timeline_of(run)
+    every = overlaps(timeline)
+    chosen = set(steady(each.step for each in every))
+    kept = [each for each in every if each.step in chosen]
+    seconds = step_seconds(timeline)
+    parts = [(each.communication, each.exposed, each.ideal) for each in kept]
+    communication, exposed, ideal = 1e3 * np.array(parts).T
+    possible = float(np.median(communication - ideal))
+    reached = float(np.median(communication - exposed))
+    worth = possible > NOTHING * float(np.median(communication))
+    return {
+        "steps": len(kept),
+        "buckets": len(kept[0].ready),
+        "step_ms": 1e3 * float(seconds[seconds.index.isin(chosen)].median()),
+        "communication_ms": float(np.median(communication)),
+        "exposed_ms": float(np.median(exposed)),
+        "hidden_ms": reached,
+        "ideal_ms": possible,
+        "reached": reached / possible if worth else math.nan,
+    }
 
 
 def overlaps(timeline: pandas.DataFrame) -> list[Overlap]:

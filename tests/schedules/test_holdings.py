@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.figures.schedules.holdings import chunk_name, follow, message_size, span_name, sum_name
 from labkit.schedules import ALLREDUCE, COLLECTIVES, Round, ring
+from labkit.schedules.holdings import chunk_name, follow, message_size, span_name, sum_name
 
 
 @pytest.mark.parametrize("size", range(2, 13))

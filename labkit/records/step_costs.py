@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.figures.exchange.hidden import steady
 from labkit.records.run import Run
+from labkit.records.steps import steady
 
 if TYPE_CHECKING:
     import pandas

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from html import escape
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_text, seconds_text
-from labkit.figures.schedules.holdings import Holdings, follow, message_size, span_name, sum_name
+from labkit.figures.kit.canvas import Figure
+from labkit.figures.kit.frames import played, table
+from labkit.figures.schedules import trace_frames
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, named
 from labkit.schedules.check import execute
-from labkit.schedules.round import Schedule
+from labkit.schedules.holdings import Holdings, follow, message_size, span_name, sum_name
+from labkit.schedules.round import Round, Schedule
 from labkit.simulate import simulate
-
-if TYPE_CHECKING:
-    from labkit.figures.kit.canvas import Figure
 
 MOST_RANKS = 12
 SPOKEN = 40  # the words name every message where there are no more
@@ -48,24 +46,34 @@ def message_trace(
             f"size={size}: a message trace draws 2 to {MOST_RANKS} ranks; for more ask "
             f"counts_table and link_utilisation"
         )
-    from labkit.figures.schedules.trace_frames import animation
-
     world = Network.parse(network)
     schedule = _schedule(algorithm, world)
     holdings = follow(schedule, size)
     name = algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "schedule")
-    title = f"{title_of(name).capitalize()}, {size} ranks"
+    title = f"{_title(name).capitalize()}, {size} ranks"
     times = None
     if world is not None:
         times = _times(schedule, size, nbytes, world, len(holdings.rounds))
         title += f" · simulation · network {world} · n = {bytes_text(nbytes)}"
     texts = _texts(holdings, None if values is None else np.asarray(values))
     captions = _captions(holdings, times)
-    words = in_words(title, holdings, captions)
-    return animation(holdings, texts, captions, title, words, as_table(holdings, texts))
+    states = [
+        trace_frames.state(holdings, number, texts[number], caption)
+        for number, caption in enumerate(captions)
+    ]
+    return played(
+        fixed=[trace_frames.ranks(size), *trace_frames.LEGEND],
+        states=states,
+        layout=trace_frames.layout(size, holdings.chunks),
+        title=title,
+        alt=_in_words(title, holdings, captions),
+        table=_as_table(holdings, texts),
+        step="after round ",
+        shown=min(1, len(states) - 1),
+    )
 
 
-def title_of(name: str) -> str:
+def _title(name: str) -> str:
     """`ring allreduce`; another collective is called what it is."""
     words = name.replace("_", " ")
     return f"{words} allreduce" if name in ALLREDUCE else words
@@ -120,13 +128,13 @@ def _captions(holdings: Holdings, times: list[tuple[float, float]] | None) -> li
     return lines
 
 
-def in_words(title: str, holdings: Holdings, captions: Iterable[str]) -> str:
+def _in_words(title: str, holdings: Holdings, captions: Iterable[str]) -> str:
     """The trace for those who do not see it: rounds and messages, and the end."""
     rounds, total = len(holdings.rounds), holdings.messages
     said = [f"Animated message trace. {title}: {rounds} rounds, {total} messages"]
     for each, caption in zip(holdings.rounds, list(captions)[1:], strict=True):
         line = caption.replace("<br>", ", ")
-        said.append(f"{line}: {messages(holdings, each)}" if total <= SPOKEN else line)
+        said.append(f"{line}: {_messages(holdings, each)}" if total <= SPOKEN else line)
     if holdings.complete:
         said.append("At the end every rank holds the sum of every chunk")
     else:
@@ -136,7 +144,7 @@ def in_words(title: str, holdings: Holdings, captions: Iterable[str]) -> str:
     return ". ".join(said) + "."
 
 
-def messages(holdings: Holdings, each: Any) -> str:
+def _messages(holdings: Holdings, each: Round) -> str:
     """`0 to 1 adds d, 1 to 2 adds a`"""
     whole = holdings.chunks == 1
     return ", ".join(
@@ -146,14 +154,11 @@ def messages(holdings: Holdings, each: Any) -> str:
     )
 
 
-def as_table(holdings: Holdings, texts: list[list[list[str]]]) -> str:
-    """The trace as an HTML table, a row a round: for readers of screens, paper and keyboards."""
+def _as_table(holdings: Holdings, texts: list[list[list[str]]]) -> str:
+    sent = ["start", *(_messages(holdings, each) for each in holdings.rounds)]
+    rows = [
+        [str(number), said, *map("  ".join, state)]
+        for number, (said, state) in enumerate(zip(sent, texts, strict=True))
+    ]
     size = holdings.held.shape[1]
-    head = "".join(f"<th>rank {rank}</th>" for rank in range(size))
-    rows = []
-    for number, state in enumerate(texts):
-        sent = messages(holdings, holdings.rounds[number - 1]) if number else "start"
-        cells = "".join(f"<td>{escape('  '.join(chunks))}</td>" for chunks in state)
-        rows.append(f"<tr><th>{number}</th><td>{escape(sent)}</td>{cells}</tr>")
-    body = "".join(rows)
-    return f"<table><thead><tr><th>round</th><th>messages</th>{head}</tr></thead>{body}</table>"
+    return table(["round", "messages", *(f"rank {rank}" for rank in range(size))], rows)

@@ -1,0 +1,95 @@
+"""What `labkit.figures` offers; each name is imported when it is first used."""
+
+from .cuts.grid_traffic import grid_traffic
+from .cuts.layer_traffic import layer_traffic
+from .cuts.pipeline_speedup import pipeline_speedup
+from .cuts.stage_reading import cut_reading, pipeline_reading
+from .cuts.stage_tables import measured_pipeline, pipeline_table, predicted_pipeline, rank_table
+from .exchange.bandwidth import bandwidth
+from .exchange.codec import step_parts
+from .exchange.compression_reading import compression_reading
+from .exchange.hidden import exchange_reading, hidden
+from .exchange.microscope import microscope, microscope_reading
+from .exchange.timeline import timeline
+from .runs.compare import compare, curves, parts, show, speedup, table, throughput
+from .runs.comparison_reading import comparison_reading
+from .runs.deployment import deployment, deployment_reading
+from .runs.heat import has_grid, heat_map
+from .runs.linked import linked
+from .runs.parallel import parallel_coordinates
+from .runs.pareto import pareto
+from .runs.precision import (
+    loss_scale_reading,
+    loss_scales,
+    memory_reading,
+    precision_table,
+)
+from .runs.reading import reading
+from .runs.scatter import scatter
+from .runs.seed_by_seed import seed_by_seed, seed_reading
+from .schedules.costs import cost_curves, cost_reading
+from .schedules.counts import counts_reading, counts_table
+from .schedules.links import link_reading, link_utilisation
+from .schedules.message_trace import message_trace
+from .schedules.pipeline_gantt import pipeline_gantt
+from .schedules.pipeline_steps import pipeline_steps
+from .schedules.predictions import (
+    measurements,
+    predicted_and_measured,
+    prediction_reading,
+)
+
+__all__ = [
+    "bandwidth",
+    "compare",
+    "comparison_reading",
+    "compression_reading",
+    "cost_curves",
+    "cost_reading",
+    "counts_reading",
+    "counts_table",
+    "curves",
+    "cut_reading",
+    "deployment",
+    "deployment_reading",
+    "exchange_reading",
+    "grid_traffic",
+    "has_grid",
+    "heat_map",
+    "hidden",
+    "layer_traffic",
+    "link_reading",
+    "link_utilisation",
+    "linked",
+    "loss_scale_reading",
+    "loss_scales",
+    "measured_pipeline",
+    "measurements",
+    "memory_reading",
+    "message_trace",
+    "microscope",
+    "microscope_reading",
+    "parallel_coordinates",
+    "pareto",
+    "parts",
+    "pipeline_gantt",
+    "pipeline_reading",
+    "pipeline_speedup",
+    "pipeline_steps",
+    "pipeline_table",
+    "precision_table",
+    "predicted_and_measured",
+    "predicted_pipeline",
+    "prediction_reading",
+    "rank_table",
+    "reading",
+    "scatter",
+    "seed_by_seed",
+    "seed_reading",
+    "show",
+    "speedup",
+    "step_parts",
+    "table",
+    "throughput",
+    "timeline",
+]

@@ -1,0 +1,122 @@
+"""The lane mark: bars on one axis of time, a lane for each who does something."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from labkit.figures.kit.entries import Line, safe_text
+from labkit.figures.kit.panels import Panel, Trace, lanes_axis, sheet
+
+if TYPE_CHECKING:
+    import pandas
+
+    from labkit.figures.kit.canvas import Figure
+
+
+class Kind(NamedTuple):
+    """What a bar may be: its name in the legend, its colour, what hovering says of it.
+
+    hover: in Plotly's words; `%{customdata[0]}` is the first of the columns in `Lanes.details`.
+    """
+
+    name: str
+    color: str
+    hover: str = ""
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A panel of lanes.
+
+    Attributes:
+        title: of the panel; further lines are smaller.
+        order: names of the lanes, from top to bottom.
+        bars: a row a bar: lane, kind, start and length (ms), text (in the bar), and opacity, where
+            some are paler; None where nothing may be drawn.
+        details: further columns, which hovering can name.
+        below: traces that are drawn before the bars, such as messages between lanes.
+        note: what stands there in place of bars.
+    """
+
+    title: str
+    order: Sequence[str] = ()
+    bars: pandas.DataFrame | None = None
+    details: Sequence[str] = ()
+    below: Sequence[Trace] = field(default_factory=list)
+    note: str = ""
+
+
+def lanes(
+    panels: Sequence[Lanes],
+    kinds: Mapping[str, Kind],
+    title: str,
+    remark: str,
+    words: Sequence[str],
+    lane: int,
+    end: float,
+    more: Sequence[Kind] = (),
+) -> Figure:
+    """One panel under the other on the same scale of time.
+
+    Args:
+        panels: what is drawn; kinds: of the bars, by the word in their column.
+        title, remark, words: as for a sheet; lane: its height in pixels; end: of the axis, ms.
+        more: what else the legend names.
+    """
+    present = {kind for panel in panels if panel.bars is not None for kind in panel.bars["kind"]}
+    legend = [*(kinds[kind] for kind in kinds if kind in present), *more]
+    figure = sheet(
+        [[_panel(panel, kinds, end)] for panel in panels],
+        [Line(kind.name, kind.color, "solid", "square") for kind in legend],
+        title,
+        [remark],
+        words,
+        lane * max((len(panel.order) for panel in panels), default=1),
+    )
+    longest = max((len(name) for panel in panels for name in panel.order), default=0)
+    room = {"l": 80 if longest < 12 else 150}
+    figure.update_layout(barmode="overlay", bargap=0.12, margin=room)
+    return figure
+
+
+def _panel(panel: Lanes, kinds: Mapping[str, Kind], end: float) -> Panel:
+    if panel.bars is None:
+        return Panel(panel.title, "", "", [], panel.note)
+    groups = dict(list(panel.bars.groupby("kind", sort=False)))
+    bars = [_bars(groups[name], kinds[name], panel) for name in kinds if name in groups]
+    return Panel(
+        title=panel.title,
+        x="time, ms",
+        y="",
+        traces=[*panel.below, *bars],
+        x_axis={"range": [-0.01 * end, 1.01 * end]},
+        y_axis=lanes_axis(panel.order),
+        link="time",
+    )
+
+
+def _bars(rows: pandas.DataFrame, kind: Kind, panel: Lanes) -> Trace:
+    """All bars of one kind: one trace, so that the legend hides them together."""
+    marker = {"color": kind.color, "line": {"color": "white", "width": 0.5}}
+    if "opacity" in rows:
+        marker["opacity"] = rows["opacity"].to_numpy()
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "x": rows["length"].to_numpy(),
+        "base": rows["start"].to_numpy(),
+        "y": rows["lane"].tolist(),
+        "customdata": rows[[*panel.details, "start"]].to_numpy(),
+        "text": rows["text"].tolist(),
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "marker": marker,
+        "hovertemplate": f"{kind.hover}<br>%{{customdata[{len(panel.details)}]:.3f}} ms, "
+        "for %{x:.3f} ms<extra>%{y}</extra>",
+        "legendgroup": kind.name,
+        "name": safe_text(kind.name),
+        "showlegend": False,
+    }
