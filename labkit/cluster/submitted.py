@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit.cluster import record
 from labkit.cluster.attached import note
 from labkit.cluster.calls import PATIENCE, Calls, Ranks
 from labkit.cluster.live import Live
@@ -16,6 +15,7 @@ from labkit.experiment import Experiment
 from labkit.records import store
 from labkit.records.run import Run
 from labkit.records.stream import FOLDER
+from labkit.records.write import write, write_logs
 from labkit.worker.work import work
 
 
@@ -84,12 +84,13 @@ class Submitted(Live):
             yield
 
     def _keep(self) -> Run:
-        record.write(self.directory, self._asked, self._calls, self._interrupted)
+        write_logs(self.directory, self._calls.outputs())
+        write(self.directory, self._asked, self._calls.results() or [], self._interrupted)
         return Run(self.directory)
 
     def _lose(self, error: BaseException) -> None:
         try:
-            record.write_logs(self.directory, self._calls)
+            write_logs(self.directory, self._calls.outputs())
         finally:
             store.fail(self.directory, str(error), getattr(error, "rank", None))
 

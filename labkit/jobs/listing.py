@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +31,10 @@ def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
             if path in sweeps:
                 rows |= sweep_rows(path, name)
             else:
-                rows[path] = job_row(path, name) if path in jobs else run_row(_Read(path), name)
+                rows[path] = job_row(path, name) if path in jobs else run_row(Run(path), name)
         except LabkitError as error:
             skipped.append(f"{name} left out: {error}")
     return [rows[path] for path in sorted(rows)], skipped
-
-
-class _Read(Run):
-    """A run whose metrics are read once: it is shown and forgotten."""
-
-    @cached_property
-    def metrics(self) -> dict[str, Any]:
-        return super().metrics
 
 
 def sweep_rows(path: Path, name: str) -> dict[Path, Row]:

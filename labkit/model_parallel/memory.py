@@ -4,15 +4,39 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-Parts = dict[str, Any]  # stages; whole; measured and predicted, by kind
+Bytes: TypeAlias = dict[str, int | None]  # by kind; None where nobody knows
 
 _CLEAR = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The bytes that a rank keeps while it trains, by kind (see `stages.footprint.KINDS`).
+
+    Attributes:
+        stages: their numbers; of a model that is not cut into stages only 0.
+        whole: all weights of the model, which a rank holds before and after training.
+        measured: real tensors.
+        predicted: what shapes and the schedule say.
+    """
+
+    stages: list[int]
+    whole: int
+    measured: Bytes
+    predicted: Bytes
+
+    def trained(self) -> dict[str, int]:
+        """Of the weights that this rank trains, their gradients and its optimizer."""
+        gradients = self.measured["gradients"] or self.predicted["gradients"]
+        kept = self.measured | {"gradients": gradients}
+        return {kind: kept[kind] or 0 for kind in ("weights", "gradients", "optimizer")}
 
 
 def reset_peak() -> None:
@@ -30,25 +54,6 @@ def peak() -> int:
     return most if sys.platform == "darwin" else 1024 * most
 
 
-def describe(parts: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes of the weights that this rank trains, of their gradients and optimizer, and the peak.
-
-    Gradients have the dtype of the weights. Under a mixed policy weights stay float32 and are
-    cast where they are used, so that policies differ in activations.
-
-    Args:
-        parts: what `by_kind` gives.
-    """
-    own = parts["measured"]
-    gradients = own["gradients"] or parts["predicted"]["gradients"]
-    return {
-        "weights": own["weights"],
-        "gradients": gradients,
-        "optimizer": own["optimizer"],
-        "peak": peak(),
-    }
-
-
 def by_kind(
     model: Any,
     part: Any,
@@ -57,7 +62,7 @@ def by_kind(
     rows: int,
     look: bool,
     a_row: int | None = None,
-) -> Parts:
+) -> Memory:
     """What a rank keeps that trains a model by itself, or some of each layer.
 
     Beside what is measured stands what is predicted.
@@ -79,23 +84,24 @@ def by_kind(
     from labkit.model_parallel.stages import footprint, kept_bytes
 
     known = rows > 0 and _takes_one_tensor(part)
-    predicted: dict[str, Any] = footprint.weights([part])
-    predicted["optimizer"] = footprint.optimizer(plain, predicted["gradients"])
-    predicted["activations"] = None
-    if known:
-        predicted["activations"] = rows * (a_row or footprint.activations(part))
-    return {
-        "stages": [0],
-        "whole": nbytes(model.variables),
-        "measured": {
+    own = footprint.weights([part])
+    return Memory(
+        stages=[0],
+        whole=nbytes(model.variables),
+        measured={
             "weights": nbytes(part.variables),
             "gradients": nbytes(part.trainable_variables),
             "optimizer": nbytes(used.variables),
             "activations": kept_bytes(part, rows) if known and look else None,
             "versions": 0,
         },
-        "predicted": predicted | {"versions": 0},
-    }
+        predicted={
+            **own,
+            "optimizer": footprint.optimizer(plain, own["gradients"]),
+            "activations": rows * (a_row or footprint.activations(part)) if known else None,
+            "versions": 0,
+        },
+    )
 
 
 def _takes_one_tensor(model: Any) -> bool:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
 
 import numpy as np
 
 from labkit.experiment import Experiment
+from labkit.records.result import RankResult, Row, WholeResult, memory_bytes
+from labkit.records.store import Record
 
 WARM_UP = 10  # steps
 
 
 def summarise(
-    experiment: Experiment, rows: Sequence[Mapping[str, float]], result: Mapping[str, Any]
-) -> dict[str, Any]:
+    experiment: Experiment,
+    rows: Sequence[Row],
+    ranks: Sequence[RankResult],
+    whole: WholeResult,
+) -> Record:
     """The record of metrics.json.
 
     A step lasts as long as its slowest rank. The first step (tracing) stands apart; 10 further
@@ -24,8 +29,8 @@ def summarise(
     Args:
         experiment: what was run.
         rows: history of all ranks.
-        result: of rank 0's `work`: epochs, evaluation, equivalence, exchange, partition; memory
-            of the rank that needs most of each kind, and memory_by_rank.
+        ranks: what they returned, in their order.
+        whole: what rank 0 said for all.
     """
     import psutil
 
@@ -38,7 +43,7 @@ def summarise(
     timed, full = steps[chosen], samples[chosen]
     later = [row for row in rows if row["step"] > 0] or rows
     median, p10, p90 = (float(np.percentile(timed, q)) for q in (50, 10, 90))
-    metrics: dict[str, Any] = {f"test_{k}": v for k, v in result["evaluation"].items()}
+    metrics: Record = {f"test_{k}": v for k, v in whole.evaluation.items()}
     metrics.setdefault("test_loss", None)
     cores = psutil.cpu_count(logical=True) or 1
     metrics |= {
@@ -54,18 +59,18 @@ def summarise(
         "oversubscribed": experiment.workers * experiment.threads > cores,
         "workers": experiment.workers,
         "threads": experiment.threads,
-        "exchange": result["exchange"],
-        "memory_bytes": result["memory"],
-        "memory": result["memory_by_rank"],
-        "partition": result["partition"],
+        "exchange": whole.exchange,
+        "memory_bytes": memory_bytes(ranks),
+        "memory": [{"rank": k} | asdict(each.memory) for k, each in enumerate(ranks)],
+        "partition": whole.partition,
         "codec_ms_per_step": 1e3 * float(np.mean([row["codec_seconds"] for row in later])),
-        "equivalence": result["equivalence"],
-        "epochs": result["epochs"],
+        "equivalence": whole.equivalence,
+        "epochs": whole.epochs,
     }
     return metrics
 
 
-def _by_step(rows: Sequence[Mapping[str, float]], column: str) -> np.ndarray:
+def _by_step(rows: Sequence[Row], column: str) -> np.ndarray:
     """Values of a column, one row a step, one column a rank."""
     ranks = 1 + max(int(row["rank"]) for row in rows)
     ordered = sorted(rows, key=lambda row: (row["step"], row["rank"]))

@@ -54,8 +54,12 @@ class Run:
     @property
     def metrics(self) -> dict[str, Any]:
         """The results; empty unless the run completed."""
-        path = self.path / "metrics.json"
-        return _without_schema(store.read_json(path)) if path.exists() else {}
+        # Written once, when the ranks have ended: what is there is kept, what is not may yet come.
+        return self._metrics if (self.path / "metrics.json").exists() else {}
+
+    @cached_property
+    def _metrics(self) -> dict[str, Any]:
+        return _without_schema(store.read_json(self.path / "metrics.json"))
 
     @property
     def history(self) -> pandas.DataFrame:

@@ -1,7 +1,7 @@
 """Strategies: what workers exchange, and when; one a file."""
 
 from labkit.strategies.allreduce import AllReduce
-from labkit.strategies.base import Predictor, Session, Strategy
+from labkit.strategies.base import Batch, Predictor, Session, Step, Strategy, Watcher
 from labkit.strategies.delayed import DelayedGradients
 from labkit.strategies.layerwise import Layerwise
 from labkit.strategies.locally_connected import LocallyConnected
@@ -16,12 +16,15 @@ STRATEGIES: dict[str, type[Strategy]] = {
 __all__ = [
     "STRATEGIES",
     "AllReduce",
+    "Batch",
     "DelayedGradients",
     "Layerwise",
     "LocallyConnected",
     "Pipeline",
     "Predictor",
     "Session",
+    "Step",
     "Strategy",
     "TensorParallel",
+    "Watcher",
 ]

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import ALGORITHMS, refuse_unmetered
-from labkit.compression import Nested
+from labkit.compression import Compressor, Nested
 from labkit.exchange import BUCKET_BYTES, SCHEDULES
 from labkit.strategies.base import Question, Session, Strategy
 from labkit.strategies.parts import refuse_around, refuse_given
@@ -48,6 +48,20 @@ class AllReduce(Strategy):
     def exact(self) -> bool:
         """As long as nothing is left out."""
         return self.compressor is None
+
+    @property
+    def lossy(self) -> Compressor | None:
+        """The compressor."""
+        return self.compressor
+
+    @property
+    def looks_every(self) -> int:
+        """The steps from one look of the microscope to the next."""
+        return self.microscope
+
+    def rows(self, batch_size: int, workers: int) -> int:
+        """Rows of a rank's part of the batch, the largest where they differ by one."""
+        return -(-batch_size // workers)
 
     @field_validator("algorithm")
     @classmethod

@@ -8,13 +8,28 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from labkit.common.checked import Checked
 
 if TYPE_CHECKING:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from labkit.common.content import JSON
     from labkit.communicator import Communicator
+    from labkit.compression import Compressor
+    from labkit.exchange import Layer as Packed
+    from labkit.exchange import Seen, Timeline
+    from labkit.model_parallel.memory import Memory
+    from labkit.network import Network
     from labkit.schedules.grid import Layer
 
-
+# One array or tensor, or a nest of them, with a row a sample: what a Keras model takes and gives.
+Batch: TypeAlias = "np.ndarray | tf.Tensor | Sequence[Batch] | Mapping[str, Batch]"
 # Of micro-batches x, which all ranks of a replica bring: the predictions of each, or None on ranks
 # that do not hold them, and what layers on this rank add to its loss.
-Predictor: TypeAlias = Callable[[Iterable[Any]], Iterator[tuple[Any, float]]]
+Predictor: TypeAlias = "Callable[[Iterable[Batch]], Iterator[tuple[Batch | None, float]]]"
+# Of a batch (x, y, sample weight or None): its loss on the rank that knows it, elsewhere None.
+Step: TypeAlias = "Callable[[Batch, Batch, Batch | None], float | None]"
+# Of a bucket's number and layers: see `labkit.exchange.Exchange`.
+Watcher: TypeAlias = "Callable[[int, Sequence[Packed], Seen], None]"
 
 
 class Question(Protocol):
@@ -22,39 +37,39 @@ class Question(Protocol):
 
     @property
     def workers(self) -> int:
-        """Ranks."""
+        """How many ranks there are."""
 
     @property
-    def network(self) -> Any:
+    def network(self) -> str | Network | None:
         """The network to emulate, or None."""
 
     @property
     def blocks(self) -> int | None:
-        """Of its model, between the places where it may be cut; None where only ranks know."""
+        """How many blocks its model has, each of which may stand alone; None: only ranks know."""
 
     @property
     def widest(self) -> int | None:
-        """Units of the widest layer of its model that has slices; None where only ranks know."""
+        """How many units the widest layer has that can be sliced; None: only ranks know."""
 
     @property
     def planes(self) -> Sequence[Layer] | None:
-        """Its model's layers as machines in a grid see them; None where only ranks know."""
+        """The layers of its model as machines in a grid see them; None: only ranks know."""
 
     @property
     def rows(self) -> int | None:
-        """Of its training data; None where only ranks know."""
+        """How many rows its training data have; None: only ranks know."""
 
     @property
     def time_steps(self) -> int | None:
-        """Of a sample of a recurrent model; None where only ranks know."""
+        """How many time steps a sample of a recurrent model has; None: only ranks know."""
 
     @property
     def batch_size(self) -> int:
-        """Rows of all ranks together."""
+        """How many rows all ranks together see in a step."""
 
     @property
     def capacities(self) -> Sequence[float] | None:
-        """Shares of the ranks, or None for equal ones."""
+        """The share of each rank in a batch; None: equal ones."""
 
     @property
     def feed(self) -> str:
@@ -73,50 +88,60 @@ class Question(Protocol):
         """Its arguments."""
 
 
+class Trained(Question, Protocol):
+    """What a strategy looks at of an experiment while it trains."""
+
+    @property
+    def callbacks(self) -> Callable[..., Any] | None:
+        """What makes callbacks of the user's own, which may look at weights and set them."""
+
+
 class Session(Protocol):
     """One rank's share of an experiment: its model, its data, the ranks it works with.
 
     Attributes:
-        communicator: all ranks. readers: those that divide a batch among them.
-        watchers: what looks at compressed buckets, see `labkit.exchange.Exchange`.
+        communicator: all ranks.
+        readers: those that divide a batch among them.
+        watchers: what looks at compressed buckets.
         timeline: for strategies that write down what they do when.
         layers: what a strategy that cuts layers has to say of each, for the record.
-        partition, memory: likewise, where a model was cut into stages, and what this rank keeps.
+        partition: likewise, where a model was cut into stages.
+        memory: likewise, what this rank keeps of it.
     """
 
     communicator: Communicator
     readers: Communicator
-    model: Any
+    model: keras.Model
     seed: int
-    watchers: list[Any]
-    timeline: Any
-    layers: list[dict[str, Any]]
-    partition: dict[str, Any]
-    memory: dict[str, Any]
-    experiment: Any
+    watchers: list[Watcher]
+    timeline: Timeline
+    layers: list[dict[str, JSON]]
+    partition: dict[str, JSON]
+    memory: Memory | None
 
-    def compile(self, optimizer: Any) -> None:
+    @property
+    def experiment(self) -> Trained:
+        """What is trained."""
+
+    def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Compile the model with the experiment's loss and metrics."""
 
-    def optimizer(self) -> Any:
+    def optimizer(self) -> keras.optimizers.Optimizer:
         """The experiment's Keras optimizer, new."""
 
-    def fit(self, callbacks: list[Any]) -> None:
+    def fit(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Train on this rank's data for the experiment's epochs."""
 
     def part(self, colour: int) -> Communicator:
         """The ranks of the same colour, such as those of a replica, until training has ended."""
 
     def loop(
-        self,
-        step: Callable[[Any, Any, Any], float | None],
-        collect: Callable[[], None],
-        predict: Predictor | None = None,
+        self, step: Step, collect: Callable[[], None], predict: Predictor | None = None
     ) -> None:
         """Likewise, with steps of the strategy's own.
 
         Args:
-            step: takes a batch (x, y, sample weight); the loss on the rank that knows it.
+            step: trains on a batch.
             collect: gives all ranks all weights.
             predict: validates without that; None: each rank predicts with the whole model.
         """
@@ -130,6 +155,20 @@ class Strategy(Checked):
         """Whether the result equals that of one process on the global batch, up to rounding."""
         return False
 
+    @property
+    def lossy(self) -> Compressor | None:
+        """What leaves something out of each exchange, and is held to its law of conservation."""
+        return None
+
+    @property
+    def looks_every(self) -> int:
+        """The steps from one look at what compression does to the next; 0: never."""
+        return 0
+
+    def rows(self, batch_size: int, workers: int) -> int:
+        """Rows that a rank sees at a time, the most; 0 where nobody knows."""
+        return 0
+
     def check(self, experiment: Question) -> None:
         """Refuse an experiment that this strategy cannot run, before any rank starts."""
 
@@ -137,7 +176,7 @@ class Strategy(Checked):
         """The ranks that divide each batch among them; elsewhere the same rows are read."""
         return communicator
 
-    def predictor(self, model: Any, replica: Communicator) -> Predictor | None:
+    def predictor(self, model: keras.Model, replica: Communicator) -> Predictor | None:
         """How the ranks of a replica predict the same rows together.
 
         None: each rank has the whole model and predicts rows of its own.
@@ -155,6 +194,6 @@ class Strategy(Checked):
         """Train this rank's model."""
         raise NotImplementedError(f"{type(self).__name__} does not say how a rank trains")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, JSON]:
         """Name and fields."""
         return {"name": type(self).__name__, **self.model_dump(mode="json")}

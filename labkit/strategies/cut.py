@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.model_parallel.memory import nbytes, together
+from labkit.model_parallel.memory import Memory, nbytes, together
 from labkit.strategies.base import Predictor, Session
 
 if TYPE_CHECKING:
@@ -114,19 +114,19 @@ class Cut:
         from labkit.model_parallel.stages import footprint
 
         own = [stage.model for stage in self.own.values()]
-        predicted = footprint.weights(own)
-        predicted["optimizer"] = footprint.optimizer(session.optimizer(), predicted["gradients"])
-        session.memory = {
-            "stages": sorted(self.own),
-            "whole": nbytes(session.model.variables),
-            "measured": {
+        weights = footprint.weights(own)
+        kept = footprint.optimizer(session.optimizer(), weights["gradients"])
+        session.memory = Memory(
+            stages=sorted(self.own),
+            whole=nbytes(session.model.variables),
+            measured={
                 "weights": self.held,
                 "optimizer": nbytes(optimizer.variables),
                 **{kind: most or None for kind, most in self.ledger.most.items()},
                 "versions": self.ledger.most["versions"],
             },
-            "predicted": predicted | dict(expected),
-        }
+            predicted={**weights, "optimizer": kept, **expected},
+        )
         steps = max(1, self.steps)
         session.layers = [row for part in self.sliced for row in part.describe(steps)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
@@ -85,6 +86,10 @@ class IntraLayer(Strategy):
         """The loss of a batch (x, y, sample weight), with what ranks exchange for it."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its ranks minimise")
 
+    def rows(self, batch_size: int, workers: int) -> int:
+        """Rows of a replica's part of the batch, which all of its ranks see."""
+        return -(-batch_size // (workers // self.ranks(workers)))
+
     def a_row(self, share: Any) -> int | None:
         """Bytes of activations that a row is predicted to leave; None: as the layers say."""
         return None
@@ -120,14 +125,13 @@ class IntraLayer(Strategy):
 
         session.loop(counted, lambda: collect(session, share, self.called), through(share))
         session.layers = share.describe(max(1, next(steps)))
-        replicas = session.communicator.size // self.ranks(session.communicator.size)
-        rows = -(-session.experiment.batch_size // replicas)
+        rows = self.rows(session.experiment.batch_size, session.communicator.size)
         used, plain = session.model.optimizer, session.optimizer()
         with share.uncounted():
-            session.memory = by_kind(
+            found = by_kind(
                 session.model, share.model, used, plain, rows, look=True, a_row=self.a_row(share)
             )
-        session.memory["measured"]["weights"] = held
+        session.memory = replace(found, measured=found.measured | {"weights": held})
 
     def start(self, session: Session) -> tuple[Any, Step]:
         """This rank's share of the session's model, and the step that trains it."""

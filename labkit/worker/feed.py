@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -17,8 +18,12 @@ from labkit.communicator import Communicator
 from labkit.datasets import Shapes
 from labkit.experiment import Experiment
 from labkit.keras import shard
+from labkit.strategies import Batch
 
 VALIDATION_BATCH = 1024
+
+Arrays: TypeAlias = tuple[Batch, Batch]  # x and y
+OwnData: TypeAlias = Callable[[], tf.data.Dataset]
 
 
 @dataclass
@@ -42,9 +47,14 @@ class Feed:
 class Source:
     """An experiment's data as read once: arrays, or a data set of the user's own."""
 
-    train: Any
-    validation: Any
+    train: Arrays | OwnData | None  # None where another rank scatters them
+    validation: Arrays | OwnData | None
     shapes: Shapes | None
+
+    @property
+    def arrays(self) -> Arrays | None:
+        """x and y; None for a data set of the user's own, and where another rank scatters them."""
+        return None if callable(self.train) else self.train
 
     def feed(
         self,
@@ -67,10 +77,15 @@ class Source:
             batches = _batched(self.train(), experiment.batch_size, sample_rank)
             train = shard(batches, communicator, shares)
             return Feed(train, experiment.steps, validation, None)
-        plan = plan_of(experiment, _rows_everywhere(self.train, communicator), shares)
+        plan = plan_of(experiment, self.rows(communicator), shares)
         train = _scattered if plan.owned else _sharded
-        rows = train(self.train, plan, communicator, experiment.epochs)
+        rows = train(self.arrays, plan, communicator, experiment.epochs)
         return Feed(rows, plan.steps_per_epoch, validation, self.shapes)
+
+    def rows(self, communicator: Communicator) -> int:
+        """How many rows rank 0 has read of the training data (collective)."""
+        own = None if self.arrays is None else len(keras.tree.flatten(self.arrays)[0])
+        return int(communicator.share(own, what="the number of rows"))
 
     def held_out(
         self, experiment: Experiment, communicator: Communicator, sample_rank: int | None
@@ -117,15 +132,19 @@ def plan_of(experiment: Experiment, rows: int, shares: tuple[float, ...]) -> Pla
 
 def global_batches(source: Source, plan: Plan, epochs: int) -> tf.data.Dataset:
     """What one process would train on: the global batches of all epochs."""
-    return _gather(source.train, [rows for epoch in range(epochs) for rows in plan.whole(epoch)])
+    return _gather(source.arrays, [rows for epoch in range(epochs) for rows in plan.whole(epoch)])
 
 
-def _sharded(arrays: Any, plan: Plan, communicator: Communicator, epochs: int) -> tf.data.Dataset:
+def _sharded(
+    arrays: Arrays | None, plan: Plan, communicator: Communicator, epochs: int
+) -> tf.data.Dataset:
     own = [rows for epoch in range(epochs) for rows in plan.local(communicator.rank, epoch)]
     return _gather(arrays, own)
 
 
-def _scattered(arrays: Any, plan: Plan, communicator: Communicator, epochs: int) -> tf.data.Dataset:
+def _scattered(
+    arrays: Arrays | None, plan: Plan, communicator: Communicator, epochs: int
+) -> tf.data.Dataset:
     parts = None
     if communicator.rank == 0:
         owned = [plan.own_rows(rank) for rank in range(communicator.size)]
@@ -135,7 +154,7 @@ def _scattered(arrays: Any, plan: Plan, communicator: Communicator, epochs: int)
     return _gather(part, own)
 
 
-def _gather(arrays: Any, batches: list[np.ndarray]) -> tf.data.Dataset:
+def _gather(arrays: Arrays | None, batches: list[np.ndarray]) -> tf.data.Dataset:
     """A data set that takes these rows of the arrays, a batch at a time; rows never move twice."""
     rows = np.concatenate(batches).astype(np.int64)
     lengths = [len(batch) for batch in batches]
@@ -149,7 +168,7 @@ def _gather(arrays: Any, batches: list[np.ndarray]) -> tf.data.Dataset:
     return take.prefetch(2)
 
 
-def _batched(dataset: Any, batch_size: int, sample_rank: int | None) -> tf.data.Dataset:
+def _batched(dataset: tf.data.Dataset, batch_size: int, sample_rank: int | None) -> tf.data.Dataset:
     """Global batches, whether the user's data set holds samples or batches of another size."""
     if sample_rank is None:
         raise InvalidInput(
@@ -162,12 +181,7 @@ def _batched(dataset: Any, batch_size: int, sample_rank: int | None) -> tf.data.
     return dataset if spec.shape[0] == batch_size else dataset.rebatch(batch_size)
 
 
-def _rows_everywhere(arrays: Any, communicator: Communicator) -> int:
-    own = None if arrays is None else len(keras.tree.flatten(arrays)[0])
-    return int(communicator.share(own, what="the number of rows"))
-
-
-def _shapes_of(arrays: Any) -> Shapes | None:
+def _shapes_of(arrays: tuple[np.ndarray, np.ndarray]) -> Shapes | None:
     """The task that arrays pose, where a named model can stand to it."""
     x, y = arrays
     if not hasattr(x, "shape") or not hasattr(y, "shape"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from labkit.common.places import cache_folder, fingerprint
 from labkit.communicator import Communicator, alone
+from labkit.compression import Compressor
 from labkit.experiment.experiment import Experiment, digest
+from labkit.records.result import Verdict
 from labkit.records.store import read_json, write_json
 from labkit.strategies import AllReduce
 from labkit.worker.conservation import Audit
@@ -21,8 +23,6 @@ STEPS = 20
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # of the largest weight
 # What does not change whether the method is exact.
 _IRRELEVANT = ("name", "epochs", "steps", "repeats", "threads", "seed", "gate", "callbacks")
-
-Verdict = dict[str, Any]
 
 
 def verify(experiment: Experiment, communicator: Communicator, source: Source) -> Verdict:
@@ -37,11 +37,14 @@ def verify(experiment: Experiment, communicator: Communicator, source: Source) -
     if reason:
         return _verdict("not applicable", reason)
     place = cache_folder("gates") / f"{_key(experiment)}.json"
-    known = read_json(place)["equivalence"] if communicator.rank == 0 and place.exists() else None
+    known: Verdict | None = None
+    if communicator.rank == 0 and place.exists():
+        known = read_json(place)["equivalence"]
     known = communicator.share(known, what="the gate's cache")
     if known is not None:
-        return dict(known)
-    verdict = dict(communicator.share(_compare(experiment, communicator, source), what="the gate"))
+        return known
+    found = _compare(experiment, communicator, source)
+    verdict: Verdict = communicator.share(found, what="the gate")
     if communicator.rank == 0:
         write_json(place, {"equivalence": verdict})
     return verdict
@@ -51,8 +54,8 @@ def _compare(experiment: Experiment, communicator: Communicator, source: Source)
     short = _shortened(experiment, communicator, source)
     ranks = TrainingSession(short, communicator, source)
     ranks.feed.validation = None
-    if not short.strategy.exact:
-        return _audit(short, ranks)
+    if (lossy := short.strategy.lossy) is not None:
+        return _audit(short, ranks, lossy)
     short.strategy.train(ranks)
     ranks.close()
     if communicator.rank > 0:
@@ -60,9 +63,9 @@ def _compare(experiment: Experiment, communicator: Communicator, source: Source)
     process = alone()
     single = short.replace(workers=1, capacities=None, strategy=AllReduce())
     one = TrainingSession(single, process, source)
-    process.close()
     one.feed.validation = None
-    one.feed.train = _for_one_process(short, communicator, source, one)
+    one.feed.train = _for_one_process(short, communicator.size, process, source, one)
+    process.close()
     optimizer = ranks.optimizer()  # the rate is scaled by the number of ranks in both
     _add_up_rows(optimizer)
     one.compile(optimizer)
@@ -93,39 +96,33 @@ def _add_up_rows(optimizer: Any) -> None:
     optimizer.apply = dense
 
 
-def _audit(short: Experiment, ranks: TrainingSession) -> Verdict:
+def _audit(short: Experiment, ranks: TrainingSession, compressor: Compressor) -> Verdict:
     """Hold a compressor against its conservation law."""
-    compressor = short.strategy.compressor  # type: ignore[attr-defined]  # only these are lossy here
     audit = Audit(ranks.communicator, compressor.conserves, compressor.rounding)
     ranks.watchers.append(audit.look)
     short.strategy.train(ranks)
     difference, tolerance = audit.difference()
     law = "sent + residual = gradient, and " if compressor.conserves else ""
     what = f"{STEPS} steps of {type(compressor).__name__}: {law}applied = mean of what was sent"
-    verdict = "passed" if difference <= tolerance else "failed"
-    return _verdict(verdict, what, difference, tolerance)
+    return _verdict("passed" if difference <= tolerance else "failed", what, difference, tolerance)
 
 
 def _shortened(experiment: Experiment, communicator: Communicator, source: Source) -> Experiment:
     if callable(source.train):
         return experiment.replace(precision="float64", epochs=1, steps=STEPS, callbacks=None)
-    rows = communicator.share(
-        None if source.train is None else len(keras.tree.flatten(source.train)[0])
-    )
-    steps = min(STEPS, -(-rows // experiment.batch_size))
+    steps = min(STEPS, -(-source.rows(communicator) // experiment.batch_size))
     return experiment.replace(
         precision="float64", epochs=-(-STEPS // steps), steps=steps, callbacks=None
     )
 
 
 def _for_one_process(
-    short: Experiment, communicator: Communicator, source: Source, one: TrainingSession
-) -> Any:
+    short: Experiment, workers: int, process: Communicator, source: Source, one: TrainingSession
+) -> tf.data.Dataset:
     """The global batches that the ranks have seen together."""
     if callable(source.train):
         return one.feed.train
-    shares = short.capacities or (1.0,) * communicator.size
-    plan = plan_of(short, len(keras.tree.flatten(source.train)[0]), shares)
+    plan = plan_of(short, source.rows(process), short.capacities or (1.0,) * workers)
     return global_batches(source, plan, short.epochs)
 
 
@@ -134,11 +131,11 @@ def _why_not(experiment: Experiment, source: Source) -> str | None:
         return "gate=False"
     if experiment.workers == 1:
         return "one process has nothing to be held against"
-    compressor = getattr(experiment.strategy, "compressor", None)
-    if compressor is None and not experiment.strategy.exact:
+    lossy = experiment.strategy.lossy
+    if lossy is None and not experiment.strategy.exact:
         return f"{type(experiment.strategy).__name__} is not exact"
-    if compressor is not None and compressor.votes:
-        return f"{type(compressor).__name__} is a vote, not a mean of what ranks have sent"
+    if lossy is not None and lossy.votes:
+        return f"{type(lossy).__name__} is a vote, not a mean of what ranks have sent"
     reset(experiment)
     model = build_model(experiment, source)
     if type(model).train_step is not keras.Model.train_step:
@@ -167,11 +164,11 @@ def _key(experiment: Experiment) -> str:
 
 
 def _verdict(
-    verdict: str, reason: str, difference: float | None = None, tolerance: float | None = None
+    verdict: Literal["passed", "failed", "not applicable"],
+    reason: str,
+    difference: float | None = None,
+    tolerance: float | None = None,
 ) -> Verdict:
-    return {
-        "verdict": verdict,
-        "max_abs_difference": difference,
-        "tolerance": tolerance,
-        "reason": reason,
-    }
+    return Verdict(
+        verdict=verdict, max_abs_difference=difference, tolerance=tolerance, reason=reason
+    )

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import keras
+import tensorflow as tf
 
 from labkit import models
+from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.exchange import Timeline
 from labkit.experiment import Experiment
 from labkit.keras import copy_of, evaluate
-from labkit.strategies import Predictor
+from labkit.model_parallel.memory import Memory
+from labkit.strategies import Predictor, Step, Watcher
 from labkit.worker import inference
 from labkit.worker.feed import Feed, Source
 from labkit.worker.loop import train
 from labkit.worker.recorder import StopTogether
+
+# What `keras.Model.compile` takes: a name, an object, or a nest of them.
+CompileOption: TypeAlias = "str | keras.losses.Loss | Sequence[CompileOption] | None"
 
 
 class TrainingSession:
@@ -39,33 +45,32 @@ class TrainingSession:
         self._parts: list[Communicator] = []
         self._source = source
         self.seed = experiment.seed
-        self.watchers: list[Any] = []  # of compressed buckets
+        self.watchers: list[Watcher] = []  # of compressed buckets
         self.timeline = Timeline(communicator.clock)
-        self.partition: dict[str, Any] = {}  # where a model was cut into stages, and why there
-        self.memory: dict[
-            str, Any
-        ] = {}  # of a strategy that trains parts, see `model_parallel.memory`
-        self.layers: list[dict[str, Any]] = []  # what this rank has and sends of each, when cut
+        self.partition: dict[str, JSON] = {}  # where a model was cut into stages, and why there
+        self.memory: Memory | None = None  # of a strategy that trains parts
+        self.layers: list[dict[str, JSON]] = []  # what this rank has and sends of each, when cut
         reset(experiment)
         self.model = build_model(experiment, source)
         self.feed: Feed = source.feed(
             experiment, self.readers, communicator, sample_rank(self.model)
         )
-        self.callbacks: list[Any] = list(experiment.callbacks()) if experiment.callbacks else []
+        own = experiment.callbacks() if experiment.callbacks else []
+        self.callbacks: list[keras.callbacks.Callback] = list(own)
         self._given = self.model.optimizer if self.model.compiled else None
         self._options = _compile_options(self.model, experiment, source)
 
-    def optimizer(self) -> Any:
+    def optimizer(self) -> keras.optimizers.Optimizer:
         """A new optimizer: the experiment's, or that of a model that came compiled."""
         if self._given is not None:
             return copy_of(self._given)
         return _optimizer_class(self.experiment.optimizer)(**self._optimizer_options())
 
-    def compile(self, optimizer: Any) -> None:
+    def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Compile the model with the experiment's loss and metrics."""
         self.model.compile(optimizer=optimizer, jit_compile=False, **self._options)
 
-    def fit(self, callbacks: list[Any]) -> None:
+    def fit(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Train for the experiment's epochs, validating after each."""
         self.model.fit(
             self.feed.train,
@@ -78,10 +83,7 @@ class TrainingSession:
         )
 
     def loop(
-        self,
-        step: Callable[[Any, Any, Any], float | None],
-        collect: Callable[[], None],
-        predict: Predictor | None = None,
+        self, step: Step, collect: Callable[[], None], predict: Predictor | None = None
     ) -> None:
         """Train by the strategy's own steps, see `labkit.strategies.Session`.
 
@@ -113,7 +115,7 @@ class TrainingSession:
         return inference.evaluate(self.model, self._held_out, predict, self.communicator)
 
     @cached_property
-    def _held_out(self) -> Any:
+    def _held_out(self) -> tf.data.Dataset | None:
         """Where the ranks of a replica predict the same rows, replicas divide them."""
         return self._source.held_out(self.experiment, self.readers, sample_rank(self.model))
 
@@ -129,7 +131,7 @@ class TrainingSession:
         if self.readers is not self.communicator:
             self.readers.close()
 
-    def exchange(self) -> dict[str, Any] | None:
+    def exchange(self) -> dict[str, JSON] | None:
         """How gradients met: algorithm, why, buckets; None where they did not."""
         exchange = getattr(self.model.optimizer, "exchange", None)
         return exchange.describe() if exchange is not None and exchange.buckets else None
@@ -154,7 +156,7 @@ class TrainingSession:
                 return None
             return file.read_bytes()
 
-    def _optimizer_options(self) -> dict[str, Any]:
+    def _optimizer_options(self) -> dict[str, JSON]:
         options = dict(self.experiment.optimizer_options)
         if self.experiment.learning_rate is not None:
             options["learning_rate"] = self.experiment.learning_rate
@@ -180,7 +182,7 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         super().__init__()
         self.base, self.factor, self.steps = base, factor, steps
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
         """The rate at this step."""
         share = keras.ops.minimum(keras.ops.cast(step, keras.config.floatx()) / self.steps, 1.0)
         return self.base * (1.0 + (self.factor - 1.0) * share)
@@ -205,7 +207,7 @@ def restore() -> None:
     keras.config.set_dtype_policy("float32")
 
 
-def build_model(experiment: Experiment, source: Source) -> Any:
+def build_model(experiment: Experiment, source: Source) -> keras.Model:
     """The experiment's model, with weights that depend on its seed alone."""
     if callable(experiment.model):
         model = experiment.model()
@@ -223,14 +225,16 @@ def build_model(experiment: Experiment, source: Source) -> Any:
     return models.build(experiment.model, source.shapes, **experiment.model_options)
 
 
-def sample_rank(model: Any) -> int | None:
+def sample_rank(model: keras.Model) -> int | None:
     """Dimensions of one sample of the model's first input; None for a model that does not say."""
     inputs = getattr(model, "inputs", None)
     return len(keras.tree.flatten(inputs)[0].shape) - 1 if inputs else None
 
 
-def _compile_options(model: Any, experiment: Experiment, source: Source) -> dict[str, Any]:
-    options: dict[str, Any] = {}
+def _compile_options(
+    model: keras.Model, experiment: Experiment, source: Source
+) -> dict[str, CompileOption]:
+    options: dict[str, CompileOption] = {}
     if model.compiled:
         # As given, not as serialized: functions of the user's own are not registered with Keras.
         given = model._compile_config.config
@@ -247,9 +251,12 @@ def _compile_options(model: Any, experiment: Experiment, source: Source) -> dict
     return options
 
 
-def _optimizer_class(name: str) -> Any:
+def _optimizer_class(name: str) -> type[keras.optimizers.Optimizer]:
     """By the names of the module: `keras.optimizers.get` does not know all of them."""
-    return {known.lower(): kind for known, kind in vars(keras.optimizers).items()}[name]
+    found: type[keras.optimizers.Optimizer] = {
+        known.lower(): kind for known, kind in vars(keras.optimizers).items()
+    }[name]
+    return found
 
 
 def _default_rate(optimizer: str) -> float:

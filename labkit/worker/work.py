@@ -6,14 +6,21 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from labkit.communicator import Communicator, world
 from labkit.experiment import Experiment
+from labkit.records.result import Event, RankResult, WholeResult
+from labkit.records.store import Record
 from labkit.records.stream import Writer
 from labkit.strategies import Strategy
 
-Report = Callable[[str, list[dict[str, Any]]], None]
+if TYPE_CHECKING:
+    from labkit.exchange import Timeline
+    from labkit.model_parallel.memory import Memory
+    from labkit.worker.session import TrainingSession
+
+Report: TypeAlias = Callable[[str, list[Record]], None]
 
 
 def work(
@@ -21,7 +28,7 @@ def work(
     experiment: Experiment,
     report: Report = lambda kind, records: None,
     stop_asked: Callable[[], bool] = lambda: False,
-) -> dict[str, Any]:
+) -> RankResult:
     """Train one seed of an experiment on this rank.
 
     Args:
@@ -29,13 +36,6 @@ def work(
         experiment: what to run; `workers` equals the communicator's size.
         report: receives what there is to tell while it goes on, see `labkit.records.stream`.
         stop_asked: asked on rank 0; True ends training on all ranks after the same step.
-
-    Returns:
-        `rows` (history of this rank), `timeline` (its events), `microscope` (what compression
-        did), `layers` (of a cut model), `memory` (bytes), `parts` (the same by kind, measured
-        and predicted), `stopped`; on rank 0 also
-        `epochs`, `evaluation`, `equivalence`, `environment`, `exchange` (what was chosen),
-        `partition` (where the model was cut) and `model` (the bytes of a .keras file).
     """
     from labkit.keras import use_one_device
     from labkit.worker.session import restore
@@ -52,7 +52,7 @@ def _train(
     experiment: Experiment,
     report: Report,
     stop_asked: Callable[[], bool],
-) -> dict[str, Any]:
+) -> RankResult:
     from labkit.exchange.microscope import Microscope
     from labkit.model_parallel import memory
     from labkit.records import environment
@@ -61,7 +61,7 @@ def _train(
     from labkit.worker.recorder import Recorder
     from labkit.worker.session import TrainingSession
 
-    def tell(kind: str, **record: Any) -> None:
+    def tell(kind: str, **record: str | int | None) -> None:
         if communicator.rank == 0:
             report(kind, [record])
 
@@ -75,7 +75,7 @@ def _train(
     recorder = Recorder(communicator, report, stop_asked)
     recorder.timeline = session.timeline
     session.callbacks.insert(0, recorder)
-    every = getattr(experiment.strategy, "microscope", 0)
+    every = experiment.strategy.looks_every
     microscope = Microscope(communicator, every) if every else None
     if microscope is not None:
         session.watchers.append(microscope.look)
@@ -86,29 +86,30 @@ def _train(
     if microscope is not None:
         for step, figures in microscope.by_step().items():
             recorder.rows[step] |= figures
-    parts = session.memory or _memory(session)
+    kept, peak = session.memory or _memory(session), memory.peak()
     session.close()
     evaluation = session.evaluate()
-    result: dict[str, Any] = {
-        "rows": recorder.rows,
-        "stopped": recorder.stopped,
-        "timeline": _events(recorder.timeline),
-        "microscope": microscope.rows if microscope is not None else [],
-        "layers": session.layers,
-        "memory": memory.describe(parts),
-        "parts": parts,
-    }
+    whole = None
     if communicator.rank == 0:
-        result |= {
-            "epochs": recorder.epochs,
-            "evaluation": evaluation,
-            "equivalence": verdict,
-            "environment": environment.describe(),
-            "exchange": session.exchange(),
-            "partition": session.partition or None,
-            "model": session.saved(),
-        }
-    return result
+        whole = WholeResult(
+            epochs=recorder.epochs,
+            evaluation=evaluation,
+            equivalence=verdict,
+            environment=environment.describe(),
+            exchange=session.exchange(),
+            partition=session.partition or None,
+            model=session.saved(),  # last: it compiles the model anew
+        )
+    return RankResult(
+        rows=recorder.rows,
+        memory=kept,
+        peak=peak,
+        stopped=recorder.stopped,
+        timeline=_events(recorder.timeline),
+        microscope=microscope.rows if microscope is not None else [],
+        layers=session.layers,
+        whole=whole,
+    )
 
 
 def infer(
@@ -134,21 +135,19 @@ def infer(
         restore()
 
 
-def _memory(session: Any) -> dict[str, Any]:
-    """Of a rank that trains the whole model; of other strategies nobody knows the activations."""
+def _memory(session: TrainingSession) -> Memory:
+    """What a rank keeps that trains the whole model; strategies that cut it say so themselves."""
     from labkit.model_parallel import memory
-    from labkit.strategies import AllReduce
 
-    model, workers = session.model, session.communicator.size
-    replicas = isinstance(session.experiment.strategy, AllReduce)
-    rows = -(-session.experiment.batch_size // workers) if replicas else 0
+    experiment, model, workers = session.experiment, session.model, session.communicator.size
+    rows = experiment.strategy.rows(experiment.batch_size, workers)
     plain = session.optimizer()
     return memory.by_kind(model, model, model.optimizer, plain, rows, look=workers == 1)
 
 
-def _events(timeline: Any) -> list[Any]:
+def _events(timeline: Timeline | None) -> list[Event]:
     """What there is to see beside the steps themselves; nothing where ranks exchanged nothing."""
-    events = list(timeline.events)
+    events = list(timeline.events) if timeline is not None else []
     return events if any(kind != "step" for kind, *_ in events) else []
 
 

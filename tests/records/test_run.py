@@ -19,6 +19,7 @@ def test_a_run_gives_what_was_written(tmp_path: Path) -> None:
     assert run.experiment == experiment()
     assert run.status["state"] == "completed"
     assert run.metrics["step_ms"]["median"] == 5.0
+    assert run.metrics is run.metrics
     assert run.environment["cores"] == 2
     assert len(run.history) == 2 * 3 * 20
     assert run.history is run.history
@@ -32,6 +33,8 @@ def test_a_run_in_progress_has_no_metrics_and_an_empty_history(tmp_path: Path) -
     assert list(run.history.columns) == list(store.HISTORY_COLUMNS)
     assert len(run.history) == 0
     assert verdict(run) == "not run"
+    store.write_json(tmp_path / "metrics.json", {"test_loss": 0.5})
+    assert run.metrics == {"test_loss": 0.5}
 
 
 def test_a_run_without_a_model_says_so(tmp_path: Path) -> None:

@@ -194,11 +194,11 @@ def test_what_is_whole_on_slices_stays_the_same_on_them_and_the_rest_is_cut(
     assert sent["scores"] == rows * 10 * FLOAT / 2  # validation does not count
     for each in ranks:
         for kind in ("weights", "gradients", "optimizer"):
-            assert each["memory"]["measured"][kind] == each["memory"]["predicted"][kind]
-        found = each["memory"]["measured"]["activations"]
-        assert 0.8 <= found / each["memory"]["predicted"]["activations"] <= 1.8
+            assert each["memory"].measured[kind] == each["memory"].predicted[kind]
+        found = each["memory"].measured["activations"]
+        assert 0.8 <= found / each["memory"].predicted["activations"] <= 1.8
     cut, whole = 64 * 12 + 12 + 12 * 8, 8 + 2 * 8  # of the first stage
-    assert ranks[0]["memory"]["measured"]["gradients"] == FLOAT * (cut // 2 + whole)
+    assert ranks[0]["memory"].measured["gradients"] == FLOAT * (cut // 2 + whole)
 
 
 # --- what they record and predict ----------------------------------------------------------------

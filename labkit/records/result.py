@@ -1,0 +1,83 @@
+"""What a rank hands over when its training has ended: each record that it makes is a field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+
+from labkit.common.content import JSON
+
+if TYPE_CHECKING:
+    from labkit.model_parallel.memory import Memory
+
+Row: TypeAlias = Mapping[str, float]  # of a step; `store.HISTORY_COLUMNS` names what it has
+Rows: TypeAlias = list[dict[str, JSON]]
+Event: TypeAlias = tuple[str, int, int, float, float]  # kind, step, bucket, start, stop
+
+
+class Verdict(TypedDict):
+    """What the equivalence gate has found."""
+
+    verdict: Literal["passed", "failed", "not applicable"]
+    max_abs_difference: float | None
+    tolerance: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class WholeResult:
+    """What is known of a run once, and not by each rank.
+
+    Attributes:
+        epochs: metrics after each epoch.
+        evaluation: metrics of the held-out rows by the trained model.
+        equivalence: of the gate.
+        environment: versions and hardware.
+        exchange: how gradients met, and why so; None where they did not.
+        partition: where the model was cut into stages; None where it was not.
+        model: the bytes of a .keras file; None for a model that Keras cannot save.
+    """
+
+    epochs: list[dict[str, float]]
+    evaluation: Mapping[str, float]
+    equivalence: Verdict
+    environment: Mapping[str, JSON] = field(default_factory=dict)
+    exchange: Mapping[str, JSON] | None = None
+    partition: Mapping[str, JSON] | None = None
+    model: bytes | None = None
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one rank returns.
+
+    Attributes:
+        rows: its history, a row a step.
+        memory: the bytes that it keeps, by kind, measured and predicted.
+        peak: the most bytes that its process has taken.
+        stopped: whether someone has ended its training early.
+        timeline: what it did when, see `labkit.exchange.Timeline`.
+        microscope: what compression did to its gradients.
+        layers: how each layer of a model in slices was cut, and what it has sent of it.
+        whole: what rank 0 says for all.
+    """
+
+    rows: Sequence[Row]
+    memory: Memory
+    peak: int
+    stopped: bool = False
+    timeline: Sequence[Event] = ()
+    microscope: Rows = field(default_factory=list)
+    layers: Rows = field(default_factory=list)
+    whole: WholeResult | None = None
+
+
+def memory_bytes(results: Iterable[RankResult]) -> dict[str, int]:
+    """The bytes of the rank that needs most: of each kind, and of the whole process.
+
+    Gradients have the dtype of the weights. Under a mixed policy weights stay float32 and are
+    cast where they are used, so that policies differ in activations.
+    """
+    found = [each.memory.trained() | {"peak": each.peak} for each in results]
+    return {kind: max(own[kind] for own in found) for kind in found[0]}

@@ -1,0 +1,53 @@
+"""What is kept of a run when its ranks have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from labkit.common.privacy import scrub
+from labkit.exchange import timeline_rows
+from labkit.experiment import Experiment
+from labkit.records import store
+from labkit.records.measure import summarise
+from labkit.records.result import RankResult
+
+
+def write(
+    directory: Path, experiment: Experiment, ranks: Sequence[RankResult], interrupted: bool
+) -> None:
+    """Write results and the final status of a run.
+
+    Args:
+        directory: of the run.
+        experiment: what was run.
+        ranks: what they returned, in their order; nothing where they were stopped before.
+        interrupted: whether nobody waited for the end.
+    """
+    whole = ranks[0].whole if ranks else None
+    if whole is None:
+        store.interrupt(directory, "interrupted before the ranks had a result")
+        return
+    rows = [{**row, "seed": experiment.seed} for rank in ranks for row in rank.rows]
+    rows.sort(key=lambda row: (row["step"], row["rank"]))
+    store.write_json(directory / "environment.json", whole.environment)
+    tables = {
+        "timeline": timeline_rows(rank.timeline for rank in ranks),
+        "microscope": [row for rank in ranks for row in rank.microscope],
+        "layers": [{"rank": k} | row for k, rank in enumerate(ranks) for row in rank.layers],
+    }
+    for name, found in tables.items():
+        store.write_table(directory / f"{name}.parquet", found)
+    stopped = None
+    if interrupted or ranks[0].stopped:
+        stopped = f"stopped by the user after {rows[-1]['step'] + 1} steps"
+    metrics = summarise(experiment, rows, ranks, whole)
+    store.finish(directory, metrics, rows, whole.model, stopped)
+
+
+def write_logs(directory: Path, outputs: Sequence[str]) -> None:
+    """Write what each rank printed."""
+    folder = directory / "logs"
+    folder.mkdir(exist_ok=True)
+    for rank, output in enumerate(outputs):
+        store.write_atomically(folder / f"rank{rank}.log", scrub(output))
