@@ -10,21 +10,48 @@ from labkit.common.errors import InvalidInput
 
 
 class Checked(BaseModel):
-    """A frozen record whose constructor raises `InvalidInput`: what was given, what is allowed."""
+    """A frozen record whose constructor raises `InvalidInput`: what was given, what is allowed.
+
+    Fields are given by name; the one that is declared with `Field(kw_only=False)`, the most telling
+    one, may stand first without it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     def __init__(self, *given: Any, **fields: Any) -> None:
-        if given:
-            names = ", ".join(f"{name}=…" for name in type(self).model_fields)
-            raise InvalidInput(
-                f"{type(self).__name__}({_short(given[0])}) does not say which field is meant: "
-                f"give fields by name, {type(self).__name__}({names})"
-            )
         try:
-            super().__init__(**fields)
+            super().__init__(**_named(type(self), given, fields))
         except ValidationError as error:
             raise InvalidInput(_sentence(type(self), error)) from None
+
+
+def by_position(kind: type[BaseModel]) -> str | None:
+    """The field that may be given without its name; None where there is none."""
+    return next((name for name, f in kind.model_fields.items() if f.kw_only is False), None)
+
+
+def _named(kind: type[BaseModel], given: tuple[Any, ...], fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields by name, with the one that was given by its position."""
+    if not given:
+        return fields
+    name, called = by_position(kind), kind.__name__
+    if name is None:
+        names = ", ".join(f"{name}=…" for name in kind.model_fields)
+        raise InvalidInput(
+            f"{called}({_short(given[0])}) does not say which field is meant: "
+            f"give fields by name, {called}({names})"
+        )
+    if len(given) > 1:
+        others = ", ".join(f"{other}=…" for other in kind.model_fields if other != name)
+        raise InvalidInput(
+            f"{called}({', '.join(map(_short, given))}): only {name} may be given without its "
+            f"name; give the others by name{f', {called}(…, {others})' if others else ''}"
+        )
+    if name in fields:
+        raise InvalidInput(
+            f"{called}({_short(given[0])}, {name}={_short(fields[name])}) gives {name} twice"
+        )
+    return {name: given[0]} | fields
 
 
 def _sentence(kind: type[BaseModel], error: ValidationError) -> str:

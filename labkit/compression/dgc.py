@@ -46,7 +46,7 @@ class DGC(Compressor):
 
     memory: ClassVar[bool] = True
 
-    ratio: float = Field(0.001, gt=0, le=1)
+    ratio: float = Field(0.001, gt=0, le=1, kw_only=False)
     momentum: float = Field(0.9, ge=0, lt=1)
     clip_norm: PositiveFloat | None = None
     warmup_steps: NonNegativeInt = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from labkit.compression.base import Compressor, Reduced, Reduction, State, Tensor
 from labkit.compression.parse import Nested
@@ -33,7 +33,7 @@ class ErrorFeedback(Compressor):
     memory: ClassVar[bool] = True
     conserves: ClassVar[bool] = True
 
-    inner: Nested
+    inner: Nested = Field(kw_only=False)
 
     @field_validator("inner")
     @classmethod

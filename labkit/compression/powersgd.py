@@ -41,7 +41,7 @@ class PowerSGD(Compressor):
     by_layer: ClassVar[bool] = True
     shared: ClassVar[bool] = True
 
-    approximation_rank: int = Field(2, ge=1)
+    approximation_rank: int = Field(2, ge=1, kw_only=False)
     warm_start: bool = True
 
     def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:

@@ -32,7 +32,7 @@ class QSGD(Compressor):
     unbiased: ClassVar[bool] = True
     xla: ClassVar[bool] = True
 
-    levels: int = Field(7, ge=1, le=127)
+    levels: int = Field(7, ge=1, le=127, kw_only=False)
     bucket: int | None = Field(512, ge=1)
 
     @property

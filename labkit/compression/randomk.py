@@ -33,7 +33,7 @@ class RandomK(Compressor):
     shared: ClassVar[bool] = True
     sparse: ClassVar[bool] = True
 
-    ratio: float = Field(0.01, gt=0, le=1)
+    ratio: float = Field(0.01, gt=0, le=1, kw_only=False)
     rescale: bool = False
 
     @property

@@ -19,7 +19,7 @@ class Threshold(Sparse):
     threshold; what is not sent is kept only under `ErrorFeedback`.
     """
 
-    value: float = Field(gt=0)
+    value: float = Field(gt=0, kw_only=False)
 
     def select(self, tensor: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """The elements above the threshold: indices, int32 (k,), ascending, and values (k,)."""

@@ -32,7 +32,7 @@ class TopK(Sparse):
     elements, not a fixed share of all.
     """
 
-    ratio: float = Field(0.01, gt=0, le=1)
+    ratio: float = Field(0.01, gt=0, le=1, kw_only=False)
     threshold: Literal["exact", "sampled"] = "sampled"
 
     def select(self, tensor: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -38,7 +39,11 @@ class AllReduce(Strategy):
     every step, as its later versions do.
     """
 
-    algorithm: str = "auto"
+    parallelism: ClassVar[str] = "data"
+    scheduling: ClassVar[str] = "sequential, overlap, priority or staggered"
+    paper: ClassVar[str] = "Vishnu 2016, arXiv 1603.02339"
+
+    algorithm: str = Field("auto", kw_only=False)
     schedule: str = "sequential"
     bucket_bytes: PositiveInt = BUCKET_BYTES
     compressor: Nested | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from labkit.common.checked import Checked
 
@@ -148,7 +148,21 @@ class Session(Protocol):
 
 
 class Strategy(Checked):
-    """What workers exchange, and when: fields are what a user names, methods what a rank does."""
+    """What workers exchange, and when: fields are what a user names, methods what a rank does.
+
+    Attributes:
+        architecture: who exchanges with whom: ranks alike, or ranks and servers.
+        synchronization: who waits for whom, and so how old the weights are that a gradient is of.
+        parallelism: what is divided among ranks: the data, or the model and how.
+        scheduling: the order of computation and communication within a step.
+        paper: author, year and number of the source, which the docstring cites in full.
+    """
+
+    architecture: ClassVar[str] = "decentralized"
+    synchronization: ClassVar[str] = "synchronous"
+    parallelism: ClassVar[str] = "data"
+    scheduling: ClassVar[str] = "sequential"
+    paper: ClassVar[str] = ""
 
     @property
     def exact(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from labkit.schedules.pipeline import Table
 from labkit.schedules.pipeline.delayed import delayed
@@ -43,9 +43,12 @@ class DelayedGradients(Staged):
     """
 
     called: ClassVar[str] = "modules"
+    synchronization: ClassVar[str] = "delayed gradients"
+    scheduling: ClassVar[str] = "backward in parallel"
+    paper: ClassVar[str] = "Huo 2018, arXiv 1804.10574"
     unlocked: ClassVar[bool] = True
 
-    modules: PositiveInt | None = None
+    modules: PositiveInt | None = Field(None, kw_only=False)
 
     def check(self, experiment: Question) -> None:
         """Refuse what does not fit together, before any rank starts."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
+
+from pydantic import Field, PositiveInt
 
 from labkit.strategies.pipeline import Pipeline
 
@@ -22,5 +24,8 @@ class Layerwise(Pipeline):
     Source: Y. Huang et al., GPipe, 2019, arXiv 1811.06965, which calls it naive.
     """
 
+    scheduling: ClassVar[str] = "sequential"
+
+    stages: PositiveInt | None = Field(None, kw_only=False)
     schedule: Literal["layerwise"] = "layerwise"
     microbatches: Literal[1] = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from labkit.schedules.grid import Grid, check_fit, squarest
 from labkit.strategies.base import Question
@@ -47,8 +47,10 @@ class LocallyConnected(IntraLayer):
 
     called: ClassVar[str] = "machine"
     whole: ClassVar[str] = "grid"
+    parallelism: ClassVar[str] = "model, by tiles of layers"
+    paper: ClassVar[str] = "Dean 2012"
 
-    grid: tuple[PositiveInt, PositiveInt] | None = None
+    grid: tuple[PositiveInt, PositiveInt] | None = Field(None, kw_only=False)
 
     @field_validator("grid", mode="before")
     @classmethod

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules import PIPELINE
@@ -64,7 +64,11 @@ class Pipeline(Staged):
     its output to the same slice of the next one, where Megatron-LM sends a part and gathers.
     """
 
-    schedule: str = "1f1b"
+    synchronization: ClassVar[str] = "synchronous; with pipedream asynchronous"
+    scheduling: ClassVar[str] = "micro-batches, by a table"
+    paper: ClassVar[str] = "Huang 2019, arXiv 1811.06965"
+
+    schedule: str = Field("1f1b", kw_only=False)
     microbatches: PositiveInt = 8
     stages: PositiveInt | None = None
     chunks: PositiveInt = 1

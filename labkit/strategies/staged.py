@@ -36,6 +36,7 @@ class Staged(Strategy):
     """
 
     called: ClassVar[str] = "stages"  # the field with the ranks of a lane
+    parallelism: ClassVar[str] = "model, by layers"
     unlocked: ClassVar[bool] = False  # whether stages go on without waiting for the step's end
 
     partition: str | tuple[PositiveInt, ...] = "parameters"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from labkit.communicator import ALGORITHMS, refuse_unmetered
 from labkit.strategies.base import Question
@@ -48,8 +48,10 @@ class TensorParallel(IntraLayer):
 
     called: ClassVar[str] = "slice"
     whole: ClassVar[str] = "model"
+    parallelism: ClassVar[str] = "model, by the units of layers"
+    paper: ClassVar[str] = "Shoeybi 2019, arXiv 1909.08053"
 
-    slices: PositiveInt | None = None
+    slices: PositiveInt | None = Field(None, kw_only=False)
     algorithm: str = "auto"
 
     @field_validator("algorithm")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pydantic import PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from labkit.common.checked import Checked
 from labkit.common.errors import InvalidInput
@@ -43,6 +43,23 @@ def test_a_field_without_its_name_and_one_that_is_missing_are_told_with_what_to_
         Needs(Cup())
     with pytest.raises(InvalidInput, match="Needs needs 'inner': give inner=…"):
         Needs()
+
+
+def test_the_most_telling_field_may_be_given_by_position() -> None:
+    class Tea(Checked):
+        leaves: int = 3
+        minutes: float = Field(2.0, gt=0, kw_only=False)
+
+    assert Tea(4).minutes == 4
+    assert Tea(4, leaves=5) == Tea(leaves=5, minutes=4.0)
+    with pytest.raises(
+        InvalidInput, match=r"Tea\(4, 5\): only minutes may be given without its na"
+    ):
+        Tea(4, 5)  # type: ignore[misc]
+    with pytest.raises(InvalidInput, match=r"Tea\(4, minutes=5\) gives minutes twice"):
+        Tea(4, minutes=5)  # type: ignore[misc]
+    with pytest.raises(InvalidInput, match="minutes=-1 is impossible"):
+        Tea(-1)
 
 
 def test_an_impossible_value_is_told_with_its_rule() -> None:

@@ -11,9 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from labkit.common.checked import by_position
 from labkit.common.errors import InvalidInput
+from labkit.compression import ErrorFeedback, TopK
 from labkit.experiment.experiment import OPTIMIZERS, Experiment
-from labkit.strategies import AllReduce, Pipeline
+from labkit.network import Network
+from labkit.strategies import (
+    STRATEGIES,
+    AllReduce,
+    DelayedGradients,
+    Layerwise,
+    LocallyConnected,
+    Pipeline,
+    TensorParallel,
+)
 
 X, Y = np.zeros((4, 3), np.float32), np.arange(4)
 
@@ -109,6 +120,35 @@ print(json.dumps([
     )
     assert found.returncode == 0, found.stderr[-2000:]
     assert sorted(OPTIMIZERS) == sorted(json.loads(found.stdout))
+
+
+NAMED = {
+    "598075c3": Experiment(),
+    "3af9c78b": Experiment(
+        workers=4,
+        dataset="mnist",
+        network="1GbE",
+        epochs=2,
+        strategy=AllReduce("ring", compressor=ErrorFeedback(TopK(0.01))),
+    ),
+    "bcf4fdcf": Experiment(
+        workers=4,
+        batch_size=64,
+        model_options={"widths": [8, 8, 8, 8]},
+        strategy=Pipeline("gpipe", microbatches=4),
+    ),
+    "f9548ec5": Experiment(workers=2, strategy=Layerwise()),
+    "c5cb1c5d": Experiment(workers=2, strategy=DelayedGradients(2)),
+    "03e6f3e4": Experiment(workers=2, strategy=TensorParallel(2)),
+    "853508a7": Experiment(
+        workers=4, model="locally_connected", dataset="mnist", strategy=LocallyConnected((2, 2))
+    ),
+    "507b044f": Experiment(workers=2, network=Network(latency=1e-3, bandwidth=1e6, slow={1: 2.0})),
+}
+
+
+def test_names_of_experiments_stay_so_that_old_runs_and_gates_are_found_again() -> None:
+    assert [each.hash8 for each in NAMED.values()] == list(NAMED)
 
 
 def test_the_record_is_json_and_says_every_field() -> None:
@@ -220,3 +260,15 @@ def test_an_experiment_is_frozen_and_a_replacement_is_checked() -> None:
 def test_defaults_of_one_experiment_are_not_those_of_another() -> None:
     Experiment().optimizer_options["momentum"] = 0.9
     assert Experiment().optimizer_options == {}
+
+
+@pytest.mark.parametrize("kind", STRATEGIES.values(), ids=list(STRATEGIES))
+def test_a_strategy_says_where_it_stands_and_what_may_be_given_by_position(kind: Any) -> None:
+    assert by_position(kind) in kind.model_fields
+    assert kind.architecture
+    assert kind.synchronization
+    assert kind.parallelism
+    assert kind.scheduling
+    assert (
+        kind.paper.split(", arXiv ")[-1] in " ".join(kind.__doc__.split()) or "NIPS" in kind.__doc__
+    )

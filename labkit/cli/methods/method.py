@@ -12,12 +12,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from labkit.cli.methods.docstring import Docstring, parse
+from labkit.common.checked import by_position
 from labkit.compression import COMPRESSORS
 from labkit.deployment import METHODS
 from labkit.exchange.schedules import EXPLAINED
 from labkit.schedules import ALLREDUCE, PIPELINE
 from labkit.strategies import STRATEGIES, Strategy
 
+AXES = ("architecture", "synchronization", "parallelism", "scheduling")
 _ARXIV = re.compile(r"arXiv \d{4}\.\d{4,5}")
 
 
@@ -35,7 +37,8 @@ class Method:
     """One method: what an experiment calls it, and what its docstring says.
 
     `said` is Python that chooses it; `source` names authors and year, with the arXiv number where
-    there is one; `differs` says what is not as in that source.
+    there is one; `differs` says what is not as in that source; `axes` are where a strategy stands
+    in the field's taxonomy.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Method:
     parameters: Sequence[Parameter]
     source: str
     differs: str
+    axes: Mapping[str, str]
 
     @property
     def cited(self) -> str:
@@ -76,7 +80,8 @@ class Family:
         own, *others = _documents(member)
         origin = next((d for d in (own, *others) if d.source and not d.elsewhere), Docstring(""))
         differs = own.differs or origin.differs
-        return Method(name, said, own.summary, parameters, origin.source, differs)
+        axes = {axis: str(getattr(member, axis)) for axis in AXES if hasattr(member, axis)}
+        return Method(name, said, own.summary, parameters, origin.source, differs, axes)
 
 
 def families() -> list[Family]:
@@ -88,14 +93,14 @@ def families() -> list[Family]:
             "Each rank trains the whole model on its part of the batch.",
             strategies,
             "lk.{}",
-            _strategies(lambda kind: kind.readers is Strategy.readers),
+            _strategies(lambda kind: kind.parallelism == "data"),
         ),
         Family(
             "Models cut across ranks: model parallel training",
             "Each rank trains a part of the model.",
             strategies,
             "lk.{}",
-            _strategies(lambda kind: kind.readers is not Strategy.readers),
+            _strategies(lambda kind: kind.parallelism != "data"),
         ),
         Family(
             "Pipeline schedules",
@@ -164,7 +169,9 @@ def _parameters(member: Any) -> list[Parameter]:
 
 def _defaults(member: Any) -> dict[str, str | None]:
     if inspect.isclass(member) and issubclass(member, BaseModel):
-        fields = member.model_fields.items()
+        first = by_position(member)
+        # The most telling field stands first: it may be given by position.
+        fields = sorted(member.model_fields.items(), key=lambda field: field[0] != first)
         given = {n: f.get_default(call_default_factory=True) for n, f in fields}
         return {n: None if f.is_required() else repr(given[n]) for n, f in fields}
     parameters = inspect.signature(member).parameters.values()

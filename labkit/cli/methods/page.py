@@ -79,6 +79,8 @@ def _details(method: Method) -> Iterator[str]:
     for parameter in method.parameters:
         default = f" = {parameter.default}" if parameter.default else ""
         yield f"- `{parameter.name}{default}`: {parameter.help}"
+    if method.axes:
+        yield f"- {'; '.join(f'{axis}: {where}' for axis, where in method.axes.items())}"
     source = _ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", method.source)
     yield f"- Source: {source}"
     if method.differs:
