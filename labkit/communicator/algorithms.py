@@ -7,7 +7,7 @@ from functools import partial
 
 from labkit.common.errors import InvalidInput
 from labkit.network import Network
-from labkit.schedules import ALLREDUCE, Schedule, hierarchical
+from labkit.schedules import ALLREDUCE, Schedule
 
 # What moves data without messages that labkit sends itself, so that no network can be emulated.
 UNMETERED = {
@@ -48,6 +48,5 @@ def schedule_for(
     """
     if network is not None:
         return network.schedule(algorithm)
-    if algorithm == "hierarchical":
-        return partial(hierarchical, hosts=hosts())
-    return ALLREDUCE[algorithm]
+    schedule = ALLREDUCE[algorithm]
+    return partial(schedule, hosts=hosts()) if schedule.layout == "hosts" else schedule

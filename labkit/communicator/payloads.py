@@ -11,14 +11,15 @@ from labkit.communicator.algorithms import UNMETERED
 from labkit.communicator.pieces import Union, cut, joined
 from labkit.communicator.sparse import Part, SparseSum, cut_sparse
 from labkit.communicator.variable import Courier
-from labkit.schedules import Round, allgather_ring, boundaries, count_chunks
+from labkit.schedules import ALLREDUCE, Round, boundaries, count_chunks
 
 
 class Payloads:
     """What one rank does in them.
 
     A schedule of an allreduce adds up whatever can be added. Sets of payloads are added by
-    uniting them, so that every algorithm gathers; the ring's second half alone gathers already.
+    uniting them, so that every algorithm gathers; of one that ends with an allgather, that is
+    enough.
 
     Args:
         comm: the mpi4py communicator.
@@ -43,10 +44,10 @@ class Payloads:
             return [data]
         if algorithm in UNMETERED:
             return self._library_gather(data)
-        if algorithm == "ring":
+        if (allgather := ALLREDUCE[algorithm].gathers) is not None:
             chunks: list[dict[int, np.ndarray]] = [{} for _ in range(self._size)]
             chunks[self._rank] = {self._rank: data}
-            rounds: Sequence[Round] = list(allgather_ring(self._size))
+            rounds: Sequence[Round] = list(allgather(self._size))
             chunks = self._courier.run(rounds, chunks, Union())
             return [chunk[rank] for rank, chunk in enumerate(chunks)]
         rounds = self._rounds(algorithm)

@@ -119,11 +119,10 @@ class Network(Checked):
 
     def schedule(self, name: str) -> Schedule:
         """The collective of this name, laid out on this network's hosts or links, if any."""
-        if name == "hierarchical" and self.hosts is not None:
-            return partial(schedules.hierarchical, hosts=self.hosts)
-        if name == "spanning_trees" and self.links is not None:
-            return partial(schedules.spanning_trees, links=self.links)
-        return schedules.named(name).schedule
+        found = schedules.named(name)
+        if found.layout is None or getattr(self, found.layout) is None:
+            return found
+        return partial(found, **{found.layout: getattr(self, found.layout)})
 
     def part(self, ranks: Sequence[int], size: int) -> Network:
         """What some of `size` ranks see of it, who are called 0, 1, … there.

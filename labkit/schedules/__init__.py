@@ -3,7 +3,8 @@
 from labkit.common.errors import InvalidInput
 from labkit.schedules.all_to_all import all_to_all
 from labkit.schedules.butterfly import butterfly
-from labkit.schedules.collectives import ANY, COLLECTIVES, SUM, Collective, allreduce
+from labkit.schedules.collective import ANY, SUM, Collective, allreduce
+from labkit.schedules.formulas import Cost, Counts
 from labkit.schedules.gather import gather
 from labkit.schedules.hierarchical import Hosts, hierarchical, host_groups
 from labkit.schedules.master_worker import master_worker
@@ -16,7 +17,7 @@ from labkit.schedules.scatter import scatter
 from labkit.schedules.spanning_trees import pack, spanning_trees
 from labkit.schedules.tree import broadcast_tree, reduce_tree, tree
 
-ALLREDUCE: dict[str, Schedule] = {
+ALLREDUCE: dict[str, Collective[...]] = {
     "all_to_all": all_to_all,
     "master_worker": master_worker,
     "tree": tree,
@@ -29,15 +30,22 @@ ALLREDUCE: dict[str, Schedule] = {
 }
 
 
-def named(name: str) -> Collective:
+COLLECTIVES: dict[str, Collective[...]] = {
+    "reduce_tree": reduce_tree,
+    "broadcast_tree": broadcast_tree,
+    "gather": gather,
+    "scatter": scatter,
+    "allgather_ring": allgather_ring,
+    "reduce_scatter_ring": reduce_scatter_ring,
+}
+
+
+def named(name: str) -> Collective[...]:
     """The allreduce or other collective of this name. Raises: InvalidInput, with all names."""
-    if name in ALLREDUCE:
-        return allreduce(ALLREDUCE[name])
-    if name in COLLECTIVES:
-        return COLLECTIVES[name]
-    raise InvalidInput(
-        f"no schedule is called {name!r}: choose one of {', '.join([*ALLREDUCE, *COLLECTIVES])}"
-    )
+    every = ALLREDUCE | COLLECTIVES
+    if name not in every:
+        raise InvalidInput(f"no schedule is called {name!r}: choose one of {', '.join(every)}")
+    return allreduce(every[name])
 
 
 __all__ = [
@@ -47,6 +55,8 @@ __all__ = [
     "PIPELINE",
     "SUM",
     "Collective",
+    "Cost",
+    "Counts",
     "Hosts",
     "Round",
     "Schedule",

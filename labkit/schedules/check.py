@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.common.errors import LabkitError
-from labkit.schedules.collectives import ANY, SUM, Collective
-from labkit.schedules.counts import Counts
+from labkit.schedules.collective import ANY, SUM, Collective
+from labkit.schedules.formulas import Counts
 from labkit.schedules.round import Integers, Round, boundaries, count_chunks
 
 Buffers = NDArray[Any]  # (size, length): row r is the buffer of rank r
@@ -80,13 +80,13 @@ def count(rounds: Iterable[Round], size: int) -> Counts:
     return Counts(messages, volume, count_chunks(schedule))
 
 
-def check(collective: Collective, size: int, expected: Counts | None = None) -> Counts:
+def check(collective: Collective[...], size: int, expected: Counts | None = None) -> Counts:
     """Hold a schedule against its promise; returns what it sends.
 
     1. Rows make sense: ranks and chunks exist, nobody sends to itself.
     2. Every rank ends with exactly what is promised (64-bit integers: exact sums).
     3. Ranks that end with a sum hold the same bits (float32).
-    4. Messages and volume equal the textbook's, where given (`labkit.schedules.counts`).
+    4. Messages and volume equal the textbook's, where given (`Collective.counts`).
 
     Raises: ScheduleError, naming the rank and the chunk.
     """

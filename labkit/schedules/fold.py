@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from labkit.schedules.formulas import Cost, Counts, ceil_lg, floor_lg
 from labkit.schedules.round import Round, Schedule, count_chunks
 
 
@@ -21,7 +22,7 @@ def folded(size: int, schedule: Schedule) -> Iterator[Round]:
     Source: Thakur, Rabenseifner and Gropp 2005, *Optimization of collective communication
     operations in MPICH*.
     """
-    power = 1 << (size.bit_length() - 1)
+    power = 1 << floor_lg(size)
     even = 2 * np.arange(size - power)
     whole = count_chunks(schedule(power))
     if power < size:
@@ -30,3 +31,16 @@ def folded(size: int, schedule: Schedule) -> Iterator[Round]:
         yield each.on(np.concatenate([even, np.arange(2 * len(even), size)]))
     if power < size:
         yield Round(even, even + 1, span=whole, reduce=False)
+
+
+def folded_counts(size: int, messages: int, volume: int, chunks: int) -> Counts:
+    """`messages` and `volume` for those that take part; the fold's ranks send a whole more."""
+    rank, hidden = np.arange(size), 2 * (size - (1 << floor_lg(size)))
+    whole = (rank < hidden).astype(np.int64)
+    takes_part = (rank >= hidden) | (rank % 2 == 0)
+    return Counts(takes_part * messages + whole, takes_part * volume + whole * chunks, chunks)
+
+
+def folded_cost(size: int, cost: Cost) -> Cost:
+    """What the schedule costs among the powers of two, and the fold where there is one."""
+    return cost + Cost(2, 2, 1) if floor_lg(size) < ceil_lg(size) else cost

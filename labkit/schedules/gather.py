@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from labkit.schedules.collective import at_root, collective
+from labkit.schedules.formulas import one_or
 from labkit.schedules.round import Round
 
 
+@collective(at_root(np.arange), lambda p: one_or(p, 0, p))
 def gather(size: int, root: int = 0) -> Iterator[Round]:
     """The root ends with chunk i of rank i, for all i; p - 1 messages of n/p in one round.
 

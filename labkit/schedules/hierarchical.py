@@ -8,13 +8,41 @@ from typing import TypeAlias
 import numpy as np
 
 from labkit.common.errors import InvalidInput
+from labkit.schedules.collective import SUM, collective, everywhere
+from labkit.schedules.formulas import Cost, Counts
 from labkit.schedules.ring import ring
 from labkit.schedules.round import Round, Schedule, beside
-from labkit.schedules.tree import broadcast_tree, reduce_tree
+from labkit.schedules.tree import broadcast_tree, reduce_tree, tree
 
 Hosts: TypeAlias = Sequence[Sequence[int]] | int
 
 
+def _counts(size: int, hosts: Hosts | None = None) -> Counts:
+    """2(p - h) + 2h(h - 1) messages of h hosts, and 2(p - 1) n."""
+    groups = _groups(size, hosts)
+    chunks = len(groups)
+    messages, volume = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    for group in groups:
+        inside = tree.counts(len(group)).messages
+        messages[group], volume[group] = inside, inside * chunks
+        messages[group[0]] += 2 * (chunks - 1)
+        volume[group[0]] += 2 * (chunks - 1)
+    return Counts(messages, volume, chunks)
+
+
+def _ways(size: int) -> tuple[Cost, ...]:
+    """Those through the tree of the larger host, then the ring of the two."""
+    between = ring.cost(min(size, 2))
+    return tuple(way + between for way in tree.ways(-(-size // 2)))
+
+
+@collective(
+    everywhere(SUM),
+    _counts,
+    lambda p: tree.cost(-(-p // 2)) + ring.cost(min(p, 2)),
+    _ways,
+    layout="hosts",
+)
 def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
     """Reduce to each host's leader, ring between the leaders, broadcast in each host.
 
@@ -31,11 +59,15 @@ def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
     Raises: InvalidInput, where hosts do not hold every rank once.
     Source: Goyal et al. 2017, *Accurate, large minibatch SGD* (arXiv 1706.02677), section 4.
     """
-    groups = host_groups(size, -(-size // 2) if hosts is None else hosts)
+    groups = _groups(size, hosts)
     yield from _inside(groups, reduce_tree)
     for each in ring(len(groups)):
         yield each.on([group[0] for group in groups])
     yield from _inside(groups, broadcast_tree)
+
+
+def _groups(size: int, hosts: Hosts | None) -> list[list[int]]:
+    return host_groups(size, -(-size // 2) if hosts is None else hosts)
 
 
 def _inside(groups: Sequence[Sequence[int]], schedule: Schedule) -> Iterator[Round]:

@@ -6,9 +6,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from labkit.schedules.collective import SUM, collective, everywhere
+from labkit.schedules.formulas import Cost, one_or
 from labkit.schedules.round import Round
 
 
+@collective(
+    everywhere(SUM),
+    counts=lambda p: one_or(p, p - 1),
+    cost=lambda p: Cost(2 * (p - 1), 2 * (p - 1), p - 1),
+    # The messages of a round go over the master's link one behind the other: a latency a round.
+    ways=lambda p: (Cost(2 * (p > 1), 2 * (p - 1), p - 1),),
+)
 def master_worker(size: int) -> Iterator[Round]:
     """Rank 0 adds up the buffers of all and sends the sum back.
 

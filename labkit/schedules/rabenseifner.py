@@ -6,10 +6,24 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from labkit.schedules.fold import folded
+from labkit.schedules.collective import SUM, collective, everywhere
+from labkit.schedules.fold import folded, folded_cost, folded_counts
+from labkit.schedules.formulas import Cost, Counts, by_parts_cost, floor_lg
 from labkit.schedules.round import Round
 
 
+def _counts(size: int) -> Counts:
+    power = 1 << floor_lg(size)
+    return folded_counts(size, 2 * floor_lg(size), 2 * (power - 1), power)
+
+
+def _cost(size: int) -> Cost:
+    """2 lg p α + 2(p - 1)/p nβ + (p - 1)/p nγ."""
+    volume = by_parts_cost(1 << floor_lg(size))
+    return folded_cost(size, Cost(2 * floor_lg(size), volume.beta, volume.gamma))
+
+
+@collective(everywhere(SUM), _counts, _cost)
 def rabenseifner(size: int) -> Iterator[Round]:
     """Partners split the work in halves until each rank owns a chunk, then put it together.
 

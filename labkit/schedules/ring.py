@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from labkit.schedules.collective import SUM, at_home, collective, everywhere
+from labkit.schedules.formulas import by_parts, by_parts_cost, everybody
 from labkit.schedules.round import Integers, Round
 
 
+@collective(at_home(SUM), lambda p: everybody(p, p - 1, p))
 def reduce_scatter_ring(size: int) -> Iterator[Round]:
     """Rank r ends with the sum of chunk r: partial sums travel once around the ring.
 
@@ -25,6 +28,9 @@ def reduce_scatter_ring(size: int) -> Iterator[Round]:
     return _around(size, first=-1, reduce=True)
 
 
+@collective(
+    lambda size, chunks: np.tile(np.arange(chunks), (size, 1)), lambda p: everybody(p, p - 1, p)
+)
 def allgather_ring(size: int) -> Iterator[Round]:
     """Every rank ends with chunk i of rank i, for all i: chunks travel once around the ring.
 
@@ -39,6 +45,7 @@ def allgather_ring(size: int) -> Iterator[Round]:
     return _around(size, first=0, reduce=False)
 
 
+@collective(everywhere(SUM), by_parts, by_parts_cost, gathers=allgather_ring)
 def ring(size: int) -> Iterator[Round]:
     """Reduce-scatter, then allgather: 2(p - 1) rounds, a message of n/p a rank in each.
 

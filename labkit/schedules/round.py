@@ -10,6 +10,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from labkit.common.html import card, line, table
+
+MANY = 64  # messages of a round that are shown
 Integers: TypeAlias = NDArray[np.int64]
 Booleans: TypeAlias = NDArray[np.bool_]
 
@@ -87,15 +90,31 @@ class Round:
         return f"<Round of {len(self)} messages>"
 
     def _repr_html_(self) -> str:
-        from labkit.schedules.display import round_html
-
-        return round_html(self)
+        rows = messages_of(self)
+        rest = len(self) - len(rows)
+        return card(
+            repr(self).strip("<>"),
+            table(rows, ["message", "chunks", "receiver"]),
+            line(f"and {rest} more") if rest else "",
+        )
 
     def on(self, ranks: ArrayLike, parts: int = 1) -> Round:
         """The same messages among other ranks (0 becomes ranks[0], …), each chunk cut in parts."""
         names = np.asarray(ranks, np.int64)
         source, destination = names[self.source], names[self.destination]
         return Round(source, destination, self.chunk * parts, self.span * parts, reduce=self.reduce)
+
+
+def messages_of(each: Round) -> list[list[str]]:
+    """Way, chunks, and what the receiver does with them, of the messages that are shown."""
+    return [
+        [
+            f"{source} → {destination}",
+            f"{chunk}" if span == 1 else f"{chunk} to {chunk + span - 1}",
+            "adds" if reduce else "replaces",
+        ]
+        for source, destination, chunk, span, reduce in each.rows()[:MANY]
+    ]
 
 
 Schedule: TypeAlias = Callable[[int], Iterable[Round]]

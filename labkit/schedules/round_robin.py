@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from labkit.schedules.collective import SUM, collective, everywhere
+from labkit.schedules.formulas import by_parts, by_parts_cost, two_rounds_of_parts
 from labkit.schedules.round import Round, circle
 
 
+@collective(everywhere(SUM), by_parts, by_parts_cost, two_rounds_of_parts)
 def round_robin(size: int) -> Iterator[Round]:
     """Chunk i has its home at rank i, which adds it up and sends the sum to everybody.
 

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.common.errors import InvalidInput
+from labkit.schedules.collective import SUM, collective, everywhere
+from labkit.schedules.formulas import by_parts, by_parts_cost, two_rounds_of_parts
 from labkit.schedules.round import Round, beside
 
 Links: TypeAlias = Mapping[tuple[int, int], float]
@@ -19,6 +21,8 @@ Edge: TypeAlias = tuple[int, int]  # (parent, child)
 Tree: TypeAlias = tuple[tuple[Edge, ...], ...]  # the edges of each level, the root's first
 
 
+# The formulas are those of equal links, where the trees are p stars.
+@collective(everywhere(SUM), by_parts, by_parts_cost, two_rounds_of_parts, layout="links")
 def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> Iterator[Round]:
     r"""Each tree carries a share of the buffer: the sum goes up to its root, then down again.
 

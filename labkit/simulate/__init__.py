@@ -1,7 +1,8 @@
 """Time of collectives without processes: the simulator, closed forms, and fits to measurements."""
 
+from labkit.schedules import Cost
 from labkit.simulate.calibrate import Fit, Measurement, calibrate
-from labkit.simulate.costs import Cost, closed_form, modelled, textbook
+from labkit.simulate.costs import closed_form, modelled, textbook
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
 from labkit.simulate.predict import Prediction, predict
 from labkit.simulate.published import PUBLISHED, Scaling

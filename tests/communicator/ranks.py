@@ -8,7 +8,6 @@ import numpy as np
 from labkit.communicator import ALGORITHMS, Communicator, world
 from labkit.schedules import ALLREDUCE
 from labkit.schedules.check import result
-from labkit.schedules.counts import hierarchical_counts, textbook
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int32]
 
@@ -47,9 +46,9 @@ def counts(communicator: Communicator) -> None:
         before = communicator.traffic.copy()
         communicator.allreduce(buffer, algorithm)
         sent = communicator.traffic.since(before)
-        formula = textbook(algorithm, communicator.size)
+        formula = ALLREDUCE[algorithm].counts(communicator.size)
         if algorithm == "hierarchical":  # all ranks are on one real host
-            formula = hierarchical_counts(communicator.size, hosts)
+            formula = ALLREDUCE[algorithm].counts(communicator.size, hosts)
         expected = (
             int(formula.messages[communicator.rank]),
             buffer.nbytes if communicator.size > 1 else 0,

@@ -198,9 +198,9 @@ def test_what_cannot_be_placed_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algorithm", ["ring", "master_worker", "butterfly", "all_to_all"])
 def test_an_allreduce_is_predicted_by_its_closed_form(tmp_path: Path, algorithm: str) -> None:
-    from labkit.schedules.counts import textbook
+    from labkit.schedules import named
 
-    counts, payload = textbook(algorithm, 4), 40_000
+    counts, payload = named(algorithm).counts(4), 40_000
     # On average over ranks: the master sends more than the others.
     sent, messages = (int(each.sum()) // 4 for each in (counts.bytes(payload), counts.messages))
     messages *= 3  # three buckets

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from labkit.common.errors import InvalidInput
 from labkit.schedules import ALLREDUCE, COLLECTIVES, Round, allreduce, named, ring
 from labkit.schedules.check import ScheduleError, check, execute, result
-from labkit.schedules.counts import textbook
 
 SIZES = range(1, 18)
 NAMES = [*ALLREDUCE, *COLLECTIVES]
@@ -23,7 +22,7 @@ NAMES = [*ALLREDUCE, *COLLECTIVES]
 def test_ranks_end_with_what_is_promised_and_send_what_the_textbook_says(
     name: str, size: int
 ) -> None:
-    check(named(name), size, textbook(name, size))
+    check(named(name), size, named(name).counts(size))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,7 +81,7 @@ def test_counts_over_all_ranks_are_those_of_the_table(size: int) -> None:
     table = list(_in_all(size))
     assert {row[0] for row in table} == set(ALLREDUCE)
     for name, messages, volume in table:
-        counted = textbook(name, size)
+        counted = named(name).counts(size)
         assert counted.messages.sum() == messages, name
         assert counted.bytes(7.0).sum() == pytest.approx(7 * volume), name
 
@@ -98,8 +97,15 @@ def test_values_after_each_round_are_there_for_the_figures() -> None:
 def test_an_unknown_name_is_answered_with_all_names() -> None:
     with pytest.raises(InvalidInput, match=r"'rnig': choose one of all_to_all, .*ring.*scatter"):
         named("rnig")
-    with pytest.raises(InvalidInput, match="no formula for 'rnig'"):
-        textbook("rnig", 2)
+    with pytest.raises(InvalidInput, match="a formula for this schedule"):
+        allreduce(_half).counts(2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_schedule_goes_by_the_name_of_its_function_and_names_its_source(name: str) -> None:
+    each = named(name)
+    assert each.__name__ == name
+    assert each.paper or name in ("gather", "scatter")
 
 
 def _half(size: int) -> Iterator[Round]:
@@ -145,4 +151,4 @@ def test_the_checker_finds_rows_that_cannot_be(row: tuple[list[int], ...], words
 
 def test_the_checker_finds_messages_that_the_textbook_does_not_know() -> None:
     with pytest.raises(ScheduleError, match="the textbook says"):
-        check(named("ring"), 4, textbook("tree", 4))
+        check(named("ring"), 4, named("tree").counts(4))

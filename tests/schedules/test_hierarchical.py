@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from labkit.common.errors import InvalidInput
 from labkit.schedules import allreduce, hierarchical, host_groups
 from labkit.schedules.check import check
-from labkit.schedules.counts import hierarchical_counts
 
 
 @st.composite
@@ -29,7 +28,7 @@ def hosts_of_any_shape(draw: st.DrawFn) -> list[list[int]]:
 def test_any_hosts_end_with_the_sum_and_send_what_the_formula_says(hosts: list[list[int]]) -> None:
     size = sum(map(len, hosts))
     schedule = partial(hierarchical, hosts=hosts)
-    check(allreduce(schedule), size, hierarchical_counts(size, hosts))
+    check(allreduce(schedule), size, hierarchical.counts(size, hosts))
 
 
 def test_a_number_of_ranks_a_host_fills_hosts_in_order() -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from labkit.common.errors import InvalidInput
 from labkit.network import Network, Slowdown
-from labkit.schedules import ALLREDUCE, Round
-from labkit.schedules.counts import textbook
+from labkit.schedules import ALLREDUCE, Round, named
 from labkit.simulate import simulate
 
 SIZES = range(2, 18)
@@ -57,7 +56,7 @@ def test_butterfly_of_three_by_hand() -> None:
 @pytest.mark.parametrize("name", list(ALLREDUCE))
 def test_what_is_sent_is_what_the_textbook_says(name: str) -> None:
     done = simulate(name, 7, N, SWITCH)
-    counted = textbook(name, 7)
+    counted = named(name).counts(7)
     assert done.messages.tolist() == counted.messages.tolist()
     assert done.sent == pytest.approx(counted.bytes(N))
     # Every message crosses the link out of one rank and the link into another.

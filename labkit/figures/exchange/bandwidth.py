@@ -19,8 +19,7 @@ from labkit.figures.runs.speed import refusals
 from labkit.network import Network
 from labkit.records.run import Run
 from labkit.records.step_costs import StepCosts, step_costs
-from labkit.schedules.counts import FORMULAS
-from labkit.schedules.counts import textbook as counted
+from labkit.schedules import ALLREDUCE
 from labkit.simulate import modelled
 
 if TYPE_CHECKING:
@@ -188,8 +187,8 @@ def _on_a_link(entry: Entry, costs: StepCosts) -> tuple[float, float, float]:
     size = int(entry.metrics["workers"])
     exchange = entry.metrics.get("exchange") or entry.run.experiment.get("strategy") or {}
     name = exchange.get("algorithm")
-    if name in FORMULAS and costs.messages:
-        formula = counted(name, size)
+    if name in ALLREDUCE and costs.messages:
+        formula = ALLREDUCE[name].counts(size)
         volume = float(formula.bytes(costs.payload).sum())
         if abs(volume - costs.sent) <= _AS_COUNTED * costs.sent:
             # An allreduce of the whole payload; where it has several ways, that of most bytes.

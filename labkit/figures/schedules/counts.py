@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from labkit.figures.kit.finding import Markdown
 from labkit.schedules import ALLREDUCE, named
 from labkit.schedules.check import count
-from labkit.schedules.counts import textbook
 
 if TYPE_CHECKING:
     import pandas
@@ -32,7 +31,7 @@ def counts_table(
 
 
 def _row(name: str, size: int) -> dict[str, str | int | float | bool]:
-    counted, formula = count(named(name).schedule(size), size), textbook(name, size)
+    counted, formula = count(named(name).schedule(size), size), named(name).counts(size)
     sent = counted.bytes(1.0)
     return {
         "algorithm": name,

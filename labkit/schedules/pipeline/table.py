@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.common.html import card, line
 from labkit.schedules.round import Booleans, Integers
 
 Action: TypeAlias = Literal[
@@ -18,6 +20,9 @@ Row: TypeAlias = tuple[int, int, Action, int, int]
 MESSAGES = ("send", "receive")
 # What a drawing writes; after Qi 2024, B is the input part where W follows.
 LETTERS = {"forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W"}
+# As in the Gantt; half transparent, so that the page's own ink is read on them.
+COLORS = {"F": "rgba(86,180,233,.45)", "B": "rgba(230,159,0,.45)", "W": "rgba(0,158,115,.45)"}
+SHOWN = 64  # ticks that are shown
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,9 +107,16 @@ class Table:
         return f"<{self.name}: {self.stages} stages on {self.ranks} ranks, {len(self)} rows>"
 
     def _repr_html_(self) -> str:
-        from labkit.schedules.display import pipeline_html
-
-        return pipeline_html(self)
+        lines = [text.split() for text in str(self).splitlines()]
+        width = max(map(len, lines), default=0)
+        body = "".join(
+            f'<tr><th scope="row" style="text-align:left">rank {rank}</th>'
+            + "".join(map(_cell, [*cells, *["·"] * (width - len(cells))][:SHOWN]))
+            + "</tr>"
+            for rank, cells in enumerate(lines)
+        )
+        rest = line(f"the first {SHOWN} of {width} ticks") if width > SHOWN else ""
+        return card(repr(self).strip("<>"), f"<table><tbody>{body}</tbody></table>", rest)
 
     def __str__(self) -> str:
         """The drawing: a line a rank, a column a tick; letters a, b, … are a rank's chunks."""
@@ -117,6 +129,12 @@ class Table:
         return "\n".join(
             " ".join(cell.ljust(width) for cell in line).rstrip(" ·") for line in cells
         )
+
+
+def _cell(text: str) -> str:
+    color = COLORS.get(text[0])
+    look = f' style="background:{color}"' if color else ""
+    return f"<td{look}>{escape(text)}</td>"
 
 
 Pipeline: TypeAlias = Callable[[int, int], Table]
