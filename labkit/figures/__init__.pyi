@@ -6,11 +6,11 @@ from .cuts.pipeline_speedup import pipeline_speedup
 from .cuts.stage_reading import cut_reading, pipeline_reading
 from .cuts.stage_tables import measured_pipeline, pipeline_table, predicted_pipeline, rank_table
 from .exchange.bandwidth import bandwidth
-from .exchange.codec import step_parts
 from .exchange.compression_reading import compression_reading
+from .exchange.gantt import timeline
 from .exchange.hidden import exchange_reading, hidden
-from .exchange.microscope import microscope, microscope_reading
-from .exchange.timeline import timeline
+from .exchange.layer_errors import microscope, microscope_reading
+from .exchange.step_parts import step_parts
 from .runs.compare import compare, curves, parts, show, speedup, table, throughput
 from .runs.comparison_reading import comparison_reading
 from .runs.deployment import deployment, deployment_reading
@@ -27,9 +27,9 @@ from .runs.precision import (
 from .runs.reading import reading
 from .runs.scatter import scatter
 from .runs.seed_by_seed import seed_by_seed, seed_reading
-from .schedules.costs import cost_curves, cost_reading
-from .schedules.counts import counts_reading, counts_table
-from .schedules.links import link_reading, link_utilisation
+from .schedules.cost_curves import cost_curves, cost_reading
+from .schedules.link_use import link_reading, link_utilisation
+from .schedules.message_counts import counts_reading, counts_table
 from .schedules.message_trace import message_trace
 from .schedules.pipeline_gantt import pipeline_gantt
 from .schedules.pipeline_steps import pipeline_steps

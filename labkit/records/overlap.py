@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.exchange.order import by_priority
 from labkit.records.run import Run
-from labkit.records.steps import steady, step_seconds, timeline_of
+from labkit.records.timed_steps import steady, step_seconds, timeline_of
 
 if TYPE_CHECKING:
     import pandas

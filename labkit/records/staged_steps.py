@@ -11,7 +11,7 @@ import numpy as np
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.network import Network
 from labkit.records.run import Run
-from labkit.records.steps import steady
+from labkit.records.timed_steps import steady
 from labkit.schedules.pipeline import Table
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
 from labkit.strategies import STRATEGIES

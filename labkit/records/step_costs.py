@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from labkit.records.run import Run
-from labkit.records.steps import steady
+from labkit.records.timed_steps import steady
 
 if TYPE_CHECKING:
     import pandas

@@ -18,7 +18,7 @@ from sample_runs import FAILED_GATE, write_run
 from labkit.common.errors import LabkitError
 from labkit.figures import bandwidth, microscope, microscope_reading, pareto, step_parts
 from labkit.figures.exchange.bandwidth import Method, bits_text, methods, prediction_errors, winners
-from labkit.figures.exchange.microscope import observations
+from labkit.figures.exchange.layer_errors import observations
 from labkit.figures.kit.entries import Entry, entries
 from labkit.figures.kit.methods import baseline_of, by_method, method
 from labkit.figures.runs.pareto import Point, front, points

@@ -9,10 +9,10 @@ import pytest
 
 from labkit.common.errors import InvalidInput
 from labkit.figures import cost_curves, cost_reading
-from labkit.figures.schedules.costs import costs
 from labkit.network import Network
 from labkit.simulate import Cost, closed_form
 from labkit.simulate.costs import modelled
+from labkit.simulate.fastest import costs
 
 GIGABIT = Network.named("1GbE")
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_text
+from labkit.figures.kit.cells import cells, towards
 from labkit.figures.kit.entries import INK, PALETTE, clock_and_network, entries
-from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.marks import rule
+from labkit.figures.kit.panels import Panel, Trace, sheet
 from labkit.schedules.grid import Crossing, Grid, Layer, check_fit, crossing, held
+from labkit.schedules.round import Integers
 
 if TYPE_CHECKING:
     from labkit.figures.kit.canvas import Figure
     from labkit.records.run import Run
 
+Points = NDArray[np.float64]  # row and column
+
 PLOT = 230  # pixels of a panel's height
-FAINT = [[0, "rgba(213,94,0,0)"], [1, "rgba(213,94,0,0.5)"]]  # text stays legible on it
-PALE = [[0, "rgba(213,94,0,0)"], [1, "rgba(213,94,0,0.15)"]]
+FAINT, PALE = towards("213,94,0", 0.5), towards("213,94,0", 0.15)
 SPOKEN = 12  # the words name every message of a layer where there are no more
 ITEMSIZE = {"float64": 8, "mixed_float16": 2, "float16": 2, "mixed_bfloat16": 2, "bfloat16": 2}
 
@@ -35,8 +40,6 @@ def grid_traffic(layers: Sequence[Layer], grid: Grid, run: Run | None = None) ->
     machines; run: one of these layers and this grid, whose metered bytes are said beside.
     Raises: InvalidInput, for a grid larger than the smallest layer, or a run of another strategy.
     """
-    from labkit.figures.kit.canvas import draw
-
     machines = grid[0] * grid[1]
     check_fit(grid, machines, layers)
     found = crossing(layers, grid)
@@ -45,13 +48,13 @@ def grid_traffic(layers: Sequence[Layer], grid: Grid, run: Run | None = None) ->
     title = f"Values that cross between {grid[0]} × {grid[1]} machines · predicted, bytes a sample"
     if run is not None:
         title += f", and measured · {clock_and_network(entries([run]))}"
-    words, rows = [title], []
+    words, rows = [], []
     for number in range(2, len(layers)):
         said = _summary(layers, found, number, size, measured)
         rows.append([_tiles(layers, grid, found, number, said), _matrix(found, number, machines)])
         words.append(f"{said.replace(chr(10), ', ')}: {_messages(found, number)}")
     remark = "the input is on all machines: nothing crosses before the first layer"
-    figure = draw(rows, [], title, remark, ". ".join(words) + ".", PLOT)
+    figure = sheet(rows, [], title, [remark], words, plot=PLOT)
     figure.update_layout(margin={"l": 40})
     return figure
 
@@ -112,18 +115,14 @@ def _tiles(layers: Sequence[Layer], grid: Grid, found: Crossing, number: int, sa
         readers[box[0, 0] : box[0, 1], box[1, 0] : box[1, 1]] += 1
     boxes = held(before, grid)[:, axes]
     centers = boxes.mean(axis=2) - 0.5  # (machines, 2): row, column
-    heat = {
-        "type": "heatmap",
-        "z": readers,
-        "zmin": 0,
-        "zmax": grid[0] * grid[1] - 1 or 1,
-        "colorscale": FAINT,
-        "showscale": False,
-        "xgap": 0 if columns > 40 else 1,
-        "ygap": 0 if rows > 40 else 1,
-        "hovertemplate": ("unit %{x}" if strip else "row %{y}, column %{x}")
-        + ": read by %{z} other machines<extra></extra>",
-    }
+    where = "unit %{x}" if strip else "row %{y}, column %{x}"
+    heat = cells(
+        readers,
+        colors=FAINT,
+        most=grid[0] * grid[1] - 1 or 1,
+        hover=f"{where}: read by %{{z}} other machines",
+        on={"xgap": int(columns <= 40), "ygap": int(rows <= 40)},
+    )
     nodes = {
         "mode": "markers+text",
         "x": centers[:, 1],
@@ -147,21 +146,17 @@ def _tiles(layers: Sequence[Layer], grid: Grid, found: Crossing, number: int, sa
     )
 
 
-def _borders(boxes: Any) -> dict[str, Any]:
+def _borders(boxes: Integers) -> Trace:
     """The outline of each machine's tile."""
-    x: list[Any] = []
-    y: list[Any] = []
+    x: list[float | None] = []
+    y: list[float | None] = []
     for (top, bottom), (left, right) in (boxes - 0.5).tolist():
         x += [left, right, right, left, left, None]
         y += [top, top, bottom, bottom, top, None]
-    line = {"color": INK, "width": 2}
-    return {"mode": "lines", "x": x, "y": y, "line": line} | {
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
+    return rule(x, y) | {"line": {"color": INK, "width": 2}}
 
 
-def _lines(found: Crossing, number: int, centers: Any) -> list[dict[str, Any]]:
+def _lines(found: Crossing, number: int, centers: Points) -> list[Trace]:
     """A line a pair of machines, as thick as what crosses between them either way."""
     pairs: dict[tuple[int, int], int] = {}
     for layer, source, destination, values in found.rows():
@@ -178,10 +173,10 @@ def _lines(found: Crossing, number: int, centers: Any) -> list[dict[str, Any]]:
     return found_lines
 
 
-def _path(centers: Any, a: int, b: int) -> Any:
+def _path(centers: Points, a: int, b: int) -> Points:
     """From machine to machine, (points, 2): bent, where others stand in a straight line between."""
     along = np.linspace(0, 1, 13)[:, None]
-    path = centers[a] + along * (centers[b] - centers[a])
+    path: Points = centers[a] + along * (centers[b] - centers[a])
     for axis in (0, 1):
         others = np.unique(centers[:, 1 - axis])
         passed = np.count_nonzero(
@@ -199,22 +194,17 @@ def _matrix(found: Crossing, number: int, machines: int) -> Panel:
     here = found.layer == number
     values[found.source[here], found.destination[here]] = found.values[here]
     names = [str(machine) for machine in range(machines)]
-    heat = {
-        "type": "heatmap",
-        "x": names,
-        "y": names,
-        "z": values,
-        "zmin": 0,
-        "zmax": max(1, values.max()),
-        "text": [[f"{each:,}" if each else "·" for each in row] for row in values.tolist()],
-        "texttemplate": "%{text}",
-        "textfont": {"color": INK, "size": 12 if machines <= 9 else 8},
-        "colorscale": PALE,
-        "showscale": False,
-        "xgap": 1,
-        "ygap": 1,
-        "hovertemplate": "%{y} sends %{z:,} values to %{x}<extra></extra>",
-    }
+    heat = cells(
+        values,
+        names,
+        names,
+        PALE,
+        max(1, values.max()),
+        "%{y} sends %{z:,} values to %{x}",
+        gap=1,
+        texts=[[f"{each:,}" if each else "·" for each in row] for row in values.tolist()],
+        letters=12 if machines <= 9 else 8,
+    )
     return Panel(
         title="",
         x="to machine (values a sample)",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import bytes_text
-from labkit.figures.kit.entries import Line, clock_and_network, entries, lines, safe_text
-from labkit.figures.kit.panels import Panel, lanes_axis
+from labkit.figures.kit.entries import clock_and_network, entries, lines, safe_text
+from labkit.figures.kit.marks import bars
+from labkit.figures.kit.panels import PLOT, Panel, lanes_axis, sheet
 from labkit.records.run import Run
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ def layer_traffic(run: Run) -> Figure:
 
     Raises: LabkitError, where the run has no layers in slices.
     """
-    from labkit.figures.kit.canvas import draw
-    from labkit.figures.kit.panels import PLOT
-
     sending, silent = _by_layer(run)
     (entry,) = entries([run])
     names = [f"{row.layer} ({row.slices})" for row in sending.itertuples()]
@@ -41,14 +39,14 @@ def layer_traffic(run: Run) -> Figure:
         title="What a rank hands over\nof layers on several ranks, the rank that sends most",
         x="KiB a step",
         y="",
-        traces=[_bars(sending, names, drawn[way]) for way in WAYS],
+        traces=bars(_bars(sending, names), "sent", "layer", drawn, by="way", horizontal=True),
         note=f"Whole on every rank, nothing sent: {', '.join(silent)}" if silent else "",
         always_note=bool(silent),
         x_axis={"rangemode": "tozero"},
         y_axis=lanes_axis(names) | {"automargin": True},
     )
     title = f"Bytes a layer and step · {clock_and_network([entry])}"
-    remark = f"a rank holds {bytes_text(held)} of {bytes_text(whole)} of weights"
+    remark = f"A rank holds {bytes_text(held)} of {bytes_text(whole)} of weights"
     words = [
         f"{name}: {bytes_text(forward)} forward, {bytes_text(backward)} backward"
         for name, forward, backward in zip(
@@ -56,8 +54,8 @@ def layer_traffic(run: Run) -> Figure:
         )
     ]
     unsent = [panel.note] if silent else []
-    alt = ". ".join([title, remark[0].upper() + remark[1:], *words, *unsent]) + "."
-    figure = draw([[panel]], list(drawn.values()), title, remark, alt, max(PLOT, LANE * len(names)))
+    plot, said = max(PLOT, LANE * len(names)), [*words, *unsent]
+    figure = sheet([[panel]], drawn.values(), title, [remark], said, plot=plot)
     figure.update_layout(barmode="group", margin={"l": 16})
     return figure
 
@@ -85,17 +83,18 @@ def _weights(run: Run) -> tuple[int, int]:
     return int(held.max()), int(whole.sum())
 
 
-def _bars(sending: pandas.DataFrame, names: list[str], line: Line) -> dict[str, Any]:
-    payload, wire = sending[f"{line.label}_bytes"], sending[f"{line.label}_wire_bytes"]
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "x": [value / 1024 for value in payload],
-        "y": [safe_text(name) for name in names],
-        "marker": {"color": line.color},
-        "customdata": [[bytes_text(a), bytes_text(b)] for a, b in zip(payload, wire, strict=True)],
-        "hovertemplate": "%{y}, " + line.label + ": %{customdata[0]} handed over, "
-        "%{customdata[1]} on the wire<extra></extra>",
-        "showlegend": False,
-        **line.style,
-    }
+def _bars(sending: pandas.DataFrame, names: list[str]) -> pandas.DataFrame:
+    """A row a layer and way: KiB a step."""
+    import pandas as pd
+
+    parts = []
+    for way in WAYS:
+        payload, wire = sending[f"{way}_bytes"], sending[f"{way}_wire_bytes"]
+        said = [
+            f"{safe_text(name)}, {way}: {bytes_text(a)} handed over, {bytes_text(b)} on the wire"
+            for name, a, b in zip(names, payload, wire, strict=True)
+        ]
+        layers = [safe_text(name) for name in names]
+        rows = {"way": way, "layer": layers, "sent": payload.to_numpy() / 1024, "hover": said}
+        parts.append(pd.DataFrame(rows))
+    return pd.concat(parts, ignore_index=True)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.figures.cuts.stage_tables import pipeline_table
-from labkit.figures.kit import entries as naming
-from labkit.figures.kit.entries import INK, Line, clock_and_network, lines
-from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.entries import INK, Line, clock_and_network, entries, lines
+from labkit.figures.kit.marks import points, rule
+from labkit.figures.kit.panels import Panel, Trace, sheet
 from labkit.records.run import Run
 
 if TYPE_CHECKING:
@@ -27,66 +27,44 @@ def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> 
 
     Args and raises: as `pipeline_table`.
     """
-    from labkit.figures.kit.canvas import draw
-
     given = [runs] if isinstance(runs, Run) else list(runs)
     table = pipeline_table(given, baseline)
     named = [f"{row.schedule}, {row.ranks} ranks" for row in table.itertuples()]
     looks = lines(named)
     ideals = [_ideal(int(ranks), int(table["microbatches"].max())) for ranks in _ranks(table)]
-    points = [
-        _points(table[[name == each for each in named]], look) for name, look in looks.items()
+    table = table.assign(
+        hover=[f"m = {row.microbatches}: {row.speedup:.3g}" for row in table.itertuples()]
+    )
+    measured = [
+        points(table[[name == each for each in named]], "microbatches", "speedup", look, size=10)
+        for name, look in looks.items()
     ]
-    title = f"Pipeline speed-up · {clock_and_network(naming.entries(given))}"
+    title = f"Pipeline speed-up · {clock_and_network(entries(given))}"
     panel = Panel(
         title="against one process with the same batches",
         x="micro-batches",
         y="speed-up",
-        traces=[*ideals, *points],
+        traces=[*ideals, *measured],
         x_axis={"type": "log"} | _ticks(table),
         y_axis={"rangemode": "tozero"},
     )
     legend = [*looks.values(), Line("ideal, m p/(m + p - 1)", INK, "dash", "line-ew")]
-    alt = ". ".join([title, *(_in_words(row) for row in table.itertuples())]) + "."
-    return draw([[panel]], legend, title, "whiskers: slow and fast steps (p90, p10)", alt, 300)
+    words = [_in_words(row) for row in table.itertuples()]
+    remarks = ["whiskers: slow and fast steps (p90, p10)"]
+    return sheet([[panel]], legend, title, remarks, words, plot=300)
 
 
 def _ranks(table: pandas.DataFrame) -> list[int]:
     return sorted(set(table["ranks"].tolist()))
 
 
-def _ideal(ranks: int, most: int) -> dict[str, Any]:
+def _ideal(ranks: int, most: int) -> Trace:
     m = np.geomspace(1, max(most, 2), 50)
-    return {
-        "x": m,
-        "y": m * ranks / (m + ranks - 1),
-        "mode": "lines",
-        "line": {"color": INK, "dash": "dash", "width": 1},
-        "hovertemplate": f"ideal of {ranks} ranks: %{{y:.3g}}<extra></extra>",
-        "showlegend": False,
-    }
+    said = {"hoverinfo": "y", "hovertemplate": f"ideal of {ranks} ranks: %{{y:.3g}}<extra></extra>"}
+    return rule(m.tolist(), (m * ranks / (m + ranks - 1)).tolist(), "dash") | said
 
 
-def _points(rows: pandas.DataFrame, look: Line) -> dict[str, Any]:
-    whisker = {
-        "array": (rows["speedup_high"] - rows["speedup"]).clip(lower=0),
-        "arrayminus": (rows["speedup"] - rows["speedup_low"]).clip(lower=0),
-        "symmetric": False,
-        "thickness": 1.5,
-        "color": look.color,
-    }
-    return {
-        "x": rows["microbatches"],
-        "y": rows["speedup"],
-        "mode": "markers",
-        "marker": {"color": look.color, "symbol": look.symbol, "size": 10},
-        "error_y": whisker,
-        "hovertemplate": "m = %{x}: %{y:.3g}",
-        "showlegend": False,
-    } | look.style
-
-
-def _ticks(table: pandas.DataFrame) -> dict[str, Any]:
+def _ticks(table: pandas.DataFrame) -> Trace:
     shown = sorted(set(table["microbatches"].tolist()))
     return {"tickvals": shown, "ticktext": [str(m) for m in shown]}
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.common.units import bytes_text
 from labkit.figures.cuts.stage_tables import pipeline_table, rank_table
-from labkit.figures.kit.finding import Markdown
+from labkit.figures.kit.finding import Finding, Markdown, sentences
 from labkit.records.run import Run
 
 if TYPE_CHECKING:
     import pandas
+
+Row = dict[str, float]
 
 GAIN = 1.05  # below this a speed-up is none, on machines whose steps vary by some percent
 NEAR = 0.9  # of what is possible
@@ -23,12 +25,12 @@ def pipeline_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> 
     Args and raises: as `pipeline_table`.
     """
     table = pipeline_table(runs, baseline)
-    lines = [f"- **{label}**: {'; '.join(_bubbles(row))}." for label, row in _rows(table)]
+    found = [Finding(f"**{label}**", said=tuple(_bubbles(row))) for label, row in _rows(table)]
     for (schedule, ranks), rows in table.groupby(["schedule", "ranks"], sort=False):
         known = rows.dropna(subset=["speedup"]).sort_values("microbatches")
         if known["microbatches"].nunique() > 1:
-            lines.append(f"- **{schedule}** on {ranks} ranks: {_growth(known)}.")
-    return Markdown("\n".join(lines))
+            found.append(Finding(f"**{schedule}** on {ranks} ranks", said=(_growth(known),)))
+    return sentences(found)
 
 
 def cut_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markdown:
@@ -52,17 +54,17 @@ def cut_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markd
     )
     base = baseline or next((run for run in given if run.experiment["workers"] == 1), None)
     own = _of(base, given, by_run)
-    lines = [f"- **{label}**: {', '.join(_cut(row, own))}." for label, row in _rows(by_run)]
-    if len(by_run) > 1:
-        lines.append(_extremes(by_run))
-    return Markdown("\n".join(lines))
+    found = [
+        Finding(f"**{label}**", said=(", ".join(_cut(row, own)),)) for label, row in _rows(by_run)
+    ]
+    return sentences([*found, *([Finding(_extremes(by_run))] if len(by_run) > 1 else [])])
 
 
-def _rows(table: pandas.DataFrame) -> Iterable[tuple[str, dict[str, Any]]]:
+def _rows(table: pandas.DataFrame) -> Iterable[tuple[str, Row]]:
     return zip(table.index, table.to_dict("records"), strict=True)
 
 
-def _bubbles(row: dict[str, Any]) -> Iterable[str]:
+def _bubbles(row: Row) -> Iterable[str]:
     if _known(row["bubble_measured"]):
         yield (
             f"ranks wait {row['bubble_measured']:.0%} of a step "
@@ -94,7 +96,7 @@ def _growth(rows: pandas.DataFrame) -> str:
     )
 
 
-def _cut(row: dict[str, Any], own: dict[str, Any] | None) -> Iterable[str]:
+def _cut(row: Row, own: Row | None) -> Iterable[str]:
     if _known(row["bytes"]):
         held = f"the fullest rank keeps {bytes_text(row['bytes'])}"
         if own is not None and _known(own["bytes"]):
@@ -120,10 +122,10 @@ def _extremes(table: pandas.DataFrame) -> str:
     if len(sending):
         said.append(f"least traffic of those that send: **{sending.idxmin()}**")
     text = "; ".join(said)
-    return f"- {text[:1].upper()}{text[1:]}."
+    return f"{text[:1].upper()}{text[1:]}"
 
 
-def _of(baseline: Run | None, runs: list[Run], by_run: pandas.DataFrame) -> dict[str, Any] | None:
+def _of(baseline: Run | None, runs: list[Run], by_run: pandas.DataFrame) -> Row | None:
     """The baseline's row: the table keeps the order of the runs."""
     places = [number for number, run in enumerate(runs) if baseline and run.path == baseline.path]
     return None if not places else by_run.iloc[places[0]].to_dict()

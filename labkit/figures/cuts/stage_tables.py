@@ -21,7 +21,7 @@ from labkit.records.staged_steps import (
     staged,
     strategy_of,
 )
-from labkit.records.steps import steady
+from labkit.records.timed_steps import steady
 from labkit.schedules.pipeline.formulas import bubble_share
 
 if TYPE_CHECKING:

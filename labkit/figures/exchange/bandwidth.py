@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import seconds_axis, seconds_text
-from labkit.figures.kit import entries as naming
-from labkit.figures.kit.entries import INK, OVERSUBSCRIBED, Entry, Line, clock_and_network, lines
+from labkit.figures.kit.entries import (
+    Entry,
+    Line,
+    clock_and_network,
+    entries,
+    lines,
+)
+from labkit.figures.kit.marks import crosses, curve, points
 from labkit.figures.kit.methods import by_method
-from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.panels import Panel, Trace, busy, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.network import Network
 from labkit.records.run import Run
@@ -76,9 +82,7 @@ def bandwidth(
     Args: runs: to compare; latency: s of the simulated links; over: least and greatest bytes/s.
     Raises: LabkitError, where no run has a history of several ranks.
     """
-    from labkit.figures.kit.canvas import draw
-
-    shown = naming.entries([runs] if isinstance(runs, Run) else runs)
+    shown = entries(runs)
     found = methods(shown)
     wins = winners(found, latency, over)
     looks = lines(each.name for each in found)
@@ -89,7 +93,15 @@ def bandwidth(
         title=f"Step time by bandwidth of the links\nfastest: {in_turn(wins)}",
         x="bandwidth of a link",
         y="time of a step",
-        traces=[*traces, _changes(wins, latency)],
+        traces=[
+            *traces,
+            crosses(
+                [8 * win.last for win in wins[:-1]],
+                [win.method.seconds(win.last, latency) for win in wins[:-1]],
+                [bits_text(win.last) for win in wins[:-1]],
+                "bottom left",
+            ),
+        ],
         note=refusals(shown),
         always_note=bool(refusals(shown)),
         x_axis=_bandwidth_axis(*over),
@@ -100,11 +112,9 @@ def bandwidth(
         f"lines: measured compute and codec + simulated links of {seconds_text(latency)}, "
         "no overlap; markers: measured; ✕: the winner changes"
     ]
-    if any(entry.metrics.get("oversubscribed") for entry in shown):
-        remarks.append(OVERSUBSCRIBED)
     words = [f"fastest: {in_turn(wins)}", *(_in_words(each, over) for each in found)]
-    alt = ". ".join(part for part in [title, *remarks, *words, refusals(shown)] if part) + "."
-    return draw([[panel]], list(looks.values()), title, " · ".join(remarks), alt, plot=340)
+    said = [*words, refusals(shown)]
+    return sheet([[panel]], looks.values(), title, [*remarks, *busy(shown)], said, plot=340)
 
 
 def methods(shown: Sequence[Entry]) -> list[Method]:
@@ -218,59 +228,24 @@ def _points(each: Method) -> list[tuple[str, float, float, float, float]]:
     return found
 
 
-def _traces(
-    each: Method, line: Line, latency: float, over: tuple[float, float]
-) -> list[dict[str, Any]]:
+def _traces(each: Method, look: Line, latency: float, over: tuple[float, float]) -> list[Trace]:
+    import pandas as pd
+
     grid = np.geomspace(*over, 60)
     seconds = [each.seconds(one, latency) for one in grid.tolist()]
-    drawn: dict[str, Any] = {
-        "x": 8 * grid,
-        "y": seconds,
-        "mode": "lines",
-        "line": {"color": line.color, "dash": line.dash, "width": 2},
-        "text": [
-            f"{bits_text(one)}: {seconds_text(t)}"
-            for one, t in zip(grid.tolist(), seconds, strict=True)
-        ],
-        "hovertemplate": "%{text}, simulated",
-        "showlegend": False,
-    }
-    points = _points(each)
-    if not points:
-        return [drawn | line.style]
-    labels, links, middle, low, high = zip(*points, strict=True)
-    whisker = {"array": np.subtract(high, middle), "arrayminus": np.subtract(middle, low)}
-    look = {"symmetric": False, "thickness": 1.5, "color": line.color}
-    measured: dict[str, Any] = {
-        "x": 8 * np.array(links),
-        "y": middle,
-        "mode": "markers",
-        "marker": {"color": line.color, "symbol": line.symbol, "size": 10},
-        "error_y": whisker | look,
-        "text": [f"{label}: {seconds_text(t)}" for label, t in zip(labels, middle, strict=True)],
-        "hovertemplate": "%{text}, measured",
-        "showlegend": False,
-    }
-    return [drawn | line.style, measured | line.style]
+    said = [f"{bits_text(one)}: {seconds_text(t)}" for one, t in zip(grid, seconds, strict=True)]
+    shown = {"text": said, "hoverinfo": "text", "hovertemplate": "%{text}, simulated"}
+    measured = [
+        (8 * link, middle, low, high, f"{label}: {seconds_text(middle)}, measured")
+        for label, link, middle, low, high in _points(each)
+    ]
+    columns = ["bits", "seconds", "seconds_low", "seconds_high", "hover"]
+    table = pd.DataFrame(measured, columns=columns)
+    drawn = curve((8 * grid).tolist(), seconds, look, 2, **shown)
+    return [drawn, points(table, "bits", "seconds", look, size=10)] if measured else [drawn]
 
 
-def _changes(wins: Sequence[Win], latency: float) -> dict[str, Any]:
-    """A cross where the winner changes, and at which bandwidth."""
-    edges = list(wins[:-1])
-    return {
-        "x": [8 * win.last for win in edges],
-        "y": [win.method.seconds(win.last, latency) for win in edges],
-        "mode": "markers+text",
-        "marker": {"symbol": "x-thin", "size": 13, "line": {"color": INK, "width": 3}},
-        "text": [bits_text(win.last) for win in edges],
-        "textposition": "bottom left",
-        "textfont": {"size": 12, "color": INK},
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
-
-
-def _bandwidth_axis(low: float, high: float) -> dict[str, Any]:
+def _bandwidth_axis(low: float, high: float) -> Trace:
     first, last = (int(np.round(np.log10(8 * edge))) for edge in (low, high))
     ticks = [10.0**power for power in range(first, last + 1)]
     return {

@@ -18,9 +18,8 @@ from labkit.figures.exchange.bandwidth import (
     prediction_errors,
     winners,
 )
-from labkit.figures.kit import entries as naming
-from labkit.figures.kit.entries import Entry, clock_and_network
-from labkit.figures.kit.finding import Markdown
+from labkit.figures.kit.entries import Entry, clock_and_network, entries
+from labkit.figures.kit.finding import Finding, Markdown, sentences
 from labkit.figures.kit.methods import baseline_of, task
 from labkit.figures.runs.speed import refused
 from labkit.records.run import Run
@@ -66,19 +65,19 @@ def compression_reading(
 
     Raises: LabkitError, where there are no runs.
     """
-    shown = naming.entries([runs] if isinstance(runs, Run) else runs)
+    shown = entries(runs)
     pairs = _pairs(shown, baseline)
     gains = {entry.key: gain for entry, base in pairs if (gain := _gain(entry, base))}
     lines = _networks(shown, gains)
     for entry, base in pairs:
         said = [*_costs(entry, base, gains.get(entry.key)), *_accuracy(entry, base, target)]
-        lines.append(f"**{entry.label}** against {base.label}: {'; '.join(said)}.")
+        lines.append(f"**{entry.label}** against {base.label}: {'; '.join(said)}")
     held = {entry.key for pair in pairs for entry in pair}
     alone = [entry.label for entry in shown if entry.key not in held]
     if alone:
-        lines.append(f"Not held against a run without compression: {', '.join(alone)}.")
+        lines.append(f"Not held against a run without compression: {', '.join(alone)}")
     lines += [*_did_not_pay(pairs, gains), *_bandwidths(shown)]
-    return Markdown("\n".join(f"- {line}" for line in lines))
+    return sentences(map(Finding, lines))
 
 
 def _pairs(shown: Sequence[Entry], baseline: Run | None) -> list[tuple[Entry, Entry]]:
@@ -125,7 +124,7 @@ def _networks(shown: Sequence[Entry], gains: dict[str, Gain]) -> list[str]:
         said.append(
             f"{clock_and_network(group)}: the shortest step is that of **{best.label}**, "
             f"{seconds_text(step['median'] / 1e3)} (p10 to p90 {seconds_text(step['p10'] / 1e3)} "
-            f"to {seconds_text(step['p90'] / 1e3)}), {second}{by}."
+            f"to {seconds_text(step['p90'] / 1e3)}), {second}{by}"
         )
     return said
 
@@ -187,8 +186,8 @@ def _did_not_pay(pairs: Sequence[tuple[Entry, Entry]], gains: dict[str, Gain]) -
         return []
     without = [gain.entry.label for gain in judged if gain.low <= 1]
     if not without:
-        return [f"All {len(judged)} comparisons pay in speed."]
-    return [f"In speed {len(without)} of {len(judged)} did not pay: {', '.join(without)}."]
+        return [f"All {len(judged)} comparisons pay in speed"]
+    return [f"In speed {len(without)} of {len(judged)} did not pay: {', '.join(without)}"]
 
 
 def _bandwidths(shown: Sequence[Entry]) -> list[str]:
@@ -206,7 +205,7 @@ def _bandwidths(shown: Sequence[Entry]) -> list[str]:
         said.append(
             f"Simulation, from measured compute, codec and bytes on links of "
             f"{bits_text(RANGE[0])} to {bits_text(RANGE[1])}, the fastest is {in_turn(wins)}"
-            f"{_errors(list(prediction_errors(found).values()))}."
+            f"{_errors(list(prediction_errors(found).values()))}"
         )
     return said
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from labkit.figures.kit import entries as naming
-from labkit.figures.kit.finding import Markdown
+from labkit.common.content import JSON
+from labkit.figures.kit.entries import entries
+from labkit.figures.kit.finding import Finding, Markdown, sentences
 from labkit.figures.runs.speed import refused
 from labkit.records.overlap import NO_SPEED, hidden_parts
 from labkit.records.run import Run, flatten
@@ -31,11 +32,9 @@ def hidden(runs: Iterable[Run] | Run) -> pandas.DataFrame:
     """
     import pandas as pd
 
-    found = [runs] if isinstance(runs, Run) else list(runs)
-    rows = {
-        entry.label: NO_SPEED if entry.gate_failed else hidden_parts(entry.run)
-        for entry in naming.entries(found)
-    }
+    shown = entries(runs)
+    found = [entry.run for entry in shown]
+    rows = {e.label: NO_SPEED if e.gate_failed else hidden_parts(e.run) for e in shown}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
     baselines = [_baseline(run, found) for run in found]
     steps = dict(zip(found, table["step_ms"], strict=True))
@@ -48,39 +47,37 @@ def hidden(runs: Iterable[Run] | Run) -> pandas.DataFrame:
 
 def exchange_reading(runs: Iterable[Run] | Run) -> Markdown:
     """For each run: what its exchange cost, what was hidden of it, and whether that paid."""
-    shown = naming.entries([runs] if isinstance(runs, Run) else runs)
+    shown = entries(runs)
     table = hidden([entry.run for entry in shown])
-    lines = []
-    for entry, row in zip(shown, table.to_dict("records"), strict=True):
-        said = refused(entry) if entry.gate_failed else "; ".join(_words(row))
-        lines.append(f"- **{entry.label}**: {said}.")
+    found = [
+        Finding(f"**{entry.label}**", said=(refused(entry),) if entry.gate_failed else _words(row))
+        for entry, row in zip(shown, table.to_dict("records"), strict=True)
+    ]
     timed = table["step_ms"].dropna()
     if len(timed) > 1:
         best, worst = timed.idxmin(), timed.idxmax()
-        lines.append(
-            f"- The shortest step here is that of **{best}** ({timed[best]:.3g} ms), the longest "
-            f"that of **{worst}** ({timed[worst]:.3g} ms)."
+        found.append(
+            Finding(
+                f"The shortest step here is that of **{best}** ({timed[best]:.3g} ms), the longest "
+                f"that of **{worst}** ({timed[worst]:.3g} ms)"
+            )
         )
-    return Markdown("\n".join(lines))
+    return sentences(found)
 
 
 def _baseline(run: Run, runs: Iterable[Run]) -> Run | None:
     """The sequential run that differs from this one in nothing but how buckets travel."""
     if run.experiment["strategy"].get("schedule") == "sequential":
         return None
-    for other in runs:
-        if other.experiment["strategy"].get("schedule") == "sequential" and _rest(other) == _rest(
-            run
-        ):
-            return other
-    return None
+    sequential = (o for o in runs if o.experiment["strategy"].get("schedule") == "sequential")
+    return next((other for other in sequential if _rest(other) == _rest(run)), None)
 
 
-def _rest(run: Run) -> dict[str, Any]:
+def _rest(run: Run) -> JSON:
     return {name: value for name, value in flatten(run.experiment).items() if name not in _FREE}
 
 
-def _words(row: dict[str, Any]) -> list[str]:
+def _words(row: dict[str, float]) -> tuple[str, ...]:
     many = "its bucket takes" if row["buckets"] == 1 else f"its {row['buckets']} buckets take"
     said = [
         f"a step takes {row['step_ms']:.3g} ms; {many} {row['communication_ms']:.3g} ms, and "
@@ -101,4 +98,4 @@ def _words(row: dict[str, Any]) -> list[str]:
             f"its step is {abs(gain):.3g} ms {'shorter' if gain > 0 else 'longer'} than that of "
             f"the sequential run{share if gain > 0 else ''}"
         )
-    return said
+    return tuple(said)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from numpy.typing import ArrayLike
 
+from labkit.figures.kit.entries import INK
 from labkit.figures.kit.panels import Trace
 
 Scale = list[tuple[float, str]]  # from 0, the least value, to 1, the most: colours
@@ -13,12 +14,14 @@ Scale = list[tuple[float, str]]  # from 0, the least value, to 1, the most: colo
 
 def cells(
     values: ArrayLike,
-    x: ArrayLike | None,
-    y: ArrayLike | None,
+    x: ArrayLike | None = None,
+    y: ArrayLike | None = None,
     colors: Scale | None = None,
     most: float | None = None,
     hover: str = "",
     gap: float = 0,
+    texts: Sequence[Sequence[str]] = (),
+    letters: int = 12,
     on: Trace | None = None,
 ) -> Trace:
     """Cells of a table with a row and a column for each name, or between these edges.
@@ -27,6 +30,7 @@ def cells(
         values: shape (rows, columns); x, y: names, or edges, of columns and rows; None: numbers.
         colors: from the least value, 0, to `most`; None: those of the figure's own colour axis.
         hover: in Plotly's words; "": nothing is said.
+        texts: what stands in the cells, in so large letters.
         gap: pixels between cells; on: the axes, where they are not the first ones.
     """
     scale: Trace = {"coloraxis": "coloraxis"}
@@ -35,7 +39,9 @@ def cells(
     said: Trace = {"hovertemplate": f"{hover}<extra></extra>"} if hover else {"hoverinfo": "skip"}
     place = {name: edges for name, edges in (("x", x), ("y", y)) if edges is not None}
     between = {"xgap": gap, "ygap": gap}
-    return {"type": "heatmap", "z": values} | place | scale | said | between | (on or {})
+    text: Trace = {"text": texts, "texttemplate": "%{text}"} if texts else {}
+    text |= {"textfont": {"color": INK, "size": letters}} if texts else {}
+    return {"type": "heatmap", "z": values} | place | scale | said | between | text | (on or {})
 
 
 def towards(color: str, alpha: float = 1.0) -> Scale:

@@ -85,6 +85,44 @@ def bars(
     return drawn
 
 
+def points(table: pd.DataFrame, x: str, y: str, look: Entry | Line, *, size: int = 8) -> Trace:
+    """The rows of one look as one trace: a marker each, with bars over the spread of y."""
+    marker = {"color": look.color, "symbol": look.symbol, "size": size}
+    trace: Trace = {"x": list(table[x]), "y": list(table[y]), "mode": "markers", "marker": marker}
+    if f"{y}_low" in table:
+        trace["error_y"] = whisker(table[y], table[f"{y}_low"], table[f"{y}_high"], look.color)
+    if "hover" in table:
+        trace |= {"text": list(table["hover"]), "hovertemplate": "%{text}"}
+    return trace | {"showlegend": False} | look.style
+
+
+def curve(
+    x: Sequence[float], y: Sequence[float], look: Entry | Line, width: float = 1, **said: object
+) -> Trace:
+    """A line through what is calculated; said: under the pointer, where anything is."""
+    line = {"color": look.color, "dash": look.dash, "width": width}
+    return {"x": x, "y": y, "mode": "lines", "line": line} | QUIET | look.style | said
+
+
+def crosses(
+    x: Sequence[float], y: Sequence[float], texts: Sequence[str], place: str, **said: object
+) -> Trace:
+    """Crosses where something changes, and what beside them."""
+    return (
+        {
+            "x": x,
+            "y": y,
+            "mode": "markers+text",
+            "marker": {"symbol": "x-thin", "size": 13, "line": {"color": INK, "width": 3}},
+            "text": texts,
+            "textposition": place,
+            "textfont": {"size": 12, "color": INK},
+        }
+        | QUIET
+        | said
+    )
+
+
 def words(
     table: pd.DataFrame, x: str, y: str, text: str = "text", *, size: int = 11, **changes: str
 ) -> Trace:

@@ -9,9 +9,10 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
-from labkit.figures.kit.entries import INK, Line, lines
-from labkit.figures.kit.finding import Markdown
-from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.entries import Line, lines
+from labkit.figures.kit.finding import Finding, Markdown, sentences
+from labkit.figures.kit.marks import curve, points, rule
+from labkit.figures.kit.panels import Panel, Trace, sheet
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import Fit, Measurement, predict, simulate
@@ -123,20 +124,19 @@ def _curve(name: str, count: int, nbytes: Any, network: Network, gamma: float) -
 def _figure(
     table: pandas.DataFrame, curves: dict[tuple[str, int], Curve], rows: Rows, source: str
 ) -> Figure:
-    from labkit.figures.kit.canvas import draw
-
     looks = lines(table["algorithm"])
     groups = [(looks[name], group) for name, group in table.groupby("algorithm", sort=False)]
     shown = table[["measured_ms", "min_ms", "p90_ms", "predicted_ms"]].to_numpy() / 1e3
     if table["measured_ms"].isna().all():
         raise InvalidInput("all of these rows have wrong results: there is no time to draw")
-    sizes = bytes_axis(table["bytes"].min() / 1.5, table["bytes"].max() * 1.5)
+    sizes_shown = [table["bytes"].min() / 1.5, table["bytes"].max() * 1.5]
+    sizes = bytes_axis(*sizes_shown)
     panels = [
         Panel(
             "Time\nmarkers: measured, whisker from least to p90; lines: predicted",
             "size of the buffer",
             "time of the allreduce",
-            [_predicted(looks[name], curve) for (name, _), curve in curves.items()]
+            [curve(*line, looks[name], 1.5) for (name, _), line in curves.items()]
             + [_measured(line, group) for line, group in groups],
             x_axis=sizes,
             y_axis=seconds_axis(float(np.nanmin(shown)), float(np.nanmax(shown))),
@@ -146,7 +146,7 @@ def _figure(
             "Error of the prediction\npredicted / measured − 1; whisker: of least and p90",
             "size of the buffer",
             "error, %",
-            [_zero(table), *(_errors(line, group) for line, group in groups)],
+            [rule(sizes_shown, [0, 0], "dash"), *(_errors(line, group) for line, group in groups)],
             x_axis=sizes,
             link="bytes",
         ),
@@ -158,85 +158,57 @@ def _figure(
     wrong = int((~table["correct"]).sum())
     if wrong:
         remark += f"; {wrong} rows with wrong results are left out"
-    words = [title, remark, *prediction_reading(table).replace("- ", "").split("\n")]
-    alt = ". ".join(each.strip(". ").replace("**", "") for each in words) + "."
-    return draw([panels], list(looks.values()), title, remark, alt, plot=250)
+    said = prediction_reading(table).replace("- ", "").replace("**", "").split("\n")
+    words = [each.strip(". ") for each in said]
+    return sheet([panels], looks.values(), title, [remark], words, plot=250)
 
 
-def _predicted(line: Line, curve: Curve) -> dict[str, Any]:
-    look = {"mode": "lines", "line": {"color": line.color, "dash": line.dash, "width": 1.5}}
-    quiet = {"hoverinfo": "skip", "showlegend": False}
-    return {"x": curve[0], "y": curve[1]} | look | quiet | line.style
-
-
-def _measured(line: Line, group: pandas.DataFrame) -> dict[str, Any]:
-    whisker = {
-        "array": (group["p90_ms"] - group["measured_ms"]) / 1e3,
-        "arrayminus": (group["measured_ms"] - group["min_ms"]) / 1e3,
-        "symmetric": False,
-        "thickness": 1.5,
-        "color": line.color,
-    }
-    hover = [
+def _measured(look: Line, group: pandas.DataFrame) -> Trace:
+    """Times in s, from the least to the 90th percentile."""
+    times = group[["measured_ms", "min_ms", "p90_ms"]] / 1e3
+    times.columns = ["time", "time_low", "time_high"]
+    said = [
         f"{bytes_text(row.bytes)}: measured {seconds_text(row.measured_ms / 1e3)}, "
         f"predicted {seconds_text(row.predicted_ms / 1e3)}"
         for row in group.itertuples()
     ]
-    marks = {"mode": "markers", "error_y": whisker, "text": hover, "hovertemplate": "%{text}"}
-    look = {"marker": {"color": line.color, "symbol": line.symbol, "size": 8}, "showlegend": False}
-    return {"x": group["bytes"], "y": group["measured_ms"] / 1e3} | marks | look | line.style
+    return points(times.assign(bytes=group["bytes"], hover=said), "bytes", "time", look)
 
 
-def _errors(line: Line, group: pandas.DataFrame) -> dict[str, Any]:
+def _errors(look: Line, group: pandas.DataFrame) -> Trace:
     """100 · error; the whiskers: had the least or the 90th percentile been the measured time."""
-    error = 100 * group["error"]
-    of_least = 100 * (group["predicted_ms"] / group["min_ms"] - 1)
-    of_p90 = 100 * (group["predicted_ms"] / group["p90_ms"] - 1)
-    whisker = {"array": of_least - error, "arrayminus": error - of_p90, "symmetric": False}
-    return {
-        "x": group["bytes"],
-        "y": error,
-        "mode": "markers+lines",
-        "line": {"color": line.color, "dash": line.dash, "width": 1},
-        "marker": {"color": line.color, "symbol": line.symbol, "size": 8},
-        "error_y": whisker | {"thickness": 1.5, "color": line.color},
-        "hovertemplate": "%{y:+.2f} %",
-        "showlegend": False,
-    } | line.style
-
-
-def _zero(table: pandas.DataFrame) -> dict[str, Any]:
-    return {
-        "x": [table["bytes"].min() / 1.5, table["bytes"].max() * 1.5],
-        "y": [0, 0],
-        "mode": "lines",
-        "line": {"color": INK, "dash": "dash", "width": 1},
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
+    errors = group[["bytes"]].assign(
+        error=100 * group["error"],
+        error_low=100 * (group["predicted_ms"] / group["p90_ms"] - 1),
+        error_high=100 * (group["predicted_ms"] / group["min_ms"] - 1),
+    )
+    line = {"color": look.color, "dash": look.dash, "width": 1}
+    through = {"mode": "markers+lines", "line": line, "hovertemplate": "%{y:+.2f} %"}
+    return points(errors, "bytes", "error", look) | through
 
 
 def prediction_reading(table: pandas.DataFrame) -> Markdown:
     """How far each algorithm's prediction was off, and what master_worker cost beside the rest."""
-    said = [_of_errors(str(name), group) for name, group in table.groupby("algorithm", sort=False)]
-    return Markdown("\n".join(f"- {line}" for line in [*said, *_of_master(table)]))
+    groups = table.groupby("algorithm", sort=False)
+    found = [Finding(f"**{name}**", said=(_of_errors(group),)) for name, group in groups]
+    return sentences([*found, *map(Finding, _of_master(table))])
 
 
-def _of_errors(name: str, group: pandas.DataFrame) -> str:
+def _of_errors(group: pandas.DataFrame) -> str:
     wrong = int((~group["correct"]).sum())
     if wrong:
-        return f"**{name}**: {wrong} of {len(group)} rows have wrong results, so no time is given."
+        return f"{wrong} of {len(group)} rows have wrong results, so no time is given"
     known = group.dropna(subset="error")
     if known.empty:
-        return f"**{name}**: not predicted, for it has no schedule of labkit's."
+        return "not predicted, for it has no schedule of labkit's"
     worst = known.loc[known["error"].abs().idxmax()]
     inside = (
         (known["min_ms"] <= known["predicted_ms"]) & (known["predicted_ms"] <= known["p90_ms"])
     ).sum()
     return (
-        f"**{name}**: predicted within {known['error'].abs().median():.1%} (median of "
+        f"predicted within {known['error'].abs().median():.1%} (median of "
         f"{len(known)} sizes), at worst {worst['error']:+.1%} at {bytes_text(worst['bytes'])}; "
-        f"{inside} of {len(known)} predictions lie inside the spread of the measured."
+        f"{inside} of {len(known)} predictions lie inside the spread of the measured"
     )
 
 
@@ -254,6 +226,6 @@ def _of_master(table: pandas.DataFrame) -> list[str]:
         model = master["predicted_ms"] / row["predicted_ms"]
         beside = f", predicted {model:.2f}" if model == model else ""
         lines.append(
-            f"At {size} master_worker takes {ratio:.2f} times as long as {name} (measured{beside})."
+            f"At {size} master_worker takes {ratio:.2f} times as long as {name} (measured{beside})"
         )
     return lines

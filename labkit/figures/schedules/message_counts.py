@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from labkit.figures.kit.finding import Markdown
+from labkit.figures.kit.finding import Finding, Markdown, sentences
 from labkit.schedules import ALLREDUCE, named
 from labkit.schedules.check import count
 
@@ -48,18 +48,18 @@ def _row(name: str, size: int) -> dict[str, str | int | float | bool]:
 def counts_reading(table: pandas.DataFrame) -> Markdown:
     """Whether all rows of `counts_table` agree, and who carries least and most."""
     wrong = table[~table["equal"]]
-    lines = [f"- {len(table) - len(wrong)} of {len(table)} rows equal the formula, rank by rank."]
-    lines += [
-        f"- **{row.algorithm}** on {row.ranks} ranks does not: {row.messages} messages counted, "
-        f"{row.messages_formula} by the formula."
+    found = [f"{len(table) - len(wrong)} of {len(table)} rows equal the formula, rank by rank"]
+    found += [
+        f"**{row.algorithm}** on {row.ranks} ranks does not: {row.messages} messages counted, "
+        f"{row.messages_formula} by the formula"
         for row in wrong.itertuples()
     ]
     largest = table[table["ranks"] == table["ranks"].max()]
     most, least = largest["busiest_rank"].max(), largest["busiest_rank"].min()
     heavy = ", ".join(largest[largest["busiest_rank"] == most]["algorithm"])
     light = ", ".join(largest[largest["busiest_rank"] == least]["algorithm"])
-    lines.append(
-        f"- On {largest['ranks'].iloc[0]} ranks the busiest rank sends {least:.3g} n with {light}, "
-        f"and {most:.3g} n with {heavy}."
+    found.append(
+        f"On {largest['ranks'].iloc[0]} ranks the busiest rank sends {least:.3g} n with {light}, "
+        f"and {most:.3g} n with {heavy}"
     )
-    return Markdown("\n".join(lines))
+    return sentences(map(Finding, found))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.common.errors import LabkitError
-from labkit.figures.kit.entries import Line, clock_and_network, entries, lines, transparent
-from labkit.figures.kit.finding import Markdown
+from labkit.figures.kit.entries import Line, clock_and_network, entries, lines
+from labkit.figures.kit.finding import Finding, Markdown, sentences
+from labkit.figures.kit.marks import line_with_band
 from labkit.figures.kit.methods import method
-from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.panels import Panel, sheet
 from labkit.figures.runs.learning import POINTS
 from labkit.records.run import Run
 from labkit.records.verdict import seeds_of
@@ -36,8 +37,6 @@ def microscope(run: Run) -> Figure:
     Lines are means over ranks and seeds, bands reach from the least to the greatest of them.
     Raises LabkitError where nothing was looked at.
     """
-    from labkit.figures.kit.canvas import draw
-
     observed = observations(run)
     looks = lines(str(layer) for layer in observed["layer"].unique())
     panels = [_panel(observed, measure, looks) for measure in MEASURES]
@@ -45,8 +44,7 @@ def microscope(run: Run) -> Figure:
     title = f"Compression under the microscope · {method(run)} · {where}"
     remark = "mean over ranks and seeds; values that are not finite are left out"
     words = str(microscope_reading(run)).replace("**", "").replace("\n- ", " ").lstrip("- ")
-    alt = f"{title}. {remark}. {words}"
-    return draw([panels[:2], panels[2:]], list(looks.values()), title, remark, alt)
+    return sheet([panels[:2], panels[2:]], looks.values(), title, [remark], [words.rstrip(".")])
 
 
 def observations(run: Run) -> pandas.DataFrame:
@@ -79,23 +77,23 @@ def microscope_reading(run: Run) -> Markdown:
     if len(cosine):
         worst, best = cosine.idxmin(), cosine.idxmax()
         said.append(
-            f"- Over all steps the cosine to the true mean gradient is least in **{worst}** "
+            f"Over all steps the cosine to the true mean gradient is least in **{worst}** "
             f"({cosine[worst]:.3g}, relative error {layers['relative_error'][worst]:.3g}) and "
-            f"greatest in **{best}** ({cosine[best]:.3g})."
+            f"greatest in **{best}** ({cosine[best]:.3g})"
         )
     said.append(
-        f"- Layers take {_between(layers['bits_per_parameter'])} bits a parameter and send "
-        f"{_between(layers['fraction_sent'])} of their elements."
+        f"Layers take {_between(layers['bits_per_parameter'])} bits a parameter and send "
+        f"{_between(layers['fraction_sent'])} of their elements"
     )
     said += _residuals(finite)
     spoiled = observed.loc[~np.isfinite(observed["relative_error"].astype(float)), "layer"]
     if len(spoiled):
         names = ", ".join(map(str, spoiled.unique()))
         said.append(
-            f"- {len(spoiled)} rows have no finite error, of {names}"
-            ": a gradient of nothing but zeros, or one that is not finite."
+            f"{len(spoiled)} rows have no finite error, of {names}"
+            ": a gradient of nothing but zeros, or one that is not finite"
         )
-    return Markdown("\n".join(said))
+    return sentences(map(Finding, said))
 
 
 def _between(values: pandas.Series[float]) -> str:
@@ -114,33 +112,20 @@ def _residuals(finite: pandas.DataFrame) -> list[str]:
     late, before = norms.iloc[-quarter:].mean(), norms.iloc[-2 * quarter : -quarter].mean()
     grows = "still grows" if late > 1.05 * before else "has stopped growing"
     return [
-        f"- The residual {grows}: its mean norm is {late:.3g} in the last quarter of the steps, "
-        f"{before:.3g} in the quarter before."
+        f"The residual {grows}: its mean norm is {late:.3g} in the last quarter of the steps, "
+        f"{before:.3g} in the quarter before"
     ]
 
 
 def _panel(observed: pandas.DataFrame, measure: str, looks: dict[str, Line]) -> Panel:
     title, y = MEASURES[measure]
-    traces: list[dict[str, Any]] = []
-    for layer, rows in observed.groupby("layer", sort=False):
-        values = rows[measure].astype(float)
-        finite = rows.assign(value=values)[np.isfinite(values)]
-        if len(finite):
-            traces += _curve(finite, looks[str(layer)], len(looks) <= _BANDS)
+    finite = observed[np.isfinite(observed[measure].astype(float))]
+    steps = finite.assign(layer=finite["layer"].astype(str)).groupby(["layer", "step"])[measure]
+    table = steps.agg(["mean", "min", "max"]).reset_index()
+    table.columns = ["layer", "step", "value", "value_low", "value_high"]
+    if len(looks) > _BANDS:
+        table = table[["layer", "step", "value"]]
+    thinned = table.groupby("layer").cumcount() % (len(table) // len(looks) // POINTS + 1) == 0
+    traces = line_with_band(table[thinned], "step", "value", looks, by="layer")
     look = {} if measure == "cosine" else {"rangemode": "tozero"}
     return Panel(title, "step", y, traces, "no layer has one", y_axis=look, link="step")
-
-
-def _curve(rows: pandas.DataFrame, line: Line, band: bool) -> list[dict[str, Any]]:
-    steps = rows.groupby("step")["value"].agg(["mean", "min", "max"])
-    keep = np.unique(np.linspace(0, len(steps) - 1, POINTS).round().astype(int))
-    steps = steps.iloc[keep]
-    quiet = {"x": steps.index, "mode": "lines", "showlegend": False} | line.style
-    look = {"color": line.color, "dash": line.dash, "width": 2}
-    main = quiet | {"y": steps["mean"].astype(np.float32), "line": look}
-    if not band or (steps["min"] == steps["max"]).all():
-        return [main]
-    edge = quiet | {"hoverinfo": "skip", "line": {"width": 0}}
-    fill = {"fill": "tonexty", "fillcolor": transparent(line.color, 0.2)}
-    least, most = (steps[name].astype(np.float32) for name in ("min", "max"))
-    return [edge | {"y": least}, edge | fill | {"y": most}, main]

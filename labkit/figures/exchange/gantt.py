@@ -12,7 +12,7 @@ from labkit.figures.kit.panels import Trace
 from labkit.figures.runs.speed import refused
 from labkit.records.overlap import overlaps
 from labkit.records.run import Run
-from labkit.records.steps import activities, step_seconds, timeline_of, usual
+from labkit.records.timed_steps import activities, step_seconds, timeline_of, usual
 
 if TYPE_CHECKING:
     import pandas

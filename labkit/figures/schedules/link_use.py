@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.common.units import bytes_text, seconds_text
-from labkit.figures.kit.finding import Markdown
-from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.cells import cells, towards
+from labkit.figures.kit.finding import Finding, Markdown, sentences
+from labkit.figures.kit.panels import Panel, Trace, sheet
 from labkit.network import Network
 from labkit.simulate import Simulation, simulate
 
@@ -34,7 +35,6 @@ def link_utilisation(
     buffer; network: a name, or a `Network`; gamma: s to add one byte.
     Raises: InvalidInput, for names or numbers that cannot be.
     """
-    from labkit.figures.kit.canvas import draw
     from labkit.figures.kit.panels import PLOT
 
     found = simulations(algorithms, size, nbytes, network, gamma)
@@ -59,13 +59,12 @@ def link_utilisation(
     drawn = min(MOST_LINKS, max(len(each.links) for each in found.values()))
     words = [f"{name} takes {seconds_text(s.seconds)}, {_summary(s)}" for name, s in found.items()]
     remark = f"the {drawn} busiest links" if drawn == MOST_LINKS else ""
-    alt = ". ".join([title, *words]) + "."
-    figure = draw([[panel] for panel in panels], [], title, remark, alt, max(PLOT, LINE * drawn))
+    high = max(PLOT, LINE * drawn)
+    figure = sheet([[panel] for panel in panels], [], title, [remark], words, plot=high)
     scale = {"title": {"text": "busy, %", "side": "top"}, "thickness": 12, "outlinewidth": 0}
-    scale |= {"lenmode": "pixels", "len": max(PLOT, LINE * drawn), "y": 1, "yanchor": "top"}
-    colors = [[0, "rgba(213,94,0,0)"], [1, "rgba(213,94,0,1)"]]
+    scale |= {"lenmode": "pixels", "len": high, "y": 1, "yanchor": "top"}
     figure.update_layout(
-        coloraxis={"cmin": 0, "cmax": 100, "colorscale": colors, "colorbar": scale},
+        coloraxis={"cmin": 0, "cmax": 100, "colorscale": towards("213,94,0"), "colorbar": scale},
         margin={"l": 90, "r": 86, "b": 8},
         height=figure.layout.height + 8,
     )
@@ -82,13 +81,14 @@ def link_reading(
     """Which link each algorithm leans on, and how much longer it takes for that."""
     found = simulations(algorithms, size, nbytes, network, gamma)
     least = min(each.seconds for each in found.values())
-    lines = []
+    said = []
     for name, each in found.items():
         slower = "the fastest of these"
         if each.seconds > least * 1.001:
             slower = f"{each.seconds / least:.2f} times the fastest"
-        lines.append(f"- **{name}**: {seconds_text(each.seconds)}, {slower}; {_summary(each)}.")
-    return Markdown("\n".join(lines))
+        taken = f"{seconds_text(each.seconds)}, {slower}"
+        said.append(Finding(f"**{name}**", said=(taken, _summary(each))))
+    return sentences(said)
 
 
 def simulations(
@@ -118,18 +118,15 @@ def _summary(each: Simulation) -> str:
     return said + (f", the others {others.mean():.0%}" if len(others) else "")
 
 
-def _heat(each: Simulation) -> dict[str, Any]:
+def _heat(each: Simulation) -> Trace:
     edges, shares = each.utilisation(BINS)
     places = np.arange(len(each.links))
     if len(places) > MOST_LINKS:
         places = np.sort(np.argsort(-each.occupied, kind="stable")[:MOST_LINKS])
-    return {
-        "type": "heatmap",
-        "x": 1e3 * edges,
-        "y": [each.links[place] for place in places],
-        "z": (100 * shares[places]).round(1).astype(np.float32),
-        "coloraxis": "coloraxis",
-        "ygap": 1,
-        "hovertemplate": "%{y}, %{x:.3g} ms: %{z:.0f} % busy<extra></extra>",
-        "showlegend": False,
-    }
+    return cells(
+        (100 * shares[places]).round(1).astype(np.float32),
+        1e3 * edges,
+        [each.links[place] for place in places],
+        hover="%{y}, %{x:.3g} ms: %{z:.0f} % busy",
+        on={"ygap": 1},
+    )

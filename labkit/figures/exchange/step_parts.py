@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.common.units import seconds_text
-from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import (
     INK,
-    OVERSUBSCRIBED,
     PALETTE,
     Entry,
     Line,
     clock_and_network,
+    entries,
     safe_text,
 )
-from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.marks import points
+from labkit.figures.kit.panels import Panel, Trace, busy, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.run import Run
 from labkit.records.step_costs import PARTS, StepCosts, step_costs
@@ -38,9 +38,7 @@ def step_parts(runs: Iterable[Run] | Run) -> Figure:
     Medians over the steady steps, mean over ranks; the diamond is the measured step, with p10 to
     p90. A run whose equivalence gate failed has no bar. Raises LabkitError where there are no runs.
     """
-    from labkit.figures.kit.canvas import draw
-
-    shown = naming.entries([runs] if isinstance(runs, Run) else runs)
+    shown = entries(runs)
     drawn = [(e, costs) for e in shown if not e.gate_failed and (costs := step_costs(e.run))]
     names = [_short(entry.label, len(drawn)) for entry, _ in drawn]
     panel = Panel(
@@ -60,26 +58,25 @@ def step_parts(runs: Iterable[Run] | Run) -> Figure:
         y_axis={"rangemode": "tozero"},
     )
     title = f"Where a step goes · {clock_and_network(shown)}"
-    busy = OVERSUBSCRIBED if any(e.metrics.get("oversubscribed") for e in shown) else ""
-    words = [f"{entry.label}: {parts_in_words(costs)}" for entry, costs in drawn]
-    alt = ". ".join(part for part in [title, busy, *words, refusals(shown)] if part) + "."
+    words = [f"{entry.label}: {_in_words(costs)}" for entry, costs in drawn]
     looks = [Line(part, color, "solid", "square") for part, (color, _) in _LOOKS.items()]
     below = 36 + _LINE * max(map(len, names), default=0)
-    figure = draw([[panel]], looks, title, busy, alt, plot=280, below=below)
+    said = [*words, refusals(shown)]
+    figure = sheet([[panel]], looks, title, busy(shown), said, plot=280, below=below)
     figure.update_layout(barmode="stack")
     return figure
 
 
-def parts_in_words(costs: StepCosts) -> str:
+def _in_words(costs: StepCosts) -> str:
     """`compute 3 ms, codec 1 ms, wire 2 ms, wait 0 s`"""
     return ", ".join(f"{part} {seconds_text(getattr(costs, part))}" for part in PARTS)
 
 
-def _traces(drawn: list[tuple[Entry, StepCosts]]) -> list[dict[str, Any]]:
+def _traces(drawn: list[tuple[Entry, StepCosts]]) -> list[Trace]:
     if not drawn:
         return []
     places = list(range(len(drawn)))
-    bars: list[dict[str, Any]] = [
+    bars: list[Trace] = [
         {
             "type": "bar",
             "x": places,
@@ -97,24 +94,20 @@ def _traces(drawn: list[tuple[Entry, StepCosts]]) -> list[dict[str, Any]]:
     return [*bars, _measured(drawn)]
 
 
-def _measured(drawn: list[tuple[Entry, StepCosts]]) -> dict[str, Any]:
+def _measured(drawn: list[tuple[Entry, StepCosts]]) -> Trace:
+    import pandas as pd
+
     steps = [entry.metrics["step_ms"] for entry, _ in drawn]
-    return {
-        "x": list(range(len(drawn))),
-        "y": [step["median"] for step in steps],
-        "mode": "markers",
-        "marker": {"symbol": "diamond", "color": INK, "size": 9},
-        "error_y": {
-            "array": [step["p90"] - step["median"] for step in steps],
-            "arrayminus": [step["median"] - step["p10"] for step in steps],
-            "symmetric": False,
-            "thickness": 1.5,
-            "color": INK,
-        },
-        "hovertemplate": "measured step %{y:.3g} ms<extra></extra>",
-        "name": "measured step",
-        "showlegend": False,
-    }
+    table = pd.DataFrame(
+        {
+            "place": range(len(drawn)),
+            "step": [step["median"] for step in steps],
+            "step_low": [step["p10"] for step in steps],
+            "step_high": [step["p90"] for step in steps],
+            "hover": [f"measured step {step['median']:.3g} ms" for step in steps],
+        }
+    )
+    return points(table, "place", "step", Line("measured step", INK, "", "diamond"), size=9)
 
 
 def _short(label: str, bars: int) -> list[str]:
