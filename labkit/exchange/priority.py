@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
 from labkit.exchange.exchange import Exchange
+from labkit.exchange.seam import Batch, Hook, Logs, Rows, seam
 
 LEARN = 5  # steps after which the order of the buckets is fixed, from the times measured so far
 
 
-class PriorityTraining(keras.callbacks.Callback):
+class PriorityTraining(keras.callbacks.Callback, Hook):
     """A training step whose end overlaps with the next one's begin.
 
         step k     ... backward: gradients are issued, last layer first
@@ -34,6 +35,8 @@ class PriorityTraining(keras.callbacks.Callback):
         InvalidInput: the model is no chain of layers, or its optimizer looks at all gradients at
             once (global_clipnorm), or scales the loss.
     """
+
+    name: ClassVar[str] = "priority"
 
     def __init__(self, model: Any, optimizer: Callable[[], Any], exchange: Exchange) -> None:
         super().__init__()
@@ -55,8 +58,11 @@ class PriorityTraining(keras.callbacks.Callback):
     def set_model(self, model: Any) -> None:
         """Put the step in the place of the model's own."""
         super().set_model(model)
-        model.train_step = self._train_step
-        model.train_function = None
+        seam(model).put_on(self)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Leave the model its own step."""
+        seam(self.model).take_off(self.name)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Apply what is left."""
@@ -66,7 +72,8 @@ class PriorityTraining(keras.callbacks.Callback):
         """Apply what is left, so that validation sees the weights of the last step."""
         self._update_all()
 
-    def _train_step(self, data: Any) -> Any:
+    def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
+        """The step of the schedule, instead of the model's own."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             value = x
@@ -87,15 +94,16 @@ class PriorityTraining(keras.callbacks.Callback):
                     f"{variable.path} has none; freeze its layer, or use schedule='overlap'"
                 )
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        rows = tf.cast(self.model.optimizer.rows, tf.int64)  # of the data, before any stand-in
-        self.model._loss_tracker.update_state(loss, sample_weight=rows)
+        count = tf.cast(rows, tf.int64)  # of the data, before any stand-in
+        self.model._loss_tracker.update_state(loss, sample_weight=count)
         # A gradient need not depend on the weights of its layer: a step issues after its last wait.
         with tf.control_dependencies([value]):
-            issued = self._exchange.issue(gradients, rows)
+            issued = self._exchange.issue(gradients, count)
         with tf.control_dependencies(issued):
             self._pending.assign(True)
             self._rate.assign(self.model.optimizer.learning_rate)
-        return self.model.compute_metrics(x, y, value, sample_weight=sample_weight)
+        logs: Logs = self.model.compute_metrics(x, y, value, sample_weight=sample_weight)
+        return logs
 
     def _update_all(self) -> None:
         for number in range(len(self._layers)):

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -24,6 +25,7 @@ from labkit.common.rows import cut
 from labkit.communicator import Communicator, world
 from labkit.compression import Compressor
 from labkit.exchange import Exchange
+from labkit.exchange.seam import Batch, Hook, Logs, Rows, Variables, optimizers, rows_of, seam
 
 
 def init(limit: float = 600.0) -> Communicator:
@@ -83,11 +85,12 @@ def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
         plain = keras.optimizers.LossScaleOptimizer(plain)
     kind = type(plain)
 
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    def apply(self: Any, grads: Any, trainable_variables: Any = None, rows: Any = None) -> Any:
         variables = trainable_variables or self._trainable_variables
         names = [variable.path for variable in variables]
         scale = getattr(self, "dynamic_scale", None)
-        mean = self.exchange.mean(list(grads), self.rows, names, scale)
+        counted = self.rows if rows is None else rows
+        mean = self.exchange.mean(list(grads), counted, names, scale)
         return kind.apply(self, mean, trainable_variables)
 
     members = {"apply": apply, "rows": None, "__module__": kind.__module__}
@@ -141,7 +144,7 @@ def shard(
     cumulative = np.concatenate([[0.0], np.cumsum(shares)]) / np.sum(shares)
 
     def own_part(*batch: Any) -> Any:
-        rows = tf.cast(_rows(batch), tf.float64)
+        rows = tf.cast(rows_of(batch), tf.float64)
         first, last = (
             tf.cast(tf.floor(rows * cumulative[communicator.rank + side] + 1e-9), tf.int64)
             for side in (0, 1)
@@ -176,7 +179,9 @@ class Synchronize(keras.callbacks.Callback):
             InvalidInput: gradients would not be exchanged.
         """
         super().set_model(model)
-        attach(model)
+        _prepare(model)
+        seam(model).put_on(CountRows(model))
+        seam(model).put_on(IgnoreEmpty(model))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Give every rank the weights of rank 0."""
@@ -184,17 +189,7 @@ class Synchronize(keras.callbacks.Callback):
             raise LabkitError("the model has no weights yet: call model.build(input_shape) first")
         states = [v for each in _optimizers(self.model) for v in each.variables]
         broadcast(self.model.variables + states, self.communicator)
-        self.model.__dict__.pop("get_metrics_result", None)  # of a fit that ended with an error
-        local = self.model.get_metrics_result
-
-        def of_all_ranks() -> Any:
-            if tf.inside_function():
-                return local()
-            for optimizer in _optimizers(self.model):
-                optimizer.exchange.service.settle()  # one thread at a time
-            return global_metrics(self.model, self.communicator, local)
-
-        self.model.get_metrics_result = of_all_ranks
+        seam(self.model).put_on(GlobalMetrics(self.model, self.communicator))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average over the ranks what a `train_step` of the user's own reports.
@@ -209,8 +204,8 @@ class Synchronize(keras.callbacks.Callback):
         logs.update(zip(names, (total / self.communicator.size).tolist(), strict=True))
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Take the hook off, so that one rank alone may evaluate."""
-        del self.model.get_metrics_result
+        """Leave the model as it was, so that one rank alone may evaluate."""
+        seam(self.model).take_off("rows", "tests", "metrics")
 
 
 def attach(model: Any) -> None:
@@ -222,44 +217,85 @@ def attach(model: Any) -> None:
     Raises:
         InvalidInput: there is none: gradients would not be exchanged.
     """
-    optimizers = _optimizers(model)
-    if not optimizers:
+    _prepare(model)
+    seam(model).put_on(CountRows(model), stays=True)
+    seam(model).put_on(IgnoreEmpty(model), stays=True)
+
+
+def _prepare(model: Any) -> None:
+    own = _optimizers(model)
+    if not own:
         raise InvalidInput(
             "the model's optimizer exchanges no gradients: compile with "
             "optimizer=DistributedOptimizer(optimizer, communicator), made after "
             "keras.config.set_dtype_policy"
         )
     if model.jit_compile:
-        if optimizers[0].exchange.communicator.rank == 0:
+        if own[0].exchange.communicator.rank == 0:
             print("labkit: jit_compile is off: XLA cannot call MPI", file=sys.stderr)
         model.jit_compile = False
         model.train_function = None
-    _ignore_empty_tests(model)
-    if getattr(model.train_step, "knows_rows", False):
-        return
-    model.train_function = None
-    original = model.train_step
-
-    def train_step(data: Any) -> Any:
-        rows = _rows(data)
-        for optimizer in optimizers:
-            optimizer.rows = rows
-        try:
-            if tf.get_static_value(rows) is not None:
-                return original(data)
-            return _leave_no_trace_if_empty(model, original, data, rows)
-        finally:
-            for optimizer in optimizers:
-                optimizer.rows = None
-
-    train_step.knows_rows = True  # type: ignore[attr-defined]
-    model.train_step = train_step
 
 
 def _optimizers(model: Any) -> list[Any]:
-    """The distributed optimizers that a model has, each once."""
-    held = [model.optimizer, *vars(model).values()]
-    return list({id(each): each for each in held if hasattr(each, "exchange")}.values())
+    """The distributed optimizers that a model has."""
+    return [each for each in optimizers(model) if hasattr(each, "exchange")]
+
+
+@dataclass(frozen=True)
+class IgnoreEmpty(Hook):
+    """A batch without rows counts nothing in `model.evaluate`; it would not be a number."""
+
+    name: ClassVar[str] = "tests"
+
+    model: keras.Model
+
+    def test_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
+        """Metrics do not see a batch without rows."""
+        return _leave_no_trace_if_empty(self.model, inner, data, rows)
+
+
+@dataclass(frozen=True)
+class CountRows(Hook):
+    """The gradients of a rank count by its rows, and a batch without rows leaves no trace."""
+
+    name: ClassVar[str] = "rows"
+
+    model: keras.Model
+
+    def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
+        """Layers never see an empty batch."""
+        if tf.get_static_value(rows) is not None:
+            return inner(data)
+        return _leave_no_trace_if_empty(self.model, inner, data, rows)
+
+    def apply(
+        self,
+        inner: Callable[..., tf.Tensor],
+        rows: Rows,
+        gradients: list[tf.Tensor],
+        variables: Variables = None,
+    ) -> tf.Tensor:
+        """Hand the rows to whatever takes the mean of the gradients."""
+        return inner(gradients, variables, rows=rows)
+
+
+@dataclass(frozen=True)
+class GlobalMetrics(Hook):
+    """The metrics that `fit` reports are those of all ranks' data."""
+
+    name: ClassVar[str] = "metrics"
+
+    model: keras.Model
+    communicator: Communicator
+
+    def get_metrics_result(self, inner: Callable[[], Logs], rows: Rows) -> Logs:
+        """Of the states of all ranks; within the graph of a step, of this rank."""
+        if tf.inside_function():
+            return inner()
+        for optimizer in _optimizers(self.model):
+            optimizer.exchange.service.settle()  # one thread at a time
+        return global_metrics(self.model, self.communicator, inner)
 
 
 def broadcast(variables: Sequence[Any], communicator: Communicator) -> None:
@@ -304,7 +340,7 @@ def evaluate(model: Any, data: Any, communicator: Communicator, **options: Any) 
     with_data = communicator.split(int(data is not None))  # elsewhere metrics may not be built
     result: dict[str, float] = {}
     if data is not None:
-        _ignore_empty_tests(model)
+        seam(model).put_on(IgnoreEmpty(model), stays=True)
         model.evaluate(*(data if isinstance(data, tuple) else (data,)), verbose=0, **options)
         found = global_metrics(model, with_data, model.get_metrics_result)
         result = {name: float(value) for name, value in found.items()}
@@ -338,21 +374,9 @@ def global_metrics(model: Any, communicator: Communicator, result: Any) -> dict[
     return metrics
 
 
-def _rows(data: Any) -> Any:
-    leaf = keras.tree.flatten(data)[0]
-    return leaf.shape[0] if leaf.shape[0] is not None else tf.shape(leaf)[0]
-
-
-def _ignore_empty_tests(model: Any) -> None:
-    """Let a batch without rows count nothing in `model.evaluate`; it would not be a number."""
-    if "test_step" in vars(model):
-        return
-    model.test_function = None
-    original = model.test_step
-    model.test_step = lambda data: _leave_no_trace_if_empty(model, original, data, _rows(data))
-
-
-def _leave_no_trace_if_empty(model: Any, step: Any, data: Any, rows: Any) -> Any:
+def _leave_no_trace_if_empty(
+    model: keras.Model, step: Callable[[Batch], Logs], data: Batch, rows: Rows
+) -> Logs:
     """One step in which a batch without rows changes neither metrics nor statistics.
 
     Layers never see an empty batch: a row of zeros stands in, and its gradient has no weight.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import keras
 import numpy as np
@@ -11,6 +12,7 @@ import tensorflow as tf
 from labkit.common.places import cache_folder, fingerprint
 from labkit.communicator import Communicator, alone
 from labkit.compression import Compressor
+from labkit.exchange.seam import Hook, Rows, Variables, seam
 from labkit.experiment.experiment import Experiment, digest
 from labkit.records.result import Verdict
 from labkit.records.store import read_json, write_json
@@ -66,9 +68,8 @@ def _compare(experiment: Experiment, communicator: Communicator, source: Source)
     one.feed.validation = None
     one.feed.train = _for_one_process(short, communicator.size, process, source, one)
     process.close()
-    optimizer = ranks.optimizer()  # the rate is scaled by the number of ranks in both
-    _add_up_rows(optimizer)
-    one.compile(optimizer)
+    one.compile(ranks.optimizer())  # the rate is scaled by the number of ranks in both
+    seam(one.model).put_on(AddUpRows())
     one.fit([])
     # Not all variables: beside weights whose size is 1, states of random numbers reach 2³².
     pairs = list(zip(ranks.model.weights, one.model.weights, strict=True))
@@ -82,18 +83,24 @@ def _compare(experiment: Experiment, communicator: Communicator, source: Source)
     return _verdict("passed" if passed else "failed", what, difference, tolerance)
 
 
-def _add_up_rows(optimizer: Any) -> None:
-    """Let the optimizer see one gradient a row of an embedding, as ranks that add up do.
+class AddUpRows(Hook):
+    """Lets the optimizer see one gradient a row of an embedding, as ranks that add up do.
 
     Of a word that comes twice, Keras's Adam and its kin square each part of its gradient alone.
     """
-    apply = optimizer.apply
 
-    def dense(grads: Any, trainable_variables: Any = None) -> Any:
-        whole = [None if each is None else tf.convert_to_tensor(each) for each in grads]
-        return apply(whole, trainable_variables)
+    name: ClassVar[str] = "dense"
 
-    optimizer.apply = dense
+    def apply(
+        self,
+        inner: Callable[..., tf.Tensor],
+        rows: Rows,
+        gradients: list[tf.Tensor],
+        variables: Variables = None,
+    ) -> tf.Tensor:
+        """Each gradient as a tensor of its variable's shape."""
+        whole = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
+        return inner(whole, variables)
 
 
 def _audit(short: Experiment, ranks: TrainingSession, compressor: Compressor) -> Verdict:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 
 from labkit.communicator import Communicator
 from labkit.exchange import Timeline
+from labkit.exchange.seam import Batch, Hook, Logs, Rows, seam
 
 Row = dict[str, float]
 SEND_EVERY = 0.25  # seconds between two messages to whoever watches
 
 
-class Recorder(keras.callbacks.Callback):
+class Recorder(keras.callbacks.Callback, Hook):
     """Times every step, reads the traffic meter, and stops training on all ranks at one step.
 
     A step's seconds run from its begin to its end, with the computation, the wait for other ranks
@@ -29,6 +30,8 @@ class Recorder(keras.callbacks.Callback):
             quarter of a second.
         stop_asked: whether someone wants training to end; asked on rank 0.
     """
+
+    name: ClassVar[str] = "record"
 
     def __init__(
         self,
@@ -57,20 +60,21 @@ class Recorder(keras.callbacks.Callback):
         if exchange is not None:
             self.timeline = exchange.timeline
         self._compressed = exchange.compressed if exchange is not None else None
-        self._found = step, loss = model.train_step, model.compute_loss
+        seam(model).put_on(self)
 
-        def train_step(data: Any) -> Any:
-            self._samples.assign(tf.cast(tf.shape(keras.tree.flatten(data)[0])[0], tf.int64))
-            return step(data)
+    def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
+        """Note the rows of the batch as it came."""
+        self._samples.assign(tf.cast(rows, tf.int64))
+        return inner(data)
 
-        def compute_loss(*args: Any, **options: Any) -> Any:
-            value = loss(*args, **options)
-            if options.get("training", True):
-                self._loss.assign(tf.cast(value, tf.float64))
-            return value
-
-        model.train_step, model.compute_loss = train_step, compute_loss
-        model.train_function = None
+    def compute_loss(
+        self, inner: Callable[..., tf.Tensor], rows: Rows, *given: tf.Tensor, **named: tf.Tensor
+    ) -> tf.Tensor:
+        """Note the loss of a training step."""
+        value = inner(*given, **named)
+        if named.get("training", True):
+            self._loss.assign(tf.cast(value, tf.float64))
+        return value
 
     def note(self, loss: float | None, samples: int) -> None:
         """Loss and rows of a step that is not the model's own; None on ranks that do not know."""
@@ -80,8 +84,7 @@ class Recorder(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Send what is left and leave the model as it was."""
         self._send(self.communicator.clock.now())
-        self.model.train_step, self.model.compute_loss = self._found
-        self.model.train_function = None
+        seam(self.model).take_off(self.name)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Remember the epoch for its rows."""

@@ -16,6 +16,7 @@ from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.exchange import Timeline
+from labkit.exchange.seam import seam
 from labkit.experiment import Experiment
 from labkit.keras import copy_of, evaluate
 from labkit.model_parallel.memory import Memory
@@ -72,15 +73,18 @@ class TrainingSession:
 
     def fit(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Train for the experiment's epochs, validating after each."""
-        self.model.fit(
-            self.feed.train,
-            epochs=self.experiment.epochs,
-            steps_per_epoch=self.feed.steps,
-            shuffle=False,  # the plan has shuffled
-            validation_data=self.feed.validation,
-            callbacks=[*callbacks, *self.callbacks, StopTogether(self.communicator)],
-            verbose=0,
-        )
+        try:
+            self.model.fit(
+                self.feed.train,
+                epochs=self.experiment.epochs,
+                steps_per_epoch=self.feed.steps,
+                shuffle=False,  # the plan has shuffled
+                validation_data=self.feed.validation,
+                callbacks=[*callbacks, *self.callbacks, StopTogether(self.communicator)],
+                verbose=0,
+            )
+        finally:
+            seam(self.model).clear()
 
     def loop(
         self, step: Step, collect: Callable[[], None], predict: Predictor | None = None

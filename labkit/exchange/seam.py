@@ -1,0 +1,269 @@
+"""The one seam of a model's training: what is put around its methods, in one declared order.
+
+    fit -> record -> rows -> priority -> the model's own train_step
+                                           -> optimizer.apply: dense -> rows -> the optimizer's own
+
+Whoever has something to do within a training step writes a `Hook` and puts it on the model's
+seam. What it goes around is called by it, and knows nothing of it; when it comes off, the model
+has its own methods again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from inspect import signature
+from typing import ClassVar, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from labkit.common.errors import LabkitError
+
+ORDER = ("record", "metrics", "tests", "dense", "rows", "priority")  # from the outside in
+
+Batch: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...] | dict[str, tf.Tensor]"
+Logs: TypeAlias = dict[str, tf.Tensor]
+Rows: TypeAlias = "int | tf.Tensor | None"
+Variables: TypeAlias = "list[keras.Variable] | None"
+
+
+# With what the model was compiled, and the function that Keras then made of its step.
+_Compiled: TypeAlias = "tuple[keras.Model | None, Callable[..., Logs]]"
+
+
+class Hook:
+    """What one part of labkit does around a model's training; by itself, nothing.
+
+    Each method stands for one of the model's, or of its optimizers', and is expected to call
+    `inner` for what it goes around. `rows` are those of the batch under way as it came, whatever
+    hooks further out have made of it; None outside a step.
+
+    Attributes:
+        name: where it stands, one of `ORDER`; a seam has one hook of a name.
+    """
+
+    name: ClassVar[str]
+
+    def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
+        """One training step; traced."""
+        return inner(data)
+
+    def test_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
+        """One step of validation; traced."""
+        return inner(data)
+
+    def compute_loss(
+        self, inner: Callable[..., tf.Tensor], rows: Rows, *given: tf.Tensor, **named: tf.Tensor
+    ) -> tf.Tensor:
+        """The loss of a batch, arguments as Keras gives them; traced."""
+        return inner(*given, **named)
+
+    def get_metrics_result(self, inner: Callable[[], Logs], rows: Rows) -> Logs:
+        """What the metrics say."""
+        return inner()
+
+    def apply(
+        self,
+        inner: Callable[..., tf.Tensor],
+        rows: Rows,
+        gradients: list[tf.Tensor],
+        variables: Variables = None,
+    ) -> tf.Tensor:
+        """Gradients on their way into one of the model's optimizers; traced."""
+        return inner(gradients, variables)
+
+
+# Methods of the model, and the compiled function in which each is traced.
+_TRACED_IN = {
+    "train_step": "train_function",
+    "test_step": "test_function",
+    "compute_loss": "train_function",
+    "get_metrics_result": None,  # traced, it is the model's own: ranks meet outside the graph
+    "apply": "train_function",
+}
+_FUNCTIONS = ("train_function", "test_function")
+
+
+class Seam:
+    """The hooks of one model, see `seam`.
+
+    Hooks are put on for one `fit`, or to stay; an error within a step takes off those of the fit.
+    Functions that Keras has compiled with the same hooks before are used again.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._staying: dict[str, Hook] = {}
+        self._fitting: dict[str, Hook] = {}
+        self._rows: Rows = None
+        # What hooks stand in the place of: holder, method, and the holder's own attribute, if any.
+        self._replaced: list[tuple[keras.Model, str, Callable[..., tf.Tensor] | None]] = []
+        self._hooks: tuple[Hook, ...] = ()
+        self._compiled: dict[tuple[str, tuple[Hook, ...]], _Compiled] = {}
+
+    @property
+    def hooks(self) -> tuple[Hook, ...]:
+        """What stands around the model, from the outside in."""
+        known = self._staying | self._fitting
+        return tuple(known[name] for name in ORDER if name in known)
+
+    def put_on(self, hook: Hook, stays: bool = False) -> None:
+        """Place a hook where its name belongs, instead of one of the same name.
+
+        Args:
+            hook: what to put around the model.
+            stays: until it is taken off; otherwise an error within a training step takes it off.
+        """
+        if hook.name not in ORDER:
+            raise LabkitError(f"hook {hook.name!r} has no place; there are {', '.join(ORDER)}")
+        (self._staying if stays else self._fitting)[hook.name] = hook
+        self._arrange()
+
+    def take_off(self, *names: str) -> None:
+        """Remove the fit's hooks of these names; nothing where they are off."""
+        for name in names:
+            self._fitting.pop(name, None)
+        self._arrange()
+
+    def clear(self, staying: bool = False) -> None:
+        """Remove the hooks of a fit, or also those that stay."""
+        self._fitting.clear()
+        if staying:
+            self._staying.clear()
+        self._arrange()
+
+    def _arrange(self) -> None:
+        self._keep_compiled()
+        for holder, method, own in reversed(self._replaced):
+            delattr(holder, method)
+            if own is not None:
+                setattr(holder, method, own)
+        self._replaced.clear()
+        self._hooks = self.hooks
+        for method in _TRACED_IN:
+            around = _around(self._hooks, method)
+            for holder in optimizers(self._model) if method == "apply" else [self._model]:
+                if around:
+                    self._replace(holder, method, self._chain(around, method, holder))
+        if self._fitting:
+            self._replace(self._model, "make_train_function", self._make_guarded)
+        self._use_compiled()
+
+    def _replace(
+        self, holder: keras.Model, method: str, new: Callable[..., tf.Tensor | None]
+    ) -> None:
+        self._replaced.append((holder, method, vars(holder).get(method)))
+        setattr(holder, method, new)
+
+    def _chain(
+        self, around: tuple[Hook, ...], method: str, holder: keras.Model
+    ) -> Callable[..., tf.Tensor]:
+        own, is_step = getattr(holder, method), method.endswith("_step")
+        if method == "apply":
+            own = _with_rows(own)
+
+        def call(*given: tf.Tensor, **named: tf.Tensor) -> tf.Tensor:
+            before = self._rows
+            if is_step:
+                self._rows = rows_of(given[0])
+            inner = own
+            for hook in reversed(around):
+                inner = partial(getattr(hook, method), inner, self._rows)
+            try:
+                return inner(*given, **named)
+            finally:
+                self._rows = before
+
+        return call
+
+    def _make_guarded(self, force: bool = False) -> None:
+        """As Keras does it; and a function that fails leaves no hook of the fit behind."""
+        type(self._model).make_train_function(self._model, force)
+        self._guard()
+
+    def _guard(self) -> None:
+        function = self._model.train_function
+        if self._fitting and function is not None and not isinstance(function, _Guarded):
+            self._model.train_function = _Guarded(self, function)
+
+    def _keep_compiled(self) -> None:
+        """Put aside what Keras has compiled with the hooks that now go."""
+        version = getattr(self._model, "_compile_config", None)  # another after each `compile`
+        known = self._compiled.items()
+        self._compiled = {key: kept for key, kept in known if kept[0] is version}
+        for name in _FUNCTIONS:
+            function = getattr(self._model, name, None)
+            if function is not None:
+                bare = function.function if isinstance(function, _Guarded) else function
+                self._compiled[name, self._traced_in(name)] = (version, bare)
+
+    def _use_compiled(self) -> None:
+        """Take up what was compiled with these hooks, or let Keras compile anew."""
+        for name in _FUNCTIONS:
+            if hasattr(self._model, name):
+                _, function = self._compiled.get((name, self._traced_in(name)), (None, None))
+                setattr(self._model, name, function)
+        self._guard()
+
+    def _traced_in(self, function: str) -> tuple[Hook, ...]:
+        methods = [method for method, where in _TRACED_IN.items() if where == function]
+        return tuple(hook for hook in self._hooks if any(_has(hook, each) for each in methods))
+
+
+class _Guarded:
+    """A training function whose failure takes off what was put on for its fit."""
+
+    def __init__(self, seam: Seam, function: Callable[..., Logs]) -> None:
+        self._seam, self.function = seam, function
+
+    def __call__(self, batches: tf.data.Iterator) -> Logs:
+        try:
+            return self.function(batches)
+        except (StopIteration, tf.errors.OutOfRangeError):  # so ends the data
+            raise
+        except BaseException:
+            self._seam.clear()
+            raise
+
+
+def seam(model: keras.Model) -> Seam:
+    """The seam of a model, which goes where the model goes."""
+    found: Seam | None = vars(model).get("_labkit_seam")
+    if found is None:
+        found = model._labkit_seam = Seam(model)
+    return found
+
+
+def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """Those that a model is compiled with or keeps in attributes of its own, each once."""
+    held = [getattr(model, "optimizer", None), *vars(model).values()]
+    kind = keras.optimizers.Optimizer
+    return list({id(each): each for each in held if isinstance(each, kind)}.values())
+
+
+def rows_of(data: Batch) -> int | tf.Tensor:
+    """How many rows a batch has; a tensor where that is known in each step only."""
+    leaf = keras.tree.flatten(data)[0]
+    return leaf.shape[0] if leaf.shape[0] is not None else tf.shape(leaf)[0]
+
+
+def _with_rows(apply: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """An optimizer's `apply` that may be told the rows; most optimizers do not ask for them."""
+    if "rows" in signature(apply).parameters:
+        return apply
+
+    def call(
+        gradients: list[tf.Tensor], variables: Variables = None, rows: Rows = None
+    ) -> tf.Tensor:
+        return apply(gradients, variables)
+
+    return call
+
+
+def _around(hooks: tuple[Hook, ...], method: str) -> tuple[Hook, ...]:
+    return tuple(hook for hook in hooks if _has(hook, method))
+
+
+def _has(hook: Hook, method: str) -> bool:
+    return getattr(type(hook), method) is not getattr(Hook, method)
