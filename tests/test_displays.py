@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from sample_runs import FAILED_GATE, write_run
 
 from labkit import AllReduce, Cluster, Experiment, TopK
-from labkit.cluster.display import cluster_html
+from labkit.cluster.launch import card_of
 from labkit.common.html import curve
 from labkit.experiment.display import brief
 from labkit.network import Network
@@ -154,21 +153,13 @@ def test_a_cluster_shows_who_holds_it(cluster: Cluster) -> None:
 def test_names_that_come_from_anywhere_are_text(tmp_path: Path) -> None:
     run = write_run(tmp_path, name="x", model=EVIL)
     store.fail(run.path, EVIL)
+    store.write_json(tmp_path / "cluster.json", {"state": "failed", "message": EVIL})
     shown = [
         run._repr_html_(),
         Experiment(name=EVIL)._repr_html_(),
         Network(latency=0, bandwidth=1, name=EVIL)._repr_html_(),
         curve([1, 2], EVIL),
-        cluster_html(
-            SimpleNamespace(  # type: ignore[arg-type]
-                name=EVIL,
-                folder=tmp_path,
-                workers=1,
-                threads=1,
-                connected=False,
-                state=lambda: {"state": "failed", "message": EVIL},
-            )
-        ),
+        card_of(EVIL, tmp_path, workers=1, threads=1, connected=False),
     ]
     for html in shown:
         assert "&lt;script&gt;" in html

@@ -9,12 +9,12 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 from labkit.cluster.calls import RankError
 from labkit.cluster.live import READ_EVERY, Live
+from labkit.cluster.tally import Outline
 from labkit.common.errors import LabkitError
 from labkit.records import store
 from labkit.records.run import Run
@@ -22,15 +22,6 @@ from labkit.records.stream import FOLDER
 
 LAST = "last-run"  # in a cluster's folder: where the run is that was submitted last
 _OWN: WeakValueDictionary[Path, Live] = WeakValueDictionary()  # of this process
-
-
-@dataclass(frozen=True)
-class Outline:
-    """What is known of an experiment from its record."""
-
-    label: str
-    workers: int
-    epochs: int
 
 
 class Attached(Live):

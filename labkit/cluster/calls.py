@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 from labkit.cluster.lease import Turn
+from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.communicator import RankFailed
 from labkit.network import Network
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import ipyparallel
+
+    from labkit.cluster.launch import State
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 LOOK_EVERY = 0.05  # seconds
 PATIENCE = 10.0  # seconds that the other ranks get to end after one has failed
@@ -39,7 +46,7 @@ class Ranks(Protocol):
     def engines(self) -> list[int]:
         """Engine ids in rank order."""
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """What the keeper says."""
 
     def restart(self) -> None:
@@ -67,7 +74,58 @@ class Refused(RankError, InvalidInput):
     """
 
 
-class Calls:
+class Failure(NamedTuple):
+    """How a rank failed: the error's name, what it says, and its traceback."""
+
+    name: str
+    value: str
+    traceback: str
+
+
+class Asked:
+    """What ranks have been asked, all at once, and have not all answered yet.
+
+    Args:
+        cluster: whose ranks.
+        calls: what was sent, in rank order.
+    """
+
+    def __init__(self, cluster: Ranks, calls: Sequence[ipyparallel.AsyncResult]) -> None:
+        self._cluster, self._calls = cluster, calls
+
+    def running(self) -> list[int]:
+        """Ranks that have not ended."""
+        return [rank for rank, call in enumerate(self._calls) if not call.ready()]
+
+    def wait(self, seconds: float) -> None:
+        """Wait for all ranks, but no longer than this."""
+        end = time.monotonic() + seconds
+        while self.running() and time.monotonic() < end:
+            time.sleep(LOOK_EVERY)
+
+    def first_failure(self) -> int | None:
+        """The rank that failed first; those that only say that another did stand behind it."""
+        failed = [rank for rank, call in enumerate(self._calls) if _has_failed(call)]
+        return min(failed, key=self._order, default=None)
+
+    def failure(self, rank: int) -> Failure:
+        """How this rank failed."""
+        error = self._calls[rank].exception()
+        name, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", error)
+        return Failure(name, str(value), str(getattr(error, "traceback", "")))
+
+    def why_ended(self) -> str | None:
+        """What the keeper says when the engines have ended; None while they are up."""
+        state = self._cluster.state()
+        return None if state["state"] == "ready" else state["message"]
+
+    def _order(self, rank: int) -> tuple[bool, str]:
+        # As text: what an engine that is gone never sent was never received.
+        is_echo = self.failure(rank).name == RankFailed.__name__
+        return is_echo, str(self._calls[rank].metadata["received"])
+
+
+class Calls(Asked, Generic[T]):
     """A function that runs on the first ranks of a cluster, as `function(communicator, …)`.
 
     Args:
@@ -83,10 +141,10 @@ class Calls:
         self,
         cluster: Ranks,
         ranks: int,
-        function: Callable[..., Any],
-        arguments: Sequence[Any] = (),
+        function: Callable[..., T],
+        arguments: tuple[*Ts],
         network: str | Network | None = None,
-        **extra: Any,
+        **extra: JSON,
     ) -> None:
         import cloudpickle
 
@@ -94,7 +152,7 @@ class Calls:
 
         task = cloudpickle.dumps(
             {
-                "call": cloudpickle.dumps((function, tuple(arguments))),
+                "call": cloudpickle.dumps((function, arguments)),
                 "ranks": list(range(ranks)),
                 "limit": cluster.limit,
                 "network": network,
@@ -105,23 +163,12 @@ class Calls:
         )
         # Those who share a cluster take turns: a call has all its ranks or none.
         self._turn = Turn(cluster.folder)
-        self._cluster = cluster
         try:
             engines = cluster.engines[:ranks]  # now: the call before may have started them anew
-            self._calls = [cluster.client[engine].apply_async(main, task) for engine in engines]
+            super().__init__(cluster, [cluster.client[e].apply_async(main, task) for e in engines])
         except BaseException:
             self._turn.release()
             raise
-
-    def done(self) -> bool:
-        """Whether every rank has ended."""
-        return all(call.ready() for call in self._calls)
-
-    def wait(self, seconds: float) -> None:
-        """Wait for all ranks, but no longer than this."""
-        end = time.monotonic() + seconds
-        while not self.done() and time.monotonic() < end:
-            time.sleep(LOOK_EVERY)
 
     def watch(self) -> Iterator[None]:
         """Yield every few milliseconds until all ranks have ended, or one has failed.
@@ -130,17 +177,17 @@ class Calls:
             RankError: a rank failed, or the engines ended.
             Refused: a rank raised InvalidInput.
         """
-        while not self.done():
+        while self.running():
             time.sleep(LOOK_EVERY)
             yield
-            if any(call.ready() and not call.successful() for call in self._calls):
+            if self.first_failure() is not None:
                 self.wait(PATIENCE)
                 break
-            if self._cluster.state()["state"] != "ready":
+            if self.why_ended() is not None:
                 break
         self._raise_first_failure()
 
-    def results(self) -> list[Any] | None:
+    def results(self) -> list[T] | None:
         """What the ranks returned, in rank order; None unless all did."""
         if not all(call.ready() and call.successful() for call in self._calls):
             return None
@@ -148,45 +195,39 @@ class Calls:
 
     def outputs(self) -> list[str]:
         """What each rank printed, and its traceback if it failed."""
+        ends = [
+            self.failure(rank).traceback if _has_failed(call) else ""
+            for rank, call in enumerate(self._calls)
+        ]
         return [
-            "".join(part or "" for part in (call.stdout, call.stderr, _traceback(call)))
-            for call in self._calls
+            "".join(part or "" for part in (call.stdout, call.stderr, end))
+            for call, end in zip(self._calls, ends, strict=True)
         ]
 
     def close(self) -> None:
         """Let others have their turn; engines with a rank that has not ended are started again."""
         try:
-            if not self.done():
+            if self.running():
                 self._cluster.restart()
         finally:
             self._turn.release()
 
     def _raise_first_failure(self) -> None:
-        state = self._cluster.state()
-        if state["state"] != "ready":
-            raise RankError(f"the engines ended during the call: {state['message']}", None)
-        failed = [
-            (rank, call.exception())
-            for rank, call in enumerate(self._calls)
-            if call.ready() and not call.successful()
-        ]
-        if not failed:
+        if (message := self.why_ended()) is not None:
+            raise RankError(f"the engines ended during the call: {message}", None)
+        rank = self.first_failure()
+        if rank is None:
             return
-        # Those that only say "rank k failed" stand behind the one that did.
-        rank, error = min(failed, key=lambda pair: getattr(pair[1], "ename", "") == "RankFailed")
-        name = getattr(error, "ename", type(error).__name__)
-        value = str(getattr(error, "evalue", error))
-        stuck = [str(r) for r, call in enumerate(self._calls) if not call.ready()]
-        note = f"; rank {', '.join(stuck)} did not end: the engines start anew" if stuck else ""
-        remote = str(getattr(error, "traceback", ""))
+        name, value, remote = self.failure(rank)
+        stuck = ", ".join(map(str, self.running()))
+        note = f"; rank {stuck} did not end: the engines start anew" if stuck else ""
         if name == InvalidInput.__name__:
             raise Refused(f"{' '.join(value.split())}{note}", rank, remote)
         raise RankError(f"rank {rank} failed: {name}: {_gist(value)}{note}", rank, remote)
 
 
-def _traceback(call: Any) -> str:
-    failed = call.ready() and not call.successful()
-    return str(getattr(call.exception(), "traceback", "")) if failed else ""
+def _has_failed(call: ipyparallel.AsyncResult) -> bool:
+    return bool(call.ready() and not call.successful())
 
 
 def _gist(message: str) -> str:

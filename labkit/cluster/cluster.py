@@ -7,17 +7,19 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
-from labkit.cluster import attached, launch, magic, repeats
+from labkit.cluster import attached, launch, magic
 from labkit.cluster.calls import Calls
 from labkit.cluster.lease import HOLD, Lease, Lock, hold, locked, wait_until_free
 from labkit.cluster.live import Live
-from labkit.cluster.prediction import ask, check_rows, together
-from labkit.cluster.submitted import Submitted
+from labkit.cluster.prediction import Nest, ask, check_rows, together
+from labkit.cluster.submitted import Submitted, run_directory, run_seeds
 from labkit.common.errors import InvalidInput
 from labkit.common.places import fingerprint, runtime_folder
+from labkit.communicator import Communicator
 from labkit.experiment.experiment import Experiment, digest
 from labkit.network import Network
 from labkit.records import store
@@ -27,6 +29,9 @@ from labkit.worker.work import infer
 
 if TYPE_CHECKING:
     import ipyparallel
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class Cluster:
@@ -97,7 +102,7 @@ class Cluster:
 
     def restart(self) -> None:
         """End the engines, also stuck ones, and start them again at the next use."""
-        pid = self.state().get("pid")
+        pid = self.state()["pid"]
         self._let_go()
         if pid is not None and launch.is_up(self.folder):
             os.kill(pid, signal.SIGTERM)
@@ -130,7 +135,7 @@ class Cluster:
         if experiment.repeats == 1:
             return self.submit(experiment, show=show).result()
         self._check(experiment)
-        return repeats.run_all(
+        return run_seeds(
             experiment, lambda one, directory: self._submit(one, directory, show).result()
         )
 
@@ -144,7 +149,7 @@ class Cluster:
         if experiment.repeats > 1:
             raise InvalidInput(f"repeats={experiment.repeats} wants run(), which waits for all")
         self._check(experiment)
-        return self._submit(experiment, repeats.directory(experiment), show)
+        return self._submit(experiment, run_directory(experiment), show)
 
     def _submit(self, experiment: Experiment, directory: Path, show: bool) -> Live:
         live = Submitted(self, experiment, directory)
@@ -166,11 +171,11 @@ class Cluster:
 
     def call(
         self,
-        function: Callable[..., Any],
-        *arguments: Any,
+        function: Callable[[Communicator, *Ts], T],
+        *arguments: *Ts,
         ranks: int | None = None,
         network: str | Network | None = None,
-    ) -> list[Any]:
+    ) -> list[T]:
         """Call `function(communicator, *arguments)` on every rank; a list in rank order.
 
         Args:
@@ -196,11 +201,11 @@ class Cluster:
     def predict(
         self,
         run: Run | Path | str,
-        x: Any,
+        x: Nest,
         strategy: Strategy | str | None = None,
         workers: int | None = None,
         batch_size: int = 256,
-    ) -> Any:
+    ) -> Nest:
         """What a trained model says of rows, computed by ranks together: `run.model().predict(x)`.
 
         Ranks with the whole model divide the rows. Stages pass them on in micro-batches: each has
@@ -231,7 +236,12 @@ class Cluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     @property
@@ -244,13 +254,13 @@ class Cluster:
         return f"<Cluster {self.name}: {self.workers} ranks of {self.threads} threads, {state}>"
 
     def _repr_html_(self) -> str:
-        from labkit.cluster.display import cluster_html
-
-        return cluster_html(self)
+        return launch.card_of(
+            self.name, self.folder, self.workers, self.threads, connected=self.connected
+        )
 
     # --- starting ----------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> launch.State:
         """What the cluster's keeper says: its state, a message, workers, threads."""
         return launch.state(self.folder)
 
@@ -270,14 +280,15 @@ class Cluster:
     def engines(self) -> list[int]:
         """Engine ids in rank order."""
         _ = self.client  # which starts them again where they have ended
-        found: list[int] = self.state()["engines"]
-        return found
+        return self.state()["engines"]
 
     def _check_shape(self) -> None:
         state = self.state()
-        for field in ("workers", "threads"):
-            up, wanted = state[field], getattr(self, field)
-            if up < wanted or (field == "threads" and up != wanted):
+        for field, up, wanted, fits in (
+            ("workers", state["workers"], self.workers, state["workers"] >= self.workers),
+            ("threads", state["threads"], self.threads, state["threads"] == self.threads),
+        ):
+            if not fits:
                 raise InvalidInput(
                     f"cluster {self.name!r} is up with {field}={up}, {wanted} are asked for; "
                     "give another name, or close that one"
@@ -307,7 +318,9 @@ def run(experiment: Experiment, show: bool = True) -> Run:
         return cluster.run(experiment, show=show)
 
 
-def predict(run: Run, x: Any, strategy: Strategy | str | None = None, batch_size: int = 256) -> Any:
+def predict(
+    run: Run, x: Nest, strategy: Strategy | str | None = None, batch_size: int = 256
+) -> Nest:
     """What a run's model says of rows, on a cluster of its shape; see `Cluster.predict`."""
     workers, threads = run.experiment["workers"], run.experiment["threads"]
     with Cluster(workers=workers, threads=threads) as cluster:

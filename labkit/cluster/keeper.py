@@ -14,12 +14,12 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import ipyparallel as ipp
 import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
 
+from labkit.cluster.launch import State
 from labkit.cluster.lease import Lock, is_wanted, locked
 from labkit.common.errors import LabkitError
 from labkit.communicator import launcher
@@ -67,7 +67,7 @@ class Keeper:
 
     def __init__(self, folder: Path, workers: int, threads: int) -> None:
         self.folder, self.workers, self.threads = folder, workers, threads
-        self.cluster: Any = None
+        self.cluster: ipp.Cluster = None  # until it is started
         self.engines: list[int] = []  # their ids, in rank order
 
     def start(self) -> None:
@@ -146,17 +146,15 @@ class Keeper:
 
     def say(self, state: str, message: str = "") -> None:
         """Write cluster.json."""
-        store.write_json(
-            self.folder / "cluster.json",
-            {
-                "state": state,
-                "message": message,
-                "workers": self.workers,
-                "threads": self.threads,
-                "engines": self.engines,
-                "pid": os.getpid(),
-            },
+        said = State(
+            state=state,
+            message=message,
+            workers=self.workers,
+            threads=self.threads,
+            engines=self.engines,
+            pid=os.getpid(),
         )
+        store.write_json(self.folder / "cluster.json", said)
 
     def stop(self) -> None:
         """End every process that this one has started."""

@@ -1,26 +1,42 @@
-"""How the engines of a cluster come up: a keeper is started, and says when they are ready."""
+"""How the engines of a cluster come up: a keeper is started, and says how they stand."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from labkit.cluster.lease import Lock, wait_until_free
 from labkit.common.errors import LabkitError
+from labkit.common.html import card, pairs
 from labkit.common.places import bytecode_variables
-from labkit.records import store
+from labkit.common.privacy import scrub
 
 START_LIMIT = 180.0  # seconds
 
 
-def state(folder: Path) -> dict[str, Any]:
-    """What the keeper of this folder's cluster says: its state, a message, workers, threads."""
-    path = folder / "cluster.json"
-    return store.read_json(path) if path.exists() else {"state": "ended", "message": ""}
+class State(TypedDict):
+    """What a keeper says of its cluster."""
+
+    state: str  # starting, ready or ended
+    message: str
+    workers: int
+    threads: int
+    engines: list[int]  # their ids, in rank order
+    pid: int | None  # of the keeper
+
+
+def state(folder: Path) -> State:
+    """What the keeper of this folder's cluster has said last."""
+    try:
+        said: State = json.loads((folder / "cluster.json").read_text())
+    except FileNotFoundError:
+        return State(state="ended", message="", workers=0, threads=0, engines=[], pid=None)
+    return said
 
 
 def is_up(folder: Path) -> bool:
@@ -63,6 +79,38 @@ def launch(folder: Path, workers: int, threads: int) -> None:
             )
         time.sleep(0.05)
     shown.done()
+
+
+def card_of(name: str, folder: Path, workers: int, threads: int, connected: bool) -> str:
+    """A cluster as HTML: whether it is up, how large it is, and who holds it.
+
+    The machine has no name here: what a notebook shows is passed on.
+    """
+    import psutil
+
+    cores = psutil.cpu_count(logical=True) or 1
+    free = psutil.virtual_memory().available / 2**30
+    said = state(folder)
+    up = said["state"] == "ready"
+    ended = f"{said['state']}{': ' if said['message'] else ''}{scrub(said['message'])}"
+    crowded = ", more than there are cores" if workers * threads > cores else ""
+    return card(
+        f"Cluster {name}",
+        pairs(
+            {
+                "engines": "up" if up else ended,
+                "this object": "connected" if connected else "closed",
+                "ranks": f"{workers} of {threads} threads{crowded}",
+                "host": f"this machine: {cores} cores, {free:.1f} GiB of memory free",
+                "held by": _holders(leases(folder)) if up else "nobody",
+            }
+        ),
+    )
+
+
+def _holders(processes: list[int]) -> str:
+    told = [f"process {pid}" + (" (this one)" if pid == os.getpid() else "") for pid in processes]
+    return f"{', '.join(told) or 'a sweep'}; it ends with the last one"
 
 
 def leases(folder: Path) -> list[int]:

@@ -5,34 +5,24 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from labkit.cluster.progress import Progress, in_notebook, line
-from labkit.cluster.tally import Tally
+from labkit.cluster.tally import Display, Outline, Row, Tally
+from labkit.cluster.terminal import in_notebook, line
+from labkit.common.content import JSON
+from labkit.experiment import Experiment
 from labkit.records.run import Run
 from labkit.records.stream import FOLDER, Reader, Told
 
-Rows = list[dict[str, Any]]
+if TYPE_CHECKING:
+    from ipywidgets import Widget
+
+    from labkit.cluster.panel import Panel
+
 READ_EVERY = 0.25  # seconds; ranks tell as often
-DRAW_EVERY = 0.5
-
-
-class Outline(Protocol):
-    """What a display needs of an experiment."""
-
-    @property
-    def label(self) -> str:
-        """Its name."""
-
-    @property
-    def workers(self) -> int:
-        """Ranks."""
-
-    @property
-    def epochs(self) -> int:
-        """Passes over the data."""
+DRAW_EVERY = 0.5  # seconds; a browser that draws more often has no time for clicks
 
 
 class Live:
@@ -42,21 +32,23 @@ class Live:
     an interrupt of a cell reaches nobody but the cell.
 
     Attributes:
-        experiment: label, workers and epochs at least.
+        experiment: what runs; of another process's only the outline is known.
+        outline: its label, workers and epochs.
         directory: its run directory.
         rows: history rows that have come so far, of all ranks.
         epochs: metrics after each epoch so far.
         tally: what they amount to.
     """
 
-    def __init__(self, experiment: Outline, directory: Path) -> None:
+    def __init__(self, experiment: Experiment | Outline, directory: Path) -> None:
         self.experiment, self.directory = experiment, directory
-        self.rows: Rows = []
-        self.epochs: Rows = []
+        self.outline = Outline(experiment.label, experiment.workers, experiment.epochs)
+        self.rows: list[Row] = []
+        self.epochs: list[Row] = []
         self.tally = Tally(experiment.epochs)
         self._stream = Reader(directory / FOLDER)
-        self._panel: Any = None
-        self._displays: list[Progress] = []
+        self._panel: Panel | None = None
+        self._displays: list[Display] = []
         self._drawing = threading.Lock()
         self._ended = threading.Event()
         self._error: BaseException | None = None
@@ -87,7 +79,7 @@ class Live:
         assert self._run is not None  # for the type checker: an end has one or the other
         return self._run
 
-    def panel(self) -> Any:
+    def panel(self) -> Widget:
         """The panel as a widget, for a layout of your own; in a cell, a Live displays itself."""
         from labkit.cluster.panel import Panel
 
@@ -112,14 +104,13 @@ class Live:
 
     def __repr__(self) -> str:
         state = self.tally.doing if self.run is None else self.run.status["state"]
-        return f"<Live {self.experiment.label}: {state}, step {self.tally.steps}>"
+        return f"<Live {self.outline.label}: {state}, step {self.tally.steps}>"
 
-    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        plain = {"text/plain": repr(self)}
-        if not in_notebook():
-            return plain
-        bundle: dict[str, Any] = self.panel()._repr_mimebundle_() or {}
-        return bundle | plain
+    def _repr_mimebundle_(
+        self, include: Sequence[str] | None = None, exclude: Sequence[str] | None = None
+    ) -> dict[str, JSON]:
+        bundle = (self.panel()._repr_mimebundle_() or {}) if in_notebook() else {}
+        return bundle | {"text/plain": repr(self)}
 
     # --- the thread --------------------------------------------------------------------------
 

@@ -8,14 +8,12 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
-from labkit.cluster.calls import RankError, Ranks
+from labkit.cluster.calls import LOOK_EVERY, Asked, RankError, Ranks
 from labkit.cluster.lease import Turn
 from labkit.cluster.where import ask
 from labkit.common.errors import InvalidInput
 
-LOOK_EVERY = 0.05  # seconds
 ASK_EVERY = 1.0  # seconds after which a rank is asked again where it is
 GRACE = 0.5  # seconds in which other ranks may fail by themselves, of the same error
 PATIENCE = 5.0  # seconds in which an interrupted rank must be back
@@ -62,14 +60,13 @@ def run_cell(cluster: Ranks, source: str) -> None:
         turn.release()
 
 
-class _Cell:
+class _Cell(Asked):
     """One cell while the ranks run it."""
 
     def __init__(self, cluster: Ranks, source: str) -> None:
         client, engines = cluster.client, cluster.engines
-        self._cluster = cluster
         self._processes: list[int] = client.direct_view(engines).apply_sync(os.getpid)
-        self._calls: list[Any] = [client[e].execute(source, silent=False) for e in engines]
+        super().__init__(cluster, [client[e].execute(source, silent=False) for e in engines])
         self._places: dict[int, tuple[str | None, float]] = {}  # and since when
         self._asked_at = time.monotonic()
 
@@ -80,47 +77,26 @@ class _Cell:
         except KeyboardInterrupt:
             self._end()
             raise
-        first = self._first_failure()
+        first = self.first_failure()
         if first is None:
             return self._show()
-        error = self._calls[first].exception()
-        name, value = (getattr(error, field, "") for field in ("ename", "evalue"))
-        _say(f"rank {first} failed:\n{getattr(error, 'traceback', '') or error}")
-        self._wait(GRACE)
+        name, value, traceback = self.failure(first)
+        _say(f"rank {first} failed:\n{traceback or value}")
+        self.wait(GRACE)
         told = "; ".join([f"rank {first} failed: {name}: {_first_line(value)}", *self._end()])
-        raise CellFailed(told, first, str(getattr(error, "traceback", "")))
+        raise CellFailed(told, first, traceback)
 
     def _watch(self) -> None:
-        while self._running() and self._first_failure() is None:
+        while self.running() and self.first_failure() is None:
             time.sleep(LOOK_EVERY)
             if time.monotonic() - self._asked_at > ASK_EVERY:
                 self._ask()
-            if self._cluster.state()["state"] != "ready":
-                message = self._cluster.state()["message"]
+            if (message := self.why_ended()) is not None:
                 raise CellFailed(f"the engines ended during the cell: {message}", None)
-
-    def _running(self) -> list[int]:
-        return [rank for rank, call in enumerate(self._calls) if not call.ready()]
-
-    def _first_failure(self) -> int | None:
-        """The rank that failed first; those that only say that another did stand behind it."""
-        failed = [
-            rank for rank, call in enumerate(self._calls) if call.ready() and not call.successful()
-        ]
-        return min(failed, key=self._order, default=None)
-
-    def _order(self, rank: int) -> tuple[bool, Any]:
-        call = self._calls[rank]
-        return getattr(call.exception(), "ename", "") == "RankFailed", call.metadata["received"]
-
-    def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while self._running() and time.monotonic() < end:
-            time.sleep(LOOK_EVERY)
 
     def _ask(self) -> None:
         """Ask the ranks that run where they are, and keep since when they are there."""
-        ranks, now = self._running(), time.monotonic()
+        ranks, now = self.running(), time.monotonic()
         told = ask(self._cluster.folder, [self._processes[rank] for rank in ranks])
         for rank, place in zip(ranks, told, strict=True):
             before, since = self._places.get(rank, ("", now))
@@ -129,7 +105,7 @@ class _Cell:
 
     def _end(self) -> list[str]:
         """End the cell on all ranks and show what they said; where the others were, in words."""
-        stuck = self._running()
+        stuck = self.running()
         where: list[str] = []
         if stuck:
             self._ask()
@@ -138,9 +114,9 @@ class _Cell:
             for rank in stuck:
                 with suppress(ProcessLookupError):
                     os.kill(self._processes[rank], signal.SIGINT)
-            self._wait(PATIENCE)
+            self.wait(PATIENCE)
         self._show()
-        if lost := self._running():
+        if lost := self.running():
             _say(_LOST.format(ranks=_and(lost), seconds=PATIENCE))
             self._cluster.restart()
             _ = self._cluster.client  # %%px, too, finds ranks in the next cell

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
 import ipywidgets
 
-from labkit.cluster.tally import PARTS
+from labkit.cluster.tally import PARTS, Shown
 from labkit.common.html import table
 from labkit.common.privacy import scrub
 from labkit.common.units import bytes_text, duration_text
 from labkit.common.widgets import button, meter, status
 from labkit.figures.runs.live import LiveFigure
 from labkit.records.run import Run, key_metrics, shown, verdict
-
-if TYPE_CHECKING:
-    from labkit.cluster.live import Live
 
 WHAT_STOP_DOES = "End training after the same step on all ranks; the run is kept as interrupted"
 
@@ -29,9 +25,9 @@ class Panel:
         stop: the button that ends training.
     """
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: Shown) -> None:
         self._live, self._rows, self._epochs = live, 0, 0
-        self.figure = LiveFigure(live.experiment.label, live.experiment.workers)
+        self.figure = LiveFigure(live.outline.label, live.outline.workers)
         self.stop = button("Stop training", WHAT_STOP_DOES, "stop", self._stop)
         self._status, self._progress = ipywidgets.HTML(), ipywidgets.HTML()
         self._progress.layout.flex = "1 1 auto"
@@ -40,7 +36,7 @@ class Panel:
         self.widget = ipywidgets.VBox([self._status, top, self.figure.widget])
         self.widget.add_class("labkit-live")
 
-    def draw(self, live: Live) -> None:
+    def draw(self, live: Shown) -> None:
         """Draw what has come since the last time."""
         rows, epochs = live.rows[self._rows :], live.epochs[self._epochs :]
         self._rows, self._epochs = self._rows + len(rows), self._epochs + len(epochs)
@@ -60,10 +56,10 @@ class Panel:
         self.stop.description, self.stop.disabled = "Stopping …", True
 
 
-def _progress(live: Live) -> str:
+def _progress(live: Shown) -> str:
     """The bar, how far and how long yet, and a line a rank."""
-    tally, experiment = live.tally, live.experiment
-    said = [f"epoch {tally.epoch + 1} of {experiment.epochs}", f"step {tally.steps}"]
+    tally, outline = live.tally, live.outline
+    said = [f"epoch {tally.epoch + 1} of {outline.epochs}", f"step {tally.steps}"]
     if live.run is None and tally.seconds_left is not None:
         said.append(f"about {duration_text(tally.seconds_left)} left")
     rows = [

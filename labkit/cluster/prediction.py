@@ -6,15 +6,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
 from labkit import models
+from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.experiment.experiment import leaves, parse_strategy
 from labkit.records.run import Run
 from labkit.strategies import AllReduce, Strategy
+
+# An array of rows, or several of them, named or in order, as Keras takes and gives them.
+Nest: TypeAlias = "np.ndarray | Sequence[Nest] | dict[str, Nest]"
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Prediction:
     feed: str = "shard"
     precision: str = "float32"
     optimizer: str = "sgd"
-    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    optimizer_options: Mapping[str, JSON] = field(default_factory=dict)
 
 
 def ask(
@@ -75,7 +79,7 @@ def ask(
     return asked
 
 
-def check_rows(x: Any, batch_size: int) -> None:
+def check_rows(x: Nest, batch_size: int) -> None:
     """Refuse what cannot be cut into rows.
 
     Raises:
@@ -94,11 +98,12 @@ def check_rows(x: Any, batch_size: int) -> None:
         raise InvalidInput(f"the arrays of x must have the same number of rows; got {sorted(rows)}")
 
 
-def together(parts: Sequence[Any]) -> Any:
+def together(parts: Sequence[Nest | None]) -> Nest:
     """One result of what the ranks returned, in their order; None where a rank holds nothing."""
     held = [part for part in parts if part is not None]
-    if isinstance(held[0], dict):
-        return {key: together([part[key] for part in held]) for key in held[0]}
-    if isinstance(held[0], list | tuple):
-        return type(held[0])(together(each) for each in zip(*held, strict=True))
-    return np.concatenate(held)
+    if named := [part for part in held if isinstance(part, dict)]:
+        return {key: together([part[key] for part in named]) for key in named[0]}
+    if arrays := [part for part in held if isinstance(part, np.ndarray)]:
+        return np.concatenate(arrays)
+    each = map(together, zip(*held, strict=True))
+    return tuple(each) if isinstance(held[0], tuple) else list(each)

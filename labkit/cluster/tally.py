@@ -1,4 +1,7 @@
-"""What the rows of a running experiment amount to: how far, how fast, how much, how long yet."""
+"""What the rows of a running experiment amount to: how far, how fast, how much, how long yet.
+
+Also what a display may ask of a running experiment: displays know this, not the one who runs it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
+from labkit.records.run import Run
 from labkit.records.stream import Told
 
 WINDOW = 50  # steps over which speed and shares are taken
@@ -20,14 +24,26 @@ PARTS = {
     "wait": "wait_seconds",
 }
 
-Row = dict[str, Any]
+Row = dict[str, float]  # of the history, or the metrics after an epoch
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What is known of an experiment from its record."""
+
+    label: str
+    workers: int
+    epochs: int
 
 
 @dataclass
 class Rank:
     """What one rank has told.
 
-    Attributes: last: its latest rows; steps: how many it took; sent: bytes over links.
+    Attributes:
+        last: its latest rows.
+        steps: how many it took.
+        sent: bytes over links.
     """
 
     last: deque[Row] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -123,3 +139,32 @@ class Tally:
         seconds, steps = (now - then for now, then in zip(self._last, self._first, strict=True))
         left = max(0, self.steps_per_epoch * self.epochs - self.steps)
         return left * seconds / steps if steps else None
+
+
+class Shown(Protocol):
+    """A running experiment as displays see it; see `labkit.cluster.Live`, which is one."""
+
+    rows: list[Row]
+    epochs: list[Row]
+    tally: Tally
+
+    @property
+    def outline(self) -> Outline:
+        """Its label, workers and epochs."""
+
+    @property
+    def run(self) -> Run | None:
+        """The record, once it is written."""
+
+    def stop(self) -> None:
+        """End training after the same step on all ranks."""
+
+
+class Display(Protocol):
+    """Shows a running experiment."""
+
+    def draw(self, live: Shown) -> None:
+        """Show how it stands."""
+
+    def close(self, live: Shown) -> None:
+        """Show how it ended; nothing more will come."""

@@ -5,20 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    from labkit.cluster.live import Live
-
-
-class Progress(Protocol):
-    """Shows a Live."""
-
-    def draw(self, live: Live) -> None:
-        """Show how it stands."""
-
-    def close(self, live: Live) -> None:
-        """Show how it ended; nothing more will come."""
+from labkit.cluster.tally import Shown
 
 
 def in_notebook() -> bool:
@@ -30,7 +18,7 @@ def in_notebook() -> bool:
 
 
 def line() -> Line:
-    """One that is rewritten, in a terminal; else, as in a batch job's log, whole ones, not many."""
+    """In a terminal a line that is rewritten; in a batch job's log a few that stay."""
     if sys.stderr.isatty() and "LABKIT_JOB" not in os.environ:
         return Line(every=0.2, end="")
     return Line(every=5.0, end="\n")
@@ -43,16 +31,16 @@ class Line:
         self.every, self.end = every, end
         self._shown_at, self._shown = 0.0, ""
 
-    def draw(self, live: Live) -> None:
+    def draw(self, live: Shown) -> None:
         """Rewrite the line, at most every so many seconds."""
         if time.monotonic() - self._shown_at > self.every:
             self._print(live, self.end)
 
-    def close(self, live: Live) -> None:
+    def close(self, live: Shown) -> None:
         """Leave the last line standing."""
         self._print(live, "\n")
 
-    def _print(self, live: Live, end: str) -> None:
+    def _print(self, live: Shown, end: str) -> None:
         text = _text(live)
         if not live.rows or text + end == self._shown:
             return
@@ -61,13 +49,13 @@ class Line:
         print(f"{lead}{text}", end=end, file=sys.stderr, flush=True)
 
 
-def _text(live: Live) -> str:
-    tally, experiment = live.tally, live.experiment
+def _text(live: Shown) -> str:
+    tally, outline = live.tally, live.outline
     speeds = [f"rank {n} {r.speed:,.0f}/s" for n, r in sorted(tally.ranks.items()) if r.speed]
     left = tally.seconds_left
     return "  ".join(
         [
-            f"{experiment.label}  epoch {tally.epoch + 1}/{experiment.epochs}",
+            f"{outline.label}  epoch {tally.epoch + 1}/{outline.epochs}",
             f"step {tally.steps}  loss {tally.loss:.4f}",
             *speeds,
             *([f"{left:.0f} s left"] if left and live.run is None else []),

@@ -10,8 +10,8 @@ import pytest
 from live_sample import ROWS, Told
 
 from labkit import Cluster, Experiment
-from labkit.cluster.progress import Line, in_notebook, line
 from labkit.cluster.tally import Tally
+from labkit.cluster.terminal import Line, in_notebook, line
 
 
 @pytest.fixture
