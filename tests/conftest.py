@@ -14,6 +14,8 @@ import pytest
 import labkit
 from labkit.common.places import keep_bytecode
 
+pytest_plugins = ["purity"]
+
 # A machine that does something else at the same time must not fail a property, and the same tree
 # gets the same verdict each time; `--hypothesis-profile=explore` looks at new examples.
 hypothesis.settings.register_profile("explore", deadline=None)

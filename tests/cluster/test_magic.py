@@ -20,6 +20,8 @@ from labkit.cluster.magic import CellFailed, run_cell
 from labkit.cluster.where import place
 from labkit.jobs.notebook import execute
 
+pytestmark = pytest.mark.heavy  # cells run on engines
+
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from labkit.common.errors import InvalidInput
 from labkit.deployment import LowRank
 from labkit.deployment.low_rank import factors, saves
 
+pytestmark = pytest.mark.heavy  # models are built
+
 DATA = datasets.load("digits", rows=128, test_rows=64)
 
 

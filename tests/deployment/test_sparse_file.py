@@ -16,6 +16,8 @@ from labkit.common.errors import LabkitError
 from labkit.deployment import Prune, read_sparse, write_sparse
 from labkit.deployment.sparse_file import PREFIX, coded_bytes, pack, unpack
 
+pytestmark = pytest.mark.heavy  # models are built
+
 DATA = datasets.load("digits", rows=64, test_rows=64)
 
 

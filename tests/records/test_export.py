@@ -68,6 +68,7 @@ def tracked(root: Path) -> list[Run]:
     ]
 
 
+@pytest.mark.heavy
 def test_tensorboards_own_reader_finds_curves_parameters_and_verdicts(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -90,6 +91,7 @@ def test_tensorboards_own_reader_finds_curves_parameters_and_verdicts(tmp_path: 
     assert b"alice" not in told
 
 
+@pytest.mark.heavy
 def test_mlflow_keeps_each_run_once_with_its_curves(tmp_path: Path) -> None:
     if "CI" not in os.environ:  # which has all extras
         pytest.importorskip("mlflow")

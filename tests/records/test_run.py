@@ -37,6 +37,7 @@ def test_a_run_in_progress_has_no_metrics_and_an_empty_history(tmp_path: Path) -
     assert run.metrics == {"test_loss": 0.5}
 
 
+@pytest.mark.heavy
 def test_a_run_without_a_model_says_so(tmp_path: Path) -> None:
     with pytest.raises(LabkitError, match=r"has no model.keras \(state: completed\)"):
         write_run(tmp_path).model()

@@ -10,6 +10,8 @@ import pytest
 
 from labkit.cli.doctor import programs
 
+pytestmark = pytest.mark.heavy  # programs are asked
+
 Tool = Callable[[str, str], None]
 
 

@@ -13,6 +13,8 @@ from labkit.cli.doctor import finding, ranks
 from labkit.common.errors import LabkitError
 from labkit.communicator import launcher
 
+pytestmark = pytest.mark.heavy  # an mpiexec is started
+
 
 def fake_mpiexec(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder / "mpiexec"

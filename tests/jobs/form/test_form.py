@@ -128,6 +128,7 @@ def test_what_is_no_notebook_is_refused(tmp_path: Path) -> None:
         form(notebook(tmp_path, "x: Path = 1"))
 
 
+@pytest.mark.heavy
 def test_it_runs_the_notebook_with_the_values_and_links_the_result(tmp_path: Path) -> None:
     path = notebook(tmp_path, "word: str = 'a'\nfast: bool = True", "print(word * 3, fast)")
     before = path.read_bytes()
@@ -154,6 +155,7 @@ def test_it_runs_the_notebook_with_the_values_and_links_the_result(tmp_path: Pat
     assert "no report" in made._status.value or len(made._links.outputs) == 2
 
 
+@pytest.mark.heavy
 def test_the_stop_button_interrupts_the_cell(tmp_path: Path) -> None:
     cell = "open('started', 'w').close()\nimport time\ntime.sleep(300)"
     made = form(notebook(tmp_path, "x: int = 1", cell))
@@ -169,6 +171,7 @@ def test_the_stop_button_interrupts_the_cell(tmp_path: Path) -> None:
     assert made.stop.description == "Stop notebook"
 
 
+@pytest.mark.heavy
 def test_a_job_that_can_be_followed_no_more_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,8 @@ from labkit import datasets, models
 from labkit.model_parallel.stages import Chain
 from labkit.models import MODELS
 
+pytestmark = pytest.mark.heavy  # models are built
+
 CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ("linear", {}, "digits", {}),
     ("linear", {}, "adult", {}),

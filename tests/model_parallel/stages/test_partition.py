@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from labkit.common.errors import InvalidInput
 from labkit.model_parallel.stages import by_hand, by_parameters, cheapest
 
+pytestmark = pytest.mark.heavy  # models are built
+
 
 def test_by_hand_counts_blocks() -> None:
     assert by_hand([2, 1, 3], 6) == [0, 2, 3, 6]

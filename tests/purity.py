@@ -1,0 +1,75 @@
+"""Which tests are pure: they need neither TensorFlow nor MPI, nor a process of their own.
+
+Nobody marks them. A test is pure unless one of three things speaks against it: its file imports
+what is heavy, it takes the fixture `cluster`, or it is marked `slow`, `alone` or `heavy` (the last
+where neither file nor fixture shows what it starts). While a pure test runs, TensorFlow, MPI and
+child processes are refused, in every run of the suite: a test that is taken for pure and is not
+fails, and says what it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("tensorflow", "mpi4py")
+SHOWN = "tensorflow|keras|mpi4py|subprocess|multiprocessing|IPython|jupyter_client|playwright"
+IMPORTS = re.compile(rf"^\s*(?:import|from) (?:{SHOWN})\b", re.MULTILINE)
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+
+_running: list[pytest.Item] = []  # the pure test that runs now, if one does
+
+
+def is_pure(item: pytest.Item) -> bool:
+    """Whether nothing speaks against it."""
+    marked = any(item.get_closest_marker(name) for name in ("slow", "alone", "heavy"))
+    takes_cluster = "cluster" in getattr(item, "fixturenames", ())
+    return not (marked or takes_cluster or _imports_what_is_heavy(item.path))
+
+
+def _imports_what_is_heavy(path: Path) -> bool:
+    return path.suffix == ".py" and IMPORTS.search(path.read_text()) is not None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only pure tests are asked for, files that would import TensorFlow are not read."""
+    asked = config.option.markexpr == "pure"
+    named = collection_path.name.startswith("test_")
+    return True if asked and named and _imports_what_is_heavy(collection_path) else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark those that are pure."""
+    for item in items:
+        if is_pure(item):
+            item.add_marker(pytest.mark.pure)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> object:
+    """Refuse what is heavy while a pure test runs."""
+    _running[:] = [item] if item.get_closest_marker("pure") else []
+    try:
+        return (yield)
+    finally:
+        _running.clear()
+
+
+def _refuse(event: str, arguments: tuple[object, ...]) -> None:
+    if not _running or os.getpid() != _OWN:
+        return
+    needed = str(arguments[0]) if event == "import" else f"a process ({event})"
+    if event in STARTS or (event == "import" and needed.split(".")[0] in HEAVY):
+        item = _running[0]
+        raise RuntimeError(
+            f"{item.name} is no pure test, it needs {needed}: mark it with pytest.mark.heavy"
+        )
+
+
+_OWN = os.getpid()
+sys.addaudithook(_refuse)
