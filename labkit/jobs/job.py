@@ -1,4 +1,8 @@
-"""The process of one notebook, `python -m labkit.jobs.job NOTEBOOK JOB`: executed and recorded."""
+"""The process of one notebook: it imports, forks the kernel, executes and records.
+
+`labkit run` starts it as `python -m labkit.jobs.job NOTEBOOK JOB`; a sweep, which has imported
+already what it needs, forks it. All else is the same.
+"""
 
 from __future__ import annotations
 
@@ -11,31 +15,41 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from labkit.common.privacy import scrub
+from labkit.jobs.fork import BROKEN, Fork
 from labkit.records import store
+
+if TYPE_CHECKING:
+    from jupyter_client.manager import AsyncKernelManager
 
 GRACE = 20.0  # seconds that an interrupted cell has to clean up before its kernel is killed
 # Seconds in which the rest of a cell's output must arrive once the cell has ended: papermill's 4
 # kill a notebook whose outputs are still on their way. Past ours it goes on with a warning.
 OUTPUT_LIMIT = 120
 # Exit codes. Of a job that did not run to its end in order, ranks may be left that still compute.
-CELL_FAILED, BROKEN, INTERRUPTED = 1, 70, 130
+CELL_FAILED, INTERRUPTED = 1, 130
+LOG = Path("logs/process.log")  # what a forked process says beside its notebook's outputs
 _SCRIPT = re.compile(r"(?is)(<script\b.*?</script\s*>)")
 
 
 class Kernel:
-    """The kernel of this job: this very Python, whatever kernels are installed.
+    """The kernel of this job: this very Python, whatever kernels are installed."""
 
-    Args:
-        provisioner: makes what starts it in another way; takes what jupyter_client gives.
-    """
+    def __init__(self) -> None:
+        self.manager: AsyncKernelManager | None = None
+        self.rank: int | None = None
+        self.interrupted: str | None = None  # by what
 
-    def __init__(self, provisioner: Callable[..., Any] | None = None) -> None:
+    def fork(self) -> AsyncKernelManager:
+        """Fork what becomes the kernel, while this process has neither thread nor socket."""
+        from labkit.jobs.kernel import Embryo, Provisioner
+
+        embryo = Embryo()
         import zmq
         import zmq.asyncio
         from jupyter_client.kernelspec import KernelSpecManager
@@ -44,22 +58,17 @@ class Kernel:
         context = zmq.asyncio.Context()
         context.setsockopt(zmq.RCVHWM, 0)  # this end of what labkit.jobs.kernel says about dropping
         # Where no folder of kernels is looked into, "python3" is the interpreter that asks.
-        self.manager = AsyncKernelManager(
+        self.manager = manager = AsyncKernelManager(
             kernel_name="python3",
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
             context=context,
             transport_encryption="auto",
         )
-        command = self.manager.kernel_spec.argv
-        command[command.index("ipykernel_launcher")] = "labkit.jobs.kernel"
-        if provisioner is not None:
-            self.manager.provisioner = provisioner(
-                kernel_id=str(uuid.uuid4()),
-                kernel_spec=self.manager.kernel_spec,
-                parent=self.manager,
-            )
-        self.rank: int | None = None
-        self.interrupted: str | None = None  # by what
+        manager.provisioner = Provisioner(
+            kernel_id=str(uuid.uuid4()), kernel_spec=manager.kernel_spec, parent=manager
+        )
+        manager.provisioner.embryo = embryo
+        return manager
 
     def interrupt(self, cause: str = "interrupted by the user") -> None:
         """Interrupt the running cell, or this process where no kernel is up; insist after GRACE."""
@@ -71,14 +80,15 @@ class Kernel:
 
     @property
     def _pid(self) -> int | None:
-        provisioner = self.manager.provisioner
+        provisioner = self.manager.provisioner if self.manager else None
         return provisioner.pid if provisioner and provisioner.has_process else None
 
-    async def ask_for_rank(self, **_: Any) -> None:
+    async def ask_for_rank(self, **_: object) -> None:
         """Remember the attribute `rank` of the exception that has just ended a cell."""
         from jupyter_client.asynchronous import AsyncKernelClient
 
         # Not manager.client(): it would share the identity of papermill's, and take its replies.
+        assert self.manager is not None  # for the type checker: a cell has run
         client = AsyncKernelClient()
         client.load_connection_info(self.manager.get_connection_info())
         client.start_channels(iopub=False, stdin=False, hb=False)
@@ -99,7 +109,7 @@ class Kernel:
         """Let the kernel end: its atexit functions run."""
         from jupyter_core.utils import run_sync
 
-        if self.manager.has_kernel:
+        if self.manager is not None and self.manager.has_kernel:
             run_sync(self.manager.shutdown_kernel)()
 
 
@@ -147,28 +157,25 @@ class Tee:
         """Nothing waits: each write is flushed."""
 
 
-def main(
-    notebook: str,
-    folder: str,
-    kernel: Kernel | None = None,
-    limit: float | None = None,
-    shown: bool = True,
-) -> int:
+def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = True) -> int:
     """Execute the notebook with the parameters of its job's folder; returns the exit code.
 
     Args:
-        notebook: path of an .ipynb file.
-        folder: of the job.
-        kernel: one that is made already.
+        notebook: an .ipynb file.
+        job: the folder.
         limit: seconds after which the notebook is interrupted.
         shown: whether its output goes to the terminal, too.
     """
-    job = Path(folder)
+    kernel = Kernel()
+    # A thread: whoever is interrupted may have to be insisted on.
+    stop = partial(kernel.interrupt, "stopped by labkit stop")
+    signal.signal(signal.SIGTERM, lambda *_: _start(stop))
     store.mark_running(job)
-    kernel = kernel or Kernel()
-    _watch(kernel, limit)
     try:
-        _run(Path(notebook), job, kernel, [sys.stdout, sys.stderr] if shown else [])
+        prepare()
+        manager = kernel.fork()
+        _watch(kernel, limit)
+        _run(notebook, job, kernel, manager, [sys.stdout, sys.stderr] if shown else [])
         kernel.close()
     except BaseException as error:
         interrupted = kernel.interrupted or isinstance(error, KeyboardInterrupt)
@@ -181,6 +188,29 @@ def main(
         kernel.close()
     store.complete(job)
     return 0
+
+
+def forked(notebook: Path, job: Path, environment: Mapping[str, str], limit: float | None) -> Fork:
+    """Fork the process of a job from this one, which has called `prepare`.
+
+    Args:
+        notebook: what it executes.
+        job: its folder.
+        environment: variables that it gets beside this process's.
+        limit: seconds after which it is interrupted.
+    """
+
+    def act(control: int) -> int:
+        log = os.open(job / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for source, target in ((control, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        sys.stdin = os.fdopen(0)
+        sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
+        os.environ.update({**environment, "LABKIT_JOB": str(job.resolve())})
+        return main(notebook, job, limit, shown=False)
+
+    (job / "logs").mkdir(exist_ok=True)
+    return Fork(act)
 
 
 def cause(error: BaseException) -> str:
@@ -197,21 +227,21 @@ def cause(error: BaseException) -> str:
 
 
 def prepare() -> None:
-    """Import what executes notebooks."""
+    """Import what executes notebooks, and what kernels import: a fork has it already."""
     # jsonschema compiles a grammar of web addresses at import, which costs a second a notebook and
     # checks nothing that a notebook has; without this module it leaves that check out.
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+    import ipyparallel  # noqa: F401
     import papermill  # noqa: F401
+
+    import labkit.jobs.kernel  # noqa: F401
 
 
 def _watch(kernel: Kernel, limit: float | None) -> None:
-    """Interrupt the notebook when it is asked to end: by whom, and when, in threads of their own.
+    """Interrupt the notebook when its time is up, or who started this process wants it to end.
 
-    The one who started this process closes the pipe, or dies; `labkit stop` sends SIGTERM.
+    That one closes the pipe, or dies; `labkit stop` sends SIGTERM.
     """
-
-    def start(work: Callable[[], None]) -> None:
-        threading.Thread(target=work, daemon=True).start()
 
     def wait_for_the_end_of_input() -> None:
         sys.stdin.read()
@@ -221,15 +251,22 @@ def _watch(kernel: Kernel, limit: float | None) -> None:
         time.sleep(seconds)
         kernel.interrupt(f"past the limit of {seconds:g} s")
 
-    start(wait_for_the_end_of_input)
+    _start(wait_for_the_end_of_input)
     if limit is not None:
-        start(partial(wait_for_the_limit, limit))
-    stop = partial(kernel.interrupt, "stopped by labkit stop")
-    signal.signal(signal.SIGTERM, lambda *_: start(stop))
+        _start(partial(wait_for_the_limit, limit))
 
 
-def _run(notebook: Path, job: Path, kernel: Kernel, terminal: Sequence[TextIO]) -> None:
-    prepare()
+def _start(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, daemon=True).start()
+
+
+def _run(
+    notebook: Path,
+    job: Path,
+    kernel: Kernel,
+    manager: AsyncKernelManager,
+    terminal: Sequence[TextIO],
+) -> None:
     import papermill
     import yaml
     from papermill.iorw import papermill_io
@@ -251,7 +288,7 @@ def _run(notebook: Path, job: Path, kernel: Kernel, terminal: Sequence[TextIO]) 
             stderr_file=Tee(*terminal[1:], log),
             autosave_cell_every=5,
             # What follows reaches nbclient.
-            km=kernel.manager,
+            km=manager,
             iopub_timeout=OUTPUT_LIMIT,
             raise_on_iopub_timeout=False,
             on_cell_error=kernel.ask_for_rank,
@@ -279,4 +316,4 @@ def _scrubbed_html(text: str | list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -1,20 +1,36 @@
-"""The kernel that executes jobs: IPython's, except that it never drops an output."""
+"""The kernel that executes jobs: there at once, and it never drops an output.
+
+An interpreter that starts anew for each notebook spends two seconds on the same imports. Here a
+process is forked that has done them, before it has any thread or socket, and waits for its orders.
+It is a process of its own as any kernel is; it shares with others only memory pages never written.
+"""
 
 from __future__ import annotations
 
+import atexit
+import json
+import os
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import zmq
-from ipykernel.kernelapp import IPKernelApp
+from jupyter_client.connect import KernelConnectionInfo
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+
+from labkit.jobs.fork import Fork
 
 # A job is not debugged, and the debugger takes longer to import than all else: ipykernel, which
 # looks for it once, shall not find it.
 if "debugpy" not in sys.modules:
     sys.modules["debugpy"] = None  # type: ignore[assignment]
-    import ipykernel.debugger  # noqa: F401
+    import ipykernel.debugger
 
     del sys.modules["debugpy"]
+
+import ipykernel.ipkernel
+import ipykernel.zmqshell  # noqa: F401
+from ipykernel.kernelapp import IPKernelApp
 
 
 class LosslessKernel(IPKernelApp):
@@ -24,11 +40,51 @@ class LosslessKernel(IPKernelApp):
     chatty cell, and among them the word that the cell has ended.
     """
 
-    def init_iopub(self, context: Any) -> None:
+    def init_iopub(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Lift the limit before the socket for outputs is made."""
         context.setsockopt(zmq.SNDHWM, 0)
         super().init_iopub(context)  # type: ignore[no-untyped-call]  # ipykernel gives it none
 
 
-if __name__ == "__main__":
-    LosslessKernel.launch_instance()
+class Embryo(Fork):
+    """A forked process that waits to become a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__(_become_kernel)
+
+    def launch(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Become the kernel with these arguments."""
+        with self.stdin:
+            json.dump([arguments, environment], self.stdin)
+
+
+class Provisioner(LocalProvisioner):
+    """What jupyter_client starts and signals kernels with, here with an Embryo."""
+
+    embryo: Embryo
+
+    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
+        """Let the embryo become the kernel."""
+        self.embryo.launch(cmd[cmd.index("ipykernel_launcher") + 1 :], kwargs["env"])
+        self.process = self.embryo
+        self.pid = self.pgid = self.embryo.pid
+        return self.connection_info
+
+
+def _become_kernel(orders: int) -> int:
+    """Wait for the order, be the kernel, and end as an interpreter ends."""
+    with os.fdopen(orders) as pipe:
+        text = pipe.read()
+    if not text:  # its job has ended without it
+        return 0
+    arguments, environment = json.loads(text)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.modules.pop("rfc3987_syntax", None)  # a notebook may want it
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()  # else all members of a sweep would draw the same numbers
+    sys.argv = ["labkit.kernel", *arguments]
+    # Given here, as ipykernel reads the variable when it is imported.
+    LosslessKernel.launch_instance(arguments, parent_handle=os.getppid())
+    atexit._run_exitfuncs()
+    return 0

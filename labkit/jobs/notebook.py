@@ -8,10 +8,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from labkit.common.privacy import scrub
 from labkit.jobs import parameters
+from labkit.jobs.fork import Fork
+from labkit.jobs.job import CELL_FAILED, LOG
 from labkit.records import store
+
+if TYPE_CHECKING:
+    from labkit.common.content import JSON
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class JobResult:
 
 
 def execute(
-    notebook: Path | str, given: Mapping[str, Any] | None = None, root: Path | str = "runs"
+    notebook: Path | str, given: Mapping[str, JSON] | None = None, root: Path | str = "runs"
 ) -> JobResult:
     """Execute a notebook with these parameters as a job `<root>/<notebook>/<NNN>_<k=v,…>/`.
 
@@ -42,7 +48,7 @@ def execute(
         InvalidInput: the parameters break the notebook's contract; nothing was started.
     """
     notebook = Path(notebook)
-    job = Job(notebook, parameters.check(notebook, given or {}), root)
+    job = start(notebook, parameters.check(notebook, given or {}), root)
     while True:
         try:
             return job.result()
@@ -54,68 +60,90 @@ class Job:
     """A notebook that executes in a process of its own.
 
     Args:
+        path: the job's folder.
+        process: executes it; it ends when its input does.
+
+    Attributes:
+        interrupted: by what, if it was.
+    """
+
+    def __init__(self, path: Path, process: subprocess.Popen[bytes] | Fork) -> None:
+        self.path, self.process = path, process
+        self.interrupted: str | None = None
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self.process.poll() is not None
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the notebook ended by itself: then no rank is left that works for it."""
+        return self.process.poll() in (0, CELL_FAILED)
+
+    def interrupt(self) -> None:
+        """Let the cell that runs clean up, and then end; the second time, end at once."""
+        if self.interrupted:
+            self.kill(self.interrupted)
+        else:
+            self.interrupted = "interrupted by the user"
+            self._close()
+
+    def kill(self, cause: str) -> None:
+        """End it at once; its kernel notices."""
+        self.interrupted = cause
+        self.process.kill()
+
+    def result(self) -> JobResult:
+        """Wait for its end; read the record that it left.
+
+        Where it could not write one, what is known is written.
+        """
+        code = self.process.wait()
+        self._close()
+        _clean(self.path / LOG)
+        if store.read_json(self.path / "status.json")["state"] in ("queued", "running"):
+            if self.interrupted:
+                store.interrupt(self.path, self.interrupted)
+            else:
+                what = f"the process that executed the notebook ended with code {code}"
+                store.fail(self.path, what)
+        status = store.read_status(self.path)
+        return JobResult(self.path, status["state"], status["cause"], status["rank"])
+
+    def _close(self) -> None:
+        assert self.process.stdin is not None  # for the type checker: a pipe was asked for
+        self.process.stdin.close()
+
+
+def start(notebook: Path, values: Mapping[str, JSON], root: Path | str, shown: bool = True) -> Job:
+    """Execute a notebook in a fresh process, in a new folder of the folder of all runs.
+
+    Args:
         notebook: path of an .ipynb file.
         values: parameters, checked.
         root: folder of all runs.
         shown: whether its output shows where that of this process does.
-
-    Attributes:
-        path: the job's folder.
     """
-
-    def __init__(
-        self, notebook: Path, values: Mapping[str, Any], root: Path | str, shown: bool = True
-    ) -> None:
-        self.path = store.new_job_directory(root, notebook, values)
-        # -P: no file beside the caller may stand in for a module. A session of its own: Ctrl-C in
-        # the terminal reaches this process alone, which passes it on by closing the pipe; the pipe
-        # also closes when this process is killed, so that no job is left behind.
-        output = None if shown else subprocess.DEVNULL
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "labkit.jobs.job", str(notebook), str(self.path)],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            env=os.environ | {"LABKIT_JOB": str(self.path.resolve())},
-            start_new_session=True,
-        )
-        self._interrupts = 0
-
-    def done(self) -> bool:
-        """Whether it has ended."""
-        return self._child.poll() is not None
-
-    def interrupt(self) -> None:
-        """Let the cell that runs clean up, and then end; the second time, end at once."""
-        self._interrupts += 1
-        if self._interrupts == 1:
-            self._close()
-        else:
-            self._child.kill()
-
-    def result(self) -> JobResult:
-        """Wait for its end."""
-        code = self._child.wait()
-        self._close()
-        return settle(self.path, code, "interrupted by the user" if self._interrupts else None)
-
-    def _close(self) -> None:
-        assert self._child.stdin is not None  # for the type checker: a pipe was asked for
-        self._child.stdin.close()
+    path = store.new_job_directory(root, notebook, values)
+    output = None if shown else subprocess.DEVNULL
+    # -P: no file beside the caller may stand in for a module. A session of its own: Ctrl-C in
+    # the terminal reaches this process alone, which passes it on by closing the pipe; the pipe
+    # also closes when this process is killed, so that no job is left behind.
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "labkit.jobs.job", str(notebook), str(path)],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        env=os.environ | {"LABKIT_JOB": str(path.resolve())},
+        start_new_session=True,
+    )
+    return Job(path, process)
 
 
-def settle(job: Path, code: int, interrupted: str | None) -> JobResult:
-    """Read the record that a job left; where it could not write one, write what is known.
-
-    Args:
-        job: its folder.
-        code: exit code of the process that executed it, which has ended.
-        interrupted: by what, if it was.
-    """
-    if store.read_json(job / "status.json")["state"] in ("queued", "running"):
-        if interrupted:
-            store.interrupt(job, interrupted)
-        else:
-            store.fail(job, f"the process that executed the notebook ended with code {code}")
-    status = store.read_status(job)
-    return JobResult(job, status["state"], status["cause"], status["rank"])
+def _clean(log: Path) -> None:
+    """Keep what a process said beside its notebook's outputs, if anything, without paths."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    if text.strip():
+        store.write_atomically(log, scrub(text))
+    else:
+        log.unlink(missing_ok=True)

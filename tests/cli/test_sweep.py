@@ -21,7 +21,7 @@ from labkit.cli.app import app
 from labkit.jobs.sweep import roster
 from labkit.records import store
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 SWEPT = NOTEBOOKS / "is_swept.ipynb"
 SWEEP = Path("runs/is_swept-sweep")
 PATIENCE = 60.0  # seconds for what takes one or two

@@ -15,7 +15,7 @@ from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.privacy import scrub
 from labkit.jobs import parameters
 from labkit.jobs.form.field import Field
-from labkit.jobs.notebook import Job, JobResult
+from labkit.jobs.notebook import Job, JobResult, start
 from labkit.jobs.parameters import UNKNOWN
 
 LOOK_EVERY = 0.5  # seconds
@@ -110,7 +110,7 @@ class Form:
         self._say("checking, and fetching data that are not there yet …")
         try:
             values = parameters.check(self.notebook, self.values(), self._known)
-            self._job = Job(self.notebook, values, self.root, shown=False)
+            self._job = start(self.notebook, values, self.root, shown=False)
             self.stop.disabled = False
             self._follow(self._job)
         except Exception as error:  # also a full disk: no job goes on unseen

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.jobs import job as jobs
-from labkit.jobs.notebook import settle
+from labkit.jobs.job import GRACE, forked, prepare
+from labkit.jobs.notebook import Job
 from labkit.jobs.sweep import roster
 from labkit.jobs.sweep.plan import Member, Plan
-from labkit.jobs.sweep.process import Process, prepare
 from labkit.jobs.sweep.screen import Screen
 from labkit.jobs.sweep.warm import Warm
 
 LOOK_EVERY = 0.02  # seconds
-OVERTIME = jobs.GRACE + 10.0  # seconds past its limit after which a member's process is killed
+OVERTIME = GRACE + 10.0  # seconds past its limit after which a member's process is killed
 
 
 def cores() -> int:
@@ -33,9 +32,8 @@ class Running:
     """A member at work, at its place among those that run abreast."""
 
     member: Member
-    job: Path
     place: int
-    process: Process
+    job: Job
     begin: float
 
     @property
@@ -94,38 +92,31 @@ class Scheduler:
         return len(wanted) == 1 or (len(known) == len(wanted) and sum(known) <= cores())
 
     def _start(self, member: Member) -> None:
-        job = roster.queue(self.folder, self.plan, member)
+        folder = roster.queue(self.folder, self.plan, member)
         taken = {running.place for running in self._running}
         place = min(set(range(len(taken) + 1)) - taken)
-        process = Process(
-            self._notebook,
-            job,
-            self._warm.environment(place, member.shape),
-            self.limit,
-            [running.process for running in self._running],
-        )
-        self._running.append(Running(member, job, place, process, time.monotonic()))
+        held = self._warm.environment(place, member.shape)
+        process = forked(self._notebook, folder, held, self.limit)
+        self._running.append(Running(member, place, Job(folder, process), time.monotonic()))
         self._most = max(self._most, len(self._running))
 
     def _look(self, waiting: list[Member]) -> None:
         for running in list(self._running):
-            if running.process.ended():
+            if running.job.done():
                 self._running.remove(running)
                 self._end(running, waiting)
-            elif self._interrupts and not running.process.interrupted:
-                running.process.interrupt()
+            elif self._interrupts and not running.job.interrupted:
+                running.job.interrupt()
             elif self._interrupts > 1:
-                running.process.kill("killed by the user")
+                running.job.kill("killed by the user")
             elif self.limit is not None and running.spent > self.limit + OVERTIME:
-                running.process.kill(f"past the limit of {self.limit:g} s, and killed")
+                running.job.kill(f"past the limit of {self.limit:g} s, and killed")
         spent = self._spent()
         self.screen.tick(spent, self.screen.left(len(waiting), spent, self._most))
 
     def _end(self, running: Running, waiting: list[Member]) -> None:
-        process = running.process
-        assert process.code is not None  # for the type checker: it has ended
-        result = settle(running.job, process.code, process.interrupted)
-        if not process.in_order:
+        result = running.job.result()
+        if not running.job.in_order:
             self._warm.drop(running.place, running.member.shape)
         active = [*waiting, *(other.member for other in self._running)]
         self._warm.keep({member.shape for member in active})
