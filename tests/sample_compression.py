@@ -11,7 +11,8 @@ import pandas as pd
 from sample_runs import ENVIRONMENT, experiment, metrics
 
 from labkit.records import store
-from labkit.records.run import Run, aggregate
+from labkit.records.measure import aggregate
+from labkit.records.run import Run
 
 STEPS, EPOCHS = 20, 3  # steps an epoch
 TOP_K = {"name": "TopK", "ratio": 0.01}

@@ -14,7 +14,7 @@ from sample_runs import FAILED_GATE, write_run
 from labkit import AllReduce, Cluster, Experiment, TopK
 from labkit.cluster.launch import card_of
 from labkit.common.html import curve
-from labkit.experiment.display import brief
+from labkit.experiment.brief import brief
 from labkit.network import Network
 from labkit.network.display import rate_text
 from labkit.records import store

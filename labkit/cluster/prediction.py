@@ -23,7 +23,7 @@ Nest: TypeAlias = "np.ndarray | Sequence[Nest] | dict[str, Nest]"
 
 @dataclass(frozen=True)
 class Prediction:
-    """A question to a strategy that only predicts, see `labkit.strategies.base.Question`.
+    """A question to a strategy that only predicts, see `labkit.strategies.strategy.Question`.
 
     Attributes:
         file: the trained model, as Keras has saved it.

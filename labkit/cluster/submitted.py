@@ -17,7 +17,8 @@ from labkit.cluster.calls import PATIENCE, Calls, Ranks
 from labkit.cluster.live import Live
 from labkit.experiment import Experiment
 from labkit.records import store
-from labkit.records.run import Run, aggregate
+from labkit.records.measure import aggregate
+from labkit.records.run import Run
 from labkit.records.stream import FOLDER
 from labkit.records.write import write, write_logs
 from labkit.worker.work import work

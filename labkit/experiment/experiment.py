@@ -22,6 +22,7 @@ from labkit.common.checked import Checked
 from labkit.common.content import as_json, label_of
 from labkit.common.errors import InvalidInput
 from labkit.common.options import lookup
+from labkit.experiment.brief import brief, html_of
 from labkit.network import Network
 from labkit.schedules.grid import Layer
 from labkit.strategies import STRATEGIES, AllReduce, Strategy
@@ -254,14 +255,10 @@ class Experiment(Checked):
         return record
 
     def __repr__(self) -> str:
-        from labkit.experiment.display import brief
-
         return brief(self)
 
     def _repr_html_(self) -> str:
-        from labkit.experiment.display import experiment_html
-
-        return experiment_html(self)
+        return html_of(f"Experiment {self.label}", self)
 
     def replace(self, **fields: Any) -> Experiment:
         """The same experiment with other values, checked again."""

@@ -12,6 +12,7 @@ from labkit.common.units import duration_text
 from labkit.jobs import listing
 from labkit.jobs.parameters import declared
 from labkit.records import store
+from labkit.records.scan import scan
 
 # Resident memory of a rank that has imported TensorFlow and built a small model, in GiB (measured:
 # TensorFlow 2.21, Keras 3, Linux, one thread).
@@ -88,7 +89,7 @@ def _durations(folder: Path, values: Mapping[str, Any]) -> list[float]:
 def _seconds_per_epoch(root: Path, wanted: Mapping[str, Any]) -> list[float]:
     """Training seconds an epoch of completed runs that did the same work."""
     found = []
-    for path in store.scan(root).runs if root.is_dir() else []:
+    for path in scan(root).runs if root.is_dir() else []:
         record = store.read_json(path / "experiment.json")
         if any(record.get(key) != wanted.get(key) for key in SAME):
             continue

@@ -13,6 +13,7 @@ from labkit.common.units import duration_text
 from labkit.jobs.sweep import roster
 from labkit.records import store
 from labkit.records.run import Run, gate_failed, key_metrics
+from labkit.records.scan import scan
 
 HEAD = ("name", "state", "duration", "accuracy", "samples/s", "gate", "cause")
 CAUSE_WIDTH = 80
@@ -21,7 +22,7 @@ Row = tuple[str, ...]
 
 def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
     """Rows of HEAD for all sweeps, jobs and runs below root; a line for each unusable record."""
-    found = store.scan(root)
+    found = scan(root)
     jobs, sweeps = find(root)
     skipped = list(found.skipped)
     rows: dict[Path, Row] = {}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
+from labkit.common.errors import LabkitError
 from labkit.experiment import Experiment
 from labkit.records.result import RankResult, Row, WholeResult, memory_bytes
+from labkit.records.run import Run, flatten
 from labkit.records.store import Record
 
 WARM_UP = 10  # steps
@@ -75,3 +79,51 @@ def _by_step(rows: Sequence[Row], column: str) -> np.ndarray:
     ranks = 1 + max(int(row["rank"]) for row in rows)
     ordered = sorted(rows, key=lambda row: (row["step"], row["rank"]))
     return np.array([row[column] for row in ordered]).reshape(-1, ranks)
+
+
+def aggregate(seeds: Sequence[Run]) -> dict[str, Any]:
+    """The metrics of repeats as one record: medians, `repeats`, and `spread` (key -> [min, max]).
+
+    Words that all repeats share stay; the gate's verdict is the worst of them. Epochs are matched
+    by their place. Raises LabkitError where no repeat completed.
+    """
+    records = [seed.metrics for seed in seeds if seed.status["state"] == "completed"]
+    if not records:
+        raise LabkitError(f"none of {len(seeds)} repeats completed: there is nothing to aggregate")
+    gates = [record["equivalence"] for record in records if "equivalence" in record]
+    merged: dict[str, Any] = _median(records)
+    if gates:
+        # The worst: a failed verdict first, then the largest difference.
+        rank = [
+            (gate["verdict"] == "failed", gate.get("max_abs_difference") or 0) for gate in gates
+        ]
+        merged["equivalence"] = gates[rank.index(max(rank))]
+    merged["oversubscribed"] = any(record.get("oversubscribed") for record in records)
+    merged["repeats"] = len(records)
+    merged["spread"] = _spread(records)
+    return merged
+
+
+def _spread(records: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    kept = ({k: v for k, v in r.items() if k not in ("epochs", "equivalence")} for r in records)
+    flat = [flatten(record) for record in kept]
+    columns = {key: [row[key] for row in flat if _is_number(row.get(key))] for key in flat[0]}
+    return {key: [min(values), max(values)] for key, values in columns.items() if values}
+
+
+def _median(values: Sequence[Any]) -> Any:
+    """The median of numbers; of records by key, of lists by place; of anything else the first."""
+    first = next((value for value in values if value is not None), None)
+    if _is_number(first):
+        return statistics.median(value for value in values if _is_number(value))
+    if isinstance(first, dict):
+        keys = dict.fromkeys(key for value in values if value for key in value)
+        return {key: _median([value.get(key) for value in values if value]) for key in keys}
+    if isinstance(first, list):
+        length = min(len(value) for value in values if value is not None)
+        return [_median([value[place] for value in values if value]) for place in range(length)]
+    return first
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -6,15 +6,16 @@ import glob
 import json
 import os
 import re
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.common.errors import LabkitError
+from labkit.common.html import card, curve, folded, pairs, preformatted
 from labkit.records import store
+from labkit.records.scan import find_runs
 
 if TYPE_CHECKING:
     import pandas
@@ -132,7 +133,7 @@ class Run:
 
         Raises: LabkitError, where the run has no timeline.
         """
-        from labkit.records.trace import chrome_trace
+        from labkit.records.export.chrome_trace import chrome_trace
 
         if self.timeline.empty:
             where = "; its seeds have one each" if self.seeds else ""
@@ -180,10 +181,17 @@ class Run:
         return keras.models.load_model(self.model_file)
 
     def _repr_html_(self) -> str:
-        from labkit.records.display import run_html
-
+        status = self.status
+        cause = f" · {status['cause']}" if status.get("cause") else ""
+        facts = {"state": f"{status['state']}{cause}", "verdict": verdict(self)}
         figures = {name: shown(value) for name, value in key_metrics(self).items()}
-        return run_html(self, {"verdict": verdict(self)} | figures)
+        parameters = json.dumps(self.experiment, indent=1, ensure_ascii=False)
+        return card(
+            self.name,
+            pairs(facts | figures),
+            _losses(self.metrics.get("epochs") or []),
+            folded("parameters", preformatted(parameters)),
+        )
 
 
 def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:
@@ -196,7 +204,7 @@ def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:
     """
     roots = [root] if isinstance(root, str | Path) else list(root)
     places = [place for each in roots for place in _places(Path(each))]
-    paths = dict.fromkeys(path for place in places for path in store.find_runs(place))
+    paths = dict.fromkeys(path for place in places for path in find_runs(place))
     return [Run(path) for path in sorted(paths, key=_started)]
 
 
@@ -252,54 +260,6 @@ def verdict(run: Run) -> str:
     return f"{gate['verdict']} ({reason})" if reason else str(gate["verdict"])
 
 
-def aggregate(seeds: Sequence[Run]) -> dict[str, Any]:
-    """The metrics of repeats as one record: medians, `repeats`, and `spread` (key -> [min, max]).
-
-    Words that all repeats share stay; the gate's verdict is the worst of them. Epochs are matched
-    by their place. Raises LabkitError where no repeat completed.
-    """
-    records = [seed.metrics for seed in seeds if seed.status["state"] == "completed"]
-    if not records:
-        raise LabkitError(f"none of {len(seeds)} repeats completed: there is nothing to aggregate")
-    gates = [record["equivalence"] for record in records if "equivalence" in record]
-    merged: dict[str, Any] = _median(records)
-    if gates:
-        # The worst: a failed verdict first, then the largest difference.
-        rank = [
-            (gate["verdict"] == "failed", gate.get("max_abs_difference") or 0) for gate in gates
-        ]
-        merged["equivalence"] = gates[rank.index(max(rank))]
-    merged["oversubscribed"] = any(record.get("oversubscribed") for record in records)
-    merged["repeats"] = len(records)
-    merged["spread"] = _spread(records)
-    return merged
-
-
-def _spread(records: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    kept = ({k: v for k, v in r.items() if k not in ("epochs", "equivalence")} for r in records)
-    flat = [flatten(record) for record in kept]
-    columns = {key: [row[key] for row in flat if _is_number(row.get(key))] for key in flat[0]}
-    return {key: [min(values), max(values)] for key, values in columns.items() if values}
-
-
-def _median(values: Sequence[Any]) -> Any:
-    """The median of numbers; of records by key, of lists by place; of anything else the first."""
-    first = next((value for value in values if value is not None), None)
-    if _is_number(first):
-        return statistics.median(value for value in values if _is_number(value))
-    if isinstance(first, dict):
-        keys = dict.fromkeys(key for value in values if value for key in value)
-        return {key: _median([value.get(key) for value in values if value]) for key in keys}
-    if isinstance(first, list):
-        length = min(len(value) for value in values if value is not None)
-        return [_median([value[place] for value in values if value]) for place in range(length)]
-    return first
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _row(run: Run) -> dict[str, Any]:
     status = run.status
     head = {"run": run.name, "state": status["state"], "started": status.get("started")}
@@ -337,3 +297,15 @@ def shown(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _losses(epochs: list[dict[str, Any]]) -> str:
+    """The curve of the held-out loss, or of the training's where nothing was held out."""
+    for name, words in (("val_loss", "held-out loss"), ("loss", "loss")):
+        values = [epoch[name] for epoch in epochs if epoch.get(name) is not None]
+        if len(values) > 1:
+            said = (
+                f"{words} after each of {len(values)} epochs: {values[0]:.4g} to {values[-1]:.4g}"
+            )
+            return curve(values, said)
+    return ""

@@ -1,4 +1,4 @@
-"""Run directories on disk: written whole or not at all, read with every doubt said aloud."""
+"""Run directories on disk: written whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import os
 import re
 import secrets
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
@@ -24,7 +23,6 @@ from labkit.common.privacy import scrub
 SCHEMA = 1
 STATES = ("queued", "running", "completed", "failed", "interrupted")
 LONGEST_NAME = 120  # bytes; file systems allow 255, and archives and mounts eat some of it
-PARQUET = b"PAR1"  # begins and ends such a file
 
 HISTORY_COLUMNS = {
     "seed": "int64",
@@ -328,67 +326,3 @@ def _compressed(table: Any) -> bytes:
 def now() -> str:
     """This moment, as records have it."""
     return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
-
-
-# --- finding runs --------------------------------------------------------------------------------
-
-
-class Scan(NamedTuple):
-    """What lies under a folder: usable run directories, and one line for each that is not."""
-
-    runs: list[Path]
-    skipped: list[str]
-
-
-def scan(root: Path | str) -> Scan:
-    """Look for run directories at and below root; a run is not searched for runs inside it."""
-    root = Path(root)
-    if not root.is_dir():
-        raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
-    found = Scan([], [])
-    for folder, folders, files in os.walk(root):
-        # A notebook's job has a status too, but params.yaml beside it; runs lie inside.
-        is_run = "experiment.json" in files or (
-            "status.json" in files and "params.yaml" not in files
-        )
-        if not is_run:
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            continue
-        folders.clear()
-        reason = why_unusable(Path(folder))
-        if reason is None:
-            found.runs.append(Path(folder))
-        else:
-            found.skipped.append(f"{Path(folder).relative_to(root.parent)} left out: {reason}")
-    return found
-
-
-def find_runs(root: Path | str) -> list[Path]:
-    """The usable run directories at and below root; warns, one line each, about the others."""
-    found = scan(root)
-    for line in found.skipped:
-        warnings.warn(line, stacklevel=2)
-    return found.runs
-
-
-def why_unusable(directory: Path) -> str | None:
-    """One line saying why a run directory cannot be used (half written, newer schema), or None."""
-    try:
-        read_json(directory / "experiment.json")
-        completed = read_status(directory)["state"] == "completed"
-        if completed or (directory / "metrics.json").exists():
-            read_json(directory / "metrics.json")
-        torn = [path.name for path in directory.glob("*.parquet") if not _is_whole(path)]
-    except LabkitError as error:
-        return str(error)
-    except OSError as error:  # it is not ours to read, or somebody removes the run just now
-        return f"{directory.name} cannot be read: {error.strerror}"
-    return f"{directory.name}/{torn[0]} is torn: copy the run again" if torn else None
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a Parquet file has its end, without which nothing of it can be read."""
-    with path.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - len(PARQUET)))
-        return file.read() == PARQUET

@@ -1,11 +1,11 @@
 """Strategies: what workers exchange, and when; one a file."""
 
 from labkit.strategies.allreduce import AllReduce
-from labkit.strategies.base import Batch, Predictor, Session, Step, Strategy, Watcher
 from labkit.strategies.delayed import DelayedGradients
 from labkit.strategies.layerwise import Layerwise
 from labkit.strategies.locally_connected import LocallyConnected
 from labkit.strategies.pipeline import Pipeline
+from labkit.strategies.strategy import Batch, Predictor, Session, Step, Strategy, Watcher
 from labkit.strategies.tensor_parallel import TensorParallel
 
 STRATEGIES: dict[str, type[Strategy]] = {

@@ -11,8 +11,8 @@ from labkit.common.errors import InvalidInput
 from labkit.communicator import ALGORITHMS, refuse_unmetered
 from labkit.compression import Compressor, Nested
 from labkit.exchange import BUCKET_BYTES, SCHEDULES
-from labkit.strategies.base import Question, Session, Strategy
-from labkit.strategies.parts import refuse_around, refuse_given
+from labkit.strategies.refusals import refuse_around, refuse_given
+from labkit.strategies.strategy import Question, Session, Strategy
 
 
 class AllReduce(Strategy):

@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.model_parallel.memory import Memory, nbytes, together
-from labkit.strategies.base import Predictor, Session
+from labkit.strategies.strategy import Predictor, Session
 
 if TYPE_CHECKING:
     from labkit.communicator import Communicator

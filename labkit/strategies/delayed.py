@@ -8,9 +8,9 @@ from pydantic import Field, PositiveInt
 
 from labkit.schedules.pipeline import Table
 from labkit.schedules.pipeline.delayed import delayed
-from labkit.strategies.base import Question, Session
 from labkit.strategies.cut import recorder
 from labkit.strategies.staged import Staged
+from labkit.strategies.strategy import Question, Session
 
 
 class DelayedGradients(Staged):

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 
 from labkit.model_parallel.memory import by_kind, together
-from labkit.strategies.base import Predictor, Question, Session, Strategy
-from labkit.strategies.parts import (
+from labkit.strategies.refusals import (
     norms,
     refuse_given,
     refuse_in_parts,
     refuse_norms,
     refuse_shares,
 )
+from labkit.strategies.strategy import Predictor, Question, Session, Strategy
 
 if TYPE_CHECKING:
     from labkit.communicator import Communicator

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field, PositiveInt, field_validator
 
 from labkit.schedules.grid import Grid, check_fit, squarest
-from labkit.strategies.base import Question
 from labkit.strategies.intra_layer import IntraLayer
+from labkit.strategies.strategy import Question
 
 if TYPE_CHECKING:
     from labkit.communicator import Communicator

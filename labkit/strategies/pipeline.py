@@ -10,9 +10,9 @@ from labkit.common.errors import InvalidInput
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline import Table, gpipe, interleaved
 from labkit.schedules.pipeline.wavefront import stretches
-from labkit.strategies.base import Predictor, Question, Session
 from labkit.strategies.cut import Cut, recorder, split, through
 from labkit.strategies.staged import Staged
+from labkit.strategies.strategy import Predictor, Question, Session
 
 EXACT = ("layerwise", "gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_h2", "wavefront")
 

@@ -10,9 +10,8 @@ from pydantic import PositiveInt, field_validator
 
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut as divided
-from labkit.strategies.base import Predictor, Question, Session, Strategy
 from labkit.strategies.cut import Cut, described, own_models, split, through
-from labkit.strategies.parts import (
+from labkit.strategies.refusals import (
     norms,
     refuse_given,
     refuse_in_parts,
@@ -21,6 +20,7 @@ from labkit.strategies.parts import (
     refuse_remainder,
     refuse_shares,
 )
+from labkit.strategies.strategy import Predictor, Question, Session, Strategy
 
 if TYPE_CHECKING:
     from labkit.communicator import Communicator

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field, PositiveInt, field_validator
 
 from labkit.communicator import ALGORITHMS, refuse_unmetered
-from labkit.strategies.base import Question
 from labkit.strategies.intra_layer import IntraLayer
-from labkit.strategies.parts import refuse_narrow, refuse_remainder
+from labkit.strategies.refusals import refuse_narrow, refuse_remainder
+from labkit.strategies.strategy import Question
 
 if TYPE_CHECKING:
     from labkit.communicator import Communicator

@@ -11,7 +11,8 @@ from sample_runs import FAILED_GATE, experiment, write_run
 
 from labkit.common.errors import LabkitError
 from labkit.records import store
-from labkit.records.run import Run, aggregate, frame, key_metrics, load_runs, verdict
+from labkit.records.measure import aggregate
+from labkit.records.run import Run, frame, key_metrics, load_runs, verdict
 
 
 def test_a_run_gives_what_was_written(tmp_path: Path) -> None:

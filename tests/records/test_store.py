@@ -18,6 +18,7 @@ from sample_runs import experiment, history, metrics, write_run
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.records import store
+from labkit.records.scan import find_runs, scan
 
 
 def test_a_write_that_fails_leaves_the_old_content_and_no_other_file(
@@ -165,8 +166,8 @@ def test_runs_are_found_at_any_depth_but_not_inside_a_run(tmp_path: Path) -> Non
     top = write_run(job)
     write_run(top.path, "seed0")
     other = write_run(tmp_path / "interactive")
-    assert set(store.find_runs(tmp_path)) == {top.path, other.path}
-    assert store.find_runs(top.path) == [top.path]
+    assert set(find_runs(tmp_path)) == {top.path, other.path}
+    assert find_runs(top.path) == [top.path]
 
 
 @pytest.mark.parametrize("kept", [0, 3, -3])
@@ -174,7 +175,7 @@ def test_a_run_whose_history_is_torn_is_left_out(tmp_path: Path, kept: int) -> N
     good, torn = write_run(tmp_path), write_run(tmp_path)
     path = torn.path / "history.parquet"
     path.write_bytes(path.read_bytes()[:kept])
-    found = store.scan(tmp_path)
+    found = scan(tmp_path)
     assert found.runs == [good.path]
     assert "history.parquet is torn: copy the run again" in found.skipped[0]
 
@@ -184,7 +185,7 @@ def test_broken_metrics_of_a_run_that_did_not_complete_are_a_line_too(tmp_path: 
     status = store.read_json(run.path / "status.json")
     store.write_json(run.path / "status.json", status | {"state": "interrupted"})
     (run.path / "metrics.json").write_text("{")
-    assert "metrics.json cannot be read" in store.scan(tmp_path).skipped[0]
+    assert "metrics.json cannot be read" in scan(tmp_path).skipped[0]
 
 
 def test_unusable_runs_are_left_out_with_one_line_each(tmp_path: Path) -> None:
@@ -194,7 +195,7 @@ def test_unusable_runs_are_left_out_with_one_line_each(tmp_path: Path) -> None:
     store.write_atomically(torn / "status.json", '{"schema": 1, "sta')
     (half / "status.json").unlink()
     (lost / "metrics.json").unlink()
-    found = store.scan(tmp_path)
+    found = scan(tmp_path)
     assert found.runs == [good.path]
     reasons = "\n".join(found.skipped)
     assert len(found.skipped) == len(reasons.splitlines()) == 4
@@ -203,13 +204,13 @@ def test_unusable_runs_are_left_out_with_one_line_each(tmp_path: Path) -> None:
     assert "metrics.json is missing" in reasons
     assert "status.json cannot be read" in reasons
     with pytest.warns(UserWarning, match="left out") as warned:
-        assert store.find_runs(tmp_path) == [good.path]
+        assert find_runs(tmp_path) == [good.path]
     assert len(warned) == 4
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(LabkitError, match=r"no folder .*nowhere"):
-        store.find_runs(tmp_path / "nowhere")
+        find_runs(tmp_path / "nowhere")
 
 
 def test_scrub_shortens_paths_and_leaves_addresses_and_words_alone() -> None:

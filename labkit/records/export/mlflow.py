@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.records.export.content import moment, optional, parameters, points, results, tags
+from labkit.records.export.told import moment, optional, parameters, points, results, tags
 from labkit.records.run import Run
 
 MOST_METRICS, MOST_PARAMETERS = 1000, 100  # in one request, as MLflow's servers allow

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.common.errors import LabkitError
-from labkit.records.export.content import moment, optional, parameters, points, results, tags
+from labkit.records.export.told import moment, optional, parameters, points, results, tags
 from labkit.records.run import Run
 from labkit.records.store import write_atomically
 

@@ -14,6 +14,7 @@ from labkit.common.errors import LabkitError
 from labkit.jobs.sweep import roster
 from labkit.jobs.sweep.plan import Asked, Plan, make, read_assignments
 from labkit.records import store
+from labkit.records.scan import scan
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "is_swept.ipynb"
 GONE = {"pid": 2**22 + 1, "process_started": 0.0}  # no process has this number
@@ -58,7 +59,7 @@ def test_a_new_attempt_keeps_the_earlier_one_out_of_sight(plan: Plan) -> None:
     assert store.read_status(job)["state"] == "queued"
     (kept,) = (folder / roster.EARLIER).iterdir()
     assert store.read_status(kept)["cause"] == "no use"
-    assert store.scan("runs").skipped == []
+    assert scan("runs").skipped == []
 
 
 def test_states_are_those_of_the_members_own_records(plan: Plan) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.common.errors import InvalidInput
-from labkit.strategies.base import Question
+from labkit.strategies.strategy import Question
 
 # What Keras does around its own training step, and not in an optimizer's update.
 AROUND = ("use_ema", "loss_scale_factor")

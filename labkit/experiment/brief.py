@@ -1,25 +1,22 @@
-"""An experiment: what it asks that others do not, and all the rest folded."""
+"""Records in few words: what differs from their defaults, and all the rest folded."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 
 from labkit.common.html import card, folded, line, pairs
 
-if TYPE_CHECKING:
-    from labkit.experiment import Experiment
-
 LONGEST = 200  # letters of a value
 
 
-def experiment_html(experiment: Experiment) -> str:
+def html_of(title: str, record: BaseModel) -> str:
     """The fields that differ from their defaults; folded: all."""
-    own = {name: brief(value) for name, value in differing(experiment).items()}
-    every = {name: brief(getattr(experiment, name)) for name in type(experiment).model_fields}
+    own = {name: brief(value) for name, value in differing(record).items()}
+    every = {name: brief(getattr(record, name)) for name in type(record).model_fields}
     return card(
-        f"Experiment {experiment.label}",
+        title,
         pairs(own) if own else line("every field has its default"),
         folded("all fields", pairs(every)),
     )
