@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from sample_runs import FAILED_GATE, write_run
 
@@ -24,9 +25,8 @@ from labkit.figures import (
 from labkit.figures.kit.axes import number_text, scale
 from labkit.figures.kit.canvas import gathered
 from labkit.figures.kit.entries import MANY, entries
-from labkit.figures.runs.learning import smoothed
-from labkit.figures.runs.seed_bands import bands
-from labkit.figures.runs.speed import scalings
+from labkit.records.questions.losses import smoothed
+from labkit.records.questions.scaling import scalings, seed_bands
 from labkit.records.run import Run
 
 ONE_BIT = {"name": "AllReduce", "algorithm": "ring", "compressor": {"name": "OneBit"}}
@@ -158,16 +158,22 @@ def test_seed_bands_span_the_seeds_of_each_number_of_workers(tmp_path: Path) -> 
         for workers, steps in ((1, (8.0, 8.0)), (2, (4.0, 5.0)))
         for seed, step in enumerate(steps)
     ]
-    (band,) = bands(scalings(entries(runs)))
-    assert band.workers == (1, 2)
-    assert band.low == pytest.approx((1, 8 / 5))
-    assert band.high == pytest.approx((1, 8 / 4))
-    assert band.middle[1] == pytest.approx((8 / 5 + 8 / 4) / 2)
-    assert band.seeds == 2
+    band = bands_of(runs)
+    assert list(band["workers"]) == [1, 2]
+    assert list(band["speedup_low"]) == pytest.approx([1, 8 / 5])
+    assert list(band["speedup_high"]) == pytest.approx([1, 8 / 4])
+    assert list(band["speedup"])[1] == pytest.approx((8 / 5 + 8 / 4) / 2)
+    assert list(band["efficiency"])[1] == pytest.approx(50 * (8 / 5 + 8 / 4) / 2)
+    assert list(band["seeds"]) == [2, 2]
     drawn = [t for t in compare(runs).data if (t.meta or {}).get("runs")]
-    assert len(drawn) == 2 * 2  # speed-up and efficiency: the band and its middle
-    assert list(drawn[0].y) == pytest.approx([1, 8 / 5, 8 / 4, 1])
-    assert not bands(scalings(entries(runs[:2])))
+    assert len(drawn) == 2 * 3  # speed-up and efficiency: both ends of the band, and its middle
+    assert list(drawn[0].y) == pytest.approx([1, 8 / 5])
+    assert list(drawn[1].y) == pytest.approx([1, 8 / 4])
+    assert bands_of(runs[:2]).empty
+
+
+def bands_of(runs: list[Run]) -> pd.DataFrame:
+    return seed_bands(scalings({run.name: run for run in runs}))
 
 
 def test_repeats_of_one_run_make_a_band_too(tmp_path: Path) -> None:
@@ -176,9 +182,9 @@ def test_repeats_of_one_run_make_a_band_too(tmp_path: Path) -> None:
         write_run(tmp_path, workers=1, step_ms=8.0),
         write_run(tmp_path, workers=2, step_ms=4.5, repeats=2, measured=spread),
     ]
-    (band,) = bands(scalings(entries(runs)))
-    assert (band.low[1], band.high[1]) == pytest.approx((8 / 5, 8 / 4))
-    assert band.seeds == 2
+    last = bands_of(runs).iloc[-1]
+    assert (last["speedup_low"], last["speedup_high"]) == pytest.approx((8 / 5, 8 / 4))
+    assert last["seeds"] == 2
 
 
 def test_points_of_many_runs_are_one_trace_that_knows_whose_they_are(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from labkit.common.errors import LabkitError
 from labkit.figures import bandwidth, microscope, microscope_reading, pareto, step_parts
 from labkit.figures.exchange.bandwidth import Method, bits_text, methods, prediction_errors, winners
 from labkit.figures.exchange.layer_errors import observations
-from labkit.figures.kit.entries import Entry, entries
+from labkit.figures.kit.entries import entries
 from labkit.figures.kit.methods import baseline_of, by_method, method
-from labkit.figures.runs.pareto import Point, front, points
 from labkit.network import Network
 from labkit.records import store
+from labkit.records.questions.spending import MEASURES, front, spending
 from labkit.records.run import Run
 from labkit.records.step_costs import step_costs
 from labkit.records.verdict import seeds_of
@@ -131,9 +131,8 @@ def test_the_front_holds_whom_nobody_beats(tmp_path: Path) -> None:
     dense = write_method(tmp_path, [0.90, 0.92], payload=40_000)
     small = write_method(tmp_path, [0.89, 0.91], payload=400, compressor=TOP_K)
     worse = write_method(tmp_path, [0.80, 0.82], payload=4000, compressor={"name": "OneBit"})
-    found = points(entries([dense, small, worse]))
-    best = front(found, ("accuracy", "bytes"))
-    assert [each.entry.run for each in best] == [dense, small]
+    found = spending({"dense": dense, "small": small, "worse": worse})
+    assert list(front(found, ("accuracy", "bytes"))["run"]) == ["dense", "small"]
     figure = pareto([dense, small, worse])
     drawn = markers(figure)
     assert [t.marker.symbol for t in drawn[:3]] == ["circle", "circle", "circle-open"]
@@ -149,22 +148,23 @@ def test_the_front_holds_whom_nobody_beats(tmp_path: Path) -> None:
 def test_somebody_is_always_on_the_front_and_nobody_on_it_is_beaten(
     costs: list[tuple[int, int, int]],
 ) -> None:
-    names = ("accuracy", "bytes", "seconds")
-    entry = Entry(Run(Path()), "", "", "", "", "", {"network": "1GbE"})
-    found = [
-        Point(entry, {n: (float(v),) * 3 for n, v in zip(names, row, strict=True)}) for row in costs
-    ]
-    best = front(found, names)
+    found = pd.DataFrame(costs, columns=list(MEASURES), dtype=float).assign(network="1GbE")
+    best = list(front(found, MEASURES).index)
+    good = np.array(costs) * (1, -1, -1)
+
+    def beats(one: int, other: int) -> bool:
+        return bool((good[one] >= good[other]).all() and (good[one] > good[other]).any())
+
+    every = range(len(costs))
     assert best
-    assert not any(one.beats(other, names) for one in found for other in best)
-    assert all(each in best or any(b.beats(each, names) for b in best) for each in found)
+    assert not any(beats(one, other) for one in every for other in best)
+    assert all(each in best or any(beats(other, each) for other in best) for each in every)
 
 
 def test_seconds_on_another_network_are_no_rival(tmp_path: Path) -> None:
     slow = write_method(tmp_path, [0.9], wire=50, network="100Mb")
     fast = write_method(tmp_path, [0.9], wire=5, network="1GbE")
-    found = points(entries([slow, fast]))
-    assert front(found, ("accuracy", "bytes", "seconds")) == found
+    assert list(front(spending({"slow": slow, "fast": fast}), MEASURES)["run"]) == ["slow", "fast"]
     figure = pareto([slow, fast])
     assert [list(t.y) for t in figure.data if t.name == "Pareto front"] == [[0.9] * 2, [0.9], [0.9]]
 

@@ -15,9 +15,9 @@ from sample_runs import FAILED_GATE, experiment, history, write_run
 from labkit.common.errors import LabkitError
 from labkit.figures import compare, curves, show, speedup, table, throughput
 from labkit.figures.kit.entries import PALETTE, differences, entries, labels
-from labkit.figures.runs.learning import loss_curve, smoothed
-from labkit.figures.runs.speed import scalings
 from labkit.records import store
+from labkit.records.questions.losses import loss_curve, smoothed
+from labkit.records.questions.scaling import scalings
 from labkit.records.run import Run
 
 TOP_K = {"name": "AllReduce", "algorithm": "ring", "compressor": {"name": "TopK", "ratio": 0.01}}
@@ -101,10 +101,11 @@ def test_the_loss_is_the_mean_over_ranks_weighted_by_samples() -> None:
     rows["samples"] = [30, 10, 20, 0]
     rows["seconds"] = [3.0, 2.0, 0.5, 0.7]
     curve = loss_curve(rows)
-    assert curve is not None
-    assert curve.loss == pytest.approx([1.75, 2.0])
-    assert curve.seconds == pytest.approx([0.0, 0.7])  # the slowest rank's, after the first step
-    assert list(curve.done) == [1, 2]
+    assert list(curve["loss"]) == pytest.approx([1.75, 2.0])
+    assert list(curve["seconds"]) == pytest.approx(
+        [0.0, 0.7]
+    )  # the slowest rank's, after the first step
+    assert list(curve["step"]) == [1, 2]
 
 
 def test_seeds_are_a_mean_within_a_band(tmp_path: Path) -> None:
@@ -112,10 +113,9 @@ def test_seeds_are_a_mean_within_a_band(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     store.finish(run.path, run.metrics, pd.concat(parts))
     curve = loss_curve(run.history)
-    assert curve is not None
-    assert curve.seeds == 3
-    assert (curve.low <= curve.loss).all()
-    assert (curve.loss <= curve.high).all()
+    assert (curve["seeds"] == 3).all()
+    assert (curve["loss_low"] <= curve["loss"]).all()
+    assert (curve["loss"] <= curve["loss_high"]).all()
     assert [t.fill for t in traces_of(curves([run]), run)].count("tonexty") == 3
 
 
@@ -164,12 +164,13 @@ def test_whiskers_reach_from_the_speed_of_slow_steps_to_that_of_fast_ones(tmp_pa
 
 
 def test_efficiency_is_t1_over_n_tn_strong_and_t1_over_tn_weak(tmp_path: Path) -> None:
-    points = {(p.workers, p.kind): p for p in scalings(entries(scaled(tmp_path)))}
+    runs = {run.name: run for run in scaled(tmp_path)}
+    points = {(p.workers, p.kind): p for p in scalings(runs).itertuples()}
     assert points[1, "strong"].speedup == 1
     assert points[2, "strong"].speedup / 2 == pytest.approx(8 / (2 * 5))
     assert points[2, "weak"].speedup / 2 == pytest.approx(8 / 10)
-    assert points[2, "strong"].low == pytest.approx(8 / 7)
-    assert points[2, "strong"].high == pytest.approx(8 / 4)
+    assert points[2, "strong"].speedup_low == pytest.approx(8 / 7)
+    assert points[2, "strong"].speedup_high == pytest.approx(8 / 4)
     assert "strong" in texts(speedup(scaled(tmp_path)))
 
 
@@ -189,9 +190,8 @@ def test_a_baseline_with_the_same_strategy_is_preferred(tmp_path: Path) -> None:
         write_run(tmp_path, workers=1, step_ms=9.0, strategy=TOP_K),
         write_run(tmp_path, workers=2, step_ms=4.5, strategy=TOP_K),
     ]
-    shown = entries(runs)
-    (point,) = [p for p in scalings(shown) if p.workers == 2]
-    assert point.baseline == shown[1]
+    table = scalings(dict(zip("abc", runs, strict=True)))
+    assert list(table[table["workers"] == 2]["baseline"]) == ["b"]
 
 
 def test_a_run_whose_gate_failed_has_no_speed_anywhere(tmp_path: Path) -> None:

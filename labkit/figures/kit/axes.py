@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TypeAlias, TypeGuard
 
 from labkit.common.privacy import scrub
 from labkit.figures.kit.called import called
+
+# What a parameter of a run is, or a number that was measured; None: the run has none.
+Value: TypeAlias = str | float | bool | None
 
 _SLOTS = 8  # more distinct numbers than this are a scale
 _WIDE = 30.0  # from this ratio of the greatest to the least on a scale is logarithmic
@@ -20,11 +23,11 @@ class Scale:
     """Where values stand between 0 and 1, and where which values are named."""
 
     places: tuple[float | None, ...]
-    ticks: tuple[tuple[float, Any], ...]
+    ticks: tuple[tuple[float, Value], ...]
     slots: bool = False
 
 
-def scale(values: Sequence[Any], measured: bool) -> Scale:
+def scale(values: Sequence[Value], measured: bool) -> Scale:
     """Lay out one value a run; None: the run has none, or it may not be shown.
 
     measured: a result, which is never put into slots.
@@ -36,7 +39,7 @@ def scale(values: Sequence[Any], measured: bool) -> Scale:
     return _slots(values)
 
 
-def ordered(values: Sequence[Any]) -> list[Any]:
+def ordered(values: Sequence[Value]) -> list[Value]:
     """The distinct values: numbers by size, then words as they come; what is missing first."""
     distinct = list({repr(value): value for value in values}.values())
     numbers = sorted(value for value in distinct if is_number(value))
@@ -44,7 +47,7 @@ def ordered(values: Sequence[Any]) -> list[Any]:
     return [*([None] if any(value is None for value in distinct) else []), *numbers, *words]
 
 
-def word(name: str, value: Any) -> str:
+def word(name: str, value: Value) -> str:
     """A parameter's value for a tick."""
     if value is None:
         return called(None) if name == "compressor" else "none"
@@ -61,12 +64,12 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if size >= 999.5 else f"{value:.3g}"
 
 
-def is_number(value: Any) -> TypeGuard[float]:
+def is_number(value: Value) -> TypeGuard[float]:
     """Whether a value is a number; True and False are words."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _proportional(values: Sequence[Any], known: list[float]) -> Scale:
+def _proportional(values: Sequence[Value], known: list[float]) -> Scale:
     low, high = min(known, default=0.0), max(known, default=1.0)
     logarithmic = low > 0 and high / low >= _WIDE
     way = math.log if logarithmic else float
@@ -82,7 +85,7 @@ def _proportional(values: Sequence[Any], known: list[float]) -> Scale:
     )
 
 
-def _slots(values: Sequence[Any]) -> Scale:
+def _slots(values: Sequence[Value]) -> Scale:
     slots = ordered(values)
     room = 1 / len(slots)
     keys = [repr(slot) for slot in slots]

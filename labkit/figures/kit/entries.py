@@ -64,11 +64,13 @@ class Line:
     color: str
     dash: str
     symbol: str
+    runs: tuple[str, ...] = ()  # keys of those that it stands for, so that it is chosen with them
 
     @property
-    def style(self) -> dict[str, str]:
+    def style(self) -> dict[str, Any]:
         """What every trace of the line carries: a click on the legend hides them all."""
-        return {"legendgroup": self.label, "name": safe_text(self.label)}
+        style = {"legendgroup": self.label, "name": safe_text(self.label)}
+        return style | ({"meta": {"runs": list(self.runs)}} if self.runs else {})
 
 
 def lines(names: Iterable[str]) -> dict[str, Line]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class Markdown(str):
@@ -18,20 +18,24 @@ class Finding:
     """What was found, of whom, as which value, and on how many seeds it rests.
 
     Attributes:
-        what: the head of the sentence; names stand between `**`.
+        what: the head of the sentence; in it names stand between `**`.
+        who: of whom the value is, where the head does not say it.
         value: the number; None where words alone say it.
         band: its least and its greatest, over seeds or steps.
-        seeds: that the value is a mean of; 0 where the band is not one of seeds.
-        text: writes a number with its unit.
+        seeds: over which the value is a mean; 0 where the band is the spread of something else.
+        text: writes the number and its ends.
+        unit: what stands behind the number.
         said: what else there is to say, in order.
         verdict: what may be concluded, at the end.
     """
 
-    what: str
+    what: str = ""
+    who: str = ""
     value: float | None = None
     band: tuple[float, float] | None = None
-    seeds: int = 1
+    seeds: int = 0
     text: Callable[[float], str] = "{:.4g}".format
+    unit: str = ""
     said: tuple[str, ...] = ()
     verdict: str = ""
 
@@ -40,17 +44,22 @@ class Finding:
         """`91.20% (3 seeds, 90.10% to 92.00%)`; empty without a value."""
         if self.value is None:
             return ""
-        number = self.text(self.value)
+        number = f"{self.text(self.value)}{self.unit}"
         if self.band is None or self.seeds == 1 or self.band[0] == self.band[1]:
             return number
-        count = f"{self.seeds} seeds, " if self.seeds else ""
+        count = f"{self.seeds} seeds, " if self.seeds else "spread "
         return f"{number} ({count}{self.text(self.band[0])} to {self.text(self.band[1])})"
 
     @property
     def sentence(self) -> str:
-        """`What: value; said; said: verdict.`"""
-        parts = "; ".join(part for part in (self.number, *self.said) if part)
+        """`What: **who**, number; said: verdict.`"""
+        whom = ", ".join(part for part in (f"**{self.who}**" * bool(self.who), self.number) if part)
+        parts = "; ".join(part for part in (whom, *self.said) if part)
         return ": ".join(part for part in (self.what, parts, self.verdict) if part) + "."
+
+    def ahead_of(self, other: Finding, verdict: str) -> Finding:
+        """The same, with the next best beside it and what may be said of their difference."""
+        return replace(self, said=(f"next {other.who}, {other.number}",), verdict=verdict)
 
 
 def sentences(findings: Iterable[Finding], head: str = "") -> Markdown:

@@ -20,20 +20,39 @@ if TYPE_CHECKING:
 
 Looks = Mapping[str, Entry | Line]
 QUIET = {"hoverinfo": "skip", "showlegend": False}
+_FEW = 20  # values that are kept as they are
 _HATCHES = {"solid": "", "dash": "/", "dot": ".", "dashdot": "x"}
 
 
 def line_with_band(
-    table: pd.DataFrame, x: str, y: str, looks: Looks, *, by: str = "run", marks: bool = False
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    looks: Looks,
+    *,
+    by: str = "run",
+    marks: bool = False,
+    faint: str = "",
+    **changes: str | bool,
 ) -> list[Trace]:
     """A line for each in the table, over the band of its spread where it has one.
 
-    marks: a marker at each point, too. A line of one point is not seen: it is a marker always.
+    Args:
+        table: with columns x, y and, where there is a spread, `<y>_low` and `<y>_high`.
+        x, y: columns.
+        looks: by what the column `by` names.
+        by: whose rows make a line.
+        marks: a marker at each point, too. A line of one point is not seen: it is a marker always.
+        faint: a column to draw lightly where there is no band: what `y` is the mean of.
+        changes: to the lines' traces.
     """
     return [
         trace
         for look, own in _groups(table, looks, by)
-        for trace in (*_band(own, x, y, look), _line(own, x, y, look, marks))
+        for trace in (
+            *_under(own, x, y, look, faint),
+            _line(own, x, y, look, marks) | changes,
+        )
     ]
 
 
@@ -165,23 +184,28 @@ def _groups(
 
 def _line(own: pd.DataFrame, x: str, y: str, look: Entry | Line, marks: bool) -> Trace:
     marker = {"color": look.color, "symbol": look.symbol, "size": 7}
-    trace = {"x": thin(own[x]), "y": thin(own[y]), "showlegend": False} | look.style
+    line = {"color": look.color, "dash": look.dash, "width": 2}
+    trace = {"x": _thin(own[x]), "y": _thin(own[y]), "showlegend": False} | look.style
     if len(own) == 1:
         return trace | {"mode": "markers", "marker": marker}
-    line = {"mode": "lines", "line": {"color": look.color, "dash": look.dash, "width": 2}}
-    return trace | line | ({"mode": "lines+markers", "marker": marker} if marks else {})
+    if marks:
+        return trace | {"mode": "lines+markers", "line": line, "marker": marker}
+    return trace | {"mode": "lines", "line": line}
 
 
-def _band(own: pd.DataFrame, x: str, y: str, look: Entry | Line) -> list[Trace]:
+def _under(own: pd.DataFrame, x: str, y: str, look: Entry | Line, faint: str) -> list[Trace]:
+    """The band between the least and the greatest; without a spread the faint line, if any."""
+    quiet = {"x": _thin(own[x]), "mode": "lines"} | QUIET | look.style
     low, high = f"{y}_low", f"{y}_high"
-    if low not in own or not (own[high] > own[low]).any():
-        return []
-    # Two lines of no width, and the colour between them: a gap in one is then one in the band.
-    edge = {"x": thin(own[x]), "mode": "lines", "line": {"width": 0}} | QUIET | look.style
-    fill = {"fill": "tonexty", "fillcolor": transparent(look.color, 0.2)}
-    return [edge | {"y": thin(own[low])}, edge | fill | {"y": thin(own[high])}]
+    if low in own and not own[low].equals(own[high]):
+        # Two lines of no width, and the colour between them.
+        fill = {"fill": "tonexty", "fillcolor": transparent(look.color, 0.2)}
+        edges = [quiet | {"line": {"width": 0}, "y": _thin(own[each])} for each in (low, high)]
+        return [edges[0], edges[1] | fill]
+    line = {"color": transparent(look.color, 0.3), "width": 1}
+    return [quiet | {"y": _thin(own[faint]), "line": line}] if faint else []
 
 
-def thin(values: Sequence[float]) -> np.ndarray:
-    """Half the digits: six are more than a figure shows."""
-    return np.asarray(values, np.float32)
+def _thin(values: pd.Series) -> np.ndarray:
+    """Of many values half the digits: six are more than a figure shows."""
+    return np.asarray(values, np.float32 if len(values) > _FEW else float)

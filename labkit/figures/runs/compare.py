@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.figures.kit import entries as naming
-from labkit.figures.kit.entries import OVERSUBSCRIBED, Entry, clock_and_network
-from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.entries import Entry, clock_and_network
+from labkit.figures.kit.panels import Panel, busy, sheet
 from labkit.figures.runs import speed
-from labkit.figures.runs.learning_panels import learning_panels
-from labkit.figures.runs.seed_bands import band_traces, bands
+from labkit.figures.runs.learning import learning_panels
 from labkit.records.run import KEY_METRICS, Run, key_metrics, verdict
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def compare(runs: Iterable[Run] | Run) -> Figure:
 
     Raises: LabkitError where there are no runs.
     """
-    shown = _entries(runs)
+    shown = naming.entries(runs)
     losses, tests, words = learning_panels(shown)
     speeds, speed_words = _speed_panels(shown)
     return _figure(shown, [losses, tests, speeds], [words, *speed_words])
@@ -38,7 +37,7 @@ def compare(runs: Iterable[Run] | Run) -> Figure:
 
 def parts(runs: Iterable[Run] | Run) -> list[Figure]:
     """What `compare` shows, as three figures: loss, test results, speeds."""
-    shown = _entries(runs)
+    shown = naming.entries(runs)
     losses, tests, words = learning_panels(shown)
     speeds, speed_words = _speed_panels(shown)
     return [
@@ -50,22 +49,22 @@ def parts(runs: Iterable[Run] | Run) -> list[Figure]:
 
 def curves(runs: Iterable[Run] | Run) -> Figure:
     """Loss and test results of runs, over steps, seconds of training and bytes on the wire."""
-    shown = _entries(runs)
+    shown = naming.entries(runs)
     losses, tests, words = learning_panels(shown)
     return _figure(shown, [losses, tests], [words])
 
 
 def throughput(runs: Iterable[Run] | Run) -> Figure:
     """Samples a second of each run, with the speeds of its slow and fast steps as whisker."""
-    shown = _entries(runs)
-    return _figure(shown, [[_throughput(shown)]], [speed.throughput_in_words(shown)])
+    shown = naming.entries(runs)
+    return _figure(shown, [[speed.throughput_panel(shown)]], [speed.throughput_in_words(shown)])
 
 
 def speedup(runs: Iterable[Run] | Run) -> Figure:
     """Speed-up and efficiency of runs against those with workers=1, strong and weak."""
-    shown = _entries(runs)
-    words = speed.speedup_in_words(speed.scalings(shown)) or speed.NO_BASELINE
-    return _figure(shown, [_scaling_panels(shown)], [words, speed.refusals(shown)])
+    shown = naming.entries(runs)
+    words = speed.speedup_in_words(shown) or speed.NO_BASELINE
+    return _figure(shown, [speed.scaling_panels(shown)], [words, speed.refusals(shown)])
 
 
 def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
@@ -109,55 +108,10 @@ def show(figure: Figure) -> None:
         figure.show(config=CONFIG)
 
 
-def _entries(runs: Iterable[Run] | Run) -> list[Entry]:
-    return naming.entries([runs] if isinstance(runs, Run) else runs)
-
-
 def _speed_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[str]]:
     """Throughput, speed-up and efficiency beside each other, and what they say."""
-    points = speed.scalings(shown)
-    words = [speed.throughput_in_words(shown), speed.speedup_in_words(points)]
-    return [_throughput(shown), *_scaling_panels(shown)], words
-
-
-def _throughput(shown: Sequence[Entry]) -> Panel:
-    return Panel(
-        title="Throughput\nwhisker: p10 to p90 of step time",
-        x="",
-        y="samples/s",
-        traces=speed.throughput_traces(shown),
-        note=speed.refusals(shown) or "no speed was measured",
-        always_note=bool(speed.refusals(shown)),
-        x_axis={"showticklabels": False, "range": [-0.6, len(shown) - 0.4], "showgrid": False},
-        y_axis={"rangemode": "tozero"},
-    )
-
-
-def _scaling_panels(shown: Sequence[Entry]) -> list[Panel]:
-    points = speed.scalings(shown)
-    ticks = sorted({point.workers for point in points})
-    note = speed.refusals(shown) or ("" if points else speed.NO_BASELINE)
-    if not points and speed.NO_BASELINE not in note:
-        note = f"{note}\n{speed.NO_BASELINE}"
-    return [
-        Panel(
-            title=f"{title}\n{speed.kinds(points)}",
-            x="workers",
-            y=y,
-            traces=[
-                *band_traces(bands(points), percent=percent),
-                *speed.scaling_traces(points, percent=percent),
-            ],
-            note=note,
-            always_note=bool(note) and not percent,
-            x_axis={"tickvals": ticks} if ticks else {},
-            y_axis={"rangemode": "tozero"},
-        )
-        for title, y, percent in (
-            ("Speed-up over 1 worker", "speed-up", False),
-            ("Efficiency", "efficiency, %", True),
-        )
-    ]
+    words = [speed.throughput_in_words(shown), speed.speedup_in_words(shown)]
+    return [speed.throughput_panel(shown), *speed.scaling_panels(shown)], words
 
 
 def _figure(
@@ -166,24 +120,19 @@ def _figure(
     words: Sequence[str],
     what: str = "",
 ) -> Figure:
-    from labkit.figures.kit.canvas import draw
-
     count = "1 run" if len(shown) == 1 else f"{len(shown)} runs"
     title = " · ".join(part for part in (what, count, clock_and_network(shown)) if part)
-    remarks = _remarks(shown)
-    alt = ". ".join(part for part in [title, *remarks, *words] if part) + "."
-    return draw(rows, shown, title, " · ".join(remarks), alt)
+    return sheet(rows, shown, title, _remarks(shown), words)
 
 
 def _remarks(shown: Sequence[Entry]) -> list[str]:
     """What a reader must know of all panels: too few cores, runs without results."""
-    busy = any(entry.metrics.get("oversubscribed") for entry in shown)
     empty = [entry for entry in shown if not entry.metrics]
     lines = [f"{e.label}: no results ({_state(e.run)})" for e in empty[:2]]
     more = [f"{len(empty) - 2} more without results"] if len(empty) > 2 else []
     single = [entry for entry in shown if entry.metrics and _is_one_step(entry)]
     traced = [f"{len(single)} of one step: their speed is that of tracing it"] if single else []
-    return [*([OVERSUBSCRIBED] if busy else []), *traced, *lines, *more]
+    return [*busy(shown), *traced, *lines, *more]
 
 
 def _is_one_step(entry: Entry) -> bool:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import mean, median
 
-from labkit.common.units import bytes_text
+from labkit.common.units import bytes_text, plural
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import Entry
-from labkit.figures.kit.finding import Markdown
-from labkit.figures.runs import speed
+from labkit.figures.kit.finding import Finding, Markdown, sentences
 from labkit.figures.runs.measures import parameters, spread
-from labkit.figures.runs.pareto import front, points
+from labkit.records.questions.scaling import scalings
+from labkit.records.questions.spending import MEASURES, front, spending
 from labkit.records.run import Run
 from labkit.records.verdict import accuracies, judge, seeds_of
 
@@ -29,32 +29,44 @@ class Method:
     label: str
     runs: tuple[Entry, ...]
 
-    @property
-    def accuracies(self) -> list[float]:
-        """Test accuracies, one a seed."""
-        return [value for each in self.runs for value in accuracies(each.run).values()]
+    def accuracy(self) -> Finding | None:
+        """Test accuracy, the mean over seeds."""
+        values = [value for each in self.runs for value in accuracies(each.run).values()]
+        return self._of_seeds("Highest test accuracy", values, "{:.2%}".format)
 
-    @property
-    def losses(self) -> list[float]:
-        """Test losses, one a seed."""
+    def loss(self) -> Finding | None:
+        """Test loss, the mean over seeds."""
         seeds = [seed for each in self.runs for seed in seeds_of(each.run)]
-        return [v for seed in seeds if (v := seed.metrics.get("test_loss")) is not None]
+        values = [v for seed in seeds if (v := seed.metrics.get("test_loss")) is not None]
+        return self._of_seeds("Lowest test loss", values, "{:.4g}".format)
 
-    @property
-    def speed(self) -> tuple[float, float, float] | None:
+    def speed(self) -> Finding | None:
         """Samples/s: the median run, the slowest and the fastest; None where none may be said."""
         known = [e for e in self.runs if e.metrics.get("samples_per_second") and not e.gate_failed]
+        middle = [float(e.metrics["samples_per_second"]) for e in known]
+        ends = middle + [edge for e in known for edge in spread(e, "samples_per_second") or ()]
         if not known:
             return None
-        middle = [float(e.metrics["samples_per_second"]) for e in known]
-        ends = [edge for e in known for edge in spread(e, "samples_per_second") or ()]
-        return median(middle), min(middle + ends), max(middle + ends)
+        band = min(ends), max(ends)
+        text = "{:,.0f}".format
+        return Finding("Most samples/s", self.label, median(middle), band, text=text)
 
-    @property
-    def bytes(self) -> float | None:
-        """Bytes on the wire a step."""
+    def bytes(self) -> Finding | None:
+        """Bytes on the wire a step; None where nothing is sent."""
         known = [e.metrics.get("wire_bytes_per_step") for e in self.runs]
-        return median(each) if (each := [float(v) for v in known if v is not None]) else None
+        values = [float(value) for value in known if value is not None]
+        if not values or not median(values):
+            return None
+        head = "Fewest bytes on the wire"
+        return Finding(head, self.label, median(values), text=bytes_text, unit=" a step")
+
+    def _of_seeds(
+        self, what: str, values: Sequence[float], text: Callable[[float], str]
+    ) -> Finding | None:
+        if not values:
+            return None
+        band = min(values), max(values)
+        return Finding(what, self.label, mean(values), band, len(values), text)
 
 
 def comparison_reading(runs: Iterable[Run] | Run) -> Markdown:
@@ -65,13 +77,13 @@ def comparison_reading(runs: Iterable[Run] | Run) -> Markdown:
 
     Raises: LabkitError where there are no runs.
     """
-    shown = naming.entries([runs] if isinstance(runs, Run) else runs)
+    shown = naming.entries(runs)
     found = methods(shown)
     said = [_what_differs(shown, found), _gates(shown)]
     for head, same in _by_task(found).items():
-        said += [f"{head}{line}" for line in (_best(same), _fastest(same), _fewest(same)) if line]
-    said += [_on_the_front(shown), _scaling(shown)]
-    return Markdown("\n".join(f"- {line}" for line in said if line))
+        best = (_best(same), _fastest(same), _fewest(same))
+        said += [replace(each, what=f"{head}{each.what}") for each in best if each]
+    return sentences([*said, *_on_the_front(shown), *_scaling(shown)])
 
 
 def methods(shown: Sequence[Entry]) -> list[Method]:
@@ -94,131 +106,114 @@ def _by_task(found: Sequence[Method]) -> dict[str, list[Method]]:
     return tasks if len(tasks) > 1 else {"": list(found)}
 
 
-def _what_differs(shown: Sequence[Entry], found: Sequence[Method]) -> str:
+def _what_differs(shown: Sequence[Entry], found: Sequence[Method]) -> Finding:
     names = list(parameters(shown))
     states = Counter(str(entry.run.status["state"]) for entry in shown)
     ended = ", ".join(f"{count} {state}" for state, count in states.most_common())
     differ = f"that differ in {', '.join(names)}" if names else "with the same parameters"
     kinds = f"; but for the seed, {len(found)} kinds" if 0 < len(found) < len(shown) else ""
-    return f"{_count(len(shown))} {differ} ({ended}{kinds})."
+    return Finding(f"{plural(len(shown), 'run')} {differ} ({ended}{kinds})")
 
 
-def _gates(shown: Sequence[Entry]) -> str:
+def _gates(shown: Sequence[Entry]) -> Finding:
     gates = [(entry.metrics.get("equivalence") or {}).get("verdict", "not run") for entry in shown]
     counts = Counter(gates)
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     failed = [entry.label for entry in shown if entry.gate_failed]
-    none = f"; no speed is shown of {_some(failed)}" if failed else ""
-    return f"Equivalence gate: {words}{none}."
+    none = f"no speed is shown of {_some(failed)}" if failed else ""
+    return Finding("Equivalence gate", said=(words, none))
 
 
-def _best(found: Sequence[Method]) -> str:
-    ranked = sorted(
-        (method for method in found if method.accuracies),
-        key=lambda method: -mean(method.accuracies),
-    )
+def _ranked(measured: Iterable[tuple[Finding | None, Method]], sign: int) -> list[_Place]:
+    """Those with a value, the best first: the greatest for sign 1, the least for -1."""
+    known = [(finding, method) for finding, method in measured if finding is not None]
+    return sorted(known, key=lambda each: -sign * (each[0].value or 0.0))
+
+
+_Place = tuple[Finding, Method]
+
+
+def _best(found: Sequence[Method]) -> Finding:
+    ranked = _ranked(((method.accuracy(), method) for method in found), 1)
     if not ranked:
         return _least_loss(found)
-    first, *others = ranked
-    text = f"Highest test accuracy: **{first.label}**, {_share(first)}"
+    (first, own), *others = ranked
     if not others:
-        return f"{text}."
-    verdict = judge(others[0].accuracies, first.accuracies)
+        return first
+    next_best, second = others[0]
+    own_seeds, others_seeds = (
+        [value for run in each.runs for value in accuracies(run.run).values()]
+        for each in (own, second)
+    )
     known = {
         "loss": "more than their seeds explain",
         "no loss": "its seeds reach as high",
         "none": "the seeds do not tell them apart",
-    }[verdict.kind]
-    if min(len(first.accuracies), len(others[0].accuracies)) < 2:
-        known = "with one seed this may be chance"
-    return f"{text}; next {others[0].label}, {_share(others[0])}: {known}."
+    }[judge(others_seeds, own_seeds).kind]
+    return first.ahead_of(next_best, _CHANCE_OF_ONE if _of_one(first, next_best) else known)
 
 
-def _least_loss(found: Sequence[Method]) -> str:
+def _least_loss(found: Sequence[Method]) -> Finding:
     """What tasks without an accuracy are judged by."""
-    ranked = sorted((method for method in found if method.losses), key=lambda m: mean(m.losses))
+    ranked = _ranked(((method.loss(), method) for method in found), -1)
     if not ranked:
-        return "No completed run has a test result."
-    first, *others = ranked
-    text = f"Lowest test loss: **{first.label}**, {_loss(first)}"
+        return Finding("No completed run has a test result")
+    (first, _), *others = ranked
     if not others:
-        return f"{text}."
-    own, other = first.losses, others[0].losses
-    known = "which is within the spread of their seeds"
-    if min(len(own), len(other)) < 2:
-        known = "with one seed this may be chance"
-    elif max(own) < min(other):
-        known = "each of its seeds is lower"
-    return f"{text}; next {others[0].label}, {_loss(others[0])}: {known}."
+        return first
+    second = others[0][0]
+    apart = first.band and second.band and first.band[1] < second.band[0]
+    known = "each of its seeds is lower" if apart else "within the spread of their seeds"
+    return first.ahead_of(second, _CHANCE_OF_ONE if _of_one(first, second) else known)
 
 
-def _fastest(found: Sequence[Method]) -> str:
-    timed = [(each, method) for method in found if (each := method.speed) is not None]
-    if not timed:
-        return "No speed may be said."
-    ranked = sorted(timed, key=lambda pair: -pair[0][0])
-    (best, first), *others = ranked
-    text = f"Most samples/s: **{first.label}**, {_speed(best)}"
+_CHANCE_OF_ONE = "with one seed this may be chance"
+
+
+def _of_one(one: Finding, other: Finding) -> bool:
+    return min(one.seeds, other.seeds) < 2
+
+
+def _fastest(found: Sequence[Method]) -> Finding:
+    ranked = _ranked(((method.speed(), method) for method in found), 1)
+    if not ranked:
+        return Finding("No speed may be said")
+    (first, _), *others = ranked
     if not others:
-        return f"{text}."
-    next_best, second = others[0]
-    apart = "" if best[1] > next_best[2] else ", which is within the spread of their seeds"
-    return f"{text}; next {second.label}, {_speed(next_best)}{apart}."
+        return first
+    second = others[0][0]
+    apart = first.band and second.band and first.band[0] > second.band[1]
+    return first.ahead_of(second, "" if apart else "within the spread of their seeds")
 
 
-def _fewest(found: Sequence[Method]) -> str:
-    sent = [(each, method) for method in found if (each := method.bytes)]
-    if len({each for each, _ in sent}) < 2:
-        return ""
-    (least, first), *_, (most, last) = sorted(sent, key=lambda pair: pair[0])
-    return (
-        f"Fewest bytes on the wire: **{first.label}**, {bytes_text(least)} a step; most "
-        f"{last.label}, {bytes_text(most)} ({most / least:.3g} times)."
-    )
+def _fewest(found: Sequence[Method]) -> Finding | None:
+    ranked = _ranked(((method.bytes(), method) for method in found), -1)
+    if len({finding.value for finding, _ in ranked}) < 2:
+        return None
+    least, most = ranked[0][0], ranked[-1][0]
+    times = (most.value or 0.0) / (least.value or 1.0)
+    return replace(least, said=(f"most {most.who}, {most.number} ({times:.3g} times)",))
 
 
-def _on_the_front(shown: Sequence[Entry]) -> str:
-    best = front(points(shown), ("accuracy", "bytes", "seconds"))
-    if len(shown) < 2 or not best:
-        return ""
-    names = _some([each.entry.label for each in best])
-    return f"No run beats these in accuracy, bytes and seconds on their network: {names}."
+def _on_the_front(shown: Sequence[Entry]) -> list[Finding]:
+    best = front(spending({entry.label: entry.run for entry in shown}), MEASURES)
+    if len(shown) < 2 or best.empty:
+        return []
+    what = "No run beats these in accuracy, bytes and seconds on their network"
+    return [Finding(what, said=(_some(list(best["run"])),))]
 
 
-def _scaling(shown: Sequence[Entry]) -> str:
-    measured = [point for point in speed.scalings(shown) if point.workers > 1]
-    if not measured:
-        return ""
-    most = max(measured, key=lambda point: point.speedup)
-    return (
-        f"Largest speed-up over one worker: **{most.entry.label}**, {most.speedup:.2f} "
-        f"({most.kind} scaling, efficiency {most.speedup / most.workers:.0%})."
-    )
-
-
-def _share(method: Method) -> str:
-    values = method.accuracies
-    if len(values) == 1:
-        return f"{values[0]:.2%}"
-    return f"{mean(values):.2%} ({len(values)} seeds, {min(values):.2%} to {max(values):.2%})"
-
-
-def _loss(method: Method) -> str:
-    values = method.losses
-    if len(values) == 1:
-        return f"{values[0]:.4g}"
-    return f"{mean(values):.4g} ({len(values)} seeds, {min(values):.4g} to {max(values):.4g})"
-
-
-def _speed(values: tuple[float, float, float]) -> str:
-    middle, low, high = values
-    return f"{middle:,.0f}" if low == high else f"{middle:,.0f} ({low:,.0f} to {high:,.0f})"
+def _scaling(shown: Sequence[Entry]) -> list[Finding]:
+    table = scalings({entry.label: entry.run for entry in shown})
+    measured = table[table["workers"] > 1]
+    if measured.empty:
+        return []
+    most = measured.loc[measured["speedup"].idxmax()]
+    kind = f"{most['kind']} scaling, efficiency {most['efficiency'] / 100:.0%}"
+    head = "Largest speed-up over one worker"
+    return [Finding(head, most["run"], most["speedup"], text="{:.2f}".format, unit=f" ({kind})")]
 
 
 def _some(labels: Sequence[str]) -> str:
     more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
     return f"{'; '.join(labels[:_NAMED])}{more}"
-
-
-def _count(runs: int) -> str:
-    return "1 run" if runs == 1 else f"{runs} runs"

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.common.errors import InvalidInput
-from labkit.figures.kit import entries as naming
-from labkit.figures.kit.axes import ordered, word
-from labkit.figures.kit.entries import INK, OVERSUBSCRIBED, Entry, clock_and_network, safe_text
-from labkit.figures.kit.panels import Panel
+from labkit.common.units import plural
+from labkit.figures.kit.axes import Value, ordered, word
+from labkit.figures.kit.entries import Entry, clock_and_network, entries, safe_text
+from labkit.figures.kit.marks import QUIET, words
+from labkit.figures.kit.panels import Panel, Trace, busy, sheet
 from labkit.figures.runs.measures import (
     MEASURES,
     is_timed,
@@ -40,8 +41,8 @@ class Grid:
 
     x: str
     y: str
-    columns: list[Any]
-    rows: list[Any]
+    columns: list[Value]
+    rows: list[Value]
     cells: dict[tuple[int, int], list[int]]
 
     @property
@@ -66,9 +67,7 @@ def heat_map(
     or loss, and samples/s).
     Raises: LabkitError where there are no runs; InvalidInput, where no such grid is there.
     """
-    from labkit.figures.kit.canvas import draw
-
-    shown = naming.entries([runs] if isinstance(runs, Run) else runs)
+    shown = entries(runs)
     grid = _grid(shown, x, y)
     names = list(measures) or _default_measures(shown)
     panels = [_panel(shown, grid, name, first=name == names[0]) for name in names]
@@ -76,19 +75,16 @@ def heat_map(
     remarks = [f"median of up to {several} runs a cell" if several > 1 else "a run a cell"]
     others = [n for n in parameters(shown) if n not in (grid.x, grid.y)]
     remarks += [f"they differ in {', '.join(others)}"] if others and several > 1 else []
-    if any(entry.metrics.get("oversubscribed") for entry in shown):
-        remarks.append(OVERSUBSCRIBED)
     title = f"Results by {title_of(grid.y)} and {title_of(grid.x)} · {clock_and_network(shown)}"
-    words = [_in_words(shown, grid, name) for name in names]
-    alt = ". ".join([title, *remarks, *words]) + "."
+    said = [_in_words(shown, grid, name) for name in names]
     plot = max(140, _CELL * len(grid.rows))
-    return draw([panels], [], title, " · ".join(remarks), alt, plot=plot)
+    return sheet([panels], [], title, [*remarks, *busy(shown)], said, plot=plot)
 
 
 def has_grid(runs: Iterable[Run]) -> bool:
     """Whether two parameters make a grid of which a heat map can be drawn."""
     found = list(runs)
-    return bool(found) and _largest(naming.entries(found)) is not None
+    return bool(found) and _largest(entries(found)) is not None
 
 
 def _grid(shown: Sequence[Entry], x: str | None, y: str | None) -> Grid:
@@ -120,11 +116,11 @@ def _largest(shown: Sequence[Entry], fixed: str | None = None) -> Grid | None:
     return best
 
 
-def _words(values: Sequence[Any]) -> bool:
+def _words(values: Sequence[Value]) -> bool:
     return any(isinstance(value, str) for value in values)
 
 
-def _crossed(given: dict[str, list[Any]], x: str, y: str) -> Grid:
+def _crossed(given: dict[str, list[Value]], x: str, y: str) -> Grid:
     columns, rows = ordered(given[x]), ordered(given[y])
     places: list[dict[str, int]] = [
         {repr(value): place for place, value in enumerate(values)} for values in (columns, rows)
@@ -154,10 +150,11 @@ def _values(shown: Sequence[Entry], grid: Grid, name: str) -> dict[tuple[int, in
 def _panel(shown: Sequence[Entry], grid: Grid, name: str, first: bool) -> Panel:
     values = _values(shown, grid, name)
     failed = [entry for entry in shown if entry.gate_failed] if is_timed(name) else []
+    without = f"{plural(len(failed), 'run')} without speed: equivalence gate failed"
     size = range(len(grid.rows)), range(len(grid.columns))
     text = [[_cell(shown, grid, name, values, (r, c)) for c in size[1]] for r in size[0]]
     rows = list(enumerate(text))
-    colors: dict[str, Any] = {
+    colors: Trace = {
         "type": "heatmap",
         "z": [[values.get((row, column)) for column in size[1]] for row in size[0]],
         "text": [[t if (r, c) in values else "" for c, t in enumerate(row)] for r, row in rows],
@@ -174,7 +171,7 @@ def _panel(shown: Sequence[Entry], grid: Grid, name: str, first: bool) -> Panel:
         x=title_of(grid.x),
         y=title_of(grid.y) if first else "",
         traces=[colors, _blanks(text, values), _dots(shown, grid)] if values else [],
-        note=f"{_count(len(failed))} without speed: equivalence gate failed" if failed else "",
+        note=without if failed else "",
         always_note=bool(failed),
         x_axis=_axis(grid.x, grid.columns) | {"range": [-0.5, len(grid.columns) - 0.5]},
         # The rows are the same in all panels: the first one names them.
@@ -183,21 +180,20 @@ def _panel(shown: Sequence[Entry], grid: Grid, name: str, first: bool) -> Panel:
     )
 
 
-def _blanks(text: list[list[str]], values: dict[tuple[int, int], float]) -> dict[str, Any]:
-    """Why a cell has no colour, in the page's own ink."""
-    cells = [(r, c) for r, row in enumerate(text) for c in range(len(row)) if (r, c) not in values]
-    return {
-        "x": [column for _, column in cells],
-        "y": [row for row, _ in cells],
-        "mode": "text",
-        "text": [text[row][column] for row, column in cells],
-        "textfont": {"size": 12, "color": INK},
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
+def _blanks(text: list[list[str]], values: dict[tuple[int, int], float]) -> Trace:
+    """Why a cell has no colour."""
+    import pandas as pd
+
+    cells = [
+        {"x": column, "y": row, "text": said}
+        for row, texts in enumerate(text)
+        for column, said in enumerate(texts)
+        if (row, column) not in values
+    ]
+    return words(pd.DataFrame(cells, columns=["x", "y", "text"]), "x", "y", size=12)
 
 
-def _dots(shown: Sequence[Entry], grid: Grid) -> dict[str, Any]:
+def _dots(shown: Sequence[Entry], grid: Grid) -> Trace:
     """A dot at the left of each cell with runs, seen only where one of them is chosen."""
     cells = list(grid.cells)
     return {
@@ -213,13 +209,12 @@ def _dots(shown: Sequence[Entry], grid: Grid) -> dict[str, Any]:
         },
         "selected": {"marker": {"opacity": 1}},
         "unselected": {"marker": {"opacity": 0}},
-        "hoverinfo": "skip",
-        "showlegend": False,
+        **QUIET,
         "meta": {"points": [[shown[place].key for place in grid.cells[cell]] for cell in cells]},
     }
 
 
-def _axis(name: str, values: Sequence[Any]) -> dict[str, Any]:
+def _axis(name: str, values: Sequence[Value]) -> Trace:
     return {
         "tickvals": list(range(len(values))),
         "ticktext": [safe_text(word(name, value)) for value in values],
@@ -251,12 +246,8 @@ def _combination(grid: Grid, cell: tuple[int, int]) -> str:
 
 
 def _said(grid: Grid, text: str, cell: tuple[int, int]) -> str:
-    runs = _count(len(grid.cells.get(cell, [])))
+    runs = plural(len(grid.cells.get(cell, [])), "run")
     return safe_text(f"{_combination(grid, cell)}: {text}, {runs}")
-
-
-def _count(runs: int) -> str:
-    return "1 run" if runs == 1 else f"{runs} runs"
 
 
 def _in_words(shown: Sequence[Entry], grid: Grid, name: str) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Any
 
 from labkit.common.errors import InvalidInput
 from labkit.figures.kit import entries as naming
-from labkit.figures.kit.axes import is_number, number_text, word
+from labkit.figures.kit.axes import Value, is_number, number_text, word
 from labkit.figures.kit.entries import Entry
 from labkit.records.run import flatten
 
@@ -24,7 +23,7 @@ _OTHERS = {"step_ms.median": "step, ms", "payload_bytes_per_step": "payload, byt
 _TIMED = ("second", "_ms", "samples_per")
 
 
-def parameters(shown: Sequence[Entry]) -> dict[str, list[Any]]:
+def parameters(shown: Sequence[Entry]) -> dict[str, list[Value]]:
     """The parameters in which the runs differ, by name: one value a run, None where it has none."""
     rows = naming.differences([entry.run for entry in shown])
     return {
@@ -37,7 +36,7 @@ def measured(shown: Sequence[Entry], name: str) -> list[float | None]:
     return [_number(entry, name) for entry in shown]
 
 
-def values_of(shown: Sequence[Entry], name: str) -> list[Any]:
+def values_of(shown: Sequence[Entry], name: str) -> list[Value]:
     """A parameter that differs, or a number that was measured: one value a run.
 
     Raises: InvalidInput, where no run has it, and no run ever could.
@@ -47,7 +46,7 @@ def values_of(shown: Sequence[Entry], name: str) -> list[Any]:
         return given[name]
     if name not in MEASURES and name not in numbers(shown):
         raise unknown(shown, name)
-    return measured(shown, name)
+    return [*measured(shown, name)]
 
 
 def unknown(shown: Sequence[Entry], name: str) -> InvalidInput:
@@ -78,7 +77,7 @@ def title_of(name: str) -> str:
     return (MEASURES | _OTHERS).get(name, name.rpartition(".")[2].replace("_", " "))
 
 
-def text_of(name: str, value: Any) -> str:
+def text_of(name: str, value: Value) -> str:
     """A value for the eye: shares in per cent, other numbers in three figures, words as words."""
     if not is_number(value):
         return word(name, value)
@@ -97,5 +96,5 @@ def _number(entry: Entry, name: str) -> float | None:
     return float(value) if is_number(value) else None
 
 
-def _results(entry: Entry) -> dict[str, Any]:
+def _results(entry: Entry) -> dict[str, Value]:
     return {k: v for k, v in entry.metrics.items() if k not in ("epochs", "spread")}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from labkit.figures.kit import entries as naming
-from labkit.figures.kit.axes import Scale, scale, word
-from labkit.figures.kit.entries import INK, MANY, OVERSUBSCRIBED, Entry, clock_and_network
-from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.axes import Scale, Value, scale, word
+from labkit.figures.kit.entries import MANY, Entry, clock_and_network, entries, safe_text
+from labkit.figures.kit.marks import rule, words
+from labkit.figures.kit.panels import Panel, Trace, busy, sheet
 from labkit.figures.runs.measures import (
     MEASURES,
     measured,
@@ -28,7 +28,7 @@ _BELOW, _ABOVE = -0.055, 1.055  # where the ends of an axis are named
 _ACROSS = 125  # letters that fit beside each other
 _SPREAD = 0.5  # share of a slot over which its runs stand side by side
 
-Axis = tuple[str, list[Any], Scale]
+Axis = tuple[str, list[Value], Scale]
 
 
 def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None = None) -> Figure:
@@ -40,9 +40,7 @@ def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None =
     the parameters that differ but for the seed, then accuracy or loss, bytes, samples/s).
     Raises: LabkitError where there are no runs; InvalidInput, a name that no run has.
     """
-    from labkit.figures.kit.canvas import draw
-
-    shown = naming.entries([runs] if isinstance(runs, Run) else runs)
+    shown = entries(runs)
     chosen = _axes(shown, axes)
     panel = Panel(
         title="",
@@ -55,11 +53,9 @@ def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None =
         y_axis={"visible": False, "range": [-0.1, 1.1], "fixedrange": True},
     )
     title = f"Parameters and results · {clock_and_network(shown)}"
-    busy = any(entry.metrics.get("oversubscribed") for entry in shown)
-    words = [_in_words(entry, chosen, place) for place, entry in enumerate(shown)]
-    remark = OVERSUBSCRIBED if busy else ""
-    alt = ". ".join(part for part in [title, remark, *words, refusals(shown)] if part) + "."
-    return draw([[panel]], shown, title, remark, alt, plot=300, below=24)
+    said = [_in_words(entry, chosen, place) for place, entry in enumerate(shown)]
+    said.append(refusals(shown))
+    return sheet([[panel]], shown, title, busy(shown), said, plot=300, below=24)
 
 
 def _axes(shown: Sequence[Entry], names: Sequence[str] | None) -> list[Axis]:
@@ -72,7 +68,7 @@ def _axes(shown: Sequence[Entry], names: Sequence[str] | None) -> list[Axis]:
     return [(name, values, scale(values, name not in given)) for name, values in columns]
 
 
-def _lines(shown: Sequence[Entry], axes: Sequence[Axis]) -> list[dict[str, Any]]:
+def _lines(shown: Sequence[Entry], axes: Sequence[Axis]) -> list[Trace]:
     beside = [_side_by_side(each) for _, _, each in axes]
     few = len(shown) <= MANY
     return [
@@ -107,36 +103,23 @@ def _side_by_side(each: Scale) -> list[float | None]:
     return spread
 
 
-def _rules(count: int) -> dict[str, Any]:
+def _rules(count: int) -> Trace:
     """The axes themselves, as one trace."""
-    return {
-        "x": [x for place in range(count) for x in (place, place, None)],
-        "y": [0, 1, None] * count,
-        "mode": "lines",
-        "line": {"color": INK, "width": 1},
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
+    return rule([x for place in range(count) for x in (place, place, None)], [0, 1, None] * count)
 
 
-def _ticks(axes: Sequence[Axis]) -> dict[str, Any]:
+def _ticks(axes: Sequence[Axis]) -> Trace:
     """Words above their slot's lines; numbers at the ends of their axis."""
+    import pandas as pd
+
     rows = [
-        (place, *each)
+        (place, y, safe_text(text), f"middle {side}")
         for place, (name, _, on) in enumerate(axes)
-        for each in (_slot_words(name, on, place == 0) if on.slots else _ends(name, on))
+        for y, text, side in (_slot_words(name, on, place == 0) if on.slots else _ends(name, on))
     ]
-    return {
-        "x": [place for place, *_ in rows],
-        "y": [y for _, y, _, _ in rows],
-        "mode": "text",
-        "text": [naming.safe_text(text) for *_, text, _ in rows],
-        "textposition": [f"middle {side}" for *_, side in rows],
-        "textfont": {"size": 11, "color": INK},
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "cliponaxis": False,
-    }
+    table = pd.DataFrame(rows, columns=["x", "y", "text", "side"])
+    drawn = words(table, "x", "y")
+    return drawn | {"textposition": list(table["side"]), "cliponaxis": False}
 
 
 def _slot_words(name: str, on: Scale, first: bool) -> list[tuple[float, str, str]]:
@@ -151,10 +134,10 @@ def _ends(name: str, on: Scale) -> list[tuple[float, str, str]]:
     return [(_BELOW if at == 0 else _ABOVE, text_of(name, value), "center") for at, value in ends]
 
 
-def _names(axes: Sequence[Axis]) -> dict[str, Any]:
+def _names(axes: Sequence[Axis]) -> Trace:
     return {
         "tickvals": list(range(len(axes))),
-        "ticktext": [naming.safe_text(title_of(name)) for name, _, _ in axes],
+        "ticktext": [safe_text(title_of(name)) for name, _, _ in axes],
         "side": "top",
         "showgrid": False,
         "showline": False,
@@ -173,7 +156,7 @@ def _room(axes: Sequence[Axis]) -> float:
 
 def _said(axis: Axis, place: int) -> str:
     name, values, _ = axis
-    return naming.safe_text(f"{title_of(name)}: {text_of(name, values[place])}")
+    return safe_text(f"{title_of(name)}: {text_of(name, values[place])}")
 
 
 def _in_words(entry: Entry, axes: Sequence[Axis], place: int) -> str:

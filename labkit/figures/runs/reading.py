@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from labkit.figures.kit import entries as naming
-from labkit.figures.kit.entries import Entry
-from labkit.figures.kit.finding import Markdown
+from labkit.figures.kit.entries import Entry, entries
+from labkit.figures.kit.finding import Finding, Markdown, sentences
 from labkit.figures.runs import speed
 from labkit.records.run import Run, verdict
 
@@ -18,11 +17,11 @@ def reading(runs: Iterable[Run] | Run) -> Markdown:
     A difference in speed counts only where the spreads (p10 to p90 of the step time) stay apart;
     a difference in accuracy of one seed each is reported, not judged.
     """
-    shown = naming.entries([runs] if isinstance(runs, Run) else runs)
-    lines = [f"- **{entry.label}**: {'; '.join(_of_run(entry))}." for entry in shown]
-    lines += [f"- {_of_scaling(point)}" for point in speed.scalings(shown) if point.workers > 1]
-    lines += [f"- {speed.refused(entry)}" for entry in shown if entry.gate_failed]
-    return Markdown("\n".join(lines))
+    shown = entries(runs)
+    found = [Finding(f"**{entry.label}**", said=tuple(_of_run(entry))) for entry in shown]
+    found += _of_scalings(shown)
+    found += [Finding(speed.refused(entry)) for entry in shown if entry.gate_failed]
+    return sentences(found)
 
 
 def _of_run(entry: Entry) -> list[str]:
@@ -45,16 +44,26 @@ def _of_run(entry: Entry) -> list[str]:
     return said
 
 
-def _of_scaling(point: speed.Scaling) -> str:
-    if point.low > 1:
-        judged = "it pays"
-    elif point.high < 1:
-        judged = "it costs more than it brings"
-    else:
-        judged = "no difference beyond the spread of the steps"
-    return (
-        f"**{point.entry.label}** against {point.baseline.label} ({point.kind} scaling): "
-        f"{point.speedup:.2f}x the samples a second "
-        f"(spread {point.low:.2f} to {point.high:.2f}), "
-        f"efficiency {point.speedup / point.workers:.0%}: {judged}."
-    )
+def _of_scalings(shown: Sequence[Entry]) -> list[Finding]:
+    """A finding a run that was held against one worker."""
+    labels = {entry.key: entry.label for entry in shown}
+    table = speed.scaled(shown)
+    return [
+        Finding(
+            f"**{labels[row.run]}** against {labels[row.baseline]} ({row.kind} scaling)",
+            value=row.speedup,
+            band=(row.speedup_low, row.speedup_high),
+            text="{:.2f}".format,
+            unit="x the samples a second",
+            said=(f"efficiency {row.efficiency / 100:.0%}",),
+            verdict=judged(row.speedup_low, row.speedup_high, "it costs more than it brings"),
+        )
+        for row in table[table["workers"] > 1].itertuples()
+    ]
+
+
+def judged(low: float, high: float, lost: str) -> str:
+    """What the spread of a ratio of speeds allows to say."""
+    if low > 1:
+        return "it pays"
+    return lost if high < 1 else "no difference beyond the spread of the steps"

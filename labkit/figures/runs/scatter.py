@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from labkit.figures.kit import entries as naming
-from labkit.figures.kit.axes import ordered, word
-from labkit.figures.kit.entries import OVERSUBSCRIBED, Entry, clock_and_network, safe_text
-from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.axes import Value, is_number, ordered, word
+from labkit.figures.kit.entries import Entry, clock_and_network, entries, safe_text
+from labkit.figures.kit.marks import points_with_bars
+from labkit.figures.kit.panels import Panel, Trace, busy, sheet
 from labkit.figures.runs.measures import (
     is_timed,
     parameters,
@@ -21,6 +21,8 @@ from labkit.figures.runs.speed import refusals
 from labkit.records.run import Run
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from labkit.figures.kit.canvas import Figure
 
 _WIDE = 30.0  # from this ratio on an axis is logarithmic
@@ -33,83 +35,70 @@ def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
     `lk.frame(runs)`.
     Raises: LabkitError where there are no runs; InvalidInput, a name that no run has.
     """
-    from labkit.figures.kit.canvas import draw
-
-    shown = naming.entries([runs] if isinstance(runs, Run) else runs)
+    shown = entries(runs)
     across, up = values_of(shown, x), values_of(shown, y)
     refused = refusals(shown) if is_timed(x) or is_timed(y) else ""
     panel = Panel(
         title="",
         x=title_of(x),
         y=title_of(y),
-        traces=[
-            _marker(entry, (x, across), (y, up), place)
-            for place, entry in enumerate(shown)
-            if across[place] is not None and up[place] is not None
-        ],
+        traces=points_with_bars(
+            _table(shown, (x, across), (y, up)), "x", "y", {entry.key: entry for entry in shown}
+        ),
         note=refused or f"no run has both {title_of(x)} and {title_of(y)}",
         always_note=bool(refused),
         x_axis=_axis(shown, x, across),
         y_axis=_axis(shown, y, up),
     )
     title = f"{title_of(y).capitalize()} by {title_of(x)} · {clock_and_network(shown)}"
-    busy = any(entry.metrics.get("oversubscribed") for entry in shown)
     words = [
         f"{entry.label}: {title_of(y)} {text_of(y, up[place])}, {title_of(x)} "
         f"{text_of(x, across[place])}"
         for place, entry in enumerate(shown)
     ]
-    remark = OVERSUBSCRIBED if busy else ""
-    alt = ". ".join(part for part in [title, remark, *words, refused] if part) + "."
-    return draw([[panel]], shown, title, remark, alt, plot=300)
+    return sheet([[panel]], shown, title, busy(shown), [*words, refused], plot=300)
 
 
-def _marker(
-    entry: Entry, x: tuple[str, list[Any]], y: tuple[str, list[Any]], place: int
-) -> dict[str, Any]:
-    at = [_place(values, values[place]) for _, values in (x, y)]
-    said = safe_text(f"{text_of(y[0], y[1][place])}, {text_of(x[0], x[1][place])}")
-    return {
-        "x": [at[0]],
-        "y": [at[1]],
-        "mode": "markers",
-        "marker": {"color": entry.color, "symbol": entry.symbol, "size": 10},
-        "error_x": _bar(entry, x[0], at[0]),
-        "error_y": _bar(entry, y[0], at[1]),
-        "hovertemplate": said,
-        "showlegend": False,
-    } | entry.style
+def _table(
+    shown: Sequence[Entry], x: tuple[str, list[Value]], y: tuple[str, list[Value]]
+) -> pd.DataFrame:
+    """A row a run that has both: their places on the axes, and the seeds' spread."""
+    import pandas as pd
+
+    rows = []
+    for place, entry in enumerate(shown):
+        row: dict[str, str | float] = {"run": entry.key}
+        for axis, (name, values) in (("x", x), ("y", y)):
+            if values[place] is not None:
+                row[axis] = _place(values, values[place])
+                ends = spread(entry, name) or (row[axis], row[axis])
+                row[f"{axis}_low"], row[f"{axis}_high"] = ends
+        row["hover"] = safe_text(f"{text_of(y[0], y[1][place])}, {text_of(x[0], x[1][place])}")
+        rows.append(row)
+    return pd.DataFrame([row for row in rows if "x" in row and "y" in row], columns=_COLUMNS)
 
 
-def _bar(entry: Entry, name: str, value: float) -> dict[str, Any]:
-    low, high = spread(entry, name) or (value, value)
-    ends = {"array": [max(high - value, 0.0)], "arrayminus": [max(value - low, 0.0)]}
-    return ends | {
-        "symmetric": False,
-        "color": entry.color,
-        "thickness": 1.5,
-        "visible": high > low,
-    }
+_COLUMNS = ["run", *(f"{axis}{end}" for axis in "xy" for end in ("", "_low", "_high")), "hover"]
 
 
-def _place(values: Sequence[Any], value: Any) -> float:
+def _place(values: Sequence[Value], value: Value) -> float:
     """A number stands for itself; among words, a value for its slot."""
     if _words(values):
         return float([repr(slot) for slot in ordered(values)].index(repr(value)))
-    return float(value)
+    return float(value or 0.0)
 
 
-def _words(values: Sequence[Any]) -> bool:
+def _words(values: Sequence[Value]) -> bool:
     return any(isinstance(value, str | bool) for value in values)
 
 
-def _axis(shown: Sequence[Entry], name: str, values: Sequence[Any]) -> dict[str, Any]:
+def _axis(shown: Sequence[Entry], name: str, values: Sequence[Value]) -> Trace:
     if _words(values):
         slots = ordered(values)
         texts = [safe_text(word(name, slot)) for slot in slots]
         return {"tickvals": list(range(len(slots))), "ticktext": texts}
-    known = [value for value in values if value is not None]
-    ticks: dict[str, Any] = {"tickformat": ".1%"} if name.endswith("accuracy") else {}
+    known = [value for value in values if is_number(value)]
+    ticks: Trace = {"tickformat": ".1%"} if name.endswith("accuracy") else {}
     if name in parameters(shown) and len(set(known)) <= 8:
         ticks = {"tickvals": sorted(set(known))}
     wide = bool(known) and min(known) > 0 and max(known) / min(known) >= _WIDE

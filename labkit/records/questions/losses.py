@@ -1,0 +1,100 @@
+"""How far training had come, and after how many steps, seconds and bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from labkit.records.run import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
+    r"""The mean over ranks, weighted by samples: \(\sum_r n_r \ell_r / \sum_r n_r\) at each step.
+
+    Columns: step (1, 2, 3, … as the records of epochs count them); seconds of training since the
+    end of the first step, which traces and compiles; bytes that all ranks have put on the wire, the
+    first step's too; loss, its mean over seeds with `loss_low` and `loss_high`; smooth, smooth_low
+    and smooth_high, the same averaged over about a twentieth of the run; seeds, how many.
+
+    A step takes as long as on its slowest rank. Steps that not all seeds reached are left out.
+    Without rows for a history without rows.
+    """
+    import pandas as pd
+
+    if history.empty:
+        return pd.DataFrame(columns=["step", "seconds", "bytes", "loss", "smooth", "seeds"])
+    rows = history[["seed", "step", "loss", "samples", "seconds", "wire_bytes"]].copy()
+    # A rank with an empty batch reports no loss; NaN x 0 must not spoil the others' mean.
+    known = rows["loss"].notna()
+    rows["weight"] = rows["samples"].where(known, 0)
+    rows["weighted"] = (rows["loss"] * rows["weight"]).where(rows["weight"] > 0, 0.0)
+    steps = rows.groupby(["seed", "step"]).agg(
+        weighted=("weighted", "sum"),
+        weight=("weight", "sum"),
+        seconds=("seconds", "max"),
+        nbytes=("wire_bytes", "sum"),
+    )
+    steps["loss"] = steps["weighted"] / steps["weight"].where(steps["weight"] > 0)
+    loss, seconds, nbytes = (steps[name].unstack("seed") for name in ("loss", "seconds", "nbytes"))
+    reached = seconds.notna().all(axis=1)
+    loss, seconds = loss[reached], seconds[reached].cumsum()
+    drawn = {
+        "loss": loss.mean(axis=1, skipna=False).to_numpy(),
+        "loss_low": loss.min(axis=1).to_numpy(),
+        "loss_high": loss.max(axis=1).to_numpy(),
+    }
+    step = loss.index.to_numpy()
+    return pd.DataFrame(
+        {
+            "step": step - step[0] + 1,
+            "seconds": (seconds - seconds.iloc[0]).mean(axis=1).to_numpy(),
+            "bytes": nbytes[reached].cumsum().mean(axis=1).to_numpy(),
+            **drawn,
+            **{name.replace("loss", "smooth"): smoothed(each) for name, each in drawn.items()},
+            "seeds": loss.shape[1],
+        }
+    )
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """A centred moving mean over a twentieth of the values; at the ends over what is there.
+
+    A value that is infinite or not a number leaves a gap at its place, and nowhere else.
+    """
+    width = len(values) // 40
+    known = np.isfinite(values)
+    if width == 0 or not known.any():
+        return np.where(known, values, np.nan)
+    total = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
+    count = np.concatenate([[0], np.cumsum(known)])
+    place = np.arange(len(values))
+    first, last = np.maximum(place - width, 0), np.minimum(place + width + 1, len(values))
+    mean = (total[last] - total[first]) / np.maximum(count[last] - count[first], 1)
+    return np.asarray(np.where(known, mean, np.nan))
+
+
+def epoch_results(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
+    """What was measured after each epoch, with the steps, seconds and bytes until then.
+
+    Args:
+        run: whose epochs.
+        curve: of its losses, from `loss_curve`; the bytes of what lies behind it are missing.
+    """
+    import pandas as pd
+
+    metrics = run.metrics
+    table = pd.DataFrame(metrics.get("epochs") or [])
+    if table.empty:
+        return pd.DataFrame(columns=["step", "seconds", "bytes"])
+    # As for the loss: what the first step takes to trace and compile stands apart.
+    first = (metrics.get("first_step_ms") or 0.0) / 1e3
+    table["seconds"] = (table["seconds"] - first).clip(lower=0.0)
+    table["bytes"] = np.nan
+    if len(curve):
+        spent = np.interp(table["step"], curve["step"], curve["bytes"])
+        table["bytes"] = np.where(table["step"] <= curve["step"].iloc[-1], spent, np.nan)
+    return table

@@ -1,0 +1,62 @@
+"""What runs reached and what they spent on it; and whom nobody beats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from labkit.records.run import Run, gate_failed
+from labkit.records.verdict import seeds_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MEASURES = ("accuracy", "bytes", "seconds")
+
+
+def spending(runs: Mapping[str, Run]) -> pd.DataFrame:
+    """A row a run with a test accuracy: run, network, and of each measure mean, _low and _high.
+
+    Measures, over the seeds: accuracy, a share; bytes, that all ranks put on the wire in the whole
+    training; seconds of training after the first step, missing where the equivalence gate failed
+    or a seed has one step alone.
+    """
+    import pandas as pd
+
+    rows = []
+    for name, run in runs.items():
+        seeds = [s for s in seeds_of(run) if s.metrics.get("test_accuracy") is not None]
+        if seeds:
+            spent = np.array([_spent(seed, gate_failed(run)) for seed in seeds])
+            ends = np.stack([spent.mean(axis=0), spent.min(axis=0), spent.max(axis=0)], axis=1)
+            rows.append([name, str(run.metrics.get("network")), *ends.ravel()])
+    columns = [f"{measure}{end}" for measure in MEASURES for end in ("", "_low", "_high")]
+    return pd.DataFrame(rows, columns=["run", "network", *columns])
+
+
+def front(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
+    """The rows with all of these measures that no other such row beats.
+
+    One row beats another that is at least as good in all of them, and better in one. Where seconds
+    are among them, only runs on the same network stand against each other.
+    """
+    whole = table.dropna(subset=list(measures))
+    signs = [1 if name == "accuracy" else -1 for name in measures]
+    good = whole[list(measures)].to_numpy(float) * signs
+    ours, theirs = good[:, None, :], good[None, :, :]
+    beaten = (theirs >= ours).all(axis=2) & (theirs > ours).any(axis=2)
+    if "seconds" in measures:
+        network = whole["network"].to_numpy()
+        beaten &= network[:, None] == network[None, :]
+    return whole[~beaten.any(axis=1)]
+
+
+def _spent(seed: Run, failed: bool) -> tuple[float, float, float]:
+    """Accuracy, bytes, seconds; what the first step takes to trace and compile stands apart."""
+    metrics = seed.metrics
+    seconds = metrics["train_seconds"] - metrics.get("first_step_ms", 0.0) / 1e3
+    told = not failed and seconds > 1e-9 * metrics["train_seconds"]  # not of one step alone
+    nbytes = float(seed.history["wire_bytes"].sum())
+    return float(metrics["test_accuracy"]), nbytes, seconds if told else np.nan
