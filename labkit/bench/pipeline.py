@@ -14,7 +14,6 @@ from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.schedules import PIPELINE
-from labkit.schedules.pipeline.formulas import bubble_share
 from labkit.simulate import simulate_pipeline
 
 if TYPE_CHECKING:
@@ -54,7 +53,9 @@ def measure(
         One row a schedule and m: median, least and 90th percentile of a step (ms), the same of one
         process, speed-up, what it can be at most, and the share of that.
     """
-    allowed = [name for name in PIPELINE if name not in ("interleaved", "wavefront")] + [DELAYED]
+    # Rows of a batch, one stage a rank.
+    cut = [name for name, each in PIPELINE.items() if not (each.chunked or each.recurrent)]
+    allowed = [*cut, DELAYED]
     for name in schedules:
         if name not in allowed:
             raise InvalidInput(
@@ -78,7 +79,7 @@ def _row(name: str, count: int, workers: int, seconds: np.ndarray) -> Row:
         case, most = f"delayed gradients, K = {workers}", 3 / (1 + 2 / workers)
     else:
         table = PIPELINE[name](workers, count)
-        idle = bubble_share(table, 1.0, 1.0, 1.0)
+        idle = table.bubble_share(1.0, 1.0, 1.0)
         if idle is None:  # too few micro-batches for the formula
             idle = simulate_pipeline(table, 1.0, 1.0, 1.0).bubble_share
         case, most = f"{name}, m = {count}", workers * (1 - idle)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import WRAPPER_ASSIGNMENTS
-from typing import Generic, Literal, NoReturn, ParamSpec, TypeAlias
+from typing import Generic, Literal, NoReturn, ParamSpec, SupportsIndex, TypeAlias
 
 import numpy as np
 
@@ -35,6 +36,13 @@ class Drawn:
             if hasattr(drawing, name):  # not of a `partial`
                 object.__setattr__(self, name, getattr(drawing, name))
         object.__setattr__(self, "__wrapped__", drawing)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
+        # A pickled function is its name, and so is what stands in the module in its place.
+        name = getattr(self, "__name__", "")
+        if getattr(sys.modules.get(self.__module__), name, None) is self:
+            return str(name)
+        return super().__reduce_ex__(protocol)
 
     @property
     def paper(self) -> str:

@@ -8,13 +8,11 @@ from pydantic import Field, PositiveInt, field_validator
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules import PIPELINE
-from labkit.schedules.pipeline import Table, gpipe, interleaved
+from labkit.schedules.pipeline import Table, gpipe
 from labkit.schedules.pipeline.wavefront import stretches
 from labkit.strategies.cut import Cut, recorder, split, through
 from labkit.strategies.staged import Staged
 from labkit.strategies.strategy import Predictor, Question, Session
-
-EXACT = ("layerwise", "gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_h2", "wavefront")
 
 
 class Pipeline(Staged):
@@ -77,7 +75,7 @@ class Pipeline(Staged):
     @property
     def exact(self) -> bool:
         """All but the asynchronous one."""
-        return self.schedule in EXACT
+        return PIPELINE[self.schedule].exact
 
     @field_validator("schedule")
     @classmethod
@@ -92,12 +90,12 @@ class Pipeline(Staged):
         batch = min(experiment.batch_size, experiment.rows or experiment.batch_size)
         replicas = self.replicas(experiment.workers)
         rows = batch // replicas
-        if self.schedule == "wavefront" and self.slices > 1:
+        if self._recurrent and self.slices > 1:
             raise InvalidInput(
                 f"slices={self.slices} share the units of a layer, but a wavefront is of recurrent "
                 "layers, which have no slices; give slices=1"
             )
-        if self.schedule == "wavefront":
+        if self._recurrent:
             if experiment.time_steps is not None:
                 stretches(experiment.time_steps, self.microbatches)
         elif self.microbatches > rows:
@@ -106,14 +104,16 @@ class Pipeline(Staged):
                 f"microbatches={self.microbatches} of {rows} rows a replica: a micro-batch has one "
                 f"row at least; {allowed}batch_size={self.microbatches * replicas} or more"
             )
-        if self.chunks > 1 and self.schedule != "interleaved":
+        chunked = [name for name, each in PIPELINE.items() if each.chunked]
+        if self.chunks > 1 and self.schedule not in chunked:
             raise InvalidInput(
-                f"chunks={self.chunks} belongs to schedule='interleaved', not {self.schedule!r}"
+                f"chunks={self.chunks} belongs to schedule={' or '.join(map(repr, chunked))}, not "
+                f"{self.schedule!r}"
             )
         if self.recompute and not self.exact:
             raise InvalidInput(
-                "recompute goes forward with the weights of now, but 'pipedream' must go back with "
-                "those of its forward pass; use recompute=False"
+                f"recompute goes forward with the weights of now, but {self.schedule!r} must go "
+                "back with those of its forward pass; use recompute=False"
             )
         self.table(self.ranks(experiment.workers))
 
@@ -123,20 +123,25 @@ class Pipeline(Staged):
 
     def table(self, ranks: int, iterations: int = 1) -> Table:
         """The schedule of one replica, the same in each iteration."""
-        if self.schedule == "interleaved":
-            return interleaved(ranks, self.microbatches, self.chunks)
-        return PIPELINE[self.schedule](ranks, self.microbatches)
+        schedule = PIPELINE[self.schedule]
+        cut = (self.microbatches, self.chunks) if schedule.chunked else (self.microbatches,)
+        return schedule(ranks, *cut)
+
+    @property
+    def _recurrent(self) -> bool:
+        """Whether stretches of time take the place of micro-batches."""
+        return PIPELINE[self.schedule].recurrent
 
     def rows(self, batch_size: int, workers: int) -> int:
         """Of the largest micro-batch; stretches of time have all rows."""
         whole = super().rows(batch_size, workers)
-        return whole if self.schedule == "wavefront" else -(-whole // self.microbatches)
+        return whole if self._recurrent else -(-whole // self.microbatches)
 
     def models(self, model: Any, edges: list[int]) -> list[Any]:
         """The stages of a model, of a recurrent one for stretches of any length."""
         from labkit.model_parallel.stages import open_time, split_model
 
-        if self.schedule == "wavefront":
+        if self._recurrent:
             return split_model(open_time(model), edges)
         return super().models(model, edges)
 
@@ -144,7 +149,7 @@ class Pipeline(Staged):
         """What trains a stage, of a recurrent model from stretch to stretch."""
         from labkit.model_parallel.stages import RecurrentStage
 
-        if self.schedule == "wavefront":
+        if self._recurrent:
             return RecurrentStage(model, loss, first, recompute, self.microbatches)
         return super().stage(model, loss, first, recompute)
 
@@ -178,7 +183,7 @@ class Pipeline(Staged):
 
     def _validator(self, session: Session, cut: Cut) -> Predictor | None:
         """How stages predict while they train; None: the whole model does."""
-        if self.schedule != "wavefront":
+        if not self._recurrent:
             return cut.predictor()
         if session.model.inputs[0].shape[1] is None:  # only the data say how many steps there are
             return None

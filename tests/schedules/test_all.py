@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 
 import numpy as np
@@ -106,6 +107,7 @@ def test_a_schedule_goes_by_the_name_of_its_function_and_names_its_source(name: 
     each = named(name)
     assert each.__name__ == name
     assert each.paper or name in ("gather", "scatter")
+    assert pickle.loads(pickle.dumps(each)) is each
 
 
 def _half(size: int) -> Iterator[Round]:

@@ -15,7 +15,6 @@ from labkit.schedules import PIPELINE
 from labkit.schedules.check import ScheduleError
 from labkit.schedules.pipeline import Table, interleaved, one_forward_one_backward, pipedream
 from labkit.schedules.pipeline.check import check
-from labkit.schedules.pipeline.formulas import bubble, bubble_share, most_in_flight
 from labkit.schedules.pipeline.layout import lay_out
 from labkit.schedules.pipeline.memory import in_flight, stashed, versions
 
@@ -100,7 +99,7 @@ def test_interleaving_works_with_any_number_of_chunks(chunks: int) -> None:
 @pytest.mark.parametrize("name", PIPELINE)
 def test_memory_bounds_are_reached_by_the_first_rank(name: str) -> None:
     for table in sizes(name):
-        held, bound = in_flight(table), most_in_flight(table)
+        held, bound = in_flight(table), table.most_in_flight()
         assert held[0] == bound[0], (table.ranks, table.microbatches)
 
 
@@ -164,7 +163,7 @@ def test_inference_is_the_forward_pass_alone() -> None:
 
 def test_formulas_are_those_of_the_papers() -> None:
     seconds = (1.0, 1.25, 0.75)  # F, B, W
-    said = {name: bubble(PIPELINE[name](4, 8), *seconds) for name in PIPELINE}
+    said = {name: PIPELINE[name](4, 8).bubble(*seconds) for name in PIPELINE}
     assert said == {
         "layerwise": 3 * 8 * 3.0,
         "gpipe": 9.0,
@@ -175,15 +174,15 @@ def test_formulas_are_those_of_the_papers() -> None:
         "pipedream": 0.0,
         "wavefront": 9.0,
     }
-    assert bubble_share(PIPELINE["gpipe"](4, 8), *seconds) == pytest.approx(3 / (8 + 3))
+    assert PIPELINE["gpipe"](4, 8).bubble_share(*seconds) == pytest.approx(3 / (8 + 3))
 
 
 def test_where_a_formula_does_not_hold_none_is_given() -> None:
-    assert bubble(PIPELINE["zero_bubble"](4, 3), 1, 1, 1) is None
-    assert bubble(PIPELINE["zero_bubble"](4, 4), 1, 2, 1.5) is None
-    assert bubble_share(PIPELINE["zero_bubble_h2"](4, 6), 1, 1, 1) is None
-    with pytest.raises(InvalidInput, match="no formula for 'mine': there are gpipe, 1f1b"):
-        bubble(replace(PIPELINE["gpipe"](2, 2), name="mine"), 1, 1, 1)
+    assert PIPELINE["zero_bubble"](4, 3).bubble(1, 1, 1) is None
+    assert PIPELINE["zero_bubble"](4, 4).bubble(1, 2, 1.5) is None
+    assert PIPELINE["zero_bubble_h2"](4, 6).bubble_share(1, 1, 1) is None
+    with pytest.raises(InvalidInput, match="no formula for 'mine'"):
+        replace(PIPELINE["gpipe"](2, 2), name="mine", schedule=None).bubble(1, 1, 1)
 
 
 @pytest.mark.parametrize("name", PIPELINE)
@@ -242,7 +241,7 @@ SOUND = one_forward_one_backward(3, 4)
         (changed(SOUND, "peer", row(SOUND, "send", 0, 0), 0), "a rank sends to itself"),
         (changed(SOUND, "tick", row(SOUND, "forward", 0, 1), 0), "does not compute once a tick"),
         (
-            replace(PIPELINE["gpipe"](3, 4), name="1f1b"),
+            replace(PIPELINE["gpipe"](3, 4), schedule=PIPELINE["1f1b"]),
             "rank 0 holds 4 activations, its bound is 3",
         ),
         (replace(SOUND, recurrent=True), "has no gradient of micro-batch 1 from stage 2 by then"),

@@ -10,7 +10,6 @@ from labkit.network import Network
 from labkit.schedules import PIPELINE
 from labkit.schedules.check import ScheduleError
 from labkit.schedules.pipeline import Table, interleaved
-from labkit.schedules.pipeline.formulas import bubble, bubble_share
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
 
 COSTS = [(1.0, 1.0, 1.0), (1.0, 2.0, 0.5), (0.02, 0.03, 0.01)]  # F, B, W in s
@@ -39,13 +38,13 @@ def test_the_bubble_is_the_formula(name: str, costs: tuple[float, float, float])
             if name == "interleaved" and m % p:
                 continue
             table = PIPELINE[name](p, m)
-            said = bubble(table, *costs)
+            said = table.bubble(*costs)
             if said is None:
                 continue
             held += 1
             each = time_of(table, *costs)
             assert each.bubble == pytest.approx(said, abs=1e-9), (p, m)
-            assert each.bubble_share == pytest.approx(bubble_share(table, *costs), abs=1e-9)
+            assert each.bubble_share == pytest.approx(table.bubble_share(*costs), abs=1e-9)
             assert each.seconds == pytest.approx(said + m * sum(costs))
     assert held >= 24
 
@@ -57,7 +56,7 @@ def test_zero_bubble_h2_waits_as_the_paper_says_between_a_ranks_first_row_and_it
     for p in range(1, 9):
         for m in (2 * p - 1, 2 * p, 16):
             table = PIPELINE["zero_bubble_h2"](p, m)
-            assert time_of(table, *costs).bubble == pytest.approx(bubble(table, *costs), abs=1e-9)
+            assert time_of(table, *costs).bubble == pytest.approx(table.bubble(*costs), abs=1e-9)
     assert time_of(PIPELINE["zero_bubble_h2"](8, 16), 1, 1, 1).bubble == 0
 
 

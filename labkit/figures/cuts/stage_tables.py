@@ -22,7 +22,6 @@ from labkit.records.staged_steps import (
     strategy_of,
 )
 from labkit.records.timed_steps import steady
-from labkit.schedules.pipeline.formulas import bubble_share
 
 if TYPE_CHECKING:
     import pandas
@@ -64,7 +63,7 @@ def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pa
     they do not compute, the median of the steady steps (`_low`, `_high`: 10th and 90th
     percentile); `bubble_simulated` with the seconds of each stage and the run's network;
     `bubble_formula`, the method's own, of equal stages and free messages
-    (`schedules.pipeline.formulas.bubble_share`). `schedule_ms` and `simulated_ms`: from a step's
+    (`Table.bubble_share`). `schedule_ms` and `simulated_ms`: from a step's
     first row to its last. `speedup` over the baseline (`_low`, `_high` from p90 and p10 of the
     step), at most `bound`: p (1 - bubble_formula), which is m p/(m + p - 1) for GPipe; for
     delayed gradients \(3/(1 + 2/K)\), where a backward takes two forwards; of stages in `slices`
@@ -150,7 +149,7 @@ def _row(entry: Entry, baseline: Run | None) -> dict[str, Any]:
     predicted, events = predicted_pipeline(run), stage_events(run)
     table = predicted.table
     seconds = stage_seconds(events, table.stages)
-    form = None if strategy.unlocked else bubble_share(table, *_of_a_rank(seconds, table.ranks))
+    form = None if strategy.unlocked else table.bubble_share(*_of_a_rank(seconds, table.ranks))
     slices = strategy.slices
     bound = slices * 3 / (1 + 2 / table.ranks) if strategy.unlocked else None
     if form is not None:

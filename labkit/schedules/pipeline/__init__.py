@@ -9,7 +9,7 @@ from labkit.schedules.pipeline.table import Pipeline, Table
 from labkit.schedules.pipeline.wavefront import wavefront
 from labkit.schedules.pipeline.zero_bubble import zero_bubble, zero_bubble_h2
 
-PIPELINE: dict[str, Pipeline] = {
+PIPELINE: dict[str, Pipeline[...]] = {
     "layerwise": layerwise,
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,

@@ -8,7 +8,6 @@ from typing import TypeAlias
 import numpy as np
 
 from labkit.schedules.check import ScheduleError
-from labkit.schedules.pipeline.formulas import most_in_flight
 from labkit.schedules.pipeline.memory import in_flight
 from labkit.schedules.pipeline.table import MESSAGES, Row, Table
 
@@ -24,14 +23,14 @@ def check(table: Table) -> None:
        and all that is computed has what it needs, from an earlier tick.
     3. Each stage does each micro-batch forward once and backward once, both of its parts. So all
        weight parts are there when the weights change, after the last row.
-    4. No rank holds more activations than the method promises (`formulas.most_in_flight`).
+    4. No rank holds more activations than the method promises (`Table.most_in_flight`).
 
     Raises: ScheduleError, naming the row.
     """
     _check_rows(table)
     done = _World(table).run()
     _check_complete(table, done)
-    held, most = in_flight(table), most_in_flight(table)
+    held, most = in_flight(table), table.most_in_flight()
     for rank in np.flatnonzero(held > most):
         raise ScheduleError(
             f"{table.name}: rank {rank} holds {held[rank]} activations, its bound is {most[rank]}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.schedules.pipeline.layout import Work, lay_out
-from labkit.schedules.pipeline.table import Table
+from labkit.schedules.pipeline.table import Table, filling, pipeline
 
 
+@pipeline("gpipe", filling, lambda table, rank: table.microbatches)
 def gpipe(stages: int, microbatches: int) -> Table:
     """Fill, drain, and back: each stage holds the activations of all m micro-batches.
 

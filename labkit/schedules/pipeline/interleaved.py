@@ -6,9 +6,16 @@ from collections.abc import Iterator
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules.pipeline.layout import Work, lay_out
-from labkit.schedules.pipeline.table import Table
+from labkit.schedules.pipeline.table import Table, filling, pipeline
 
 
+@pipeline(
+    "interleaved",
+    bubble=lambda table, *parts: filling(table, *parts) / table.chunks,
+    # Each is 1/v of a rank's layers.
+    most=lambda table, rank: (table.chunks - 1) * table.ranks + 2 * (table.ranks - 1 - rank) + 1,
+    chunked=True,
+)
 def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Table:
     """1F1B over p · v stages, of which rank r holds the chunks a, b, …: stages r, r + p, …
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.schedules.pipeline.layout import Work, lay_out
-from labkit.schedules.pipeline.table import Table
+from labkit.schedules.pipeline.table import Table, filling, pipeline
 
 
+@pipeline(
+    "layerwise",
+    bubble=lambda table, *parts: filling(table, *parts) * table.microbatches,
+    most=lambda table, rank: 1,
+)
 def layerwise(stages: int, microbatches: int = 1) -> Table:
     """A micro-batch goes forward and backward through all stages before the next one starts.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.schedules.pipeline.layout import Work, lay_out
-from labkit.schedules.pipeline.table import Table
+from labkit.schedules.pipeline.table import Table, filling, pipeline
 
 
+@pipeline("1f1b", filling, lambda table, rank: table.ranks - rank)
 def one_forward_one_backward(stages: int, microbatches: int) -> Table:
     """One forward, one backward in turn: stage s holds p - s micro-batches, however large m is.
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from labkit.schedules.pipeline.one_forward_one_backward import one_forward_one_backward
-from labkit.schedules.pipeline.table import Table
+from labkit.schedules.pipeline.table import Table, pipeline
 
 
+@pipeline(
+    "pipedream",
+    bubble=lambda table, *parts: 0.0,
+    most=lambda table, rank: table.ranks - rank,
+    asynchronous=True,
+)
 def pipedream(stages: int, microbatches: int) -> Table:
     """A stream of m batches in the order of 1F1B; stage s keeps p - s versions of its weights.
 
@@ -25,5 +29,4 @@ def pipedream(stages: int, microbatches: int) -> Table:
     Harlap et al. 2018, arXiv 1806.03377. Differs from it: stages are not replicated, and
     vertical sync (one version for all stages) is left out, as it is in its experiments.
     """
-    table = one_forward_one_backward(stages, microbatches)
-    return replace(table, name="pipedream", asynchronous=True)
+    return one_forward_one_backward(stages, microbatches)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html import escape
-from typing import Literal, TypeAlias
+from typing import Generic, Literal, ParamSpec, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.common.errors import InvalidInput
 from labkit.common.html import card, line
+from labkit.schedules.collective import Drawn
 from labkit.schedules.round import Booleans, Integers
 
 Action: TypeAlias = Literal[
     "forward", "backward", "backward_input", "backward_weight", "send", "receive"
 ]
+Call = ParamSpec("Call")
 Row: TypeAlias = tuple[int, int, Action, int, int]
 MESSAGES = ("send", "receive")
 # What a drawing writes; after Qi 2024, B is the input part where W follows.
@@ -44,8 +47,9 @@ class Table:
     - Where `recurrent`, micro-batches are time steps: a forward also needs the stage's forward of
       the step before, a backward the stage's backward of the step after.
 
-    Args: name: in `PIPELINE`; ranks, chunks, microbatches: how many; columns of equal length:
-    tick; stage; action; microbatch; peer: the stage at the other end of a message, else -1.
+    Args: name: what figures call it; ranks, chunks, microbatches: how many; columns of equal
+    length: tick; stage; action; microbatch; peer: the stage at the other end of a message, else -1;
+    schedule: of which it is the table, or None.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Table:
     peer: Integers
     asynchronous: bool = False
     recurrent: bool = False
+    schedule: Pipeline[...] | None = None
 
     @property
     def stages(self) -> int:
@@ -103,6 +108,45 @@ class Table:
         onward = np.where(self.action == "send", self.peer > self.stage, self.peer < self.stage)
         return self.take(np.where(self.computes, self.action == "forward", onward))
 
+    def bubble(self, forward: float, backward_input: float, backward_weight: float) -> float | None:
+        """Seconds that the rank that waits longest does nothing; ranks equal, messages free.
+
+        The same from a rank's first row to its last as over all of the time, but for ZB-H2; of an
+        asynchronous schedule between filling and draining. None where the form does not hold.
+
+        Args: forward, backward_input, backward_weight: F, B, W in s, of a micro-batch on a rank.
+        Raises: InvalidInput, for a table of no known schedule.
+        Source: Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv 2104.04473; Qi et
+        al. 2024, arXiv 2401.10241. Differs from it: the last says no bounds for W; beyond those of
+        `zero_bubble` and `zero_bubble_h2` the weight parts are too long for the gaps.
+        """
+        return self._known().bubble(self, forward, backward_input, backward_weight)
+
+    def bubble_share(
+        self, forward: float, backward_input: float, backward_weight: float
+    ) -> float | None:
+        """The bubble as a share of all time, (p - 1)/(m + p - 1) of `gpipe`: as `bubble`."""
+        lost = self.bubble(forward, backward_input, backward_weight)
+        if lost is None:
+            return None
+        return lost / (lost + self.microbatches * (forward + backward_input + backward_weight))
+
+    def most_in_flight(self) -> Integers:
+        """The bound of what `in_flight` counts, rank by rank, shape (ranks,).
+
+        Raises: InvalidInput, for a table of no known schedule.
+        """
+        bound = self._known().most(self, np.arange(self.ranks))
+        most: Integers = np.minimum(
+            np.broadcast_to(bound, (self.ranks,)), self.microbatches * self.chunks
+        )
+        return most
+
+    def _known(self) -> Pipeline[...]:
+        if self.schedule is None:
+            raise InvalidInput(f"no formula for {self.name!r}: no known schedule made it")
+        return self.schedule
+
     def __repr__(self) -> str:
         return f"<{self.name}: {self.stages} stages on {self.ranks} ranks, {len(self)} rows>"
 
@@ -137,4 +181,58 @@ def _cell(text: str) -> str:
     return f"<td{look}>{escape(text)}</td>"
 
 
-Pipeline: TypeAlias = Callable[[int, int], Table]
+@dataclass(frozen=True, eq=False, repr=False)
+class Pipeline(Drawn, Generic[Call]):
+    """A pipeline schedule and what is known of it; called as the function that draws its table.
+
+    With p ranks, m micro-batches, v chunks a rank, and F, B, W the seconds of forward, input and
+    weight part of the backward of a micro-batch on a rank (in all of its chunks):
+
+    Args: drawing: p, m (and v, where `chunked`) -> table; name: in `PIPELINE`; bubble: (table, F,
+    B, W) -> see `Table.bubble`; most: (table, numbers of ranks) -> see `Table.most_in_flight`;
+    asynchronous, recurrent: see `Table`; chunked: whether ranks may hold several stages.
+    """
+
+    drawing: Callable[Call, Table]
+    name: str
+    bubble: Callable[[Table, float, float, float], float | None]
+    most: Callable[[Table, Integers], int | Integers]
+    asynchronous: bool = False
+    recurrent: bool = False
+    chunked: bool = False
+
+    def __post_init__(self) -> None:
+        self.take_name(self.drawing)
+
+    def __call__(self, *args: Call.args, **kwargs: Call.kwargs) -> Table:
+        """The table."""
+        return replace(
+            self.drawing(*args, **kwargs),
+            name=self.name,
+            asynchronous=self.asynchronous,
+            recurrent=self.recurrent,
+            schedule=self,
+        )
+
+    @property
+    def exact(self) -> bool:
+        """Whether all gradients are of the same weights, so that one process would find them."""
+        return not self.asynchronous
+
+
+def pipeline(
+    name: str,
+    bubble: Callable[[Table, float, float, float], float | None],
+    most: Callable[[Table, Integers], int | Integers],
+    asynchronous: bool = False,
+    recurrent: bool = False,
+    chunked: bool = False,
+) -> Callable[[Callable[Call, Table]], Pipeline[Call]]:
+    """Stands above the function that draws a schedule and says what is known of it."""
+    facts = (name, bubble, most, asynchronous, recurrent, chunked)
+    return lambda drawing: Pipeline(drawing, *facts)
+
+
+def filling(table: Table, forward: float, backward_input: float, backward_weight: float) -> float:
+    """(p - 1)(F + B + W): ranks wait until the first micro-batch has come, and gone back."""
+    return (table.ranks - 1) * (forward + backward_input + backward_weight)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.schedules.pipeline.gpipe import gpipe
-from labkit.schedules.pipeline.table import Table
+from labkit.schedules.pipeline.table import Table, filling, pipeline
 
 
+@pipeline("wavefront", filling, lambda table, rank: table.microbatches, recurrent=True)
 def wavefront(layers: int, steps: int) -> Table:
     """While the second layer works on the first value, the first layer handles the second value.
 
@@ -26,7 +25,7 @@ def wavefront(layers: int, steps: int) -> Table:
     Source: Appleyard, Kocisky and Blunsom 2016, *Optimizing performance of recurrent neural
     networks on GPUs*, arXiv 1604.01946. Differs from it: layers on ranks, not on streams of a GPU.
     """
-    return replace(gpipe(layers, steps), name="wavefront", recurrent=True)
+    return gpipe(layers, steps)
 
 
 def stretches(steps: int, count: int) -> list[int]:

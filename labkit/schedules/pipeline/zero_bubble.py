@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.schedules.pipeline.layout import Work, lay_out
-from labkit.schedules.pipeline.table import Table
+from labkit.schedules.pipeline.table import Table, pipeline
 
 
+def _h1_bubble(table: Table, forward: float, backward: float, weight: float) -> float | None:
+    if table.microbatches < table.ranks or weight > forward:
+        return None
+    return (table.ranks - 1) * (forward + backward - weight)
+
+
+@pipeline("zero_bubble", _h1_bubble, lambda table, rank: table.ranks)
 def zero_bubble(stages: int, microbatches: int) -> Table:
     """ZB-H1: 1F1B with late weight parts, at the memory of 1F1B's first stage: p micro-batches.
 
@@ -30,6 +37,13 @@ def zero_bubble(stages: int, microbatches: int) -> Table:
     return lay_out("zero_bubble", order, stages, microbatches)
 
 
+def _h2_bubble(table: Table, forward: float, backward: float, weight: float) -> float | None:
+    if table.microbatches < 2 * table.ranks - 1 or weight > min(forward, backward):
+        return None
+    return (table.ranks - 1) * (forward + backward - 2 * weight)
+
+
+@pipeline("zero_bubble_h2", _h2_bubble, lambda table, rank: 2 * table.ranks - 1)
 def zero_bubble_h2(stages: int, microbatches: int) -> Table:
     """ZB-H2: more forwards first, until nobody ever waits: 2p - 1 micro-batches at every stage.
 
