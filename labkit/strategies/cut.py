@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.model_parallel.memory import Memory, nbytes, together
-from labkit.strategies.strategy import Predictor, Session
+from labkit.strategies.strategy import Batch, Predicted, Predictor, Session
 
 if TYPE_CHECKING:
+    import keras
+
+    from labkit.common.content import JSON
     from labkit.communicator import Communicator
-    from labkit.model_parallel.stages import Ledger, Whole
+    from labkit.exchange import Timeline
+    from labkit.model_parallel.stages import Ledger, Stage, Whole
     from labkit.model_parallel.tensor import Sliced
 
 
@@ -36,9 +40,9 @@ class Cut:
     """
 
     lane: Communicator
-    own: dict[int, Any]
+    own: dict[int, Stage]
     sliced: list[Sliced]
-    models: list[Any]
+    models: list[keras.Model]
     edges: list[int]
     ledger: Ledger
     whole: Whole
@@ -47,17 +51,17 @@ class Cut:
     held: int = 0
 
     @property
-    def inputs(self) -> list[Any]:
+    def inputs(self) -> list[keras.KerasTensor]:
         """The tensors at the begin of all stages."""
         return [model.inputs[0] for model in self.models]
 
     @property
-    def outputs(self) -> list[Any]:
+    def outputs(self) -> list[keras.KerasTensor]:
         """The tensors at the end of all stages."""
         return [model.outputs[0] for model in self.models]
 
     @property
-    def parts(self) -> list[Any]:
+    def parts(self) -> list[keras.Model]:
         """All stages, of which this rank's are as it computes them."""
         return [self.own[k].model if k in self.own else m for k, m in enumerate(self.models)]
 
@@ -79,7 +83,9 @@ class Cut:
         own = {number: stage.model for number, stage in self.own.items()}
         return through(self.lane, self.models, own, self.sliced)
 
-    def updater(self, session: Session, optimizer: Any) -> Callable[[int], None]:
+    def updater(
+        self, session: Session, optimizer: keras.optimizers.Optimizer
+    ) -> Callable[[int], None]:
         """A function of the rows behind this rank's gradients that changes its stages' weights.
 
         Replicas average; one optimizer serves all stages of a rank, so that callbacks that change
@@ -104,7 +110,9 @@ class Cut:
 
         return update
 
-    def finish(self, session: Session, optimizer: Any, expected: Mapping[str, int]) -> None:
+    def finish(
+        self, session: Session, optimizer: keras.optimizers.Optimizer, expected: Mapping[str, int]
+    ) -> None:
         """Put down what this rank has kept beside what was expected, and what slices have sent.
 
         Args:
@@ -132,8 +140,8 @@ class Cut:
 
 
 def own_models(
-    models: Sequence[Any], lane: Communicator, group: Communicator | None = None
-) -> tuple[dict[int, Any], list[Sliced]]:
+    models: Sequence[keras.Model], lane: Communicator, group: Communicator | None = None
+) -> tuple[dict[int, keras.Model], list[Sliced]]:
     """The models that this rank computes, by the number of the stage; and where they are slices.
 
     A stage of which no layer can be cut is whole on all ranks of its group.
@@ -154,7 +162,10 @@ def own_models(
 
 
 def through(
-    lane: Communicator, models: Sequence[Any], own: Mapping[int, Any], sliced: Sequence[Sliced]
+    lane: Communicator,
+    models: Sequence[keras.Model],
+    own: Mapping[int, keras.Model],
+    sliced: Sequence[Sliced],
 ) -> Predictor:
     """Predictions by the stages of a lane, which the last stage's first slice holds.
 
@@ -170,7 +181,7 @@ def through(
     inference = Inference(links, own, len(models))
     first = all(part.first for part in sliced)
 
-    def predict(batches: Iterable[Any]) -> Iterator[tuple[Any, float]]:
+    def predict(batches: Iterable[Batch]) -> Iterator[Predicted]:
         with ExitStack() as stack:
             for part in sliced:
                 stack.enter_context(part.uncounted())
@@ -180,7 +191,7 @@ def through(
     return predict
 
 
-def recorder(timeline: Any) -> Any:
+def recorder(timeline: Timeline) -> Callable[[str, int, int], AbstractContextManager[None]]:
     """Stands around each row of a schedule and writes it down."""
 
     @contextmanager
@@ -192,7 +203,7 @@ def recorder(timeline: Any) -> Any:
     return record
 
 
-def split(model: Any, edges: list[int]) -> list[Any]:
+def split(model: keras.Model, edges: list[int]) -> list[keras.Model]:
     """The stages of a model, as models that share its layers."""
     from labkit.model_parallel.stages import split_model
 
@@ -206,7 +217,7 @@ def split(model: Any, edges: list[int]) -> list[Any]:
     return models
 
 
-def described(model: Any, edges: list[int], seconds: list[float] | None) -> dict[str, Any]:
+def described(model: keras.Model, edges: list[int], seconds: list[float] | None) -> dict[str, JSON]:
     """The cut for the run's record; bytes are those of a row that leaves each stage."""
     from labkit.model_parallel.stages import Chain, footprint, split_model
 

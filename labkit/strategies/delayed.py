@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field, PositiveInt
 
@@ -10,7 +10,7 @@ from labkit.schedules.pipeline import Table
 from labkit.schedules.pipeline.delayed import delayed
 from labkit.strategies.cut import recorder
 from labkit.strategies.staged import Staged
-from labkit.strategies.strategy import Question, Session
+from labkit.strategies.strategy import Batch, Question, Session
 
 
 class DelayedGradients(Staged):
@@ -60,7 +60,8 @@ class DelayedGradients(Staged):
 
     def train(self, session: Session) -> None:
         """Forward in sequence, backward in parallel, an optimizer a module."""
-        from labkit.model_parallel.stages import Batch, Delayed, Links, footprint
+        from labkit.model_parallel.stages import Batch as Rows
+        from labkit.model_parallel.stages import Delayed, Links, footprint
 
         optimizer, modules = session.optimizer(), self.ranks(session.communicator.size)
         cut = self.cut(session, optimizer, late=modules)
@@ -69,9 +70,9 @@ class DelayedGradients(Staged):
         delayed = Delayed(module, links, recorder(session.timeline))
         apply = cut.updater(session, optimizer)
 
-        def step(x: Any, y: Any, weight: Any) -> float | None:
+        def step(x: Batch, y: Batch, weight: Batch | None) -> float | None:
             cut.begin()
-            batch = Batch(x, y, weight)
+            batch = Rows(x, y, weight)
             loss: float | None = delayed.step(batch, lambda: apply(delayed.rows))
             return loss if cut.first else None
 

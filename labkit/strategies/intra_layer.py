@@ -18,12 +18,25 @@ from labkit.strategies.refusals import (
     refuse_norms,
     refuse_shares,
 )
-from labkit.strategies.strategy import Predictor, Question, Session, Strategy
+from labkit.strategies.strategy import (
+    Batch,
+    Predicted,
+    Predictor,
+    Question,
+    Session,
+    Step,
+    Strategy,
+)
 
 if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+    from labkit.common.content import JSON
     from labkit.communicator import Communicator
 
-Step: TypeAlias = Callable[[Any, Any, Any], float | None]
+# Of a batch (x, y, sample weight): its loss.
+Objective: TypeAlias = "Callable[[tf.Tensor, tf.Tensor, tf.Tensor | None], tf.Tensor]"
 
 
 class Share(Protocol):
@@ -34,10 +47,10 @@ class Share(Protocol):
         first: whether this rank is the one of its replica that knows loss and predictions.
     """
 
-    model: Any
+    model: keras.Model
     first: bool
 
-    def predict(self, x: Any) -> Any:
+    def predict(self, x: tf.Tensor) -> tf.Tensor:
         """The outputs of the whole model for x, on the first rank at least (collective)."""
 
     def release(self, look: bool = True) -> None:
@@ -53,7 +66,7 @@ class Share(Protocol):
     def uncounted(self) -> AbstractContextManager[None]:
         """What crosses between ranks in here is none of their training's."""
 
-    def describe(self, steps: int) -> list[dict[str, Any]]:
+    def describe(self, steps: int) -> list[dict[str, JSON]]:
         """A row a layer, of what crossed in so many steps."""
 
 
@@ -78,11 +91,11 @@ class IntraLayer(Strategy):
         """Of one replica."""
         raise NotImplementedError(f"{type(self).__name__} does not say how many ranks it has")
 
-    def share(self, model: Any, replica: Communicator) -> Any:
+    def share(self, model: keras.Model, replica: Communicator) -> Share:
         """This rank's share of a model, over the ranks of a replica."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it cuts a model")
 
-    def objective(self, model: Any, share: Any) -> Callable[[Any, Any, Any], Any]:
+    def objective(self, model: keras.Model, share: Any) -> Objective:
         """The loss of a batch (x, y, sample weight), with what ranks exchange for it."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its ranks minimise")
 
@@ -102,7 +115,7 @@ class IntraLayer(Strategy):
         """The ranks of one place in all replicas: they divide the batch among them."""
         return communicator.split(communicator.rank % self.ranks(communicator.size))
 
-    def predictor(self, model: Any, replica: Communicator) -> Predictor:
+    def predictor(self, model: keras.Model, replica: Communicator) -> Predictor:
         """By all ranks, the same rows."""
         return through(self.share(model, replica))
 
@@ -116,7 +129,7 @@ class IntraLayer(Strategy):
         share, step = self.start(session)
         steps, held = count(), 0
 
-        def counted(x: Any, y: Any, weight: Any) -> float | None:
+        def counted(x: Batch, y: Batch, weight: Batch | None) -> float | None:
             nonlocal held
             loss = step(x, y, weight)
             if next(steps) == 0:  # the whole weights are away now
@@ -133,7 +146,7 @@ class IntraLayer(Strategy):
             )
         session.memory = replace(found, measured=found.measured | {"weights": held})
 
-    def start(self, session: Session) -> tuple[Any, Step]:
+    def start(self, session: Session) -> tuple[Share, Step]:
         """This rank's share of the session's model, and the step that trains it."""
         import tensorflow as tf
 
@@ -153,7 +166,7 @@ class IntraLayer(Strategy):
         names = [variable.path for variable in variables]
         watched = session.experiment.callbacks is not None
 
-        def step(x: Any, y: Any, weight: Any) -> float | None:
+        def step(x: Batch, y: Batch, weight: Batch | None) -> float | None:
             share.release(look=watched)
             rows = len(x)
             loss, found = None, [tf.zeros_like(variable.value) for variable in variables]
@@ -170,12 +183,14 @@ class IntraLayer(Strategy):
         return share, step
 
 
-def differentiated(objective: Callable[..., Any], variables: list[Any]) -> Callable[..., Any]:
+def differentiated(
+    objective: Objective, variables: list[keras.Variable]
+) -> Callable[..., tuple[tf.Tensor, list[tf.Tensor]]]:
     """A compiled function of a batch: its loss, and the gradients of the variables."""
     import tensorflow as tf
 
     @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator]
-    def gradients(x: Any, y: Any, weight: Any) -> Any:
+    def gradients(x: Batch, y: Batch, weight: Batch | None) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             loss = objective(x, y, weight)
         found = tape.gradient(loss, [variable.value for variable in variables])
@@ -192,7 +207,7 @@ def through(share: Share) -> Predictor:
     import keras
     import tensorflow as tf
 
-    def forward(x: Any) -> tuple[Any, Any]:
+    def forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         y, total = share.predict(x), tf.zeros((), keras.config.floatx())
         for own in share.model.losses:  # the same on all ranks
             total += tf.reduce_sum(tf.cast(own, total.dtype))
@@ -200,7 +215,7 @@ def through(share: Share) -> Predictor:
 
     call = tf.function(forward, autograph=False, reduce_retracing=True)
 
-    def predict(batches: Iterable[Any]) -> Iterator[tuple[Any, float]]:
+    def predict(batches: Iterable[Batch]) -> Iterator[Predicted]:
         for x in batches:
             with share.uncounted():
                 y, penalty = call(keras.tree.map_structure(tf.convert_to_tensor, x))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from pydantic import Field, PositiveInt, field_validator
 
 from labkit.schedules.grid import Grid, check_fit, squarest
-from labkit.strategies.intra_layer import IntraLayer
+from labkit.strategies.intra_layer import IntraLayer, Objective
 from labkit.strategies.strategy import Question
 
 if TYPE_CHECKING:
+    import keras
+
     from labkit.communicator import Communicator
     from labkit.model_parallel.grid import Part
+
+Given = TypeVar("Given")
 
 
 class LocallyConnected(IntraLayer):
@@ -54,7 +57,7 @@ class LocallyConnected(IntraLayer):
 
     @field_validator("grid", mode="before")
     @classmethod
-    def _grid(cls, value: Any) -> Any:
+    def _grid(cls, value: Given) -> Given:
         if value is not None and (not isinstance(value, tuple | list) or len(value) != 2):
             raise ValueError(
                 f"grid={value!r} is not rows and columns of machines; give two numbers, such as "
@@ -76,13 +79,13 @@ class LocallyConnected(IntraLayer):
         rows, columns = self.of(workers)
         return rows * columns
 
-    def share(self, model: Any, replica: Communicator) -> Part:
+    def share(self, model: keras.Model, replica: Communicator) -> Part:
         """This machine's tiles and units."""
         from labkit.model_parallel.grid import Part
 
         return Part(model, replica, self.of(replica.size), self.resolved(replica))
 
-    def objective(self, model: Any, share: Part) -> Callable[[Any, Any, Any], Any]:
+    def objective(self, model: keras.Model, share: Part) -> Objective:
         """The loss on machine 0, elsewhere nothing, whose gradient is what machine 0 returns."""
         return share.objective
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -11,8 +11,13 @@ from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline import Table, gpipe
 from labkit.schedules.pipeline.wavefront import stretches
 from labkit.strategies.cut import Cut, recorder, split, through
-from labkit.strategies.staged import Staged
-from labkit.strategies.strategy import Predictor, Question, Session
+from labkit.strategies.staged import Loss, Staged
+
+if TYPE_CHECKING:
+    import keras
+
+    from labkit.model_parallel.stages import Stage
+from labkit.strategies.strategy import Batch, Predictor, Question, Session
 
 
 class Pipeline(Staged):
@@ -137,7 +142,7 @@ class Pipeline(Staged):
         whole = super().rows(batch_size, workers)
         return whole if self._recurrent else -(-whole // self.microbatches)
 
-    def models(self, model: Any, edges: list[int]) -> list[Any]:
+    def models(self, model: keras.Model, edges: list[int]) -> list[keras.Model]:
         """The stages of a model, of a recurrent one for stretches of any length."""
         from labkit.model_parallel.stages import open_time, split_model
 
@@ -145,7 +150,7 @@ class Pipeline(Staged):
             return split_model(open_time(model), edges)
         return super().models(model, edges)
 
-    def stage(self, model: Any, loss: Any, first: bool, recompute: bool) -> Any:
+    def stage(self, model: keras.Model, loss: Loss | None, first: bool, recompute: bool) -> Stage:
         """What trains a stage, of a recurrent model from stretch to stretch."""
         from labkit.model_parallel.stages import RecurrentStage
 
@@ -155,7 +160,8 @@ class Pipeline(Staged):
 
     def train(self, session: Session) -> None:
         """Steps by the schedule, an optimizer a rank."""
-        from labkit.model_parallel.stages import Batch, Runner, footprint, split_model
+        from labkit.model_parallel.stages import Batch as Rows
+        from labkit.model_parallel.stages import Runner, footprint, split_model
 
         optimizer, workers = session.optimizer(), session.communicator.size
         table = self.table(self.ranks(workers))
@@ -168,9 +174,9 @@ class Pipeline(Staged):
             if stage == max(cut.own):  # all stages of the rank at once
                 apply(runner.rows)
 
-        def step(x: Any, y: Any, weight: Any) -> float | None:
+        def step(x: Batch, y: Batch, weight: Batch | None) -> float | None:
             cut.begin()
-            loss: float | None = runner.step(Batch(x, y, weight), update)
+            loss: float | None = runner.step(Rows(x, y, weight), update)
             return loss if cut.first else None
 
         session.loop(step, cut.whole.collect, self._validator(session, cut))

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from labkit.common.errors import InvalidInput
 from labkit.strategies.strategy import Question
+
+if TYPE_CHECKING:
+    import keras
+
+    from labkit.common.content import JSON
 
 # What Keras does around its own training step, and not in an optimizer's update.
 AROUND = ("use_ema", "loss_scale_factor")
@@ -24,7 +29,7 @@ def refuse_in_parts(experiment: Question) -> None:
     refuse_around(experiment.optimizer_options)
 
 
-def refuse_around(options: Mapping[str, Any]) -> None:
+def refuse_around(options: Mapping[str, JSON]) -> None:
     """Refuse an optimizer's options that Keras honours outside of its update."""
     for name in AROUND:
         if options.get(name):
@@ -34,7 +39,7 @@ def refuse_around(options: Mapping[str, Any]) -> None:
             )
 
 
-def refuse_given(optimizer: Any) -> None:
+def refuse_given(optimizer: keras.optimizers.Optimizer) -> None:
     """Refuse the same of a Keras optimizer, which a compiled model may have come with."""
     import keras
 
@@ -85,7 +90,7 @@ def refuse_narrow(slices: int, experiment: Question, each: int = 1) -> None:
         )
 
 
-def refuse_norms(optimizer: str, options: Mapping[str, Any], part: str = "slice") -> None:
+def refuse_norms(optimizer: str, options: Mapping[str, JSON], part: str = "slice") -> None:
     """Refuse what looks at whole variables, or at their gradients, where they are cut.
 
     Args:
@@ -106,6 +111,6 @@ def refuse_norms(optimizer: str, options: Mapping[str, Any], part: str = "slice"
             )
 
 
-def norms(optimizer: Any) -> dict[str, Any]:
+def norms(optimizer: keras.optimizers.Optimizer) -> dict[str, JSON]:
     """What a Keras optimizer has of the options that `refuse_norms` looks at."""
     return {name: getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm")}

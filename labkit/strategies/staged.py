@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from pydantic import PositiveInt, field_validator
 
@@ -20,11 +20,19 @@ from labkit.strategies.refusals import (
     refuse_remainder,
     refuse_shares,
 )
-from labkit.strategies.strategy import Predictor, Question, Session, Strategy
+from labkit.strategies.strategy import Batch, Predicted, Predictor, Question, Session, Strategy
 
 if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+    from labkit.common.content import JSON
     from labkit.communicator import Communicator
+    from labkit.model_parallel.stages import Stage
     from labkit.schedules.pipeline import Table
+
+# Of what was wanted and predicted and the weights of samples, one number.
+Loss: TypeAlias = "Callable[[tf.Tensor, tf.Tensor, tf.Tensor | None], tf.Tensor]"
 
 
 class Staged(Strategy):
@@ -122,7 +130,7 @@ class Staged(Strategy):
                 f"has {blocks}; give {stages} numbers from 1 that add up to it, such as {near}"
             )
 
-    def check_optimizer(self, optimizer: str, options: Mapping[str, Any]) -> None:
+    def check_optimizer(self, optimizer: str, options: Mapping[str, JSON]) -> None:
         """Refuse what needs gradients that no rank has.
 
         Args:
@@ -138,7 +146,9 @@ class Staged(Strategy):
                 "rank has those of its own; use clipnorm (by variable) or clipvalue"
             )
 
-    def edges(self, model: Any, workers: int, seconds: Sequence[float] | None = None) -> list[int]:
+    def edges(
+        self, model: keras.Model, workers: int, seconds: Sequence[float] | None = None
+    ) -> list[int]:
         """The blocks with which the stages of a model begin, and how many there are.
 
         Args:
@@ -157,7 +167,7 @@ class Staged(Strategy):
         counts = [chain.part(n, n + 1).count_params() for n in range(len(chain))]
         return by_parameters(counts, self.depth(workers))
 
-    def predictor(self, model: Any, replica: Communicator) -> Predictor:
+    def predictor(self, model: keras.Model, replica: Communicator) -> Predictor:
         """Through the stages, one micro-batch behind the other.
 
         With partition="time" they are cut by parameters here: nobody has measured.
@@ -167,7 +177,7 @@ class Staged(Strategy):
             return through(replica, models, *own_models(models, replica))
         self._refuse_whole(models)
 
-        def once(batches: Iterable[Any]) -> Iterator[tuple[Any, float]]:
+        def once(batches: Iterable[Batch]) -> Iterator[Predicted]:
             lane, group = (replica.split(c) for c in self.colours(replica.rank, replica.size))
             yield from through(lane, models, *own_models(models, lane, group))(batches)
             group.close()
@@ -175,7 +185,13 @@ class Staged(Strategy):
 
         return once
 
-    def cut(self, session: Session, optimizer: Any, recompute: bool = False, late: int = 1) -> Cut:
+    def cut(
+        self,
+        session: Session,
+        optimizer: keras.optimizers.Optimizer,
+        recompute: bool = False,
+        late: int = 1,
+    ) -> Cut:
         """This rank's stages of the session's model, which is compiled with the optimizer.
 
         Args:
@@ -209,17 +225,17 @@ class Staged(Strategy):
         watched = session.experiment.callbacks is not None
         return Cut(lane, stages, sliced, models, edges, ledger, whole, watched)
 
-    def models(self, model: Any, edges: list[int]) -> list[Any]:
+    def models(self, model: keras.Model, edges: list[int]) -> list[keras.Model]:
         """The stages of a model, as models that share its layers."""
         return split(model, edges)
 
-    def stage(self, model: Any, loss: Any, first: bool, recompute: bool) -> Any:
+    def stage(self, model: keras.Model, loss: Loss | None, first: bool, recompute: bool) -> Stage:
         """What trains a stage on its rank; arguments as of `labkit.model_parallel.stages.Stage`."""
         from labkit.model_parallel.stages import Stage
 
         return Stage(model, loss, first, recompute)
 
-    def _refuse_whole(self, models: list[Any]) -> None:
+    def _refuse_whole(self, models: list[keras.Model]) -> None:
         """Refuse stages none of which has something to cut."""
         from labkit.model_parallel.tensor import refuse_whole
 
@@ -237,10 +253,10 @@ class Staged(Strategy):
         return list(session.communicator.share(found, what="the seconds of the blocks"))
 
 
-def _loss_of(model: Any) -> Any:
+def _loss_of(model: keras.Model) -> Loss:
     """The loss that the model is compiled with."""
 
-    def loss(y: Any, predicted: Any, weight: Any) -> Any:
+    def loss(y: tf.Tensor, predicted: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
         return model._compile_loss(y, predicted, weight)
 
     return loss

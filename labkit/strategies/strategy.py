@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 from labkit.common.checked import Checked
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 Batch: TypeAlias = "np.ndarray | tf.Tensor | Sequence[Batch] | Mapping[str, Batch]"
 # Of micro-batches x, which all ranks of a replica bring: the predictions of each, or None on ranks
 # that do not hold them, and what layers on this rank add to its loss.
-Predictor: TypeAlias = "Callable[[Iterable[Batch]], Iterator[tuple[Batch | None, float]]]"
+Predicted: TypeAlias = "tuple[Batch | None, float]"
+Predictor: TypeAlias = "Callable[[Iterable[Batch]], Iterator[Predicted]]"
 # Of a batch (x, y, sample weight or None): its loss on the rank that knows it, elsewhere None.
 Step: TypeAlias = "Callable[[Batch, Batch, Batch | None], float | None]"
 # Of a bucket's number and layers: see `labkit.exchange.Exchange`.
@@ -84,7 +85,7 @@ class Question(Protocol):
         """The name of a Keras optimizer."""
 
     @property
-    def optimizer_options(self) -> Mapping[str, Any]:
+    def optimizer_options(self) -> Mapping[str, JSON]:
         """Its arguments."""
 
 
@@ -92,7 +93,7 @@ class Trained(Question, Protocol):
     """What a strategy looks at of an experiment while it trains."""
 
     @property
-    def callbacks(self) -> Callable[..., Any] | None:
+    def callbacks(self) -> Callable[..., Sequence[keras.callbacks.Callback]] | None:
         """What makes callbacks of the user's own, which may look at weights and set them."""
 
 

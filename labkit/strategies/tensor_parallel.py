@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, PositiveInt, field_validator
 
 from labkit.communicator import ALGORITHMS, refuse_unmetered
-from labkit.strategies.intra_layer import IntraLayer
+from labkit.strategies.intra_layer import IntraLayer, Objective
 from labkit.strategies.refusals import refuse_narrow, refuse_remainder
 from labkit.strategies.strategy import Question
 
 if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
     from labkit.communicator import Communicator
     from labkit.model_parallel.tensor import Sliced
 
@@ -74,19 +76,19 @@ class TensorParallel(IntraLayer):
         """Of one replica."""
         return self.slices or workers
 
-    def share(self, model: Any, replica: Communicator) -> Sliced:
+    def share(self, model: keras.Model, replica: Communicator) -> Sliced:
         """This rank's slice; scores stay cut where the loss, if any, takes them so."""
         from labkit.model_parallel.tensor import Sliced
 
         return Sliced(model, replica, self.resolved(replica), _of_logits(model))
 
-    def objective(self, model: Any, share: Sliced) -> Callable[[Any, Any, Any], Any]:
+    def objective(self, model: keras.Model, share: Sliced) -> Objective:
         """The loss and those of layers, the same on all slices."""
         import tensorflow as tf
 
         from labkit.model_parallel.tensor import cross_entropy
 
-        def objective(x: Any, y: Any, weight: Any) -> Any:
+        def objective(x: tf.Tensor, y: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
             predicted = share.model(x, training=True)
             if share.link is None:
                 loss = model._compile_loss(y, predicted, weight)
@@ -102,7 +104,7 @@ class TensorParallel(IntraLayer):
         return super().resolved(communicator) if self.algorithm == "auto" else self.algorithm
 
 
-def _beside(weight: Any, each: Any) -> Any:
+def _beside(weight: tf.Tensor, each: tf.Tensor) -> tf.Tensor:
     """Sample weights (rows,) or (rows, …) in the shape of the losses (rows, …)."""
     import tensorflow as tf
 
@@ -114,11 +116,11 @@ def _beside(weight: Any, each: Any) -> Any:
     )
 
 
-def _of_logits(model: Any) -> bool:
+def _of_logits(model: keras.Model) -> bool:
     """Whether the loss is the mean sparse cross-entropy of scores, which slices share."""
     import keras
 
-    loss: Any = model.loss if model.compiled else None
+    loss: keras.losses.Loss = model.loss if model.compiled else None
     return (
         type(loss) is keras.losses.SparseCategoricalCrossentropy
         and loss.from_logits
