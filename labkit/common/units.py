@@ -34,6 +34,16 @@ def duration_text(value: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+_BITS = ((1e9, "Gb/s"), (1e6, "Mb/s"), (1e3, "kb/s"))
+
+
+def bits_text(bandwidth: float) -> str:
+    """Bytes/s as `1 Gb/s`."""
+    bits = 8 * bandwidth
+    scale, unit = next((pair for pair in _BITS if bits >= 0.9995 * pair[0]), _BITS[-1])
+    return f"{bits / scale:.3g} {unit}"
+
+
 def plural(count: int, what: str) -> str:
     """`1 stage`, `3 stages`, `2 micro-batches`"""
     ending = "" if count == 1 else "es" if what.endswith("ch") else "s"

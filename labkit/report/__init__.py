@@ -21,9 +21,9 @@ from labkit.figures import (
     parts,
     table,
 )
-from labkit.figures.kit.called import called
 from labkit.figures.kit.entries import Entry, clock_and_network, entries
 from labkit.records import store
+from labkit.records.compressors import called
 from labkit.records.run import Run, flatten, load_runs
 from labkit.records.run import shown as shown_value
 from labkit.records.verdict import seeds_of

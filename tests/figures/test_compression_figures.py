@@ -16,13 +16,15 @@ from sample_compression import TOP_K, write_method
 from sample_runs import FAILED_GATE, write_run
 
 from labkit.common.errors import LabkitError
+from labkit.common.units import bits_text
 from labkit.figures import bandwidth, microscope, microscope_reading, pareto, step_parts
-from labkit.figures.exchange.bandwidth import Method, bits_text, methods, prediction_errors, winners
+from labkit.figures.exchange.bandwidth import by_method, methods
 from labkit.figures.exchange.layer_errors import observations
 from labkit.figures.kit.entries import entries
-from labkit.figures.kit.methods import baseline_of, by_method, method
 from labkit.network import Network
 from labkit.records import store
+from labkit.records.bandwidths import Method, prediction_errors, winners
+from labkit.records.compressors import baseline_of, method
 from labkit.records.questions.spending import MEASURES, front, spending
 from labkit.records.run import Run
 from labkit.records.step_costs import step_costs

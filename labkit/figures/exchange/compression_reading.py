@@ -8,20 +8,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from labkit.common.errors import LabkitError
-from labkit.common.units import bytes_text, seconds_text
-from labkit.figures.exchange.bandwidth import (
-    LATENCY,
-    RANGE,
-    bits_text,
-    in_turn,
-    methods,
-    prediction_errors,
-    winners,
-)
+from labkit.common.units import bits_text, bytes_text, seconds_text
+from labkit.figures.exchange.bandwidth import methods
 from labkit.figures.kit.entries import Entry, clock_and_network, entries
 from labkit.figures.kit.finding import Finding, Markdown, sentences
-from labkit.figures.kit.methods import baseline_of, task
 from labkit.figures.runs.speed import refused
+from labkit.records.bandwidths import LATENCY, RANGE, in_turn, prediction_errors, winners
+from labkit.records.compressors import baseline_of, task
 from labkit.records.run import Run
 from labkit.records.step_costs import step_costs
 from labkit.records.verdict import accuracies, arrivals, judge_runs

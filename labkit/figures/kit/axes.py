@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeGuard
 
 from labkit.common.privacy import scrub
-from labkit.figures.kit.called import called
+from labkit.records.compressors import called
 
 # What a parameter of a run is, or a number that was measured; None: the run has none.
 Value: TypeAlias = str | float | bool | None

@@ -12,7 +12,7 @@ from typing import Any
 
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
-from labkit.figures.kit.called import called
+from labkit.records.compressors import called
 from labkit.records.run import Run, flatten, gate_failed
 
 # Okabe and Ito (2008): told apart with any colour vision; without their black and yellow, which

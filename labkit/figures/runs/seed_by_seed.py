@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
 from labkit.figures.kit.finding import Markdown
-from labkit.figures.kit.methods import method
+from labkit.records.compressors import method
 from labkit.records.run import Run
 from labkit.records.verdict import seeds_of
 
