@@ -17,7 +17,7 @@ from labkit.bench.timing import check, sweep
 from labkit.common.errors import LabkitError
 from labkit.communicator.clock import WALL
 from labkit.communicator.executor import Executor
-from labkit.communicator.plan import Plan, plan
+from labkit.communicator.rank_plan import Plan, plan
 from labkit.communicator.traffic import Traffic
 from labkit.schedules import ALLREDUCE
 

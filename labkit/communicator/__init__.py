@@ -3,8 +3,8 @@
 from labkit.communicator.algorithms import ALGORITHMS, check_algorithm, refuse_unmetered
 from labkit.communicator.board import Mismatch, RankFailed, WaitTooLong
 from labkit.communicator.clock import WALL, Clock, WallClock
+from labkit.communicator.communicator import Communicator
 from labkit.communicator.computing import computing
-from labkit.communicator.mpi import Communicator
 from labkit.communicator.shared_memory import Aside
 from labkit.communicator.traffic import Traffic
 from labkit.communicator.window import Window

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from labkit.communicator.mpi import Communicator
+from labkit.communicator.communicator import Communicator
 
 
 def computing(communicator: Communicator) -> Callable[[], AbstractContextManager[None]]:

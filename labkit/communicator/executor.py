@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.plan import Message, Plan, Step
+from labkit.communicator.rank_plan import Message, Plan, Step
 from labkit.communicator.traffic import Traffic
 
 

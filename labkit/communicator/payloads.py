@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from labkit.communicator.algorithms import UNMETERED
-from labkit.communicator.pieces import Union, cut, joined
 from labkit.communicator.sparse import Part, SparseSum, cut_sparse
 from labkit.communicator.variable import Courier
 from labkit.schedules import ALLREDUCE, Round, boundaries, count_chunks
+
+Pieces: TypeAlias = dict[int, np.ndarray]  # rank -> bytes
+ENTRY = np.dtype([("rank", "<i4"), ("nbytes", "<i4")])
 
 
 class Payloads:
@@ -45,7 +47,7 @@ class Payloads:
         if algorithm in UNMETERED:
             return self._library_gather(data)
         if (allgather := ALLREDUCE[algorithm].gathers) is not None:
-            chunks: list[dict[int, np.ndarray]] = [{} for _ in range(self._size)]
+            chunks: list[Pieces] = [{} for _ in range(self._size)]
             chunks[self._rank] = {self._rank: data}
             rounds: Sequence[Round] = list(allgather(self._size))
             chunks = self._courier.run(rounds, chunks, Union())
@@ -84,3 +86,47 @@ class Payloads:
         self._comm.Allgatherv(data, (whole, lengths))
         self._courier.meter((self._size - 1) * data.nbytes)  # the least that it can send
         return np.split(whole, np.cumsum(lengths)[:-1])
+
+
+class Union:
+    """Added, sets of pieces are one set; an allreduce over them is an allgather."""
+
+    def add(self, values: Sequence[Pieces]) -> Pieces:
+        """All pieces."""
+        return {rank: data for value in values for rank, data in value.items()}
+
+    def to_bytes(self, values: Sequence[Pieces]) -> np.ndarray:
+        """A table of ranks and lengths behind a count for each chunk, then the pieces."""
+        parts: list[np.ndarray] = []
+        for value in values:
+            table = np.array([(rank, data.nbytes) for rank, data in value.items()], ENTRY)
+            parts += [np.array([len(table)], "<i4").view(np.uint8), table.view(np.uint8)]
+            parts += value.values()
+        return np.concatenate(parts)
+
+    def from_bytes(self, data: np.ndarray, first: int, count: int) -> list[Pieces]:
+        """The pieces of each chunk."""
+        values: list[Pieces] = []
+        start = 0
+        for _ in range(count):
+            entries = int(data[start : start + 4].view("<i4")[0])
+            start += 4
+            stop = start + entries * ENTRY.itemsize
+            table, start = data[start:stop].view(ENTRY), stop
+            pieces: Pieces = {}
+            for rank, nbytes in table.tolist():
+                pieces[rank] = data[start : start + nbytes]
+                start += nbytes
+            values.append(pieces)
+        return values
+
+
+def cut(data: np.ndarray, rank: int, chunks: int) -> list[Pieces]:
+    """A rank's payload as one set of pieces a chunk."""
+    edges = boundaries(len(data), chunks)
+    return [{rank: data[edges[c] : edges[c + 1]]} for c in range(chunks)]
+
+
+def joined(chunks: Sequence[Pieces], size: int) -> list[np.ndarray]:
+    """The payload of each rank."""
+    return [np.concatenate([chunk[rank] for chunk in chunks]) for rank in range(size)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.communicator.clock import WALL, Clock
-from labkit.communicator.mpi import LIMIT, Communicator
+from labkit.communicator.communicator import LIMIT, Communicator
 from labkit.network import Network
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.communicator.executor import _add, _received
-from labkit.communicator.plan import Message, Sum, plan
+from labkit.communicator.rank_plan import Message, Sum, plan
 from labkit.schedules import ALLREDUCE, COLLECTIVES
 from labkit.schedules.check import result
 

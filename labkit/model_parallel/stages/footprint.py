@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from labkit.schedules.pipeline import Table
-from labkit.schedules.pipeline.memory import stashed
+from labkit.schedules.pipeline.held import stashed
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "versions")
 # Layers whose output is the memory of their input, or which do nothing while training.

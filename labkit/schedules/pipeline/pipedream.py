@@ -20,7 +20,7 @@ def pipedream(stages: int, microbatches: int) -> Table:
                         ·  ·  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5
 
     Batch b goes forward and backward through stage s with the same weights, those after
-    max(0, b - (p - 1 - s)) updates (`memory.versions`): fresh at the last stage, p - 1 updates
+    max(0, b - (p - 1 - s)) updates (`held.versions`): fresh at the last stage, p - 1 updates
     old at the first. Between filling and draining nobody waits: no bubble in the steady state.
 
     Args: stages: p, one a rank; microbatches: m, each a batch with an update of its own.

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.communicator.algorithms import check_algorithm, refuse_unmetered
+from labkit.communicator.algorithms import check_algorithm, library_allreduce, refuse_unmetered
 from labkit.communicator.board import Board, Mismatch
 from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.executor import Executor
-from labkit.communicator.library import library_allreduce
 from labkit.communicator.patience import Patience
 from labkit.communicator.payloads import Payloads
-from labkit.communicator.plans import Plans
+from labkit.communicator.rank_plan import Plans
 from labkit.communicator.shared_memory import Aside, SharedMemory
 from labkit.communicator.traffic import Traffic
 from labkit.communicator.variable import Courier
