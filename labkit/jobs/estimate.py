@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import duration_text
 from labkit.jobs import listing
-from labkit.jobs.parameters import declared
+from labkit.jobs.parameters import Unknown, Values, declared
 from labkit.records import store
 from labkit.records.scan import scan
+
+if TYPE_CHECKING:
+    from labkit.common.content import JSON
 
 # Resident memory of a rank that has imported TensorFlow and built a small model, in GiB (measured:
 # TensorFlow 2.21, Keras 3, Linux, one thread).
@@ -33,16 +35,14 @@ SAME = (
 )
 
 
-def of_notebook(notebook: Path, values: Mapping[str, Any], root: Path) -> str:
+def of_notebook(notebook: Path, values: Values, root: Path) -> str:
     """One line: how long this notebook took before with these parameters, and what memory."""
     earlier = _durations(root / store.safe_name(notebook.stem), values)
-    workers = values.get("workers")
-    if workers is None and (known := declared(notebook).get("workers")):
-        workers = known.default
-    return f"{_in_words(earlier)}; {memory(_most(workers))}"
+    own = {name: parameter.default for name, parameter in declared(notebook).items()}
+    return f"{_in_words(earlier)}; {memory(_most({**own, **values}.get('workers')))}"
 
 
-def of_experiment(record: Mapping[str, Any], root: Path) -> str:
+def of_experiment(record: store.Record, root: Path) -> str:
     """One line: duration from earlier runs of the same work on as many ranks, and memory."""
     epochs = int(record["epochs"]) * int(record["repeats"])
     earlier = [seconds * epochs for seconds in _seconds_per_epoch(root, record)]
@@ -71,7 +71,7 @@ def _in_words(earlier: list[float]) -> str:
     return f"duration: about {typical}, as measured {times} before"
 
 
-def _durations(folder: Path, values: Mapping[str, Any]) -> list[float]:
+def _durations(folder: Path, values: Values) -> list[float]:
     """Seconds of the completed jobs of a notebook that had the same parameters."""
     import yaml
 
@@ -86,7 +86,7 @@ def _durations(folder: Path, values: Mapping[str, Any]) -> list[float]:
     return [seconds for seconds in found if seconds is not None]
 
 
-def _seconds_per_epoch(root: Path, wanted: Mapping[str, Any]) -> list[float]:
+def _seconds_per_epoch(root: Path, wanted: store.Record) -> list[float]:
     """Training seconds an epoch of completed runs that did the same work."""
     found = []
     for path in scan(root).runs if root.is_dir() else []:
@@ -100,7 +100,7 @@ def _seconds_per_epoch(root: Path, wanted: Mapping[str, Any]) -> list[float]:
     return found
 
 
-def _most(workers: Any) -> int:
+def _most(workers: JSON | Unknown) -> int:
     """The largest number of ranks that a parameter asks for."""
     numbers = workers if isinstance(workers, list) else [workers]
     return max((number for number in numbers if isinstance(number, int)), default=1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import duration_text
@@ -32,10 +32,18 @@ def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
             if path in sweeps:
                 rows |= sweep_rows(path, name)
             else:
-                rows[path] = job_row(path, name) if path in jobs else run_row(Run(path), name)
+                rows[path] = job_row(path, name) if path in jobs else run_row(_Read(path), name)
         except LabkitError as error:
             skipped.append(f"{name} left out: {error}")
     return [rows[path] for path in sorted(rows)], skipped
+
+
+class _Read(Run):
+    """A run whose metrics are read once: it is shown and forgotten."""
+
+    @cached_property
+    def metrics(self) -> store.Record:
+        return super().metrics
 
 
 def sweep_rows(path: Path, name: str) -> dict[Path, Row]:
@@ -97,7 +105,7 @@ def shown(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-def elapsed(status: dict[str, Any]) -> float | None:
+def elapsed(status: store.Record) -> float | None:
     """Seconds from start to end, or until now; None where either is not known."""
     if not status.get("started"):
         return None
@@ -130,12 +138,12 @@ def find(root: Path) -> tuple[set[Path], set[Path]]:
     return jobs, sweeps
 
 
-def _duration(status: dict[str, Any]) -> str:
+def _duration(status: store.Record) -> str:
     spent = elapsed(status)
     return "" if spent is None else duration_text(spent)
 
 
-def _cause(status: dict[str, Any]) -> str:
+def _cause(status: store.Record) -> str:
     cause = str(status.get("cause") or "").split("\n")[0]
     rank = status.get("rank")
     text = f"rank {rank}: {cause}" if rank is not None else cause

@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from labkit.common.privacy import scrub
 from labkit.jobs import parameters
 from labkit.jobs.fork import Fork
 from labkit.jobs.job import CELL_FAILED, LOG
 from labkit.records import store
-
-if TYPE_CHECKING:
-    from labkit.common.content import JSON
 
 
 @dataclass(frozen=True)
@@ -31,7 +26,7 @@ class JobResult:
 
 
 def execute(
-    notebook: Path | str, given: Mapping[str, JSON] | None = None, root: Path | str = "runs"
+    notebook: Path | str, given: parameters.Values | None = None, root: Path | str = "runs"
 ) -> JobResult:
     """Execute a notebook with these parameters as a job `<root>/<notebook>/<NNN>_<k=v,…>/`.
 
@@ -115,7 +110,7 @@ class Job:
         self.process.stdin.close()
 
 
-def start(notebook: Path, values: Mapping[str, JSON], root: Path | str, shown: bool = True) -> Job:
+def start(notebook: Path, values: parameters.Values, root: Path | str, shown: bool = True) -> Job:
     """Execute a notebook in a fresh process, in a new folder of the folder of all runs.
 
     Args:

@@ -12,14 +12,23 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from labkit.common.errors import InvalidInput, LabkitError
 
-UNKNOWN = object()  # the default of a parameter whose value only the kernel can compute
+if TYPE_CHECKING:
+    from labkit.common.content import JSON
+
+
+class Unknown:
+    """The default of a parameter whose value only the kernel can compute."""
+
+
+UNKNOWN = Unknown()
+Values: TypeAlias = "Mapping[str, JSON]"
 
 # What an annotation may name: nothing else is evaluated.
 _TYPES = {
@@ -33,12 +42,12 @@ class Parameter:
 
     name: str
     annotation: str
-    default: Any
+    default: JSON | Unknown
     help: str
     declaration: str
 
     @property
-    def type(self) -> TypeAdapter[Any]:
+    def type(self) -> TypeAdapter[JSON]:
         """What checks and converts values; a type that cannot be read raises InvalidInput."""
         try:
             kind = eval(self.annotation, {"__builtins__": {}}, _TYPES)
@@ -49,7 +58,7 @@ class Parameter:
                 f"a type made of {', '.join(sorted(_TYPES))}"
             ) from error
 
-    def convert(self, value: Any) -> Any:
+    def convert(self, value: JSON) -> JSON:
         """The value as the declared type; text is read by that type: "true" for bool is True.
 
         Raises:
@@ -62,7 +71,8 @@ class Parameter:
                 checked = self.type.validate_json(json.dumps(reading), strict=strict)
             except (ValidationError, TypeError):  # TypeError: JSON has no such value
                 continue
-            return self.type.dump_python(checked, mode="json")
+            converted: JSON = self.type.dump_python(checked, mode="json")
+            return converted
         # The declaration lists the choices: once is enough.
         kind = "a choice" if "Literal" in self.annotation else self.annotation
         raise InvalidInput(
@@ -125,8 +135,8 @@ def parse(source: str) -> dict[str, Parameter]:
 
 
 def check(
-    notebook: Path, given: Mapping[str, Any], known: Mapping[str, Parameter] | None = None
-) -> dict[str, Any]:
+    notebook: Path, given: Values, known: Mapping[str, Parameter] | None = None
+) -> dict[str, JSON]:
     """The given parameters, converted to what the notebook declares, or one sentence why not.
 
     A parameter with the name of an Experiment's field must be possible for that field; a list of
@@ -139,13 +149,14 @@ def check(
     known = declared(notebook) if known is None else known
     check_names(notebook, given, known)
     values = {name: known[name].convert(value) for name, value in given.items()}
-    defaults = {
-        name: parameter.default
-        for name, parameter in known.items()
-        if parameter.default is not UNKNOWN
-    }
-    check_fields(defaults | values)
+    defaults = {name: parameter.default for name, parameter in known.items()}
+    check_fields(known_values(defaults) | values)
     return values
+
+
+def known_values(values: Mapping[str, JSON | Unknown]) -> dict[str, JSON]:
+    """Those values that are known before a kernel runs."""
+    return {name: value for name, value in values.items() if not isinstance(value, Unknown)}
 
 
 def check_names(notebook: Path, names: Iterable[str], known: Mapping[str, Parameter]) -> None:
@@ -155,7 +166,7 @@ def check_names(notebook: Path, names: Iterable[str], known: Mapping[str, Parame
             raise InvalidInput(_unknown(name, list(known), notebook.name))
 
 
-def check_fields(values: Mapping[str, Any]) -> None:
+def check_fields(values: Values) -> None:
     """Check those values whose names are fields of Experiment, each item of a list with the rest.
 
     A data set that is not there yet is fetched: better now than by ranks that wait for it.
@@ -164,12 +175,12 @@ def check_fields(values: Mapping[str, Any]) -> None:
 
     for dataset in check_possible(values).get("dataset", []):
         try:
-            datasets.ensure(dataset)
+            datasets.ensure(str(dataset))
         except LabkitError as error:
             raise InvalidInput(f"dataset={dataset!r}: {error}") from error
 
 
-def check_possible(values: Mapping[str, Any]) -> dict[str, list[Any]]:
+def check_possible(values: Values) -> dict[str, list[JSON]]:
     """Check as `check_fields` does, without a look at the data; the items of each field."""
     from labkit.experiment import Experiment
 
@@ -191,10 +202,9 @@ def _takes_lists(field: str) -> bool:
 
     annotation = Experiment.model_fields[field].annotation
     kinds = typing.get_args(annotation) or (annotation,)
+    items = [typing.get_args(kind)[0] for kind in kinds if typing.get_origin(kind) is tuple]
     # tuple[Any, ...] stands for arrays, which no parameters cell holds.
-    return any(
-        typing.get_origin(kind) is tuple and typing.get_args(kind)[0] is not Any for kind in kinds
-    )
+    return any(item is not typing.Any for item in items)
 
 
 def read_text(path: Path) -> str:
@@ -210,7 +220,7 @@ def read_text(path: Path) -> str:
         raise InvalidInput(f"{path} cannot be read: {reason}") from error
 
 
-def read_yaml(text: str, origin: str) -> dict[str, Any]:
+def read_yaml(text: str, origin: str) -> dict[str, JSON]:
     """A mapping from YAML; `origin` names the text in an error.
 
     Raises:
@@ -228,7 +238,7 @@ def read_yaml(text: str, origin: str) -> dict[str, Any]:
     return record
 
 
-def value_of(text: Any) -> Any:
+def value_of(text: JSON) -> JSON:
     """What a text of the command line means where no notebook declares its type."""
     return _readings(text)[0][0] if isinstance(text, str) else text
 
@@ -247,9 +257,9 @@ for _tag, _pattern in {
     _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)
 
 
-def _readings(text: str) -> list[tuple[Any, bool]]:
+def _readings(text: str) -> list[tuple[JSON, bool]]:
     """What a text may mean, the likeliest first, and whether it must fit the type exactly."""
-    readings: list[tuple[Any, bool]] = [(text, False)]
+    readings: list[tuple[JSON, bool]] = [(text, False)]
     for place, source in enumerate((text, f"[{text}]")):  # 1,2,4 is a list where one is declared
         try:
             value = yaml.load(source, Loader=_Yaml)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from labkit.common.errors import LabkitError
 from labkit.jobs.listing import find
@@ -46,9 +45,7 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
     return list(asked)
 
 
-def _ask(
-    paths: set[Path] | list[Path], read: Callable[[Path], dict[str, Any]]
-) -> dict[Path, dict[str, Any]]:
+def _ask(paths: Iterable[Path], read: Callable[[Path], store.Record]) -> dict[Path, store.Record]:
     """Send SIGTERM to the process of each record that says "running"; those that got it."""
     asked = {}
     for path in sorted(paths):

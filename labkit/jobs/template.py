@@ -7,11 +7,14 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from labkit.common.errors import InvalidInput
 from labkit.experiment import Experiment
 from labkit.jobs.parameters import Parameter
+
+if TYPE_CHECKING:
+    from labkit.common.content import JSON
 
 STRATEGIES = '["AllReduce", {name: AllReduce, compressor: {name: ErrorFeedback, inner: TopK}}]'
 
@@ -86,6 +89,7 @@ def new(name: str, model: str = "mlp", dataset: str = "digits", strategies: str 
     kind = "list[str | dict]"
     declared = Parameter("strategies", kind, None, "", f"strategy: {kind}")
     chosen = declared.convert(strategies or STRATEGIES)
+    assert isinstance(chosen, list)  # for the type checker: as declared
     for each in chosen:
         Experiment(model=model, dataset=dataset, workers=2, strategy=each)
     shown = shlex.quote(path.name if path.is_absolute() else str(path))
@@ -102,8 +106,8 @@ def new(name: str, model: str = "mlp", dataset: str = "digits", strategies: str 
 
 
 def _cells(
-    name: str, model: str, dataset: str, strategies: Sequence[Any]
-) -> Iterator[dict[str, Any]]:
+    name: str, model: str, dataset: str, strategies: Sequence[JSON]
+) -> Iterator[dict[str, JSON]]:
     yield _markdown(_QUESTION.format(model=model, dataset=dataset))
     lines = "\n".join(f"    {_literal(each)}," for each in strategies)
     names = {"model": _literal(model), "dataset": _literal(dataset)}
@@ -119,28 +123,28 @@ def _cells(
     yield _markdown(_NEXT.format(name=name))
 
 
-def _markdown(text: str) -> dict[str, Any]:
+def _markdown(text: str) -> dict[str, JSON]:
     return _cell("markdown", text, {})
 
 
-def _code(text: str, **metadata: Any) -> dict[str, Any]:
+def _code(text: str, **metadata: JSON) -> dict[str, JSON]:
     return _cell("code", text, metadata) | {"execution_count": None, "outputs": []}
 
 
-def _cell(kind: str, text: str, metadata: dict[str, Any]) -> dict[str, Any]:
+def _cell(kind: str, text: str, metadata: dict[str, JSON]) -> dict[str, JSON]:
     """A cell; its id is made of its text, which no other cell has."""
     name = hashlib.sha256(text.encode()).hexdigest()[:8]
     lines = text.strip("\n").splitlines(keepends=True)
     return {"cell_type": kind, "id": name, "metadata": metadata, "source": lines}
 
 
-def _notebook(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _notebook(cells: Sequence[dict[str, JSON]]) -> dict[str, JSON]:
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     return {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
 
 
-def _literal(value: Any) -> str:
+def _literal(value: JSON) -> str:
     """A value as Python source, texts in double quotes."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_literal(k)}: {_literal(v)}" for k, v in value.items()) + "}"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from labkit.jobs.parameters import UNKNOWN, Parameter
+from labkit.jobs.parameters import Parameter, Unknown
 
 if TYPE_CHECKING:
     import ipywidgets
+
+    from labkit.common.content import JSON
 
 
 class Field:
@@ -25,7 +27,7 @@ class Field:
         widget: all of it.
     """
 
-    def __init__(self, parameter: Parameter, changed: Callable[[], object]) -> None:
+    def __init__(self, parameter: Parameter, changed: Callable[[], bool]) -> None:
         import ipywidgets
 
         self.parameter = parameter
@@ -53,7 +55,7 @@ class Field:
         self._error.value = f'<span role="alert">⚠ {escape(text)}</span>' if text else ""
 
     @property
-    def value(self) -> Any:
+    def value(self) -> JSON | Unknown:
         """What it says, as the declared type; UNKNOWN where the notebook computes it.
 
         Raises:
@@ -69,12 +71,12 @@ def _input(parameter: Parameter) -> ipywidgets.DOMWidget:
     import ipywidgets
 
     default, kind = parameter.default, parameter.type.core_schema
-    look: dict[str, Any] = {
+    look: dict[str, str | bool | dict[str, str]] = {
         "description": parameter.name,
         "tooltip": parameter.help or parameter.name,
         "style": {"description_width": "12em"},
     }
-    if default is UNKNOWN:
+    if isinstance(default, Unknown):
         return ipywidgets.Text(placeholder="the notebook computes it", **look)
     if kind["type"] == "literal" and default in kind["expected"]:
         return ipywidgets.Dropdown(options=kind["expected"], value=default, **look)
@@ -100,7 +102,7 @@ def _names(field: str) -> list[str]:
     from labkit.network.model import PRESETS
     from labkit.strategies import STRATEGIES
 
-    known: dict[str, Any] = {
+    known: dict[str, Iterable[str]] = {
         "model": MODELS,
         "dataset": DATASETS,
         "strategy": STRATEGIES,
@@ -110,7 +112,7 @@ def _names(field: str) -> list[str]:
     return list(known.get(field, ()))
 
 
-def _text(value: Any) -> str:
+def _text(value: JSON) -> str:
     """A value as a command line gives it."""
     if isinstance(value, str):
         return value

@@ -8,7 +8,7 @@ import threading
 import time
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from labkit.common.errors import InvalidInput, LabkitError
@@ -16,7 +16,9 @@ from labkit.common.privacy import scrub
 from labkit.jobs import parameters
 from labkit.jobs.form.field import Field
 from labkit.jobs.notebook import Job, JobResult, start
-from labkit.jobs.parameters import UNKNOWN
+
+if TYPE_CHECKING:
+    from labkit.common.content import JSON
 
 LOOK_EVERY = 0.5  # seconds
 STOP = "Stop notebook"
@@ -62,18 +64,18 @@ class Form:
             except InvalidInput as error:
                 wrong[name] = _line(error)
         if not wrong:
-            known = {name: value for name, value in values.items() if value is not UNKNOWN}
             try:
-                parameters.check_possible(known)
+                parameters.check_possible(parameters.known_values(values))
             except InvalidInput as error:
                 wrong[self._culprit(_line(error))] = _line(error)
         for name, field in self.fields.items():
             field.error = wrong.get(name, "")
         return not wrong
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, JSON]:
         """The parameters that differ from the notebook's own."""
-        return {name: field.value for name, field in self.fields.items() if field.given}
+        given = {name: field.value for name, field in self.fields.items() if field.given}
+        return parameters.known_values(given)
 
     def wait(self) -> JobResult | None:
         """Wait for the end of the job."""
@@ -83,7 +85,7 @@ class Form:
     def __repr__(self) -> str:
         return f"<Form of {self.notebook.name}: {', '.join(self.fields) or 'no parameters'}>"
 
-    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def _repr_mimebundle_(self, *args: JSON, **kwargs: JSON) -> dict[str, JSON]:
         return (self.widget._repr_mimebundle_() or {}) | {"text/plain": repr(self)}
 
     def _culprit(self, message: str) -> str:

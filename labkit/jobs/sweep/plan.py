@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from labkit.common.errors import InvalidInput
 from labkit.common.places import fingerprint
@@ -16,6 +16,9 @@ from labkit.jobs import parameters
 from labkit.jobs.sweep import grid
 from labkit.jobs.sweep.grid import LARGEST, Axis, from_text, from_yaml
 from labkit.records import store
+
+if TYPE_CHECKING:
+    from labkit.common.content import JSON
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Member:
     """
 
     folder: str
-    values: dict[str, Any]
+    values: dict[str, JSON]
     repeat: int
     workers: int
     threads: int
@@ -58,7 +61,7 @@ class Plan:
     @property
     def name(self) -> str:
         """The hash of what is asked, whatever the notebook and labkit contain by now."""
-        asked = [[member.values, member.repeat] for member in self.members]
+        asked: JSON = [[member.values, member.repeat] for member in self.members]
         return _digest([store.shown_path(self.notebook), asked])
 
     @cached_property
@@ -67,7 +70,7 @@ class Plan:
         return self.notebook.read_bytes().decode()
 
     @cached_property
-    def _code(self) -> list[Any]:
+    def _code(self) -> list[JSON]:
         """What results depend on: the notebook's code, and labkit's. Outputs and prose do not."""
         cells = json.loads(self.text)["cells"]
         code = [
@@ -87,7 +90,7 @@ class Asked:
     """A sweep as a person words it: axes, fixed values, and how many draws."""
 
     axes: dict[str, Axis]
-    fixed: dict[str, Any]
+    fixed: parameters.Values
     random: int | None = None
     seed: int = 0
     repeats: int = 1
@@ -110,7 +113,7 @@ def read_assignments(texts: tuple[str, ...]) -> dict[str, Axis]:
     return axes
 
 
-def read_file(text: str, origin: str) -> tuple[dict[str, Axis], dict[str, Any]]:
+def read_file(text: str, origin: str) -> tuple[dict[str, Axis], dict[str, int]]:
     """The axes of a sweep file, and its `random` (`samples`, `seed`), if it has one.
 
     Raises:
@@ -120,10 +123,12 @@ def read_file(text: str, origin: str) -> tuple[dict[str, Axis], dict[str, Any]]:
     drawn = record.pop("random", {})
     if type(drawn) is int:
         drawn = {"samples": drawn}
-    known = isinstance(drawn, dict) and drawn.keys() <= {"samples", "seed"}
-    if not known or any(type(number) is not int for number in drawn.values()):
+    given = drawn if isinstance(drawn, dict) else {"": drawn}
+    known = {name: given[name] for name in given.keys() & {"samples", "seed"}}
+    numbers = {name: number for name, number in known.items() if type(number) is int}
+    if len(numbers) < len(given):
         raise InvalidInput(f"{origin}: random: {drawn!r} is not a number, nor samples and seed")
-    return {name: from_yaml(name, value) for name, value in record.items()}, drawn
+    return {name: from_yaml(name, value) for name, value in record.items()}, numbers
 
 
 def make(notebook: Path, asked: Asked) -> Plan:
@@ -157,7 +162,7 @@ def make(notebook: Path, asked: Asked) -> Plan:
     if asked.repeats > 1 and "seed" in swept:
         raise InvalidInput("--repeats counts up the parameter seed, which is swept itself")
     described = [
-        (combination | fixed, repeat)
+        ({**combination, **fixed}, repeat)
         for combination in combinations
         for repeat in range(asked.repeats)
     ]
@@ -167,7 +172,7 @@ def make(notebook: Path, asked: Asked) -> Plan:
     return _plan(notebook, known, described, swept)
 
 
-def again(notebook: Path, members: list[Mapping[str, Any]]) -> Plan:
+def again(notebook: Path, members: Sequence[store.Record]) -> Plan:
     """The plan of an earlier sweep's record, checked by the notebook as it is now.
 
     Raises:
@@ -186,7 +191,7 @@ def again(notebook: Path, members: list[Mapping[str, Any]]) -> Plan:
 def _plan(
     notebook: Path,
     known: Mapping[str, parameters.Parameter],
-    described: list[tuple[dict[str, Any], int]],
+    described: list[tuple[dict[str, JSON], int]],
     swept: list[str],
 ) -> Plan:
     digits = max(3, len(str(len(described))))
@@ -203,7 +208,7 @@ def _member(
     notebook: Path,
     known: Mapping[str, parameters.Parameter],
     folder: str,
-    values: Mapping[str, Any],
+    values: parameters.Values,
     repeat: int,
 ) -> Member:
     checked = parameters.check(notebook, values, known)
@@ -231,8 +236,8 @@ def _converted(parameter: parameters.Parameter, axis: Axis) -> Axis:
 
 
 def _repeated(
-    known: Mapping[str, parameters.Parameter], values: dict[str, Any], repeat: int
-) -> tuple[dict[str, Any], int]:
+    known: Mapping[str, parameters.Parameter], values: dict[str, JSON], repeat: int
+) -> tuple[dict[str, JSON], int]:
     """The values of one repeat: with a seed of its own where the notebook has one."""
     if "seed" not in known:
         return values, repeat
@@ -242,10 +247,10 @@ def _repeated(
     return values | {"seed": first + repeat}, 0
 
 
-def _largest(value: Any) -> int:
+def _largest(value: JSON | parameters.Unknown) -> int:
     numbers = value if isinstance(value, list) else [value]
     return max((number for number in numbers if type(number) is int), default=1)
 
 
-def _digest(value: Any) -> str:
+def _digest(value: JSON) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
 from labkit.records import store
 
 if TYPE_CHECKING:
+    from labkit.common.content import JSON
     from labkit.jobs.sweep.plan import Member, Plan
 
 FILE = "sweep.json"
@@ -38,7 +39,7 @@ def create(root: Path, name: str, plan: Plan) -> Path:
     return folder
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read(folder: Path) -> store.Record:
     """The record; a "running" sweep whose process is gone reads as "interrupted".
 
     Raises:
@@ -61,7 +62,7 @@ def read(folder: Path) -> dict[str, Any]:
     return record
 
 
-def update(folder: Path, **fields: Any) -> None:
+def update(folder: Path, **fields: JSON) -> None:
     """Change fields of the record, and say that this process did so."""
     store.write_json(folder / FILE, store.read_json(folder / FILE) | store.this_process() | fields)
 
@@ -139,14 +140,14 @@ def tidy(folder: Path) -> None:
         shutil.rmtree(path)
 
 
-def states(folder: Path, record: dict[str, Any]) -> Counter[str]:
+def states(folder: Path, record: store.Record) -> Counter[str]:
     """How many members are in which state; those that have not been started are "queued"."""
     return Counter(
         _status(folder / member["folder"]).get("state", "queued") for member in record["members"]
     )
 
 
-def _status(job: Path) -> dict[str, Any]:
+def _status(job: Path) -> store.Record:
     """A job's status; nothing where it has none that can be read: it has not completed then."""
     try:
         return store.read_status(job)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 from labkit.jobs.job import GRACE, forked, prepare
 from labkit.jobs.notebook import Job
@@ -132,7 +132,7 @@ class Scheduler:
     def _signals(self) -> Iterator[None]:
         """Count interrupts instead of raising them: none may fall between a fork and its record."""
 
-        def count(*_: Any) -> None:
+        def count(number: int, frame: FrameType | None) -> None:
             self._interrupts += 1
             if self._interrupts == 1:
                 self.screen.say("interrupted: the members that run may clean up (again: kill)")
