@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +16,7 @@ from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.places import keep_bytecode
 
 if TYPE_CHECKING:
+    from labkit.common.content import JSON
     from labkit.experiment import Experiment
     from labkit.records.run import Run
 
@@ -26,9 +27,9 @@ RUNS = click.argument("paths", metavar="RUNS...", nargs=-1, required=True, type=
 class _OneLine(click.Group):
     """Errors that labkit raises on purpose end in one line on stderr, not in a traceback."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> None:
         try:
-            return super().invoke(ctx)
+            super().invoke(ctx)
         except LabkitError as error:
             click.echo(f"labkit: {' '.join(str(error).split())}", err=True)
             ctx.exit(2 if isinstance(error, InvalidInput) else 1)
@@ -67,7 +68,7 @@ def run(
     """
     from labkit.jobs.parameters import read_text, read_yaml
 
-    given: dict[str, Any] = {}
+    given: dict[str, JSON] = {}
     for path in files:
         given |= read_yaml(read_text(path), str(path))
     for text in texts:
@@ -223,7 +224,7 @@ def lab(arguments: tuple[str, ...]) -> None:
     os.execv(sys.executable, [*command, *arguments])
 
 
-def _run_notebook(notebook: Path, given: dict[str, Any], root: Path) -> None:
+def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path) -> None:
     from labkit.jobs import estimate, parameters
     from labkit.jobs.listing import run_row, shown, table
     from labkit.jobs.notebook import execute
@@ -246,7 +247,7 @@ def _run_notebook(notebook: Path, given: dict[str, Any], root: Path) -> None:
     sys.exit(INTERRUPTED if job.state == "interrupted" else 1)
 
 
-def _run_experiment(path: Path, given: dict[str, Any], root: Path) -> None:
+def _run_experiment(path: Path, given: dict[str, JSON], root: Path) -> None:
     from labkit.cluster import RankError
     from labkit.cluster import run as run_here
     from labkit.jobs import estimate
@@ -265,7 +266,7 @@ def _run_experiment(path: Path, given: dict[str, Any], root: Path) -> None:
     click.echo(f"result: {shown(done.path)}")
 
 
-def _experiment(path: Path, given: dict[str, Any]) -> Experiment:
+def _experiment(path: Path, given: dict[str, JSON]) -> Experiment:
     """The experiment of a file, with other values for some fields."""
     from labkit.experiment import Experiment
     from labkit.jobs.parameters import read_text, read_yaml, value_of

@@ -12,6 +12,7 @@ from labkit.common.errors import InvalidInput
 
 if TYPE_CHECKING:
     from labkit.jobs.sweep.plan import Plan
+    from labkit.records.store import Record
 
 FOLDER = click.Path(path_type=Path)
 INTERRUPTED = 130  # as shells have it for Ctrl-C
@@ -54,9 +55,9 @@ def sweep(target: Path, resume: bool, name: str | None, root: Path, **given: Any
     _run(folder, plan, roster.read(folder) | options)
 
 
-def _options(jobs: str | None, limit: float | None) -> dict[str, Any]:
+def _options(jobs: str | None, limit: float | None) -> dict[str, float | None]:
     """Those that are given, checked; "jobs" is None where cores decide."""
-    options: dict[str, Any] = {}
+    options: dict[str, float | None] = {}
     if jobs is not None:
         if jobs != "auto" and not (jobs.isdecimal() and int(jobs) > 0):
             raise InvalidInput(f"--jobs {jobs} is impossible; give auto, or a whole number from 1")
@@ -113,7 +114,7 @@ def _recorded(folder: Path) -> Plan:
     return plan.again(notebook, known["members"])
 
 
-def _run(folder: Path, plan: Plan, known: dict[str, Any]) -> None:
+def _run(folder: Path, plan: Plan, known: Record) -> None:
     """Run what is missing; exit with 0 if then all members have completed."""
     from labkit.jobs.listing import shown
     from labkit.jobs.sweep import roster

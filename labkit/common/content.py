@@ -6,9 +6,9 @@ import dis
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping, Sequence
-from types import CodeType
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, FunctionType
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 from pydantic import BaseModel
@@ -20,23 +20,25 @@ JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON
 LONG = 2000  # letters of a value that a function brings along; a longer one is a checksum
 
 
-def as_json(value: Any) -> Any:
+def as_json(value: Any) -> JSON:
     """A value as JSON: callables by name, source and what they bring along, arrays by checksum."""
     if isinstance(value, dict):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [as_json(item) for item in value]
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
+        fields: dict[str, JSON] = value.model_dump(mode="json")
+        return fields
     if callable(value):
         return _function(value, [])
     if isinstance(value, np.generic):
-        return value.item()
-    if hasattr(value, "shape"):
+        value = value.item()
+    elif hasattr(value, "shape"):
         array = np.ascontiguousarray(value)
         checksum = hashlib.sha256(array.tobytes()).hexdigest()
         return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": checksum}
-    return value
+    known: JSON = value
+    return known
 
 
 def label_of(value: Any) -> str:
@@ -44,7 +46,7 @@ def label_of(value: Any) -> str:
     return getattr(value, "__name__", type(value).__name__) if callable(value) else "arrays"
 
 
-def _source(function: Any) -> str:
+def _source(function: Callable[..., Any]) -> str:
     try:
         return inspect.getsource(function)
     except (OSError, TypeError):  # typed into a bare interpreter: its code stands for its source
@@ -53,13 +55,13 @@ def _source(function: Any) -> str:
         return "sha256 " + hashlib.sha256(cloudpickle.dumps(function)).hexdigest()
 
 
-def _function(function: Any, told: list[Any]) -> dict[str, Any]:
+def _function(function: Callable[..., Any], told: list[FunctionType]) -> dict[str, JSON]:
     """Name and source of a callable, and what it brings along; `told` are those already said."""
-    found = {"callable": label_of(function), "source": _source(function)}
-    if not inspect.isfunction(function):
+    found: dict[str, JSON] = {"callable": label_of(function), "source": _source(function)}
+    if not isinstance(function, FunctionType):
         return found
     told.append(function)
-    own: dict[str, Any] = {}
+    own: dict[str, JSON] = {}
     for name, value in sorted(_captured(function).items()):
         if any(value is each for each in told):
             continue  # each once: functions may call each other in any way
@@ -70,7 +72,7 @@ def _function(function: Any, told: list[Any]) -> dict[str, Any]:
     return found | ({"captured": own} if own else {})
 
 
-def _captured(function: Any) -> dict[str, Any]:
+def _captured(function: FunctionType) -> dict[str, Any]:
     """What a function finds outside of itself: two models may differ in nothing else.
 
     Defaults, names of the functions around it, and globals, such as a notebook's parameters.
@@ -89,12 +91,12 @@ def _globals(code: CodeType) -> set[str]:
     return own.union(*inner)
 
 
-def _is_beside(value: Any, function: Any) -> bool:
+def _is_beside(value: Any, function: FunctionType) -> TypeGuard[FunctionType]:
     """Whether a value is a function of the same notebook or file as another."""
-    return inspect.isfunction(value) and value.__module__ == function.__module__
+    return isinstance(value, FunctionType) and value.__module__ == function.__module__
 
 
-def _short(value: Any) -> Any:
+def _short(value: Any) -> JSON:
     """The value as JSON, or the checksum of a long one."""
     record = as_json(value)
     text = json.dumps(record)

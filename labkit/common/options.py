@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from labkit.common.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from labkit.common.content import JSON
 
 Value = TypeVar("Value")
 Parsed = TypeVar("Parsed", bound="Options")
@@ -23,7 +26,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def lookup(family: Mapping[str, Value], name: object, what: str) -> Value:
+def lookup(family: Mapping[str, Value], name: JSON, what: str) -> Value:
     """Return `family[name]`.
 
     Raises InvalidInput that lists the family and suggests the nearest name.
@@ -57,6 +60,6 @@ def parse(options: type[Parsed], owner: str, given: Mapping[str, object]) -> Par
     )
 
 
-def _suggestion(name: object, allowed: Iterable[str]) -> str:
+def _suggestion(name: JSON, allowed: Iterable[str]) -> str:
     nearest = get_close_matches(str(name), list(allowed), n=1)
     return f" (did you mean {nearest[0]!r}?)" if nearest else ""

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from labkit.common.content import JSON
+
+Axis: TypeAlias = "dict[str, JSON]"  # Plotly's words for an axis
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
@@ -50,7 +55,7 @@ def plural(count: int, what: str) -> str:
     return f"{count} {what}{ending}"
 
 
-def bytes_axis(low: float, high: float) -> dict[str, Any]:
+def bytes_axis(low: float, high: float) -> Axis:
     """A logarithmic axis of buffer sizes; a tick every 2, 8, 32, … times, six or so in all."""
     first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
     step = max(1, math.ceil((last - first) / 5))
@@ -58,7 +63,7 @@ def bytes_axis(low: float, high: float) -> dict[str, Any]:
     return _logarithmic(low, high) | {"tickvals": ticks, "ticktext": [bytes_text(t) for t in ticks]}
 
 
-def amounts_axis(least: float, most: float) -> dict[str, Any]:
+def amounts_axis(least: float, most: float) -> Axis:
     """An axis of bytes that grow from nothing to between `least` and `most`.
 
     Logarithmic where these differ so much that the least would be a line on the y axis; it then
@@ -72,7 +77,7 @@ def amounts_axis(least: float, most: float) -> dict[str, Any]:
     return {"tickvals": ticks, "ticktext": [bytes_text(t) for t in ticks], "rangemode": "tozero"}
 
 
-def seconds_axis(low: float, high: float) -> dict[str, Any]:
+def seconds_axis(low: float, high: float) -> Axis:
     """A logarithmic axis of times; a tick every 10, 100, … times, on a short one 1, 2, 5, 10, …"""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     step = max(1, math.ceil((last - first) / 6))
@@ -84,7 +89,7 @@ def seconds_axis(low: float, high: float) -> dict[str, Any]:
     }
 
 
-def _logarithmic(low: float, high: float) -> dict[str, Any]:
+def _logarithmic(low: float, high: float) -> Axis:
     room = 0.04 * max(math.log10(high / low), 1)
     return {"type": "log", "range": [math.log10(low) - room, math.log10(high) + room]}
 

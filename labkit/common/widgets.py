@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html import escape
-from typing import Any
 
 import ipywidgets
 
 
-def button(label: str, what: str, icon: str, act: Callable[[], None]) -> Any:
+def button(label: str, what: str, icon: str, act: Callable[[], None]) -> ipywidgets.Button:
     """A button that also answers while a cell runs; `what` it does is told beside it.
 
     JupyterLab sends clicks to a subshell of the kernel, which is a thread of its own. But ipykernel

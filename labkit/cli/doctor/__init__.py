@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from labkit.cli.doctor import clusters, jupyter, machine, programs, ranks
-from labkit.cli.doctor.finding import Finding
+from labkit.cli.doctor.examination import Finding
 
 CHECKS: list[Callable[[], Iterator[Finding]]] = [
     ranks.mpiexec,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from labkit.cli.doctor.finding import Finding
+from labkit.cli.doctor.examination import Finding
 from labkit.common.places import runtime_folder
 from labkit.records import store
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit.cli.doctor.finding import Finding
+from labkit.cli.doctor.examination import Finding
 
 # GiB below which a run of two ranks is likely to fail.
 MEMORY, DISK, SHARED = 2.0, 1.0, 0.25

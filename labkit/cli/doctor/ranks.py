@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
-from typing import Any
+from typing import TypedDict
 
-from labkit.cli.doctor.finding import Finding, last_line, output, python
+from labkit.cli.doctor.examination import Finding, last_line, output, python
 from labkit.communicator import launcher
 
 RANKS = 2
@@ -32,6 +32,17 @@ sys.stdout.write(json.dumps(said) + chr(10))
 """
 
 
+class Said(TypedDict):
+    """What a rank says: the world that it sees, and what it may use."""
+
+    size: int
+    sum: int
+    library: str
+    multiple: bool
+    threads: str | None
+    cores: int | None
+
+
 def mpiexec() -> Iterator[Finding]:
     """What starts ranks."""
     command = launcher.mpiexec()[0]
@@ -51,7 +62,9 @@ def ranks() -> Iterator[Finding]:
     if done.returncode != 0:
         yield Finding("broken", f"ranks: mpiexec -n {RANKS}: {last_line(done)}", reinstall)
         return
-    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    said: list[Said] = [
+        json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")
+    ]
     library = said[0]["library"] if said else "nothing"
     if [rank["size"] for rank in said] != [RANKS] * RANKS:
         what = f"ranks: each is alone; mpi4py works with {library}, not with this mpiexec"
@@ -70,7 +83,7 @@ def ranks() -> Iterator[Finding]:
     yield binding(said, reinstall)
 
 
-def threads(said: list[dict[str, Any]]) -> Finding:
+def threads(said: list[Said]) -> Finding:
     """Whether TensorFlow has as many threads in a rank as an experiment says."""
     found = {rank["threads"] for rank in said}
     if found == {"1"}:
@@ -80,14 +93,15 @@ def threads(said: list[dict[str, Any]]) -> Finding:
     return Finding("broken", what, "unset TF_NUM_INTRAOP_THREADS")
 
 
-def binding(said: list[dict[str, Any]], reinstall: str) -> Finding:
+def binding(said: list[Said], reinstall: str) -> Finding:
     """Whether a rank may use all cores that this process may use: labkit binds no rank."""
     if binders := [name for name in _BINDERS if name in os.environ]:
         what = f"binding: {', '.join(binders)} may bind the threads of all ranks to the same cores"
         return Finding("note", what, f"unset {' '.join(binders)}")
-    if said[0]["cores"] is None:
+    cores = [rank["cores"] for rank in said if rank["cores"] is not None]
+    if not cores:
         return Finding("ok", "binding: this system binds no process to a core")
-    usable, least = len(os.sched_getaffinity(0)), min(rank["cores"] for rank in said)
+    usable, least = len(os.sched_getaffinity(0)), min(cores)
     if least < usable:
         what = f"binding: a rank is bound to {least} of {usable} cores, and its threads with it"
         return Finding("note", what, reinstall)

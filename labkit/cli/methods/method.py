@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from pydantic import BaseModel
 
@@ -19,7 +19,14 @@ from labkit.exchange.schedules import EXPLAINED
 from labkit.schedules import ALLREDUCE, PIPELINE
 from labkit.strategies import STRATEGIES, Strategy
 
+if TYPE_CHECKING:
+    from labkit.schedules.pipeline import Table
+    from labkit.schedules.round import Round
+
 AXES = ("architecture", "synchronization", "parallelism", "scheduling")
+# A class, a function, or, for what is no object of its own, its docstring.
+Member: TypeAlias = "type | Callable[..., Iterable[Round] | Table] | str"
+
 _ARXIV = re.compile(r"arXiv \d{4}\.\d{4,5}")
 
 
@@ -67,13 +74,13 @@ class Family:
     question: str
     place: str
     say: str
-    members: Mapping[str, Any]
+    members: Mapping[str, Member]
 
     def methods(self) -> list[Method]:
         """All members, in the mapping's order."""
         return [self._method(name, member) for name, member in self.members.items()]
 
-    def _method(self, name: str, member: Any) -> Method:
+    def _method(self, name: str, member: Member) -> Method:
         parameters = _parameters(member)
         known = ", ".join(f"{p.name}={p.default or '…'}" for p in parameters)
         said = self.say.format(name) if '"' in self.say else f"{self.say.format(name)}({known})"
@@ -144,7 +151,7 @@ def _strategies(belongs: Callable[[type[Strategy]], bool]) -> dict[str, type[Str
     return {name: kind for name, kind in STRATEGIES.items() if belongs(kind)}
 
 
-def _documents(member: Any) -> Iterator[Docstring]:
+def _documents(member: Member) -> Iterator[Docstring]:
     """A method's docstring, then those that hold where it says nothing: what it names, its base."""
     found = parse(member if isinstance(member, str) else member.__doc__)
     yield found
@@ -156,9 +163,7 @@ def _documents(member: Any) -> Iterator[Docstring]:
                 yield from _documents(base)
 
 
-def _parameters(member: Any) -> list[Parameter]:
-    if isinstance(member, str):
-        return []
+def _parameters(member: Member) -> list[Parameter]:
     defaults, documents = _defaults(member), list(_documents(member))
     said = {
         name: next(filter(None, (d.argument(name, defaults) for d in documents)), "")
@@ -167,12 +172,12 @@ def _parameters(member: Any) -> list[Parameter]:
     return [Parameter(name, default, said[name]) for name, default in defaults.items()]
 
 
-def _defaults(member: Any) -> dict[str, str | None]:
+def _defaults(member: Member) -> dict[str, str | None]:
     if inspect.isclass(member) and issubclass(member, BaseModel):
         first = by_position(member)
         # The most telling field stands first: it may be given by position.
         fields = sorted(member.model_fields.items(), key=lambda field: field[0] != first)
         given = {n: f.get_default(call_default_factory=True) for n, f in fields}
         return {n: None if f.is_required() else repr(given[n]) for n, f in fields}
-    parameters = inspect.signature(member).parameters.values()
+    parameters = () if isinstance(member, str) else inspect.signature(member).parameters.values()
     return {p.name: None if p.default is p.empty else repr(p.default) for p in parameters}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labkit.cli.doctor.clusters import clusters
-from labkit.cli.doctor.finding import Finding
+from labkit.cli.doctor.examination import Finding
 from labkit.cluster.lease import Lease
 from labkit.common.places import runtime_folder
 from labkit.records import store
