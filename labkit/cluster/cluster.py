@@ -15,7 +15,7 @@ from labkit.cluster import attached, launch, magic
 from labkit.cluster.calls import Calls
 from labkit.cluster.lease import HOLD, Lease, Lock, hold, locked, wait_until_free
 from labkit.cluster.live import Live
-from labkit.cluster.prediction import Nest, ask, check_rows, together
+from labkit.cluster.prediction import ask, check_rows, together
 from labkit.cluster.submitted import Submitted, run_directory, run_seeds
 from labkit.common.errors import InvalidInput
 from labkit.common.places import fingerprint, runtime_folder
@@ -24,7 +24,7 @@ from labkit.experiment.experiment import Experiment, digest
 from labkit.network import Network
 from labkit.records import store
 from labkit.records.run import Run
-from labkit.strategies import Strategy
+from labkit.strategies import Batch, Strategy
 from labkit.worker.work import infer
 
 if TYPE_CHECKING:
@@ -201,11 +201,11 @@ class Cluster:
     def predict(
         self,
         run: Run | Path | str,
-        x: Nest,
+        x: Batch,
         strategy: Strategy | str | None = None,
         workers: int | None = None,
         batch_size: int = 256,
-    ) -> Nest:
+    ) -> Batch:
         """What a trained model says of rows, computed by ranks together: `run.model().predict(x)`.
 
         Ranks with the whole model divide the rows. Stages pass them on in micro-batches: each has
@@ -319,8 +319,8 @@ def run(experiment: Experiment, show: bool = True) -> Run:
 
 
 def predict(
-    run: Run, x: Nest, strategy: Strategy | str | None = None, batch_size: int = 256
-) -> Nest:
+    run: Run, x: Batch, strategy: Strategy | str | None = None, batch_size: int = 256
+) -> Batch:
     """What a run's model says of rows, on a cluster of its shape; see `Cluster.predict`."""
     workers, threads = run.experiment["workers"], run.experiment["threads"]
     with Cluster(workers=workers, threads=threads) as cluster:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
@@ -15,10 +14,7 @@ from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.experiment.experiment import leaves, parse_strategy
 from labkit.records.run import Run
-from labkit.strategies import AllReduce, Strategy
-
-# An array of rows, or several of them, named or in order, as Keras takes and gives them.
-Nest: TypeAlias = "np.ndarray | Sequence[Nest] | dict[str, Nest]"
+from labkit.strategies import AllReduce, Batch, Strategy
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,7 @@ def ask(
     return asked
 
 
-def check_rows(x: Nest, batch_size: int) -> None:
+def check_rows(x: Batch, batch_size: int) -> None:
     """Refuse what cannot be cut into rows.
 
     Raises:
@@ -98,7 +94,7 @@ def check_rows(x: Nest, batch_size: int) -> None:
         raise InvalidInput(f"the arrays of x must have the same number of rows; got {sorted(rows)}")
 
 
-def together(parts: Sequence[Nest | None]) -> Nest:
+def together(parts: Sequence[Batch | None]) -> Batch:
     """One result of what the ranks returned, in their order; None where a rank holds nothing."""
     held = [part for part in parts if part is not None]
     if named := [part for part in held if isinstance(part, dict)]:

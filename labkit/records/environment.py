@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import version
-from typing import Any
+
+from labkit.common.content import JSON
 
 
-def describe() -> dict[str, Any]:
+def describe() -> dict[str, JSON]:
     """Versions and hardware as this rank sees them; imports what it names."""
     import keras
     import mpi4py

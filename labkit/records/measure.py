@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
 from labkit.experiment import Experiment
 from labkit.records.result import RankResult, Row, WholeResult, memory_bytes
@@ -81,7 +82,7 @@ def _by_step(rows: Sequence[Row], column: str) -> np.ndarray:
     return np.array([row[column] for row in ordered]).reshape(-1, ranks)
 
 
-def aggregate(seeds: Sequence[Run]) -> dict[str, Any]:
+def aggregate(seeds: Sequence[Run]) -> Record:
     """The metrics of repeats as one record: medians, `repeats`, and `spread` (key -> [min, max]).
 
     Words that all repeats share stay; the gate's verdict is the worst of them. Epochs are matched
@@ -91,7 +92,7 @@ def aggregate(seeds: Sequence[Run]) -> dict[str, Any]:
     if not records:
         raise LabkitError(f"none of {len(seeds)} repeats completed: there is nothing to aggregate")
     gates = [record["equivalence"] for record in records if "equivalence" in record]
-    merged: dict[str, Any] = _median(records)
+    merged: Record = _median(records)
     if gates:
         # The worst: a failed verdict first, then the largest difference.
         rank = [
@@ -104,7 +105,7 @@ def aggregate(seeds: Sequence[Run]) -> dict[str, Any]:
     return merged
 
 
-def _spread(records: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+def _spread(records: Sequence[Record]) -> dict[str, list[float]]:
     kept = ({k: v for k, v in r.items() if k not in ("epochs", "equivalence")} for r in records)
     flat = [flatten(record) for record in kept]
     columns = {key: [row[key] for row in flat if _is_number(row.get(key))] for key in flat[0]}
@@ -125,5 +126,5 @@ def _median(values: Sequence[Any]) -> Any:
     return first
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: JSON) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

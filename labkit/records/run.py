@@ -10,14 +10,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, curve, folded, pairs, preformatted
 from labkit.records import store
 from labkit.records.scan import find_runs
+from labkit.records.store import Record
 
 if TYPE_CHECKING:
+    import keras
     import pandas
 
 KEY_METRICS = (
@@ -43,23 +46,23 @@ class Run:
         return given if given not in ("", "..") else self.path.resolve().name
 
     @cached_property
-    def experiment(self) -> dict[str, Any]:
+    def experiment(self) -> Record:
         """The parameters: the experiment's fields as they were, without the schema version."""
         return _without_schema(store.read_json(self.path / "experiment.json"))
 
     @property
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Record:
         """state, started, ended, cause, rank …, as they are now."""
         return store.read_status(self.path)
 
     @property
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> Record:
         """The results; empty unless the run completed."""
         # Written once, when the ranks have ended: what is there is kept, what is not may yet come.
         return self._metrics if (self.path / "metrics.json").exists() else {}
 
     @cached_property
-    def _metrics(self) -> dict[str, Any]:
+    def _metrics(self) -> Record:
         return _without_schema(store.read_json(self.path / "metrics.json"))
 
     @property
@@ -145,7 +148,7 @@ class Run:
         return store.write_atomically(Path(path), json.dumps(trace))
 
     @cached_property
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> Record:
         """Versions and hardware; empty where none was recorded."""
         path = self.path / "environment.json"
         return _without_schema(store.read_json(path)) if path.exists() else {}
@@ -172,7 +175,7 @@ class Run:
             )
         return files[0]
 
-    def model(self) -> Any:
+    def model(self) -> keras.Model:
         """The trained keras.Model; imports Keras."""
         import keras
 
@@ -219,9 +222,9 @@ def frame(runs: Iterable[Run]) -> pandas.DataFrame:
     return pd.DataFrame([_row(run) for run in runs])
 
 
-def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(record: Mapping[str, JSON], prefix: str = "") -> Record:
     """`{"a": {"b": 1}, "c": [2]}` as `{"a.b": 1, "c": "[2]"}`."""
-    flat: dict[str, Any] = {}
+    flat: Record = {}
     for key, value in record.items():
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{prefix}{key}.")
@@ -231,7 +234,7 @@ def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def key_metrics(run: Run) -> dict[str, Any]:
+def key_metrics(run: Run) -> Record:
     """The few metrics that a table shows; those that the run does not have are left out."""
     metrics = run.metrics
     flat = flatten({key: value for key, value in metrics.items() if key != "epochs"})
@@ -260,7 +263,7 @@ def verdict(run: Run) -> str:
     return f"{gate['verdict']} ({reason})" if reason else str(gate["verdict"])
 
 
-def _row(run: Run) -> dict[str, Any]:
+def _row(run: Run) -> Record:
     status = run.status
     head = {"run": run.name, "state": status["state"], "started": status.get("started")}
     metrics = {k: v for k, v in run.metrics.items() if k not in ("epochs", "memory")}
@@ -288,18 +291,18 @@ def _started(path: Path) -> tuple[str, str]:
     return store.read_json(path / "status.json").get("started") or "", str(path)
 
 
-def _without_schema(record: dict[str, Any]) -> dict[str, Any]:
+def _without_schema(record: Record) -> Record:
     return {key: value for key, value in record.items() if key != "schema"}
 
 
-def shown(value: Any) -> str:
+def shown(value: JSON) -> str:
     """A metric for the eye: four figures, from a thousand on in whole numbers."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _losses(epochs: list[dict[str, Any]]) -> str:
+def _losses(epochs: list[Record]) -> str:
     """The curve of the held-out loss, or of the training's where nothing was held out."""
     for name, words in (("val_loss", "held-out loss"), ("loss", "loss")):
         values = [epoch[name] for epoch in epochs if epoch.get(name) is not None]

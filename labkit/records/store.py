@@ -15,10 +15,15 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow as pa
 
 SCHEMA = 1
 STATES = ("queued", "running", "completed", "failed", "interrupted")
@@ -40,8 +45,9 @@ HISTORY_COLUMNS = {
     "samples": "int64",
 }
 
-Record = dict[str, Any]
-History = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+# What a file of ours holds. Who reads one knows what stands in it.
+Record: TypeAlias = dict[str, Any]
+Rows: TypeAlias = Sequence[Mapping[str, JSON]]
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -133,7 +139,7 @@ def new_run_directory(parent: Path | str, name: str) -> Path:
 
 
 def new_job_directory(
-    root: Path | str, notebook: Path | str, parameters: Mapping[str, Any]
+    root: Path | str, notebook: Path | str, parameters: Mapping[str, JSON]
 ) -> Path:
     """Make `<root>/<notebook>/<NNN>_<k=v,…>/` with params.yaml and the status "queued".
 
@@ -151,14 +157,14 @@ def new_job_directory(
     return directory
 
 
-def job_name(number: int, parameters: Mapping[str, Any], digits: int = 3) -> str:
+def job_name(number: int, parameters: Mapping[str, JSON], digits: int = 3) -> str:
     """`<NNN>_<k=v,…>`, or `<NNN>` without parameters."""
     words = ",".join(f"{key}={_short(value)}" for key, value in _plain(dict(parameters)).items())
     return f"{number:0{digits}d}_{safe_name(words)}" if words else f"{number:0{digits}d}"
 
 
 def queue(
-    directory: Path, notebook: Path | str, parameters: Mapping[str, Any], **fields: Any
+    directory: Path, notebook: Path | str, parameters: Mapping[str, JSON], **fields: JSON
 ) -> None:
     """Write a job's params.yaml, and the status "queued" with these further fields."""
     import yaml
@@ -176,7 +182,7 @@ def shown_path(path: Path | str) -> str:
     return path.name if path.is_absolute() else path.as_posix()
 
 
-def _short(value: Any) -> str:
+def _short(value: JSON) -> str:
     """A parameter's value in a folder name: of an absolute path only the last part."""
     text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return Path(text).name if text.startswith(("/", "~")) else text
@@ -197,7 +203,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def start(
-    directory: Path, experiment: Mapping[str, Any], environment: Mapping[str, Any] | None = None
+    directory: Path, experiment: Mapping[str, JSON], environment: Mapping[str, JSON] | None = None
 ) -> None:
     """Record what runs and where, then that it is running in this process."""
     write_json(directory / "experiment.json", experiment)
@@ -213,8 +219,8 @@ def mark_running(directory: Path) -> None:
 
 def finish(
     directory: Path,
-    metrics: Mapping[str, Any],
-    history: History,
+    metrics: Mapping[str, JSON],
+    history: Rows | pandas.DataFrame,
     model: bytes | None = None,
     stopped: str | None = None,
 ) -> None:
@@ -233,7 +239,7 @@ def finish(
         interrupt(directory, stopped)
 
 
-def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+def write_table(path: Path, rows: Rows) -> Path:
     """Write rows as Parquet; no file where there are none."""
     import pyarrow as pa
 
@@ -268,7 +274,7 @@ def read_status(directory: Path) -> Record:
     return status
 
 
-def _write_status(directory: Path, state: str, **fields: Any) -> None:
+def _write_status(directory: Path, state: str, **fields: JSON) -> None:
     """Update the record: fields that are not given keep their values."""
     path = directory / "status.json"
     blank = {"state": state, "started": None, "ended": None, "cause": None, "rank": None}
@@ -295,13 +301,13 @@ def is_alive(status: Record) -> bool:
         return False
 
 
-def _parquet(history: History) -> bytes:
+def _parquet(history: Rows | pandas.DataFrame) -> bytes:
     """The history as Parquet, the known columns in their order and types, others after them."""
     import pyarrow as pa
 
     if isinstance(history, Sequence):
         names = dict.fromkeys(name for row in history for name in row) or HISTORY_COLUMNS
-        columns: dict[str, Any] = {name: [row.get(name) for row in history] for name in names}
+        columns: Record = {name: [row.get(name) for row in history] for name in names}
     else:
         columns = {str(name): history[name] for name in history}
     missing = [name for name in HISTORY_COLUMNS if name not in columns]
@@ -314,7 +320,7 @@ def _parquet(history: History) -> bytes:
     return _compressed(pa.table(known | others))
 
 
-def _compressed(table: Any) -> bytes:
+def _compressed(table: pa.Table) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet
 

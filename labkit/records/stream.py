@@ -11,12 +11,12 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from labkit.records import store
+from labkit.records.store import Record
 
 FOLDER = "live"  # in the run's directory, while it runs
-Told = tuple[str, dict[str, Any]]
+Told = tuple[str, Record]
 
 
 class Writer:
@@ -29,12 +29,12 @@ class Writer:
             `host`.
     """
 
-    def __init__(self, folder: Path, rank: int, submitter: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, rank: int, submitter: Record) -> None:
         self._folder, self._submitter = folder, submitter
         self._path = folder / f"rank{rank}.jsonl"
         self._lost = False
 
-    def write(self, kind: str, records: Sequence[dict[str, Any]]) -> None:
+    def write(self, kind: str, records: Sequence[Record]) -> None:
         """Append records of a kind; nothing more once that has failed."""
         if self._lost:
             return

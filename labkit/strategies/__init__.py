@@ -5,7 +5,7 @@ from labkit.strategies.delayed import DelayedGradients
 from labkit.strategies.layerwise import Layerwise
 from labkit.strategies.locally_connected import LocallyConnected
 from labkit.strategies.pipeline import Pipeline
-from labkit.strategies.strategy import Batch, Predictor, Session, Step, Strategy, Watcher
+from labkit.strategies.strategy import Batch, Predicted, Predictor, Session, Step, Strategy, Watcher
 from labkit.strategies.tensor_parallel import TensorParallel
 
 STRATEGIES: dict[str, type[Strategy]] = {
@@ -21,6 +21,7 @@ __all__ = [
     "Layerwise",
     "LocallyConnected",
     "Pipeline",
+    "Predicted",
     "Predictor",
     "Session",
     "Step",

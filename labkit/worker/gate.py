@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import keras
 import numpy as np
@@ -155,7 +155,7 @@ def _why_not(experiment: Experiment, source: Source) -> str | None:
     return None
 
 
-def _is_random(layer: Any) -> bool:
+def _is_random(layer: keras.layers.Layer) -> bool:
     """Whether it draws numbers; a recurrent cell has a generator also where it drops nothing."""
     shares = [
         getattr(layer, name)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import tee
-from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import labkit.models.unshared  # noqa: F401  registers its layer, which a file may name
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.communicator import Communicator
 from labkit.keras import global_metrics
-from labkit.strategies import Predictor, Strategy
+from labkit.strategies import Batch, Predicted, Predictor, Strategy
 
 
-def load(file: str) -> Any:
+def load(file: str) -> keras.Model:
     """A saved model, with Keras's float type as in its training."""
     keras.backend.clear_session()
     model = keras.models.load_model(file, compile=False)
@@ -27,8 +27,8 @@ def load(file: str) -> Any:
 
 
 def predict(
-    communicator: Communicator, model: Any, strategy: Strategy, x: Any, batch_size: int
-) -> Any:
+    communicator: Communicator, model: keras.Model, strategy: Strategy, x: Batch, batch_size: int
+) -> Batch | None:
     """The predictions that this rank holds of rows x, in rank order; None where it has none.
 
     Args:
@@ -62,7 +62,7 @@ def predict(
 
 
 def evaluate(
-    model: Any, data: Any, predict: Predictor, communicator: Communicator
+    model: keras.Model, data: tf.data.Dataset, predict: Predictor, communicator: Communicator
 ) -> dict[str, float]:
     """Metrics of rows that the ranks of each replica predict together, as Keras evaluates them.
 
@@ -97,30 +97,30 @@ def evaluate(
     return dict(communicator.share(result, have.index(True), "evaluate"))
 
 
-def _full(data: Any) -> Iterator[tuple[Any, Any, Any]]:
+def _full(data: tf.data.Dataset) -> Iterator[tuple[Batch, Batch, Batch | None]]:
     for batch in data:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         if len(keras.tree.flatten(x)[0]):
             yield x, y, weight
 
 
-def _alone(model: Any) -> Predictor:
-    def predict(batches: Iterable[Any]) -> Iterator[tuple[Any, float]]:
+def _alone(model: keras.Model) -> Predictor:
+    def predict(batches: Iterable[Batch]) -> Iterator[Predicted]:
         return ((model.predict_on_batch(x), 0.0) for x in batches)
 
     return predict
 
 
-def _batches(x: Any, size: int) -> Iterator[Any]:
+def _batches(x: Batch, size: int) -> Iterator[Batch]:
     rows = len(keras.tree.flatten(x)[0])
     return (_part(x, start, start + size) for start in range(0, rows, size))
 
 
-def _part(x: Any, first: int, last: int) -> Any:
+def _part(x: Batch, first: int, last: int) -> Batch:
     return keras.tree.map_structure(lambda leaf: leaf[first:last], x)
 
 
-def _refuse_shapes(model: Any, x: Any) -> None:
+def _refuse_shapes(model: keras.Model, x: Batch) -> None:
     """Keras says it at length, and on the first stage alone."""
     specs, leaves = keras.tree.flatten(getattr(model, "inputs", None) or []), keras.tree.flatten(x)
     if specs and len(specs) != len(leaves):

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
+import tensorflow as tf
 
 from labkit.communicator import Communicator
+from labkit.strategies import Step
 
-Step = Callable[[Any, Any, Any], float | None]
+if TYPE_CHECKING:
+    from labkit.worker.feed import Feed
 
 
 def train(
-    model: Any,
-    feed: Any,
+    model: keras.Model,
+    feed: Feed,
     epochs: int,
-    callbacks: list[Any],
+    callbacks: list[keras.callbacks.Callback],
     step: Step,
     validate: Callable[[], dict[str, float]],
     communicator: Communicator,
@@ -75,7 +78,7 @@ def _all_stop(asked: bool, step: int, communicator: Communicator) -> bool:
     return False
 
 
-def _epoch(feed: Any, batches: Iterator[Any]) -> Iterator[Any]:
+def _epoch(feed: Feed, batches: Iterator[tf.Tensor]) -> Iterator[tf.Tensor]:
     """The batches of one epoch: so many of an endless feed, or all that a data set has."""
     if feed.steps is None:
         return iter(feed.train)

@@ -13,7 +13,7 @@ from labkit.experiment import Experiment
 from labkit.records.result import Event, RankResult, WholeResult
 from labkit.records.store import Record
 from labkit.records.stream import Writer
-from labkit.strategies import Strategy
+from labkit.strategies import Batch, Strategy
 
 if TYPE_CHECKING:
     from labkit.exchange import Timeline
@@ -113,8 +113,8 @@ def _train(
 
 
 def infer(
-    communicator: Communicator, file: str, strategy: Strategy, x: Any, batch_size: int
-) -> Any:
+    communicator: Communicator, file: str, strategy: Strategy, x: Batch, batch_size: int
+) -> Batch | None:
     """This rank's predictions of the rows x by a model; None where it holds none.
 
     Args:
@@ -169,7 +169,7 @@ def main(payload: bytes) -> Any:
     communicator = world(task["ranks"], task["limit"], task["network"])
     try:
         function, arguments = cloudpickle.loads(task["call"])
-        options: dict[str, Any] = {}
+        options: dict[str, Callable[..., bool | None]] = {}
         if "stream" in task:
             writer = Writer(Path(task["stream"]), communicator.rank, task["submitter"])
             options = {"report": writer.write, "stop_asked": writer.stop_asked}

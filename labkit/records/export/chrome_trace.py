@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+
+from labkit.records.store import Record
 
 
-def chrome_trace(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def chrome_trace(rows: Iterable[Record]) -> Record:
     """Rows of a run's timeline in the Trace Event Format, which chrome://tracing and Perfetto open.
 
     Args:
@@ -14,7 +15,7 @@ def chrome_trace(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """
     lanes = {"step": 0, "pack": 1, "wait": 1, "communicate": 2}
     names = {0: "step", 1: "training", 2: "communication"}
-    events: list[dict[str, Any]] = []
+    events: list[Record] = []
     ranks = set()
     for row in rows:
         ranks.add(int(row["rank"]))

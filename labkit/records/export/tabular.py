@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.privacy import scrub
 from labkit.records.run import Run, frame
@@ -47,7 +48,7 @@ def _plain(table: pandas.DataFrame) -> pandas.DataFrame:
     return table.assign(**columns)
 
 
-def _column(values: pandas.Series[Any]) -> pandas.Series[Any]:
+def _column(values: pandas.Series) -> pandas.Series:
     import pandas as pd
 
     known = values.dropna()
@@ -60,5 +61,5 @@ def _column(values: pandas.Series[Any]) -> pandas.Series[Any]:
     return values.map(text).astype("string")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: JSON) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -8,6 +8,7 @@ from datetime import datetime
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.records.run import Run, flatten, verdict
@@ -81,10 +82,10 @@ def points(run: Run) -> Iterator[Point]:
                 yield Point(f"epoch/{name}", int(row["step"]), time, float(value))
 
 
-def _text(value: Any) -> str:
+def _text(value: JSON) -> str:
     return "none" if value is None else scrub(str(value))
 
 
-def _is_number(value: Any) -> bool:
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return known and math.isfinite(value)
+def _is_number(value: JSON) -> bool:
+    is_bool = isinstance(value, bool)
+    return isinstance(value, int | float) and not is_bool and math.isfinite(value)
