@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.cli.doctor import finding, ranks
+from labkit.cli.doctor import examination, ranks
 from labkit.common.errors import LabkitError
 from labkit.communicator import launcher
 
@@ -44,7 +44,7 @@ def test_an_mpiexec_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_an_mpiexec_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_mpiexec(tmp_path, "exec sleep 60", monkeypatch)
-    monkeypatch.setattr(finding, "LIMIT", 0.2)
+    monkeypatch.setattr(examination, "LIMIT", 0.2)
     with pytest.raises(LabkitError, match="did not end within"):
         list(ranks.ranks())
 
