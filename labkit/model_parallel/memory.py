@@ -8,7 +8,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import keras
 
 Bytes: TypeAlias = dict[str, int | None]  # by kind; None where nobody knows
 
@@ -55,17 +58,15 @@ def peak() -> int:
 
 
 def by_kind(
-    model: Any,
-    part: Any,
-    used: Any,
-    plain: Any,
+    model: keras.Model,
+    part: keras.Model,
+    used: keras.optimizers.Optimizer,
+    plain: keras.optimizers.Optimizer,
     rows: int,
     look: bool,
     a_row: int | None = None,
 ) -> Memory:
     """What a rank keeps that trains a model by itself, or some of each layer.
-
-    Beside what is measured stands what is predicted.
 
     Measured are real tensors: variables of the model and the optimizer, one gradient a trained
     variable (there while they are applied), and the activations of a pass beside training, see
@@ -104,7 +105,7 @@ def by_kind(
     )
 
 
-def _takes_one_tensor(model: Any) -> bool:
+def _takes_one_tensor(model: keras.Model) -> bool:
     """Whether its shapes say all: one input of numbers, and of known lengths but for the rows."""
     graph = getattr(model, "_functional", model)  # of a keras.Sequential; None before it is built
     inputs = getattr(graph, "inputs", None) or []
@@ -114,11 +115,11 @@ def _takes_one_tensor(model: Any) -> bool:
     return None not in inputs[0].shape[1:] and inputs[0].dtype != "string"
 
 
-def nbytes(variables: Any) -> int:
+def nbytes(variables: Iterable[keras.Variable]) -> int:
     """Bytes of Keras variables."""
     return sum(int(variable.value.numpy().nbytes) for variable in variables)
 
 
-def together(*variables: Iterable[Any]) -> int:
+def together(*variables: Iterable[keras.Variable]) -> int:
     """Bytes of all of these Keras variables, each once."""
     return nbytes({id(each): each for some in variables for each in some}.values())

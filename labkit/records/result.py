@@ -10,6 +10,7 @@ from labkit.common.content import JSON
 
 if TYPE_CHECKING:
     from labkit.model_parallel.memory import Memory
+    from labkit.model_parallel.meter import LayerRow
 
 Row: TypeAlias = Mapping[str, float]  # of a step; `store.HISTORY_COLUMNS` names what it has
 Rows: TypeAlias = list[dict[str, JSON]]
@@ -69,7 +70,7 @@ class RankResult:
     stopped: bool = False
     timeline: Sequence[Event] = ()
     microscope: Rows = field(default_factory=list)
-    layers: Rows = field(default_factory=list)
+    layers: Sequence[LayerRow] = ()
     whole: WholeResult | None = None
 
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from labkit.common.content import JSON
     from labkit.communicator import Communicator
     from labkit.exchange import Timeline
-    from labkit.model_parallel.stages import Ledger, Stage, Whole
+    from labkit.model_parallel.stages import Ledger, Stage
     from labkit.model_parallel.tensor import Sliced
+    from labkit.model_parallel.weights import Whole
 
 
 @dataclass

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -32,42 +31,11 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-    from labkit.common.content import JSON
     from labkit.communicator import Communicator
+    from labkit.model_parallel.weights import Share
 
 # Of a batch (x, y, sample weight): its loss.
 Objective: TypeAlias = "Callable[[tf.Tensor, tf.Tensor, tf.Tensor | None], tf.Tensor]"
-
-
-class Share(Protocol):
-    """What one rank has of a model, see `tensor.Sliced` and `grid.Part`.
-
-    Attributes:
-        model: what computes it, with variables, trainable_variables and losses as Keras has them.
-        first: whether this rank is the one of its replica that knows loss and predictions.
-    """
-
-    model: keras.Model
-    first: bool
-
-    def predict(self, x: tf.Tensor) -> tf.Tensor:
-        """The outputs of the whole model for x, on the first rank at least (collective)."""
-
-    def release(self, look: bool = True) -> None:
-        """Free the whole weights of what is cut, until `collect`; the share first takes them over.
-
-        Args:
-            look: whether some may have been set since they were freed.
-        """
-
-    def collect(self) -> None:
-        """Bring the weights of the whole model up to date, on all ranks of the replica."""
-
-    def uncounted(self) -> AbstractContextManager[None]:
-        """What crosses between ranks in here is none of their training's."""
-
-    def describe(self, steps: int) -> list[dict[str, JSON]]:
-        """A row a layer, of what crossed in so many steps."""
 
 
 class IntraLayer(Strategy):

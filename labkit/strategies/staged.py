@@ -201,7 +201,8 @@ class Staged(Strategy):
             late: steps after which the stages keep as much as they ever will.
         """
         from labkit.communicator import computing
-        from labkit.model_parallel.stages import Ledger, Whole
+        from labkit.model_parallel.stages import Ledger
+        from labkit.model_parallel.weights import Whole
 
         self.check_optimizer(type(optimizer).__name__.lower(), norms(optimizer))
         refuse_given(optimizer)

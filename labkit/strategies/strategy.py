@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from labkit.exchange import Layer as Packed
     from labkit.exchange import Seen, Timeline
     from labkit.model_parallel.memory import Memory
+    from labkit.model_parallel.meter import LayerRow
     from labkit.network import Network
     from labkit.schedules.grid import Layer
 
@@ -116,7 +117,7 @@ class Session(Protocol):
     seed: int
     watchers: list[Watcher]
     timeline: Timeline
-    layers: list[dict[str, JSON]]
+    layers: list[LayerRow]
     partition: dict[str, JSON]
     memory: Memory | None
 

@@ -20,6 +20,7 @@ from labkit.exchange.seam import seam
 from labkit.experiment import Experiment
 from labkit.keras import copy_of, evaluate
 from labkit.model_parallel.memory import Memory
+from labkit.model_parallel.meter import LayerRow
 from labkit.strategies import Predictor, Step, Watcher
 from labkit.worker import inference
 from labkit.worker.feed import Feed, Source
@@ -50,7 +51,7 @@ class TrainingSession:
         self.timeline = Timeline(communicator.clock)
         self.partition: dict[str, JSON] = {}  # where a model was cut into stages, and why there
         self.memory: Memory | None = None  # of a strategy that trains parts
-        self.layers: list[dict[str, JSON]] = []  # what this rank has and sends of each, when cut
+        self.layers: list[LayerRow] = []  # what this rank has and sends of each, when cut
         reset(experiment)
         self.model = build_model(experiment, source)
         self.feed: Feed = source.feed(

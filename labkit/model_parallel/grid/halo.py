@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from labkit.communicator import Communicator
+from labkit.model_parallel.meter import Batch, Meter, WithGradient
 from labkit.schedules.grid import Boxes, Crossing
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 Place = tuple[slice, ...]
-Batch = np.ndarray  # (batch, rows, columns, channels)
 
 
-class Halo:
+class Halo(Meter):
     """From what each machine holds of a layer to what each reads of it.
 
     Forward, a machine sends each other one the values that this one reads, in one message, and
@@ -27,17 +31,14 @@ class Halo:
         crossing: what crosses before all layers.
         number: the reading layer's place among them.
         held, read: what this machine holds of the layer before, and reads of it: (3, 2).
-
-    Attributes:
-        payload: bytes that this machine has sent so far, by "forward" and "backward".
-        wire: bytes that have left it.
     """
 
     def __init__(
-        self, communicator: Communicator, crossing: Crossing, number: int, held: Any, read: Any
+        self, communicator: Communicator, crossing: Crossing, number: int, held: Boxes, read: Boxes
     ) -> None:
-        self._communicator, self._number = communicator, number
-        self._own, self._whole = _extent(held), _extent(read)
+        super().__init__(communicator)
+        self._number = number
+        self._own, self._whole = extent(held), extent(read)
         here = crossing.layer == number
         out = here & (crossing.source == communicator.rank)
         come = here & (crossing.destination == communicator.rank)
@@ -46,17 +47,16 @@ class Halo:
         stays = np.stack([np.maximum(held, read)[:, 0], np.minimum(held, read)[:, 1]], axis=1)
         stays = np.maximum(stays, stays[:, :1])  # nothing, where this machine reads nothing
         self._kept, self._kept_as = _place(stays, held), _place(stays, read)
-        self.payload = {"forward": 0, "backward": 0}
-        self.wire = {"forward": 0, "backward": 0}
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
         """What this machine reads, of what it holds; both (batch, rows, columns, channels)."""
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
-        def exchange(x: Any) -> tuple[Any, Callable[[Any], Any]]:
-            y = self._metered(self._forward, x, "forward", self._whole)
-            return y, lambda gradient: self._metered(
-                self._backward, gradient, "backward", self._own
+        def exchange(x: tf.Tensor) -> WithGradient:
+            rows = x.shape[0]
+            y = self.metered(self._forward, x, "forward", [rows, *self._whole])
+            return y, lambda gradient: self.metered(
+                self._backward, gradient, "backward", [rows, *self._own]
             )
 
         return exchange(x)
@@ -67,7 +67,7 @@ class Halo:
         found[self._kept_as] = x[self._kept]
         for source, there in self._in:
             found[there] = self._receive(found[there], source, 0)
-        self._communicator.finish(posted)
+        self.communicator.finish(posted)
         return found
 
     def _backward(self, gradient: Batch) -> Batch:
@@ -76,48 +76,32 @@ class Halo:
         found[self._kept] = gradient[self._kept_as]
         for source, mine in self._out:
             found[mine] += self._receive(found[mine], source, 1)
-        self._communicator.finish(posted)
+        self.communicator.finish(posted)
         return found
 
-    def _send(self, x: Batch, places: Sequence[tuple[int, Place]], way: int) -> list[Any]:
+    def _send(self, x: Batch, places: Sequence[tuple[int, Place]], way: int) -> list[MPI.Request]:
         tag = 2 * self._number + way
-        posted = []
+        posted: list[MPI.Request] = []
         for machine, place in places:
-            posted += self._communicator.post(np.ascontiguousarray(x[place]), machine, tag)
+            posted += self.communicator.post(np.ascontiguousarray(x[place]), machine, tag)
         return posted
 
     def _receive(self, like: Batch, source: int, way: int) -> Batch:
         data = np.empty(like.shape, like.dtype)
-        self._communicator.recv(data, source, 2 * self._number + way)
+        self.communicator.recv(data, source, 2 * self._number + way)
         return data
 
-    def _metered(
-        self, call: Callable[[Batch], Batch], x: Any, way: str, to: tuple[int, ...]
-    ) -> Any:
-        """The call as an operation. TensorFlow runs such operations in the order of the trace."""
 
-        def counted(value: Batch) -> Batch:
-            before = self._communicator.traffic.copy()
-            result = call(value)
-            spent = self._communicator.traffic.since(before)
-            self.payload[way] += spent.payload_bytes
-            self.wire[way] += spent.wire_bytes
-            return result
-
-        y = tf.numpy_function(counted, [x], x.dtype)
-        y.set_shape([x.shape[0], *to])
-        return y
-
-
-def _places(machines: Any, boxes: Boxes, frame: Any) -> list[tuple[int, Place]]:
+def _places(machines: npt.NDArray[np.int64], boxes: Boxes, frame: Boxes) -> list[tuple[int, Place]]:
     """Where in the frame each machine's box lies."""
     return [(int(who), _place(box, frame)) for who, box in zip(machines, boxes, strict=True)]
 
 
-def _place(box: Any, frame: Any) -> Place:
+def _place(box: Boxes, frame: Boxes) -> Place:
     start, stop = (box - frame[:, :1]).T.tolist()
     return (slice(None), *(slice(a, b) for a, b in zip(start, stop, strict=True)))
 
 
-def _extent(box: Any) -> tuple[int, ...]:
+def extent(box: Boxes) -> tuple[int, ...]:
+    """Rows, columns and channels of a box."""
     return tuple((box[:, 1] - box[:, 0]).tolist())

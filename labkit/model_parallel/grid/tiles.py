@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import prod
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from labkit.communicator import Communicator
-from labkit.model_parallel.grid.cut import Piece, cut
-from labkit.model_parallel.grid.halo import Halo
+from labkit.model_parallel.grid.halo import Halo, extent
+from labkit.model_parallel.grid.pieces import Piece, cut
 from labkit.model_parallel.tensor import Link
+from labkit.model_parallel.weights import Place
 from labkit.models.unshared import LocallyConnected2D
-from labkit.schedules.grid import Boxes, Grid, Layer, check_fit, crossing, held, read
-
-Index = tuple[Any, ...]  # of a whole weight, what belongs to one machine
+from labkit.schedules.grid import Grid, Layer, check_fit, crossing, held, read
 
 
 class Tiles:
@@ -43,13 +41,15 @@ class Tiles:
         InvalidInput: a layer that cannot be cut, or fewer places or units than machines.
     """
 
-    def __init__(self, model: Any, communicator: Communicator, grid: Grid, algorithm: str) -> None:
+    def __init__(
+        self, model: keras.Model, communicator: Communicator, grid: Grid, algorithm: str
+    ) -> None:
         self._input, *self.pieces = cut(model)
         planes = [self._input.plane, *(piece.plane for piece in self.pieces)]
         self.planes = [*planes, Layer("loss", "loss", planes[-1].shape, trains=False)]
         check_fit(grid, communicator.size, self.planes)
         self.inputs = model.inputs
-        self.losses: list[Any] = []  # what has any cannot be cut
+        self.losses: list[tf.Tensor] = []  # what has any cannot be cut
         self._dtype, me = tf.as_dtype(model.compute_dtype), communicator.rank
         self._scores = model.output_shape[1:] if me == 0 else None
         self._held = [held(plane, grid)[me] for plane in self.planes]
@@ -65,7 +65,7 @@ class Tiles:
         self.variables = [v for own in self.own for v in own.variables]
         self.trainable_variables = [v for own in self.own for v in own.trainable_variables]
 
-    def __call__(self, x: Any, training: bool = False) -> Any:
+    def __call__(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         """The outputs of a batch on machine 0; elsewhere as many rows of nothing.
 
         Layers that can be cut do the same in training.
@@ -84,11 +84,11 @@ class Tiles:
             x = _computed(own, x, self.links[number - 1])
             for layer in piece.behind:
                 x = layer(x)
-            x = _shaped(x, rows, _extent(self._held[number]))
+            x = _shaped(x, rows, extent(self._held[number]))
         x = self.halos[-1](x)
         return x if self._scores is None else _shaped(x, rows, self._scores)
 
-    def places(self, number: int) -> Index:
+    def place(self, number: int) -> Place:
         """Of kernel and bias of the layer of this number alike, what this machine has."""
         piece, box = self.pieces[number], self._held[number + 1]
         (top, bottom), (left, right), (first, last) = box.tolist()
@@ -106,33 +106,33 @@ class Tiles:
         """
         values = prod(self.planes[0].shape) * (1 + len(self._input.behind))
         for number, piece in enumerate(self.pieces, 1):
-            outputs = prod(_extent(self._held[number]))
+            outputs = prod(extent(self._held[number]))
             values += self._under(number) + outputs * (1 + len(piece.behind))
-        return (values + prod(_extent(self._held[-1]))) * int(self._dtype.size)
+        return (values + prod(extent(self._held[-1]))) * int(self._dtype.size)
 
     def _under(self, number: int) -> int:
         """Values that a layer keeps of what it reads; of the input only what is a copy of it."""
-        piece, box = self.pieces[number - 1], _extent(self._read[number - 1])
+        piece, box = self.pieces[number - 1], extent(self._read[number - 1])
         unshared = type(piece.layer) is LocallyConnected2D
         same = number == 1 and (unshared or box == self.planes[0].shape)
         values = 0 if same else prod(box)
         if unshared:
-            rows, columns, _ = _extent(self._held[number])
+            rows, columns, _ = extent(self._held[number])
             values += rows * columns * prod(piece.plane.kernel) * box[2]
         return values
 
-    def _made(self, number: int, piece: Piece) -> Any:
+    def _made(self, number: int, piece: Piece) -> keras.Layer:
         """This machine's layer: as the whole one, of its places or units."""
-        reads, config = _extent(self._read[number - 1]), piece.layer.get_config()
+        reads, config = extent(self._read[number - 1]), piece.layer.get_config()
         units = piece.plane.kind == "units"
         if units:
-            config["units"] = _extent(self._held[number])[2]
+            config["units"] = extent(self._held[number])[2]
         made = type(piece.layer).from_config(config)
         made.build((None, prod(reads)) if units else (None, *reads))
         return made
 
 
-def _computed(own: Any, x: Any, link: Link) -> Any:
+def _computed(own: keras.Layer, x: tf.Tensor, link: Link) -> tf.Tensor:
     if type(own) is not keras.layers.Conv2D:
         return own(x)
     shared = [link.spread(tf.identity(v.value)) for v in own.trainable_variables]
@@ -140,9 +140,5 @@ def _computed(own: Any, x: Any, link: Link) -> Any:
     return y
 
 
-def _extent(box: Boxes) -> tuple[int, ...]:
-    return tuple((box[:, 1] - box[:, 0]).tolist())
-
-
-def _shaped(x: Any, rows: Any, shape: tuple[int, ...]) -> Any:
+def _shaped(x: tf.Tensor, rows: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
     return tf.ensure_shape(tf.reshape(x, (rows, *shape)), (None, *shape))

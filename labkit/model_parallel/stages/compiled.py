@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TypeAlias
 
+import keras
 import tensorflow as tf
 
-from labkit.model_parallel.stages.graph import Cut, Graph, operation
+from labkit.model_parallel.stages.traced import Cut, Graph, Specs, operation
 
-Values = dict[str, Any]  # tensors by their names in the graph
+Values: TypeAlias = dict[str, tf.Tensor]  # by their names in the graph
+# Results, each a tensor or None; the tensors whose gradients come from outside; an objective.
+Computed: TypeAlias = tuple[list[tf.Tensor | None], list[tf.Tensor], tf.Tensor]
+Compute: TypeAlias = Callable[..., Computed]
 
 
 class Compiled:
@@ -38,14 +42,14 @@ class Compiled:
 
     def __init__(
         self,
-        compute: Callable[..., tuple[list[Any], list[Any], Any]],
-        specs: Sequence[Any],
-        inputs: Callable[..., list[Any]],
-        variables: Sequence[Any],
+        compute: Compute,
+        specs: Sequence[Specs],
+        inputs: Callable[..., list[tf.Tensor]],
+        variables: Sequence[keras.Variable],
     ) -> None:
         begun: list[str] = []  # operations that are there before the first one of the backward pass
 
-        def trace(*arguments: Any) -> None:
+        def trace(*arguments: tf.Tensor | None) -> None:
             wanted, weights = inputs(*arguments), [variable.value for variable in variables]
             with tf.GradientTape() as tape:
                 tape.watch(wanted)
@@ -66,7 +70,7 @@ class Compiled:
         results = [name for name in self._results if name is not None]
         self.ahead = graph.cut(forward, [*results, *sorted(self._kept)])
 
-    def forward(self, arguments: Iterable[Any]) -> tuple[list[Any], Values]:
+    def forward(self, arguments: Iterable[tf.Tensor]) -> tuple[list[tf.Tensor | None], Values]:
         """The results; and the tensors that the backward pass reads, those of the weights too.
 
         Args:
@@ -77,13 +81,17 @@ class Compiled:
         results = [None if name is None else values[name] for name in self._results]
         return results, {name: values[name] for name in self._kept}
 
-    def backward(self, kept: Values, seeds: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    def backward(
+        self, kept: Values, seeds: Iterable[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """The gradients with respect to inputs and weights."""
         values = self._seeded(kept, seeds)
         values |= self.whole(values)
         return [values[name] for name in self._dx], [values[name] for name in self._dw]
 
-    def backward_input(self, kept: Values, seeds: Iterable[Any]) -> tuple[list[Any], Values]:
+    def backward_input(
+        self, kept: Values, seeds: Iterable[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], Values]:
         """The gradients with respect to inputs; and what `backward_weight` takes."""
         first, second = self.parts
         values = self._seeded(kept, seeds)
@@ -91,7 +99,7 @@ class Compiled:
         left = {name: values[name] for name in second.feeds}
         return [values[name] for name in self._dx], left
 
-    def backward_weight(self, left: Values) -> list[Any]:
+    def backward_weight(self, left: Values) -> list[tf.Tensor]:
         """The gradients with respect to weights."""
         values = left | self.parts[1](left)
         return [values[name] for name in self._dw]
@@ -112,18 +120,17 @@ class Compiled:
         left = [name for name in graph.feeds(rest, self._dw) if operation(name) in first]
         return graph.cut(first, [*self._dx, *left]), graph.cut(rest, self._dw)
 
-    def _seeded(self, kept: Values, seeds: Iterable[Any]) -> Values:
+    def _seeded(self, kept: Values, seeds: Iterable[tf.Tensor]) -> Values:
         return kept | dict(zip(self._seeds, seeds, strict=True))
 
 
-def dense(found: Any, like: Any) -> Any:
-    """Gradients with respect to a nest of tensors, and zeros where there is none."""
+def dense(found: Sequence[tf.Tensor | None], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Gradients with respect to tensors, and zeros where there is none."""
+    return [
+        tf.zeros_like(value) if gradient is None else tf.convert_to_tensor(gradient)
+        for value, gradient in zip(like, found, strict=True)
+    ]
 
-    def one(value: Any, gradient: Any) -> Any:
-        return tf.zeros_like(value) if gradient is None else tf.convert_to_tensor(gradient)
 
-    return [one(*pair) for pair in zip(like, found, strict=True)]
-
-
-def _names(tensors: Iterable[Any]) -> list[str]:
+def _names(tensors: Iterable[tf.Tensor]) -> list[str]:
     return [tensor.name for tensor in tensors]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import prod
-from typing import Any
+from typing import TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from labkit.model_parallel.functional import functional_of, nodes_of
 from labkit.schedules.pipeline import Table
 from labkit.schedules.pipeline.held import stashed
 
@@ -17,10 +18,10 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "versions")
 # Layers whose output is the memory of their input, or which do nothing while training.
 _VIEWS = (keras.layers.InputLayer, keras.layers.Reshape, keras.layers.Flatten)
 
-Bytes = dict[str, int]
+Bytes: TypeAlias = dict[str, int]  # by kind
 
 
-def activations(model: Any) -> int:
+def activations(model: keras.Model) -> int:
     r"""Bytes a row: the input, and the output of each layer, \(\sum_l |y_l|\).
 
     What layers keep besides (masks, the parts of an activation function, steps of a recurrence)
@@ -29,7 +30,7 @@ def activations(model: Any) -> int:
     return a_row(model.inputs) + _outputs(model)
 
 
-def weights(models: Iterable[Any]) -> Bytes:
+def weights(models: Iterable[keras.Layer]) -> Bytes:
     """Bytes of all variables, and of the gradients of those that are trained."""
     parts = list(models)
     return {
@@ -38,7 +39,7 @@ def weights(models: Iterable[Any]) -> Bytes:
     }
 
 
-def optimizer(kind: Any, gradients: int) -> int:
+def optimizer(kind: keras.optimizers.Optimizer, gradients: int) -> int:
     """Bytes of an optimizer's state for so many bytes of gradients.
 
     As many times the bytes of the weights as it has state for one number; and its own few numbers.
@@ -53,7 +54,7 @@ def optimizer(kind: Any, gradients: int) -> int:
 
 
 def of_stages(
-    models: Sequence[Any], table: Table, rank: int, rows: int, recompute: bool = False
+    models: Sequence[keras.Model], table: Table, rank: int, rows: int, recompute: bool = False
 ) -> Bytes:
     r"""What a rank keeps at most for the backward passes of a schedule.
 
@@ -85,7 +86,7 @@ def of_stages(
     }
 
 
-def of_module(model: Any, modules: int, rank: int, rows: int) -> Bytes:
+def of_module(model: keras.Model, modules: int, rank: int, rows: int) -> Bytes:
     """What a module keeps at most that is K - 1 - k iterations late (`Delayed`)."""
     late = modules - 1 - rank
     return {
@@ -94,19 +95,17 @@ def of_module(model: Any, modules: int, rank: int, rows: int) -> Bytes:
     }
 
 
-def _outputs(model: Any) -> int:
-    graph = model._functional if isinstance(model, keras.Sequential) else model
+def _outputs(model: keras.Model) -> int:
     total = 0
-    for nodes in graph._nodes_by_depth.values():
-        for node in nodes:
-            if isinstance(node.operation, keras.Model):  # a model in the model
-                total += _outputs(node.operation)
-            elif not isinstance(node.operation, _VIEWS):
-                total += a_row(node.outputs)
+    for node in nodes_of(functional_of(model)):
+        if isinstance(node.operation, keras.Model):  # a model in the model
+            total += _outputs(node.operation)
+        elif not isinstance(node.operation, _VIEWS):
+            total += a_row(node.outputs)
     return total
 
 
-def a_row(tensors: Iterable[Any]) -> int:
+def a_row(tensors: Iterable[keras.KerasTensor]) -> int:
     """Bytes of a row of all tensors; an axis of open length counts as one."""
     return sum(
         int(np.prod([length or 1 for length in tensor.shape[1:]], dtype=np.int64))
@@ -115,5 +114,5 @@ def a_row(tensors: Iterable[Any]) -> int:
     )
 
 
-def _size(variable: Any) -> int:
+def _size(variable: keras.Variable) -> int:
     return int(prod(variable.shape) * tf.as_dtype(variable.dtype).size)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Hashable, Iterable
+from typing import TypeAlias
 
+import keras
 import tensorflow as tf
 
-Bytes = dict[int, int]  # by the address of a tensor's memory
+Bytes: TypeAlias = dict[int, int]  # by the address of a tensor's memory
 
 
 class Ledger:
@@ -31,7 +32,10 @@ class Ledger:
         self.open = steps > 0
         self.most = {"activations": 0, "gradients": 0, "versions": 0}
         self._steps, self._taken = steps, 0
-        self._held: dict[str, dict[Any, Bytes]] = {kind: {} for kind in self.most}
+        # By kind, then by stage and micro-batch; gradients have no micro-batch.
+        self._held: dict[str, dict[tuple[int, int | None], Bytes]] = {
+            kind: {} for kind in self.most
+        }
         self._weights: dict[int, Bytes] = {}  # of each stage, as they are now
 
     def step(self) -> None:
@@ -42,7 +46,11 @@ class Ledger:
         self._taken += 1
 
     def keep(
-        self, stage: Any, number: int, tensors: Iterable[Any], variables: Iterable[Any] = ()
+        self,
+        stage: Hashable,
+        number: int,
+        tensors: Iterable[tf.Tensor],
+        variables: Iterable[keras.Variable] = (),
     ) -> None:
         """A stage keeps these tensors of a micro-batch, weights among them, until `drop`."""
         if not self.open:
@@ -55,13 +63,13 @@ class Ledger:
         self._count("activations")
         self._count("versions")
 
-    def gather(self, stage: Any, gradients: Iterable[Any]) -> None:
+    def gather(self, stage: Hashable, gradients: Iterable[tf.Tensor]) -> None:
         """A stage has these gradients until its next ones."""
         if self.open:
-            self._held["gradients"][id(stage)] = _bytes(gradients)
+            self._held["gradients"][id(stage), None] = _bytes(gradients)
             self._count("gradients")
 
-    def drop(self, stage: Any, number: int) -> None:
+    def drop(self, stage: Hashable, number: int) -> None:
         """A stage keeps nothing of a micro-batch any longer."""
         for kind in ("activations", "versions"):
             self._held[kind].pop((id(stage), number), None)
@@ -76,14 +84,14 @@ class Ledger:
         self.most[kind] = max(self.most[kind], sum(together.values()))
 
 
-def _is_memory(value: Any) -> bool:
+def _is_memory(value: tf.Tensor) -> bool:
     """Whether it is a tensor with numbers in it; single ones do not count."""
     if not isinstance(value, tf.Tensor) or not hasattr(value, "numpy"):
         return False
     return value.dtype not in (tf.resource, tf.variant, tf.string) and value.shape.rank > 0
 
 
-def _bytes(tensors: Iterable[Any]) -> Bytes:
+def _bytes(tensors: Iterable[tf.Tensor]) -> Bytes:
     # Of `numpy` only the private form gives the tensor's own memory, not a copy of it.
     arrays = [each._numpy() for each in tensors if _is_memory(each)]
     return {array.ctypes.data: array.nbytes for array in arrays}

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TypeAlias
 
 import keras
+import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
-from labkit.model_parallel.stages.chain import Chain
+from labkit.model_parallel.stages.model_blocks import Chain
+
+Shape: TypeAlias = tuple[int | None, ...]
+# What layers are called on: a nest of tensors, and plain values.
+Argument: TypeAlias = "keras.KerasTensor | Sequence[Argument] | bool | int | float | str | None"
 
 Layers = keras.layers
 RECURRENT = (Layers.LSTM, Layers.GRU, Layers.SimpleRNN)
@@ -48,13 +54,13 @@ class Carried(keras.layers.Layer):
         end: the state behind the last step of the latest call.
     """
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: keras.Layer) -> None:
         super().__init__(name=layer.name, dtype=layer.dtype_policy, trainable=layer.trainable)
         self.layer, self.built = layer, True
-        self.begin: list[Any] | None = None
-        self.end: list[Any] = []
+        self.begin: list[tf.Tensor] | None = None
+        self.end: list[tf.Tensor] = []
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: tf.Tensor) -> tf.Tensor:
         """The outputs of the layer."""
         self.layer.return_state = True
         try:
@@ -63,12 +69,13 @@ class Carried(keras.layers.Layer):
             self.layer.return_state = False
         return y
 
-    def compute_output_shape(self, shape: Any) -> Any:
+    def compute_output_shape(self, shape: Shape) -> Shape:
         """As the layer's."""
-        return self.layer.compute_output_shape(shape)
+        found: Shape = self.layer.compute_output_shape(shape)
+        return found
 
 
-def open_time(model: Any) -> Any:
+def open_time(model: keras.Model) -> keras.Model:
     """The same layers on an input with any number of steps, as a `keras.Model`.
 
     Recurrent layers become `Carried`. Axis 1 of a tensor is None where it is time, also in the
@@ -97,7 +104,7 @@ def open_time(model: Any) -> Any:
     return opened
 
 
-def is_open(tensor: Any) -> bool:
+def is_open(tensor: keras.KerasTensor) -> bool:
     """Whether axis 1 of an opened model's tensor is time."""
     return len(tensor.shape) > 1 and tensor.shape[1] is None
 
@@ -112,7 +119,9 @@ class _Caller:
     def __init__(self, steps: int | None) -> None:
         self._steps, self._carried = steps, set[int]()
 
-    def __call__(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, layer: keras.Layer, *args: Argument, **kwargs: Argument
+    ) -> keras.KerasTensor:
         given = keras.tree.flatten([args, kwargs])
         tensors = [each for each in given if isinstance(each, keras.KerasTensor)]
         opened = [is_open(x) for x in tensors]
@@ -131,7 +140,7 @@ class _Caller:
             raise _refusal(layer, reason)
         return layer(*args, **kwargs)
 
-    def _carry(self, layer: Any, tensors: list[Any]) -> Any:
+    def _carry(self, layer: keras.Layer, tensors: list[keras.KerasTensor]) -> keras.KerasTensor:
         if len(tensors) > 1:
             raise _refusal(layer, "its first state comes from the model, not from zeros")
         if id(layer) in self._carried:
@@ -145,7 +154,7 @@ class _Caller:
                 raise _refusal(layer, f"its {field} has one mask for all steps; use {field}=0")
         return Carried(layer)(*tensors)
 
-    def _reshape(self, layer: Any, x: Any) -> Any:
+    def _reshape(self, layer: keras.Layer, x: keras.KerasTensor) -> keras.KerasTensor:
         """Its target may hold the number of steps of the whole sequence; here it is any."""
         found = layer.compute_output_shape((None, self._steps, *x.shape[2:]))
         if prod(found[2:]) != prod(x.shape[2:]):
@@ -153,7 +162,7 @@ class _Caller:
         return Layers.Reshape((-1, *found[2:]), name=layer.name)(x)
 
 
-def _not_each_step(layer: Any, x: Any) -> str | None:
+def _not_each_step(layer: keras.Layer, x: keras.KerasTensor) -> str | None:
     """Why a layer does not act on each step alone; None: it does."""
     if type(layer) not in EACH_STEP:
         return "it may look at several steps"
@@ -169,7 +178,7 @@ def _not_each_step(layer: Any, x: Any) -> str | None:
     return None
 
 
-def _refusal(layer: Any, reason: str) -> InvalidInput:
+def _refusal(layer: keras.Layer, reason: str) -> InvalidInput:
     return InvalidInput(
         f"layer {layer.name!r} ({type(layer).__name__}) does not fit schedule='wavefront': "
         f"{reason}; {ALLOWED}"

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Clock
-from labkit.model_parallel.stages.chain import Chain
 from labkit.model_parallel.stages.ledger import Ledger
+from labkit.model_parallel.stages.model_blocks import Chain
 from labkit.model_parallel.stages.stage import Stage
 
 WARM = 2  # passes, of which the first one is traced
 PASSES = 5
 
 
-def block_seconds(model: Any, rows: int, clock: Clock) -> list[float]:
+def block_seconds(model: keras.Model, rows: int, clock: Clock) -> list[float]:
     """Seconds of a forward and backward pass of each block: the median of five.
 
     Each block is compiled and run as a `Stage` of its own; the loss is in none of them. Inputs are
@@ -49,7 +49,7 @@ def block_seconds(model: Any, rows: int, clock: Clock) -> list[float]:
     return found
 
 
-def kept_bytes(model: Any, rows: int) -> int:
+def kept_bytes(model: keras.Model, rows: int) -> int:
     """Bytes of activations between forward and backward of so many rows, see `Ledger`.
 
     Input and output count, too, whatever the loss needs of them. The model is left as by
@@ -64,7 +64,7 @@ def kept_bytes(model: Any, rows: int) -> int:
     return stage.ledger.most["activations"]
 
 
-def _input(model: Any, rows: int) -> Any:
+def _input(model: keras.Model, rows: int) -> tf.Tensor:
     (spec,) = model.inputs
     if None in spec.shape[1:]:
         raise InvalidInput(
@@ -78,7 +78,7 @@ def _input(model: Any, rows: int) -> Any:
 
 
 @contextmanager
-def _untouched(model: Any) -> Iterator[None]:
+def _untouched(model: keras.Model) -> Iterator[None]:
     """Whatever a pass changes is put back."""
     before = [tf.identity(variable.value) for variable in model.variables]
     yield

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 
+from labkit.model_parallel.stages.compiled import Compute, Computed
+from labkit.model_parallel.stages.microbatches import Rows
 from labkit.model_parallel.stages.open_time import Carried, is_open
-from labkit.model_parallel.stages.stage import Compute, Loss, Stage
+from labkit.model_parallel.stages.stage import Given, Loss, Stage, Targets
 
-States = list[list[Any]]  # a list a recurrent layer
+States: TypeAlias = list[list[tf.Tensor]]  # a list a recurrent layer
 
 
 class RecurrentStage(Stage):
@@ -35,7 +37,7 @@ class RecurrentStage(Stage):
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model,
         loss: Loss | None = None,
         first: bool = False,
         recompute: bool = False,
@@ -48,11 +50,15 @@ class RecurrentStage(Stage):
         self._carried: list[Carried] = [node.operation for node in carried]
         # What a stretch goes through where nothing comes out: the layers that have a state.
         states = [node.outputs[0] for node in carried] or model.outputs
-        self._body: Any = keras.Model(model.inputs, states)
+        self._body = keras.Model(model.inputs, states)
         self._ends: States = []  # of the stretch before
-        self._returned: list[Any] = []  # gradients with respect to the states behind a stretch
+        self._returned: list[
+            tf.Tensor
+        ] = []  # gradients with respect to the states behind a stretch
 
-    def forward(self, number: int, x: Any, share: float, targets: Any = None) -> Any:
+    def forward(
+        self, number: int, x: Rows, share: float, targets: Targets | None = None
+    ) -> tf.Tensor | None:
         """The output of a stretch, or None; at the last stage its part of the loss, a scalar.
 
         Args:
@@ -74,7 +80,9 @@ class RecurrentStage(Stage):
             self._returned = [tf.zeros_like(state) for state in states]
         return found
 
-    def backward(self, number: int, gradient: Any, weights_later: bool = False) -> Any:
+    def backward(
+        self, number: int, gradient: tf.Tensor | None, weights_later: bool = False
+    ) -> tf.Tensor | None:
         """The gradient with respect to the input; None at the first stage.
 
         Args:
@@ -90,20 +98,20 @@ class RecurrentStage(Stage):
             self._add(number, dw)
         return dx[0] if dx else None
 
-    def _inputs(self, x: Any, *others: Any) -> list[Any]:
+    def _inputs(self, x: tf.Tensor, *others: Given) -> list[tf.Tensor]:
         return [*super()._inputs(x), *tf.nest.flatten(others[0])]
 
     def _answer(
-        self, x: Any, begin: States, targets: Any, share: Any
-    ) -> tuple[list[Any], list[Any], Any]:
+        self, x: tf.Tensor, begin: States, targets: Targets | None, share: tf.Tensor
+    ) -> Computed:
         self._carry(begin)
         results, ends, objective = self._compute(x, targets, share)
         states = self._carry_off()
         return [*results, *states], [*states, *ends], objective
 
     def _pass_by(
-        self, x: Any, begin: States, targets: Any, share: Any
-    ) -> tuple[list[Any], list[Any], Any]:
+        self, x: tf.Tensor, begin: States, targets: Targets | None, share: tf.Tensor
+    ) -> Computed:
         self._carry(begin)
         self._body(x, training=True)
         states = self._carry_off()
@@ -113,14 +121,14 @@ class RecurrentStage(Stage):
         for layer, state in zip(self._carried, begin, strict=True):
             layer.begin = state
 
-    def _carry_off(self) -> list[Any]:
+    def _carry_off(self) -> list[tf.Tensor]:
         """The states behind the stretch; the layers are plain ones again."""
         found = [state for layer in self._carried for state in layer.end]
         for layer in self._carried:
             layer.begin, layer.end = None, []
         return found
 
-    def _begin(self, number: int, x: Any) -> States:
+    def _begin(self, number: int, x: Rows) -> States:
         if number > 0:
             return self._ends
         return [list(layer.layer.get_initial_state(len(x))) for layer in self._carried]

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeAlias
+from typing import TypeAlias
+
+import keras
+import tensorflow as tf
 
 from labkit.communicator import Communicator
-from labkit.model_parallel.stages.links import Links
+from labkit.model_parallel.stages.microbatches import Batch, MicroBatches, Stretches
 from labkit.model_parallel.stages.open_time import is_open
-from labkit.model_parallel.stages.own_losses import OwnLosses
-from labkit.model_parallel.stages.parts import MicroBatches, Stretches
+from labkit.model_parallel.stages.passing import Links, OwnLosses, Posted
 from labkit.model_parallel.stages.stage import Stage
 from labkit.schedules.pipeline import Table
 
 Record: TypeAlias = Callable[[str, int, int], AbstractContextManager[None]]
-
-
-class Batch(NamedTuple):
-    """Inputs, targets and sample weights (or None), a row a sample."""
-
-    x: Any
-    y: Any
-    weight: Any = None
 
 
 class Runner:
@@ -46,8 +40,8 @@ class Runner:
         communicator: Communicator,
         table: Table,
         stages: Mapping[int, Stage],
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
+        inputs: Sequence[keras.KerasTensor],
+        outputs: Sequence[keras.KerasTensor],
         record: Record,
     ) -> None:
         self.communicator, self.table, self.stages = communicator, table, dict(stages)
@@ -83,8 +77,8 @@ class Runner:
 
     def _parts(self, batch: Batch) -> MicroBatches:
         if self.table.recurrent:
-            return Stretches(*batch, self.table.microbatches, self._opened)
-        return MicroBatches(*batch, self.table.microbatches)
+            return Stretches(batch, self.table.microbatches, self._opened)
+        return MicroBatches(batch, self.table.microbatches)
 
 
 class _UnderWay:
@@ -92,8 +86,9 @@ class _UnderWay:
 
     def __init__(self, runner: Runner, parts: MicroBatches) -> None:
         self._runner, self._parts = runner, parts
-        self._held: dict[tuple[str, int, int], Any] = {}  # (kind, stage it is for, micro-batch)
-        self.posted: list[Any] = []
+        # By kind, the stage it is for, and micro-batch.
+        self._held: dict[tuple[str, int, int], tf.Tensor | None] = {}
+        self.posted: Posted = []
         self.loss: float | None = 0.0 if runner.last in runner.stages else None
 
     def carry_out(self, action: str, stage: int, number: int, peer: int) -> None:

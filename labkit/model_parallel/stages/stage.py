@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 
-from labkit.model_parallel.stages.compiled import Compiled, Values
+from labkit.model_parallel.stages.compiled import Compiled, Compute, Computed, Values
 from labkit.model_parallel.stages.ledger import Ledger
+from labkit.model_parallel.stages.microbatches import Rows
+from labkit.model_parallel.stages.traced import Specs
 
-Loss = Callable[[Any, Any, Any], Any]
-Compute = Callable[..., tuple[list[Any], list[Any], Any]]
+# Of targets, predictions, sample weights.
+Loss: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor | None], tf.Tensor]
+Targets: TypeAlias = "tuple[Rows, Rows | None]"  # and their sample weights
+# A nest of what a computation is given; None where there is nothing.
+Given: TypeAlias = "Rows | Sequence[Given] | None"
 
 
 class Stage:
@@ -43,26 +48,31 @@ class Stage:
     """
 
     def __init__(
-        self, model: Any, loss: Loss | None = None, first: bool = False, recompute: bool = False
+        self,
+        model: keras.Model,
+        loss: Loss | None = None,
+        first: bool = False,
+        recompute: bool = False,
     ) -> None:
         self.model, self._loss, self._first, self._recompute = model, loss, first, recompute
         self.variables = list(model.trainable_variables)
         self._all, own = list(model.variables), {id(variable) for variable in self.variables}
         # Of dropout and normalisation: a second forward pass begins with it as the first one did.
         self._state = [v for v in self._all if recompute and id(v) not in own]
-        self._compiled: dict[Any, Compiled] = {}
+        self._compiled: dict[tuple[Hashable, ...], Compiled] = {}
         self._kept: dict[int, tuple[Compiled, Values]] = {}
-        self._given: dict[
-            int, tuple[Compiled, list[Any], list[Any]]
-        ] = {}  # to go forward with again
+        # Arguments and state, to go forward with again.
+        self._given: dict[int, tuple[Compiled, list[tf.Tensor], list[tf.Tensor]]] = {}
         self._waiting: dict[int, tuple[Compiled, Values]] = {}  # for their weight gradients
-        self._gradients: list[Any] | None = None
+        self._gradients: list[tf.Tensor] | None = None
         self.most_kept = 0
-        self.own_loss: Any = None
+        self.own_loss: tf.Tensor | None = None
         self.ledger = Ledger()
         self.computing: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def forward(self, number: int, x: Any, share: float, targets: Any = None) -> Any:
+    def forward(
+        self, number: int, x: Rows, share: float, targets: Targets | None = None
+    ) -> tf.Tensor:
         """The output of a micro-batch; at the last stage its part of the loss, a scalar.
 
         Args:
@@ -76,7 +86,9 @@ class Stage:
             found, self.own_loss = self._go(number, self._compute, *given)
         return found
 
-    def backward(self, number: int, gradient: Any, weights_later: bool = False) -> Any:
+    def backward(
+        self, number: int, gradient: tf.Tensor | None, weights_later: bool = False
+    ) -> tf.Tensor | None:
         """The gradient with respect to the input; None at the first stage.
 
         Args:
@@ -102,14 +114,14 @@ class Stage:
             compiled, left = self._waiting.pop(number)
             self._add(number, compiled.backward_weight(left))
 
-    def take_gradients(self) -> list[Any]:
+    def take_gradients(self) -> list[tf.Tensor]:
         """The sum over the micro-batches since the last call, one tensor a variable."""
         found, self._gradients = self._gradients, None
         if found is None:
             return [tf.zeros_like(variable.value) for variable in self.variables]
         return found
 
-    def _go(self, number: int, compute: Compute, *given: Any) -> list[Any]:
+    def _go(self, number: int, compute: Compute, *given: Given) -> list[tf.Tensor | None]:
         """Forward; the results of the computation."""
         arguments = [_tensor(each) for each in tf.nest.flatten(given) if each is not None]
         compiled = self._of(compute, given, arguments)
@@ -137,11 +149,12 @@ class Stage:
         self.ledger.keep(self, number, kept.values(), self._all)
         return compiled, kept
 
-    def _put(self, state: list[Any]) -> None:
+    def _put(self, state: list[tf.Tensor]) -> None:
         for variable, value in zip(self._state, state, strict=True):
             variable.assign(value)
 
-    def _of(self, compute: Compute, given: tuple[Any, ...], tensors: list[Any]) -> Compiled:
+    def _of(self, compute: Compute, given: tuple[Given, ...], tensors: list[tf.Tensor]) -> Compiled:
+        """The computation for arguments of this kind: it is traced once for any number of rows."""
         there = tuple(each is not None for each in tf.nest.flatten(given))
         key = compute, there, *((x.dtype, *x.shape[1:]) for x in tensors)
         if key not in self._compiled:
@@ -151,33 +164,33 @@ class Stage:
             self._compiled[key] = Compiled(compute, nest, self._inputs, self.variables)
         return self._compiled[key]
 
-    def _inputs(self, x: Any, *others: Any) -> list[Any]:
+    def _inputs(self, x: tf.Tensor, *others: Given) -> list[tf.Tensor]:
         return [] if self._first else [x]
 
-    def _share(self, share: float) -> Any:
+    def _share(self, share: float) -> tf.Tensor:
         return tf.constant(share, keras.config.floatx())
 
-    def _aims(self, targets: Any) -> Any:
+    def _aims(self, targets: Targets | None) -> Targets | None:
         return None if self._loss is None else targets
 
-    def _compute(self, x: Any, targets: Any, share: Any) -> tuple[list[Any], list[Any], Any]:
+    def _compute(self, x: tf.Tensor, targets: Targets | None, share: tf.Tensor) -> Computed:
         y = self.model(x, training=True)
         objective = self._objective(y, targets, share)
         if self._loss is not None:
             return [objective, None], [], objective
         return [y, objective if self.model.losses else None], [y], objective
 
-    def _objective(self, y: Any, targets: Any, share: Any) -> Any:
+    def _objective(self, y: tf.Tensor, targets: Targets | None, share: tf.Tensor) -> tf.Tensor:
         """What the layers add here, and the loss at the end."""
         parts = list(self.model.losses)
-        if self._loss is not None:
+        if self._loss is not None and targets is not None:
             parts.append(self._loss(targets[0], y, targets[1]))
         objective = tf.zeros((), share.dtype)
         for part in parts:
             objective += tf.cast(part, share.dtype)
         return objective * share
 
-    def _add(self, number: int, found: list[Any]) -> None:
+    def _add(self, number: int, found: list[tf.Tensor]) -> None:
         if self._gradients is not None:
             found = [a + b for a, b in zip(self._gradients, found, strict=True)]
         self._gradients = found
@@ -185,11 +198,11 @@ class Stage:
         self.ledger.drop(self, number)
 
 
-def _tensor(value: Any) -> Any:
+def _tensor(value: Rows) -> tf.Tensor:
     return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
 
 
-def _spec(tensor: Any) -> Any:
-    """Of any number of rows."""
+def _spec(tensor: tf.Tensor) -> Specs:
+    """What is like a tensor, of any number of rows."""
     shape = [None, *tensor.shape[1:]] if tensor.shape.rank else []
     return tf.TensorSpec(shape, tensor.dtype)

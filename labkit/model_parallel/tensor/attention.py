@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar
 
 import keras
 import tensorflow as tf
 
-from labkit.model_parallel.tensor.graph import units_of
-from labkit.model_parallel.tensor.linear import Part
-from labkit.model_parallel.tensor.link import Link
+from labkit.model_parallel.functional import is_masked
+from labkit.model_parallel.tensor.slice import Slice, like
+from labkit.model_parallel.tensor.slice_link import Link
+from labkit.model_parallel.weights import Pair
+
+if TYPE_CHECKING:
+    from keras.src.ops.node import Node
 
 
-class Heads(keras.layers.Layer):
+class Heads(Slice):
     r"""Some heads of a MultiHeadAttention or GroupQueryAttention layer.
 
     \(y = \sum_i \mathrm{attention}(x Q_i, x K_i, x V_i) O_i + b\): queries, keys and values are
@@ -24,32 +28,34 @@ class Heads(keras.layers.Layer):
         link: to the other slices.
     """
 
-    def __init__(self, layer: Any, link: Link) -> None:
+    cuts: ClassVar = {
+        keras.layers.MultiHeadAttention: "num_heads",
+        keras.layers.GroupQueryAttention: "num_key_value_heads",
+    }
+    kind = "heads"
+
+    def __init__(self, layer: keras.Layer, link: Link) -> None:
+        heads = getattr(layer, self.cuts[type(layer)])
         # Not cast on the way in: one tensor in three roles would become three.
-        super().__init__(name=layer.name, dtype=layer.dtype_policy, autocast=False)
-        self.link, self.own, self.heads = link, link.own(units_of(layer)), units_of(layer)
-        self.inner = _like(layer, self.own.stop - self.own.start)
+        super().__init__(layer, link, heads, autocast=False)
+        self.heads = heads
+        self.inner = _attention(layer, self.own.stop - self.own.start)
         self.bias = layer._output_dense.bias
         if self.bias is not None:
             del self.inner._output_dense.bias
             self.inner._output_dense.bias = None
-        for whole, own, axis in self.parts(layer):
-            each = whole.shape[axis] // self.heads
-            place = [slice(None)] * axis + [slice(self.own.start * each, self.own.stop * each)]
-            own.assign(whole.value[tuple(place)])
-        self.trainable = layer.trainable
-        self.built = True
+        self.fill(layer)
 
     def call(
         self,
-        query: Any,
-        value: Any,
-        key: Any = None,
-        attention_mask: Any = None,
+        query: tf.Tensor,
+        value: tf.Tensor,
+        key: tf.Tensor | None = None,
+        attention_mask: tf.Tensor | None = None,
         use_causal_mask: bool = False,
         return_attention_scores: bool = False,
         training: bool | None = None,
-    ) -> Any:
+    ) -> tf.Tensor:
         """Vectors (…, width) of queries (…, width); a tensor in several roles is spread once.
 
         Attention whose scores are returned is not cut.
@@ -68,25 +74,36 @@ class Heads(keras.layers.Layer):
         y = self.link.total(found)
         return y if self.bias is None else y + tf.cast(self.bias, y.dtype)
 
-    def parts(self, layer: Any) -> list[Part]:
-        """What is of which whole variable."""
+    def pairs(self, layer: keras.Layer) -> list[Pair]:
+        """All but the last bias, each along the axis on which it is shorter here."""
         pairs = zip(layer.weights, self.inner.weights, strict=False)  # the bias comes last
-        return [(whole, own, _cut_axis(whole.shape, own.shape)) for whole, own in pairs]
+        return [Pair(whole, own, self._place(whole.shape, own.shape)) for whole, own in pairs]
+
+    def _place(self, whole: tuple[int, ...], own: tuple[int, ...]) -> tuple[slice, ...]:
+        axis = next(axis for axis, length in enumerate(whole) if length != own[axis])
+        each = whole[axis] // self.heads  # queries of one key, where they are grouped
+        return (*[slice(None)] * axis, slice(self.own.start * each, self.own.stop * each))
+
+    @staticmethod
+    def why_not(layer: keras.Layer, node: Node) -> str:
+        """Dropout of scores, scores that are asked for, masks."""
+        if layer.dropout:
+            return f"dropout={layer.dropout} of attention scores would differ from head to head"
+        if len(node.outputs) > 1:
+            return "its attention scores are asked for"
+        args, given = node.arguments.args, node.arguments.kwargs
+        masks = [*args[3:], *(given.get(f"{role}_mask") for role in ("query", "key", "value"))]
+        tensors = node.arguments.keras_tensors
+        if any(mask is not None for mask in masks) or any(map(is_masked, tensors)):
+            return "its inputs carry masks"
+        return ""
 
 
-def _like(layer: Any, heads: int) -> Any:
+def _attention(layer: keras.Layer, heads: int) -> keras.Layer:
     """A layer of another number of heads, built."""
-    config = layer.get_config()
-    if isinstance(layer, keras.layers.MultiHeadAttention):
-        config["num_heads"] = heads
-    else:
-        config["num_query_heads"] = heads * layer.num_query_heads // layer.num_key_value_heads
-        config["num_key_value_heads"] = heads
-    config |= {"kernel_initializer": "zeros", "bias_initializer": "zeros"}
-    found = type(layer).from_config(config)
+    changes = {Heads.cuts[type(layer)]: heads}
+    if type(layer) is keras.layers.GroupQueryAttention:
+        changes["num_query_heads"] = heads * layer.num_query_heads // layer.num_key_value_heads
+    found = like(layer, **changes)
     found.build_from_config(layer.get_build_config())
     return found
-
-
-def _cut_axis(whole: Any, own: Any) -> int:
-    return next(axis for axis, length in enumerate(whole) if length != own[axis])

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 import keras
 import tensorflow as tf
 
-from labkit.model_parallel.tensor.linear import Part
-from labkit.model_parallel.tensor.link import Link
+from labkit.model_parallel.tensor.slice import Slice
+from labkit.model_parallel.tensor.slice_link import Link
+from labkit.model_parallel.weights import Pair
 
 
-class Words(keras.layers.Layer):
+class Words(Slice):
     """Some rows of an Embedding; words of other slices count zero, and the slices add up.
 
     Args:
@@ -19,30 +20,30 @@ class Words(keras.layers.Layer):
         link: to the other slices.
     """
 
-    def __init__(self, layer: Any, link: Link) -> None:
-        super().__init__(name=layer.name, dtype=layer.dtype_policy)
-        own = link.own(layer.input_dim)
-        self.link, self.first = link, own.start
-        shape = (own.stop - own.start, layer.output_dim)
-        self.table = self.add_weight(shape=shape, initializer="zeros", name="table")
-        self.table.assign(layer.embeddings.value[own])
-        self.trainable = layer.trainable
-        self.built = True
+    cuts: ClassVar = {keras.layers.Embedding: "input_dim"}
+    needs: ClassVar = {"mask_zero": False}
+    kind = "words"
 
-    def call(self, words: Any) -> Any:
+    def __init__(self, layer: keras.Layer, link: Link) -> None:
+        super().__init__(layer, link, layer.input_dim)
+        shape = (self.own.stop - self.own.start, layer.output_dim)
+        self.table = self.add_weight(shape=shape, initializer="zeros", name="table")
+        self.fill(layer)
+
+    def call(self, words: tf.Tensor) -> tf.Tensor:
         """Vectors (…, output_dim) of words (…)."""
-        place = tf.cast(words, tf.int32) - self.first
+        place = tf.cast(words, tf.int32) - self.own.start
         here = (place >= 0) & (place < self.table.shape[0])
         table = tf.cast(self.table, self.compute_dtype)
         found = tf.gather(table, tf.where(here, place, 0))
         return self.link.total(tf.where(here[..., None], found, tf.zeros_like(found)))
 
-    def parts(self, layer: Any) -> list[Part]:
-        """What is of which whole variable."""
-        return [(layer.embeddings, self.table, 0)]
+    def pairs(self, layer: keras.Layer) -> list[Pair]:
+        """The table, by words."""
+        return [Pair(layer.embeddings, self.table, (self.own,))]
 
 
-def cross_entropy(link: Link, classes: int, y: Any, scores: Any) -> Any:
+def cross_entropy(link: Link, classes: int, y: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
     r"""The loss of each sample, of the scores of the own classes (…, own).
 
     \(\log \sum_i \sum_{v \in i} e^{s_v - m} + m - s_y\): maximum, sum and the score of the target

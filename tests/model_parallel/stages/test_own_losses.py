@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from labkit import Cluster, DelayedGradients, Experiment, Pipeline
-from labkit.model_parallel.stages.own_losses import OwnLosses
+from labkit.model_parallel.stages import OwnLosses
 from labkit.network import Network
 from labkit.strategies import AllReduce, Strategy, TensorParallel
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
-from labkit.model_parallel.stages import Chain, RecurrentStage, open_time, split_model
+from labkit.model_parallel.stages import Batch, Chain, RecurrentStage, open_time, split_model
+from labkit.model_parallel.stages.microbatches import Stretches
 from labkit.model_parallel.stages.open_time import is_open
-from labkit.model_parallel.stages.parts import Stretches
 from labkit.schedules.pipeline.wavefront import stretches
 
 Layers = keras.layers
@@ -103,7 +103,7 @@ def sweep(
 ) -> tuple[float, list[Any]]:
     """All stretches to the last one, and back; what the last stage says, and all gradients."""
     opened = [is_open(s.model.inputs[0]) for s in stages] + [is_open(stages[-1].model.outputs[0])]
-    parts = Stretches(x, y, weight, count, opened)
+    parts = Stretches(Batch(x, y, weight), count, opened)
     loss = 0.0
     for number in range(count):
         value = parts.input(number)
@@ -278,7 +278,7 @@ def test_stretches_cover_the_steps_and_are_of_equal_length_up_to_one(
 
 def test_targets_and_weights_without_steps_for_a_model_that_answers_each_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"each of 7 steps.* shape \[None\]; give one a step"):
-        Stretches(np.zeros((5, STEPS, 2)), np.zeros(5), None, 2, [True, True])
+        Stretches(Batch(np.zeros((5, STEPS, 2)), np.zeros(5)), 2, [True, True])
     x = y = np.zeros((5, STEPS, 2))
     with pytest.raises(InvalidInput, match=r"would count steps, not rows.* give shape \[None, 1\]"):
-        Stretches(x, y, np.zeros(5), 2, [True, True])
+        Stretches(Batch(x, y, np.zeros(5)), 2, [True, True])

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 
 from labkit.model_parallel.memory import together
-from labkit.model_parallel.stages import Whole, split_model
+from labkit.model_parallel.stages import split_model
+from labkit.model_parallel.weights import Whole
 
 
 class Sliced:

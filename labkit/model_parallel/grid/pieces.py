@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 
 from labkit.common.errors import InvalidInput
-from labkit.model_parallel.tensor.graph import ELEMENTWISE
+from labkit.model_parallel.functional import ELEMENTWISE, is_plain, nodes_of
 from labkit.models.unshared import LocallyConnected2D
 from labkit.schedules.grid import Layer, Shape, window
 
@@ -23,22 +23,21 @@ _ACTIVATIONS = (
     keras.layers.LeakyReLU,
     keras.layers.ELU,
 )
-_REGULAR = ("kernel_", "bias_", "activity_")
 
 
 class Piece(NamedTuple):
     """A layer as machines see it, and what computes it.
 
-    plane: what is held and read; layer: of the whole model, None for the input; behind: layers
+    plane: what is held and read; layer: of the whole model; behind: layers
     that work by element on its output.
     """
 
     plane: Layer
-    layer: Any
-    behind: list[Any]
+    layer: keras.Layer
+    behind: list[keras.Layer]
 
 
-def cut(model: Any) -> list[Piece]:
+def cut(model: keras.Model) -> list[Piece]:
     """The pieces of a model from its input on.
 
     Raises:
@@ -48,9 +47,10 @@ def cut(model: Any) -> list[Piece]:
     if None in shape:
         raise InvalidInput("the model does not say its input's size; begin it with keras.Input")
     size: Shape = (shape[0], shape[1], shape[2]) if len(shape) == 3 else (1, 1, prod(shape))
-    pieces = [Piece(Layer("input", "input", size, trains=False), None, [])]
+    first, *layers = _in_a_row(model)
+    pieces = [Piece(Layer("input", "input", size, trains=False), first, [])]
     flat = len(shape) == 1
-    for layer in _in_a_row(model):
+    for layer in layers:
         if isinstance(layer, keras.layers.Flatten):
             flat = True
         elif _by_element(layer):
@@ -60,7 +60,7 @@ def cut(model: Any) -> list[Piece]:
     return pieces
 
 
-def _plane(layer: Any, before: Shape, flat: bool) -> Layer:
+def _plane(layer: keras.Layer, before: Shape, flat: bool) -> Layer:
     trains = bool(layer.trainable_variables)
     if _plain(layer):
         if type(layer) is keras.layers.Dense and flat:
@@ -75,7 +75,7 @@ def _plane(layer: Any, before: Shape, flat: bool) -> Layer:
     )
 
 
-def _window_of(layer: Any) -> tuple[tuple[int, int], tuple[int, int]] | None:
+def _window_of(layer: keras.Layer) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """Kernel and strides of a layer of places; None where it is none, or one with padding."""
     if type(layer) is LocallyConnected2D:
         return layer.kernel_size, layer.strides
@@ -86,29 +86,28 @@ def _window_of(layer: Any) -> tuple[tuple[int, int], tuple[int, int]] | None:
     return (layer.pool_size, layer.strides) if type(layer) in _POOLING else None
 
 
-def _in_a_row(model: Any) -> list[Any]:
-    """The layers in their order, each of which reads the one before it alone."""
+def _in_a_row(model: keras.Model) -> list[keras.Layer]:
+    """The layers from the input on, each of which reads the one before it alone."""
     graph = model._functional if isinstance(model, keras.Sequential) else model
-    depths = sorted(getattr(graph, "_nodes_by_depth", {}), reverse=True)
-    nodes = [graph._nodes_by_depth[depth] for depth in depths]
-    called = [node.operation for at_depth in nodes for node in at_depth]
-    chain = all(len(at) == 1 and len(at[0].arguments.keras_tensors) <= 1 for at in nodes)
-    if not nodes or not chain or len({id(each) for each in called}) != len(called):
+    nodes = nodes_of(graph) if hasattr(graph, "_nodes_by_depth") else []
+    called = [node.operation for node in nodes]
+    once = len({id(each) for each in called}) == len(called)
+    row = nodes and len(graph._nodes_by_depth) == len(nodes)  # one call at each depth
+    if not row or not once or any(len(node.arguments.keras_tensors) > 1 for node in nodes):
         raise InvalidInput(
             "a grid of machines wants layers one after another, each called once: give a "
             "keras.Sequential that starts with keras.Input, or a functional keras.Model without "
             "branches"
         )
-    return called[1:]  # the first is the input
+    return called
 
 
-def _by_element(layer: Any) -> bool:
+def _by_element(layer: keras.Layer) -> bool:
     return type(layer) in _ACTIVATIONS and _plain(layer)
 
 
-def _plain(layer: Any) -> bool:
+def _plain(layer: keras.Layer) -> bool:
     """Whether its activation is by element, and nothing looks at all of its weights at once."""
-    names = [f"{of}{what}" for of in _REGULAR for what in ("regularizer", "constraint")]
     activation = getattr(layer, "activation", None)
     by_element = activation is None or activation.__name__ in ELEMENTWISE
-    return by_element and all(getattr(layer, name, None) is None for name in names)
+    return by_element and is_plain(layer)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
 
 from labkit.common.errors import InvalidInput
+from labkit.model_parallel.functional import functional_of, nodes_of
+
+if TYPE_CHECKING:
+    from keras.src.models.functional import Functional
 
 
 class Chain:
@@ -27,13 +31,8 @@ class Chain:
         InvalidInput: the model is no chain.
     """
 
-    def __init__(self, model: Any) -> None:
-        graph = model._functional if isinstance(model, keras.Sequential) else model
-        if not hasattr(graph, "_nodes_by_depth"):
-            raise InvalidInput(
-                f"a {type(model).__name__} hides its layers: give a keras.Sequential that starts "
-                "with keras.Input, or a functional keras.Model"
-            )
+    def __init__(self, model: keras.Model) -> None:
+        graph = functional_of(model)
         if len(graph.inputs) != 1 or len(graph.outputs) != 1:
             raise InvalidInput(
                 f"the model has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs; a "
@@ -46,25 +45,24 @@ class Chain:
         """Number of blocks."""
         return len(self._tensors) - 1
 
-    def part(self, first: int, last: int) -> Any:
+    def part(self, first: int, last: int) -> keras.Model:
         """Blocks [first, last) as a model of their own, which shares their layers."""
         return keras.Model(self._tensors[first], self._tensors[last])
 
     def names(self) -> list[str]:
-        """Of the last layer of each block."""
+        """The name of the last layer of each block."""
         return [tensor._keras_history.operation.name for tensor in self._tensors[1:]]
 
 
-def split_model(model: Any, edges: Sequence[int]) -> list[Any]:
+def split_model(model: keras.Model, edges: Sequence[int]) -> list[keras.Model]:
     """The model's stages: blocks [edges[k], edges[k + 1])."""
     chain = Chain(model)
     return [chain.part(a, b) for a, b in pairwise(edges)]
 
 
-def _cuts(graph: Any) -> list[Any]:
+def _cuts(graph: Functional) -> list[keras.KerasTensor]:
     """The tensors that pass alone from the nodes before them to the nodes behind them."""
-    depths = sorted(graph._nodes_by_depth, reverse=True)
-    nodes = [node for depth in depths for node in graph._nodes_by_depth[depth]]
+    nodes = nodes_of(graph)
     last_use = {id(graph.outputs[0]): len(nodes)}
     uses: dict[int, list[int]] = {}  # of variables: shared ones stay on one side
     for place, node in enumerate(nodes):
@@ -72,8 +70,8 @@ def _cuts(graph: Any) -> list[Any]:
             last_use[id(tensor)] = max(place, last_use.get(id(tensor), 0))
         for variable in getattr(node.operation, "variables", []):
             uses.setdefault(id(variable), []).append(place)
-    cuts: list[Any] = []
-    alive: dict[int, Any] = {}
+    cuts: list[keras.KerasTensor] = []
+    alive: dict[int, keras.KerasTensor] = {}  # read by a node that is still to come
     for place, node in enumerate(nodes):
         alive |= {id(tensor): tensor for tensor in node.outputs}
         alive = {key: tensor for key, tensor in alive.items() if last_use.get(key, 0) > place}
@@ -81,12 +79,6 @@ def _cuts(graph: Any) -> list[Any]:
         if len(alive) == 1 and not torn:
             cuts += alive.values()
     ends = (graph.inputs[0], graph.outputs[0])
-    return _distinct([t for t in cuts if "float" in t.dtype or any(t is end for end in ends)])
-
-
-def _distinct(tensors: list[Any]) -> list[Any]:
-    found: list[Any] = []
-    for tensor in tensors:
-        if not found or tensor is not found[-1]:
-            found.append(tensor)
-    return found
+    floats = [t for t in cuts if "float" in t.dtype or any(t is end for end in ends)]
+    # A tensor stays alone while nodes beside it add nothing: once is enough.
+    return [t for t, before in zip(floats, [None, *floats], strict=False) if t is not before]

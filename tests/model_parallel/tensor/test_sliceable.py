@@ -21,7 +21,7 @@ from keras.layers import (
     SeparableConv2D,
 )
 
-from labkit.model_parallel.tensor.graph import Graph
+from labkit.model_parallel.tensor.sliceable import Graph
 
 
 def graph(*layers: Any, shape: tuple[int, ...] = (8, 8, 4)) -> Graph:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-from labkit.model_parallel.stages.links import Links
+from labkit.model_parallel.stages.microbatches import Rows
+from labkit.model_parallel.stages.passing import Links, Posted
 
 
 class Inference:
@@ -30,13 +30,13 @@ class Inference:
         stages: how many there are on all ranks.
     """
 
-    def __init__(self, links: Links, models: Mapping[int, Any], stages: int) -> None:
+    def __init__(self, links: Links, models: Mapping[int, keras.Model], stages: int) -> None:
         self._links, self._last = links, stages - 1
         self._ranks = links.communicator.size
         self._calls = {number: _compiled(models[number]) for number in sorted(models)}
-        self._posted: deque[list[Any]] = deque()
+        self._posted: deque[Posted] = deque()
 
-    def __call__(self, batches: Iterable[Any]) -> Iterator[tuple[Any, float]]:
+    def __call__(self, batches: Iterable[Rows]) -> Iterator[tuple[tf.Tensor | None, float]]:
         """The output of each micro-batch, and what the own layers add to its loss.
 
         Args:
@@ -51,8 +51,8 @@ class Inference:
         while self._posted:
             self._links.communicator.finish(self._posted.popleft())
 
-    def _pass_on(self, group: list[Any]) -> list[tuple[Any, float]]:
-        values: list[Any] = list(group)
+    def _pass_on(self, group: list[Rows]) -> list[tuple[tf.Tensor | None, float]]:
+        values = list(group)
         penalties = [0.0] * len(group)
         for stage, call in self._calls.items():
             for number, x in enumerate(group):
@@ -66,17 +66,19 @@ class Inference:
             return [(None, penalty) for penalty in penalties]
         return list(zip(values, penalties, strict=True))
 
-    def _post(self, value: Any, stage: int) -> None:
+    def _post(self, value: tf.Tensor, stage: int) -> None:
         self._posted.append(self._links.send(value, stage, stage + 1))
         # What is under way takes memory; with fewer at a time ranks could wait in a circle.
         if len(self._posted) > 2 * self._ranks:
             self._links.communicator.finish(self._posted.popleft())
 
 
-def _compiled(model: Any) -> Callable[[Any], tuple[Any, Any]]:
-    def forward(x: Any) -> tuple[Any, Any]:
+def _compiled(model: keras.Model) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+    def forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         y = model(x, training=False)
         own = [tf.reduce_sum(tf.cast(loss, keras.config.floatx())) for loss in model.losses]
         return y, tf.add_n(own) if own else tf.zeros((), keras.config.floatx())
 
-    return tf.function(forward, reduce_retracing=True)  # type: ignore[no-any-return]
+    call: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+    call = tf.function(forward, reduce_retracing=True)
+    return call

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
+
+Specs: TypeAlias = "tf.TensorSpec | Sequence[Specs] | None"  # a nest, None where nothing is
 
 
 class Graph:
@@ -13,7 +15,7 @@ class Graph:
 
     Args:
         trace: makes the operations.
-        specs: of its arguments: nests of `tf.TensorSpec`, and None where it gets None.
+        specs: what its arguments are, and None where it gets None.
 
     Attributes:
         inputs: names of the tensors that stand for the arguments.
@@ -21,7 +23,7 @@ class Graph:
             order of their making.
     """
 
-    def __init__(self, trace: Callable[..., None], specs: Sequence[Any]) -> None:
+    def __init__(self, trace: Callable[..., None], specs: Sequence[Specs]) -> None:
         # It is kept because Python functions that operations call live as long as it does.
         self._traced = tf.function(trace).get_concrete_function(*specs)
         graph, captured = self._traced.graph, self._traced.captured_inputs
@@ -75,7 +77,7 @@ class Graph:
     def _is_always_there(self, name: str) -> bool:
         return name in self._captured or self._nodes[operation(name)].op == "Const"
 
-    def _spec(self, name: str) -> Any:
+    def _spec(self, name: str) -> tf.TensorSpec:
         tensor = self._traced.graph.get_tensor_by_name(name)
         return tf.TensorSpec(tensor.shape, tensor.dtype)
 
@@ -91,13 +93,17 @@ class Cut:
     """
 
     def __init__(
-        self, part: Any, specs: Mapping[str, Any], captured: Mapping[str, Any], fetches: list[str]
+        self,
+        part: tf.compat.v1.GraphDef,
+        specs: Mapping[str, tf.TensorSpec],
+        captured: Mapping[str, tf.Tensor],
+        fetches: list[str],
     ) -> None:
         self.part, self.feeds = part, list(specs)
         self._fetches = [name for name in fetches if name not in specs]
         read = {_tensor(name) for node in part.node for name in node.input}
 
-        def run(*values: Any) -> Any:
+        def run(*values: tf.Tensor) -> list[tf.Tensor]:
             given = dict(zip(self.feeds, values, strict=True))
             known = {name: value for name, value in given.items() if name in read}
             for name in read.intersection(captured):
@@ -111,7 +117,7 @@ class Cut:
         self._function = function.get_concrete_function(*specs.values())
         self._returned = [tensor.dtype for tensor in self._function.outputs]
 
-    def __call__(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """The tensors that come out, by their names; values may hold more than is read."""
         given = [values[name] for name in self.feeds]
         # As calling the function itself, which takes far longer to look at its arguments.
@@ -131,7 +137,7 @@ def _tensor(name: str) -> str:
     return name if ":" in name else f"{name}:0"
 
 
-def _without(node: Any, inside: Collection[str]) -> Any:
+def _without(node: tf.compat.v1.NodeDef, inside: Collection[str]) -> tf.compat.v1.NodeDef:
     """A node of its own that waits for nothing outside."""
     found = tf.compat.v1.NodeDef()
     found.CopyFrom(node)

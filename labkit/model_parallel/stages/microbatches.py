@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.schedules.pipeline.wavefront import stretches
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import tensorflow as tf
+
+Rows: TypeAlias = "tf.Tensor | npt.NDArray[np.generic]"
+
+
+class Batch(NamedTuple):
+    """Inputs, targets and sample weights (or None), a row a sample."""
+
+    x: Rows
+    y: Rows
+    weight: Rows | None = None
 
 
 class MicroBatches:
     """A batch cut into rows.
 
     Args:
-        x, y, weight: of the batch; a weight may be None.
+        batch: what is cut.
         count: of micro-batches, of equal size up to one row; some may be empty.
     """
 
-    def __init__(self, x: Any, y: Any, weight: Any, count: int) -> None:
-        self._x, self._y, self._weight = x, y, weight
-        self._edges = cut(len(x), [1.0] * count)
+    def __init__(self, batch: Batch, count: int) -> None:
+        self._x, self._y, self._weight = batch
+        self._edges = cut(len(batch.x), [1.0] * count)
 
     def rows(self, number: int) -> int:
-        """Of a micro-batch."""
+        """How many rows a micro-batch has."""
         return self._edges[number + 1] - self._edges[number]
 
     def share(self, number: int) -> float:
-        """Of the batch, by which a micro-batch counts."""
+        """The share of the batch by which a micro-batch counts."""
         return self.rows(number) / len(self._x)
 
     def reaches(self, number: int, stage: int) -> bool:
@@ -38,15 +53,15 @@ class MicroBatches:
         """The first axes of what a stage takes of it."""
         return (self.rows(number),)
 
-    def input(self, number: int) -> Any:
-        """Of the first stage."""
+    def input(self, number: int) -> Rows:
+        """What the first stage takes."""
         return self._part(self._x, number)
 
-    def targets(self, number: int) -> tuple[Any, Any]:
-        """Targets and sample weights, of the last stage."""
+    def targets(self, number: int) -> tuple[Rows, Rows | None]:
+        """Targets and sample weights, which the last stage takes."""
         return self._part(self._y, number), self._part(self._weight, number)
 
-    def _part(self, value: Any, number: int) -> Any:
+    def _part(self, value: Rows, number: int) -> Rows:
         return None if value is None else value[self._edges[number] : self._edges[number + 1]]
 
 
@@ -54,8 +69,8 @@ class Stretches(MicroBatches):
     """A batch of sequences cut into stretches of time steps, each with all rows.
 
     Args:
-        x, y, weight: of the batch: inputs (rows, steps, …); weights (rows, steps) or (rows, 1), and
-            (rows,) where the model answers once.
+        batch: inputs (rows, steps, …); weights (rows, steps) or (rows, 1), and (rows,) where the
+            model answers once.
         count: of stretches, of equal length up to one step.
         opened: of the input of each stage, and of the output of the last one, whether it is a
             sequence. What is none passes with the last stretch alone.
@@ -64,8 +79,9 @@ class Stretches(MicroBatches):
         InvalidInput: fewer steps than stretches, not a target a step, weights of another shape.
     """
 
-    def __init__(self, x: Any, y: Any, weight: Any, count: int, opened: Sequence[bool]) -> None:
-        self._x, self._y, self._weight, self._opened = x, y, weight, opened
+    def __init__(self, batch: Batch, count: int, opened: Sequence[bool]) -> None:
+        (x, y, weight), self._opened = batch, opened
+        self._x, self._y, self._weight = x, y, weight
         self._edges = stretches(x.shape[1], count)
         self._steps, self._last = x.shape[1], count - 1
         if opened[-1] and (len(y.shape) < 2 or y.shape[1] != self._steps):
@@ -81,11 +97,11 @@ class Stretches(MicroBatches):
             )
 
     def rows(self, number: int) -> int:
-        """All of the batch."""
+        """Each stretch has all rows of the batch."""
         return len(self._x)
 
     def share(self, number: int) -> float:
-        """Of the steps."""
+        """A stretch counts by its share of the steps."""
         return self._length(number) / float(self._steps)
 
     def reaches(self, number: int, stage: int) -> bool:
@@ -96,8 +112,8 @@ class Stretches(MicroBatches):
         """Rows, and steps where the stage takes a sequence."""
         return (len(self._x), *([self._length(number)] if self._opened[stage] else []))
 
-    def targets(self, number: int) -> tuple[Any, Any]:
-        """Those of the steps, where the model answers each step."""
+    def targets(self, number: int) -> tuple[Rows, Rows | None]:
+        """Those of a stretch's steps, where the model answers each step; else all."""
         y, weight = self._y, self._weight
         if self._opened[-1]:
             y = self._part(y, number)
@@ -108,5 +124,5 @@ class Stretches(MicroBatches):
     def _length(self, number: int) -> int:
         return self._edges[number + 1] - self._edges[number]
 
-    def _part(self, value: Any, number: int) -> Any:
+    def _part(self, value: Rows, number: int) -> Rows:
         return value[:, self._edges[number] : self._edges[number + 1]]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from labkit.model_parallel.stages.links import Links
-from labkit.model_parallel.stages.own_losses import OwnLosses
-from labkit.model_parallel.stages.runner import Batch, Record
+from labkit.model_parallel.stages.microbatches import Batch
+from labkit.model_parallel.stages.passing import Links, OwnLosses, Posted
+from labkit.model_parallel.stages.runner import Record
 from labkit.model_parallel.stages.stage import Stage
 
 
@@ -31,7 +30,7 @@ class Delayed:
         self.rows = 0
         self._rows: dict[int, int] = {}  # of the iterations whose gradients are still to come
         self._iteration = 0
-        self._posted: list[Any] = []
+        self._posted: Posted = []
         self._own_losses = OwnLosses(links.communicator)
 
     def step(self, batch: Batch, update: Callable[[], None]) -> float | None:

@@ -1,0 +1,60 @@
+"""What Keras knows of a built model: its layers, who calls them on what, and what they look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from labkit.common.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from keras.src.models.functional import Functional
+    from keras.src.ops.node import Node
+
+# What `keras.tree` maps over.
+Nest: TypeAlias = "tf.Tensor | Sequence[Nest] | Mapping[str, Nest] | None"
+
+# Activations that act on each unit alone, so that a part of the units needs no other.
+ELEMENTWISE = (
+    *("linear", "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish"),
+    *("tanh", "sigmoid", "hard_sigmoid", "hard_silu", "softplus", "softsign", "exponential"),
+)
+_REGULAR = ("kernel", "bias", "embeddings", "activity", "gamma", "beta")
+
+
+def functional_of(model: keras.Model) -> Functional:
+    """The model as one whose layers are known.
+
+    Raises:
+        InvalidInput: it hides them.
+    """
+    found = model._functional if isinstance(model, keras.Sequential) else model
+    if not hasattr(found, "_nodes_by_depth"):
+        raise InvalidInput(
+            f"a {type(model).__name__} hides its layers: give a keras.Sequential that starts with "
+            "keras.Input, or a functional keras.Model"
+        )
+    return found
+
+
+def nodes_of(functional: Functional) -> list[Node]:
+    """The calls of its layers, in an order in which they can be made."""
+    # Keras counts depth from the outputs: what is deepest comes first.
+    depths = sorted(functional._nodes_by_depth, reverse=True)
+    return [node for depth in depths for node in functional._nodes_by_depth[depth]]
+
+
+def is_masked(tensor: keras.KerasTensor) -> bool:
+    """Whether the tensor carries a mask."""
+    return getattr(tensor, "_keras_mask", None) is not None
+
+
+def is_plain(layer: keras.Layer) -> bool:
+    """Whether no regularizer and no constraint looks at all of its weights at once."""
+    # Attention keeps them under private names.
+    prefixes = [f"{lead}{of}_" for of in _REGULAR for lead in ("", "_")]
+    names = [f"{of}{what}" for of in prefixes for what in ("regularizer", "constraint")]
+    return all(getattr(layer, name, None) is None for name in names)

@@ -1,0 +1,91 @@
+"""What crosses between the slices of a layer."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import tensorflow as tf
+
+from labkit.communicator import Communicator
+from labkit.model_parallel.meter import Batch, Meter, Way, WithGradient
+from labkit.schedules import boundaries
+
+
+class Link(Meter):
+    """The collectives of one layer, as operations with gradients.
+
+                 forward        backward
+        spread   identity       allreduce
+        total    allreduce      identity
+        join     allgather      own part
+
+    Args:
+        communicator: the slices of one replica.
+        algorithm: see `Communicator.allreduce`.
+        number: of the layer, for messages.
+    """
+
+    def __init__(self, communicator: Communicator, algorithm: str, number: int) -> None:
+        super().__init__(communicator)
+        self.rank, self.size = communicator.rank, communicator.size
+        self._algorithm, self._number = algorithm, number
+
+    def own(self, length: int) -> slice:
+        """This slice's part of so many units; parts differ by one at most."""
+        edges = boundaries(length, self.size)
+        return slice(int(edges[self.rank]), int(edges[self.rank + 1]))
+
+    def spread(self, x: tf.Tensor) -> tf.Tensor:
+        """Hand x to all slices; its gradient is the sum of theirs."""
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def identity(x: tf.Tensor) -> WithGradient:
+            return tf.identity(x), lambda gradient: self._sum(gradient, "backward")
+
+        return identity(x)
+
+    def total(self, x: tf.Tensor) -> tf.Tensor:
+        """The sum over the slices; each has its whole gradient."""
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def allreduce(x: tf.Tensor) -> WithGradient:
+            return self._sum(x, "forward"), lambda gradient: gradient
+
+        return allreduce(x)
+
+    def join(self, x: tf.Tensor, length: int) -> tf.Tensor:
+        """The slices' parts of the last axis (…, length), one behind the other."""
+        own = self.own(length)
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def allgather(x: tf.Tensor) -> WithGradient:
+            return self._gather(x, length), lambda gradient: gradient[..., own]
+
+        return allgather(x)
+
+    def _sum(self, x: tf.Tensor, way: Way) -> tf.Tensor:
+        def call(value: Batch) -> Batch:
+            buffer = np.array(value, order="C")
+            self.communicator.allreduce(buffer, self._algorithm, self._place(way))
+            return buffer
+
+        return self.metered(call, x, way, x.shape)
+
+    def _gather(self, x: tf.Tensor, length: int) -> tf.Tensor:
+        edges = [int(edge) for edge in boundaries(length, self.size)]
+
+        def call(value: Batch) -> Batch:
+            data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+            place = self._place("forward")
+            found = self.communicator.gather_bytes(data, self._algorithm, place)
+            parts = [
+                part.view(value.dtype).reshape(*value.shape[:-1], stop - start)
+                for part, (start, stop) in zip(found, pairwise(edges), strict=True)
+            ]
+            return np.concatenate(parts, axis=-1)
+
+        return self.metered(call, x, "forward", [*x.shape[:-1], length])
+
+    def _place(self, way: Way) -> str:
+        return f"the {way} pass of sliced layer {self._number}"
