@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from labkit.datasets.catalogue import (
     DATASETS,
-    DatasetSpec,
     available,
     check,
     count,
@@ -12,7 +11,7 @@ from labkit.datasets.catalogue import (
     load,
     locate,
 )
-from labkit.datasets.dataset import Dataset, Shapes
+from labkit.datasets.dataset import Dataset, DatasetSpec, Shapes
 
 __all__ = [
     "DATASETS",

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from labkit.common.options import Options
-from labkit.datasets.dataset import Array, Arrays
+from labkit.datasets.dataset import Array, Arrays, DatasetSpec, Shapes, always
+from labkit.datasets.files import DataFile
 
 # Columns by number; all others hold categories: workclass, education, marital status, …
 NUMERIC = (0, 2, 4, 10, 11, 12)  # age, weight, years of education, capital gain, loss, hours
@@ -58,3 +59,16 @@ def _standardised(train: Array, test: Array) -> tuple[Array, Array]:
 def _one_hot(train: Array, test: Array) -> tuple[Array, Array]:
     categories = np.unique(train)
     return train[:, None] == categories, test[:, None] == categories
+
+
+_UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
+_CHECKSUMS = {
+    "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+    "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+}
+ADULT = DatasetSpec(
+    read_adult,
+    lambda options: Shapes((108,), 2, "classification"),
+    always(32_561),
+    tuple(DataFile("adult", name, f"{_UCI}/{name}", sha) for name, sha in _CHECKSUMS.items()),
+)

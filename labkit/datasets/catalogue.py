@@ -1,9 +1,8 @@
-"""The data sets: name to files, reader and shapes; and how one is checked, found and loaded."""
+"""The data sets by name, and how one is checked, found and loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,115 +10,22 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.options import lookup, parse
-from labkit.datasets.adult import read_adult
-from labkit.datasets.dataset import Array, Arrays, Dataset, Rows, Shapes, labels
-from labkit.datasets.files import DataFile, fetch, find, how_to_get
-from labkit.datasets.images import read_cifar10, read_digits, read_idx_set
-from labkit.datasets.shakespeare import CHARACTERS, TextOptions, read_shakespeare, sequences
-from labkit.datasets.synthetic import ROWS, SyntheticOptions, read_synthetic
+from labkit.datasets.adult import ADULT
+from labkit.datasets.dataset import Array, Dataset, DatasetSpec, Rows, Shapes, labels
+from labkit.datasets.files import fetch, find, how_to_get
+from labkit.datasets.images import CIFAR10, DIGITS, FASHION_MNIST, MNIST
+from labkit.datasets.shakespeare import SHAKESPEARE
+from labkit.datasets.synthetic import SYNTHETIC
 
-
-@dataclass(frozen=True)
-class DatasetSpec:
-    """How a data set is read: `read(options, paths of files)`; features are divided by `scale`.
-
-    `count(options)` is the number of its training rows, as published.
-    """
-
-    read: Callable[[Any, Sequence[Path]], Arrays]
-    shapes: Callable[[Any], Shapes]
-    count: Callable[[Any], int]
-    files: tuple[DataFile, ...] = ()
-    scale: float = 1.0
-    options: type[Rows] = Rows
-
-
-def _images(*input_shape: int) -> Callable[[Rows], Shapes]:
-    return lambda options: Shapes(input_shape, 10, "classification")
-
-
-def _always(rows: int) -> Callable[[Rows], int]:
-    return lambda options: rows
-
-
-def _idx_files(folder: str, address: str, *checksums: str) -> tuple[DataFile, ...]:
-    names = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in _IDX_KINDS]
-    return tuple(
-        DataFile(folder, name, f"{address}/{name}", checksum)
-        for name, checksum in zip(names, checksums, strict=True)
-    )
-
-
-_IDX_KINDS = ("images-idx3", "labels-idx1")
-_MNIST = _idx_files(
-    "mnist",
-    "https://ossci-datasets.s3.amazonaws.com/mnist",
-    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-)
-_FASHION = _idx_files(
-    "fashion-mnist",
-    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
-    "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-    "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-    "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-    "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-)
-_CIFAR10 = DataFile(
-    "cifar10",
-    "cifar-10-python.tar.gz",
-    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-    "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-)
-_UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
-_ADULT = (
-    DataFile(
-        "adult",
-        "adult.data",
-        f"{_UCI}/adult.data",
-        "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-    ),
-    DataFile(
-        "adult",
-        "adult.test",
-        f"{_UCI}/adult.test",
-        "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-    ),
-)
-_SHAKESPEARE = DataFile(
-    "tinyshakespeare",
-    "input.txt",
-    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
-    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-)
-
+# A data set more is a file with its reader and its facts, and its line here.
 DATASETS: dict[str, DatasetSpec] = {
-    "digits": DatasetSpec(read_digits, _images(8, 8, 1), _always(1437), scale=16),
-    "mnist": DatasetSpec(read_idx_set, _images(28, 28, 1), _always(60_000), _MNIST, scale=255),
-    "fashion_mnist": DatasetSpec(
-        read_idx_set, _images(28, 28, 1), _always(60_000), _FASHION, scale=255
-    ),
-    "cifar10": DatasetSpec(
-        read_cifar10, _images(32, 32, 3), _always(50_000), (_CIFAR10,), scale=255
-    ),
-    "adult": DatasetSpec(
-        read_adult, lambda _: Shapes((108,), 2, "classification"), _always(32_561), _ADULT
-    ),
-    "shakespeare": DatasetSpec(
-        read_shakespeare,
-        lambda options: Shapes((options.sequence_length,), CHARACTERS, "next_character"),
-        lambda options: sequences(options.sequence_length),
-        (_SHAKESPEARE,),
-        options=TextOptions,
-    ),
-    "synthetic": DatasetSpec(
-        read_synthetic,
-        lambda options: Shapes(options.shape, options.outputs, options.task),
-        lambda options: options.rows or ROWS,
-        options=SyntheticOptions,
-    ),
+    "digits": DIGITS,
+    "mnist": MNIST,
+    "fashion_mnist": FASHION_MNIST,
+    "cifar10": CIFAR10,
+    "adult": ADULT,
+    "shakespeare": SHAKESPEARE,
+    "synthetic": SYNTHETIC,
 }
 
 

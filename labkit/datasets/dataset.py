@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -10,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from labkit.common.options import Count, Options
+from labkit.datasets.files import DataFile
 
 Array = NDArray[Any]
 Task = Literal["classification", "regression", "next_character"]
@@ -38,6 +41,32 @@ class Shapes:
     input_shape: tuple[int, ...]
     outputs: int
     task: Task
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """How a data set is read: `read(options, paths of files)`; features are divided by `scale`.
+
+    `shapes(options)` is what a model must fit, `count(options)` the number of training rows, as
+    published.
+    """
+
+    read: Callable[[Any, Sequence[Path]], Arrays]
+    shapes: Callable[[Any], Shapes]
+    count: Callable[[Any], int]
+    files: tuple[DataFile, ...] = ()
+    scale: float = 1.0
+    options: type[Rows] = Rows
+
+
+def images(*input_shape: int) -> Callable[[Rows], Shapes]:
+    """The shapes of images of ten classes, whatever the options."""
+    return lambda options: Shapes(input_shape, 10, "classification")
+
+
+def always(rows: int) -> Callable[[Rows], int]:
+    """The number of rows, whatever the options."""
+    return lambda options: rows
 
 
 @dataclass(frozen=True, eq=False)

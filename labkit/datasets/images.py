@@ -12,7 +12,8 @@ import numpy as np
 
 from labkit.common.errors import LabkitError
 from labkit.common.options import Options
-from labkit.datasets.dataset import Array, Arrays
+from labkit.datasets.dataset import Array, Arrays, DatasetSpec, always, images
+from labkit.datasets.files import DataFile
 
 
 def read_digits(options: Options, paths: Sequence[Path]) -> Arrays:
@@ -65,3 +66,40 @@ def _cifar_batch(archive: tarfile.TarFile, name: str) -> tuple[Array, Array]:
     batch = pickle.load(stream, encoding="bytes")
     planes = batch[b"data"].reshape(-1, 3, 32, 32)  # colour planes first
     return planes.transpose(0, 2, 3, 1), np.array(batch[b"labels"])
+
+
+def _idx_files(folder: str, address: str, *checksums: str) -> tuple[DataFile, ...]:
+    names = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in IDX_KINDS]
+    return tuple(
+        DataFile(folder, name, f"{address}/{name}", checksum)
+        for name, checksum in zip(names, checksums, strict=True)
+    )
+
+
+IDX_KINDS = ("images-idx3", "labels-idx1")
+_MNIST = _idx_files(
+    "mnist",
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+)
+_FASHION = _idx_files(
+    "fashion-mnist",
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+    "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+)
+_CIFAR10 = DataFile(
+    "cifar10",
+    "cifar-10-python.tar.gz",
+    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+)
+DIGITS = DatasetSpec(read_digits, images(8, 8, 1), always(1437), scale=16)
+MNIST = DatasetSpec(read_idx_set, images(28, 28, 1), always(60_000), _MNIST, scale=255)
+FASHION_MNIST = DatasetSpec(read_idx_set, images(28, 28, 1), always(60_000), _FASHION, scale=255)
+CIFAR10 = DatasetSpec(read_cifar10, images(32, 32, 3), always(50_000), (_CIFAR10,), scale=255)

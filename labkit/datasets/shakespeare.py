@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from labkit.datasets.dataset import Array, Arrays, Rows
+from labkit.datasets.dataset import Array, Arrays, DatasetSpec, Rows, Shapes
+from labkit.datasets.files import DataFile
 
 CHARACTERS = 65  # distinct ones in the text
 LENGTH = 1_115_394  # characters
@@ -48,3 +49,18 @@ def _sequences(codes: Array, length: int) -> tuple[Array, Array]:
     x = codes[: count * length].reshape(count, length)
     y = codes[1 : count * length + 1].reshape(count, length)
     return x, y
+
+
+_TEXT = DataFile(
+    "tinyshakespeare",
+    "input.txt",
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+)
+SHAKESPEARE = DatasetSpec(
+    read_shakespeare,
+    lambda options: Shapes((options.sequence_length,), CHARACTERS, "next_character"),
+    lambda options: sequences(options.sequence_length),
+    (_TEXT,),
+    options=TextOptions,
+)

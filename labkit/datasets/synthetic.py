@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from labkit.common.options import Count
-from labkit.datasets.dataset import Arrays, Rows
+from labkit.datasets.dataset import Arrays, DatasetSpec, Rows, Shapes
 
 ROWS = 1024  # that train, where nobody says how many
 LATENT = 16  # few hidden factors, so that a thousand rows suffice to learn even large images
@@ -55,3 +55,11 @@ def read_synthetic(options: SyntheticOptions, paths: Sequence[Path]) -> Arrays:
     else:
         y = (scores - scores.mean(axis=0)) / scores.std(axis=0)
     return Arrays(x[:rows], y[:rows], x[rows:], y[rows:])
+
+
+SYNTHETIC = DatasetSpec(
+    read_synthetic,
+    lambda options: Shapes(options.shape, options.outputs, options.task),
+    lambda options: options.rows or ROWS,
+    options=SyntheticOptions,
+)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from labkit.models.catalogue import (
+from labkit.models.named_models import (
     MODELS,
     ModelSpec,
     blocks,
     build,
     check,
     check_recurrent,
+    planes,
     task_loss,
     task_metrics,
     widest,
 )
-from labkit.models.planes import planes
 
 __all__ = [
     "MODELS",

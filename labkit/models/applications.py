@@ -3,56 +3,27 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from labkit.common.options import Options
 from labkit.datasets import Shapes
 
 if TYPE_CHECKING:
     import keras
 
 # Written out, so that a kernel can check a name without importing TensorFlow.
-APPLICATIONS = {
-    "convnext_base": "ConvNeXtBase",
-    "convnext_large": "ConvNeXtLarge",
-    "convnext_small": "ConvNeXtSmall",
-    "convnext_tiny": "ConvNeXtTiny",
-    "convnext_xlarge": "ConvNeXtXLarge",
-    "densenet121": "DenseNet121",
-    "densenet169": "DenseNet169",
-    "densenet201": "DenseNet201",
-    "efficientnet_b0": "EfficientNetB0",
-    "efficientnet_b1": "EfficientNetB1",
-    "efficientnet_b2": "EfficientNetB2",
-    "efficientnet_b3": "EfficientNetB3",
-    "efficientnet_b4": "EfficientNetB4",
-    "efficientnet_b5": "EfficientNetB5",
-    "efficientnet_b6": "EfficientNetB6",
-    "efficientnet_b7": "EfficientNetB7",
-    "efficientnet_v2_b0": "EfficientNetV2B0",
-    "efficientnet_v2_b1": "EfficientNetV2B1",
-    "efficientnet_v2_b2": "EfficientNetV2B2",
-    "efficientnet_v2_b3": "EfficientNetV2B3",
-    "efficientnet_v2_l": "EfficientNetV2L",
-    "efficientnet_v2_m": "EfficientNetV2M",
-    "efficientnet_v2_s": "EfficientNetV2S",
-    "inception_resnet_v2": "InceptionResNetV2",
-    "inception_v3": "InceptionV3",
-    "mobilenet": "MobileNet",
-    "mobilenet_v2": "MobileNetV2",
-    "mobilenet_v3_large": "MobileNetV3Large",
-    "mobilenet_v3_small": "MobileNetV3Small",
-    "nasnet_large": "NASNetLarge",
-    "nasnet_mobile": "NASNetMobile",
-    "resnet101": "ResNet101",
-    "resnet101_v2": "ResNet101V2",
-    "resnet152": "ResNet152",
-    "resnet152_v2": "ResNet152V2",
-    "resnet50": "ResNet50",
-    "resnet50_v2": "ResNet50V2",
-    "vgg16": "VGG16",
-    "vgg19": "VGG19",
-    "xception": "Xception",
-}
+APPLICATIONS = (
+    *(f"convnext_{size}" for size in ("base", "large", "small", "tiny", "xlarge")),
+    *(f"densenet{layers}" for layers in (121, 169, 201)),
+    *(f"efficientnet_b{size}" for size in range(8)),
+    *(f"efficientnet_v2_{size}" for size in ("b0", "b1", "b2", "b3", "l", "m", "s")),
+    *("inception_resnet_v2", "inception_v3"),
+    *("mobilenet", "mobilenet_v2", "mobilenet_v3_large", "mobilenet_v3_small"),
+    *("nasnet_large", "nasnet_mobile"),
+    *(f"resnet{layers}{version}" for layers in (101, 152, 50) for version in ("", "_v2")),
+    *("vgg16", "vgg19", "xception"),
+)
 
 
 def smallest(name: str) -> int:
@@ -60,11 +31,19 @@ def smallest(name: str) -> int:
     return {"inception_v3": 75, "inception_resnet_v2": 75, "xception": 71}.get(name, 32)
 
 
-def application(name: str, shapes: Shapes) -> keras.Model:
-    """Return the architecture with random weights, scores without softmax, and our own scaling."""
+def class_of(name: str) -> Callable[..., keras.Model]:
+    """Return what makes the architecture: Keras has the same letters, some of them capitals."""
     import keras
 
-    create = getattr(keras.applications, APPLICATIONS[name])
+    known = {each.lower(): each for each in dir(keras.applications) if each[0].isupper()}
+    create: Callable[..., keras.Model] = getattr(keras.applications, known[name.replace("_", "")])
+    return create
+
+
+def application(name: str, options: Options, shapes: Shapes) -> keras.Model:
+    """Return the architecture with random weights, scores without softmax, and our own scaling."""
+
+    create = class_of(name)
     # Several rescale from 0…255 themselves; our pixels are 0…1. (EfficientNet B0 to B7 cannot be
     # told so: there the batch normalisation behind the first convolution makes up for it.)
     own = {"include_preprocessing": False}

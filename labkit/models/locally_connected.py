@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from labkit.common.options import Count, Options
+from labkit.common.options import Count
 from labkit.datasets import Shapes
 from labkit.models.networks import Activation
+from labkit.models.unbuilt import ModelOptions, window_plane
+from labkit.schedules.grid import Layer
 
 if TYPE_CHECKING:
     import keras
 
 
-class LocallyConnectedOptions(Options):
+class LocallyConnectedOptions(ModelOptions):
     """Options of `locally_connected`."""
 
     filters: tuple[Count, ...] = Field(
@@ -47,6 +49,18 @@ class LocallyConnectedOptions(Options):
         for _ in self.filters:
             size = (size - 1) * self.stride + self.kernel
         return size
+
+    def widest(self, shapes: Shapes) -> int:
+        """The scores: unshared kernels have no slices."""
+        return shapes.outputs
+
+    def hidden(self, layers: list[Layer]) -> list[Layer]:
+        """A layer of places for each number of filters."""
+        kind = "locally_connected2d"
+        for filters in self.filters:
+            made = window_plane(kind, layers, filters, self.kernel, self.stride)
+            layers = [*layers, made]
+        return layers
 
 
 def locally_connected(options: LocallyConnectedOptions, shapes: Shapes) -> keras.Model:

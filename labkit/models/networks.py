@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from labkit.common.options import Count, Options
+from labkit.common.errors import InvalidInput
+from labkit.common.options import Count
 from labkit.datasets import Shapes
+from labkit.models.unbuilt import ModelOptions, dense_plane, window_plane
+from labkit.schedules.grid import Layer
 
 if TYPE_CHECKING:
     import keras
@@ -15,7 +18,24 @@ if TYPE_CHECKING:
 Activation = Literal["relu", "gelu", "tanh", "sigmoid", "elu", "selu", "silu", "softplus"]
 
 
-class MlpOptions(Options):
+class LinearOptions(ModelOptions):
+    """`linear` has no options."""
+
+    @property
+    def blocks(self) -> int:
+        """Two layers: one that flattens, and the scores."""
+        return 2
+
+    def widest(self, shapes: Shapes) -> int:
+        """The scores."""
+        return shapes.outputs
+
+    def hidden(self, layers: list[Layer]) -> list[Layer]:
+        """No layer but the scores."""
+        return layers
+
+
+class MlpOptions(ModelOptions):
     """Options of `mlp`."""
 
     widths: tuple[Count, ...] = Field(
@@ -31,8 +51,23 @@ class MlpOptions(Options):
         """Layers: those that are hidden, one that flattens before them, the scores behind them."""
         return len(self.widths) * (2 if self.dropout else 1) + 2
 
+    def widest(self, shapes: Shapes) -> int:
+        """The widest hidden layer, or the scores."""
+        return max(*self.widths, shapes.outputs, 1)
 
-class CnnOptions(Options):
+    def hidden(self, layers: list[Layer]) -> list[Layer]:
+        """A layer for each width."""
+        if self.dropout:
+            raise InvalidInput(
+                f"dropout={self.dropout}: machines of a grid would not drop the same units; "
+                "use dropout=0"
+            )
+        for width in self.widths:
+            layers = [*layers, dense_plane(layers, width)]
+        return layers
+
+
+class CnnOptions(ModelOptions):
     """Options of `cnn`."""
 
     filters: tuple[Count, ...] = Field(
@@ -52,17 +87,41 @@ class CnnOptions(Options):
         """Layers: convolutions, pooling, flattening, the hidden one, the scores."""
         return len(self.filters) + 4
 
+    def widest(self, shapes: Shapes) -> int:
+        """Filters, hidden units or scores."""
+        return max(*self.filters, self.dense, shapes.outputs)
 
-class RnnOptions(Options):
+    def hidden(self, layers: list[Layer]) -> list[Layer]:
+        """Convolutions, pooling, the hidden one; to flatten moves nothing."""
+        for filters in self.filters:
+            layers = [*layers, window_plane("conv2d", layers, filters, 3, 1)]
+        channels = self.filters[-1]
+        layers = [*layers, window_plane("max_pooling2d", layers, channels, 2, 2, trains=False)]
+        return [*layers, dense_plane(layers, self.dense)]
+
+
+class RnnOptions(ModelOptions):
     """Options of `rnn`."""
+
+    sequences: ClassVar[bool] = True
+    recurrent: ClassVar[bool] = True
 
     cell: Literal["lstm", "gru"] = Field("lstm", description="lstm or gru")
     units: Count = Field(128, description="units of a cell, 1 or more")
     layers: Count = Field(1, description="recurrent layers behind each other, 1 or more")
     embedding: Count = Field(64, description="length of a character's vector, 1 or more")
 
+    @property
+    def blocks(self) -> int:
+        """The recurrent layers, what stands before them, the scores."""
+        return self.layers + 2
 
-def linear(options: Options, shapes: Shapes) -> keras.Model:
+    def widest(self, shapes: Shapes) -> int:
+        """The scores: recurrent layers are not cut."""
+        return shapes.outputs
+
+
+def linear(options: LinearOptions, shapes: Shapes) -> keras.Model:
     """Return x W + b: a softmax or linear regression."""
     return _sequential("linear", shapes, [], flat=True)
 
@@ -71,7 +130,7 @@ def mlp(options: MlpOptions, shapes: Shapes) -> keras.Model:
     """Return dense layers of the given widths, each followed by dropout when asked."""
     from keras import layers
 
-    hidden: list[Any] = []
+    hidden: list[keras.Layer] = []
     for width in options.widths:
         hidden.append(layers.Dense(width, activation=options.activation))
         if options.dropout:
@@ -111,11 +170,15 @@ def rnn(options: RnnOptions, shapes: Shapes) -> keras.Model:
     return _sequential("rnn", shapes, hidden)
 
 
-def _sequential(name: str, shapes: Shapes, hidden: list[Any], flat: bool = False) -> keras.Model:
+def _sequential(
+    name: str, shapes: Shapes, hidden: list[keras.Layer], flat: bool = False
+) -> keras.Model:
     import keras
 
     codes = shapes.task == "next_character"
-    first: list[Any] = [keras.Input(shapes.input_shape, dtype="int32" if codes else None)]
+    first: list[keras.KerasTensor | keras.Layer] = [
+        keras.Input(shapes.input_shape, dtype="int32" if codes else None)
+    ]
     if flat:
         first.append(keras.layers.Flatten())
     return keras.Sequential([*first, *hidden, keras.layers.Dense(shapes.outputs)], name=name)

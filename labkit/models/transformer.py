@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from labkit.common.options import Count, Options
+from labkit.common.options import Count
 from labkit.datasets import Shapes
+from labkit.models.unbuilt import ModelOptions
 
 if TYPE_CHECKING:
     import keras
 
 
-class TransformerOptions(Options):
+class TransformerOptions(ModelOptions):
     """Options of `transformer`."""
+
+    sequences: ClassVar[bool] = True
+    codes: ClassVar[bool] = True
 
     layers: Count = Field(2, description="blocks of attention and feed-forward, 1 or more")
     width: Count = Field(64, description="length of a character's vector, 1 or more")
@@ -72,10 +76,10 @@ def transformer(options: TransformerOptions, shapes: Shapes) -> keras.Model:
     return keras.Model(codes, layers.Dense(shapes.outputs, name="scores")(x), name="transformer")
 
 
-def _block(options: TransformerOptions, x: Any, number: int) -> Any:
+def _block(options: TransformerOptions, x: keras.KerasTensor, number: int) -> keras.KerasTensor:
     from keras import layers
 
-    def add(half: str, y: Any) -> Any:
+    def add(half: str, y: keras.KerasTensor) -> keras.KerasTensor:
         y = layers.Dropout(options.dropout)(y) if options.dropout else y
         return layers.Add(name=f"{half}_add_{number}")([x, y])
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import keras
 
 from labkit.common.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from labkit.common.content import JSON
+
+Shape: TypeAlias = tuple[int, ...]  # rows first, which are open: None
 
 
 @keras.saving.register_keras_serializable(package="labkit")
@@ -33,9 +41,9 @@ class LocallyConnected2D(keras.layers.Layer):
         filters: int,
         kernel_size: int | tuple[int, int],
         strides: int | tuple[int, int] = 1,
-        activation: Any = None,
+        activation: str | Callable[[tf.Tensor], tf.Tensor] | None = None,
         use_bias: bool = True,
-        **options: Any,
+        **options: JSON,
     ) -> None:
         super().__init__(**options)
         self.filters, self.use_bias = filters, use_bias
@@ -47,7 +55,7 @@ class LocallyConnected2D(keras.layers.Layer):
                 "from 1"
             )
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         """Make the weights for images of this shape."""
         if len(input_shape) != 4 or None in input_shape[1:]:
             raise InvalidInput(
@@ -72,7 +80,7 @@ class LocallyConnected2D(keras.layers.Layer):
             shape = (rows, columns, filters)
             self.bias = self.add_weight(shape=shape, initializer="zeros", name="bias")
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: tf.Tensor) -> tf.Tensor:
         """Outputs (batch, rows, columns, filters)."""
         rows, columns = self.kernel.shape[:2]
         down, across = self.strides
@@ -86,7 +94,7 @@ class LocallyConnected2D(keras.layers.Layer):
         y = keras.ops.einsum("bijp,ijpf->bijf", patches, self.kernel)
         return self.activation(y if self.bias is None else y + self.bias)
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         """(batch, rows, columns, filters)"""
         sizes = [
             (size - k) // s + 1
@@ -94,9 +102,9 @@ class LocallyConnected2D(keras.layers.Layer):
         ]
         return (input_shape[0], *sizes, self.filters)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, JSON]:
         """The arguments."""
-        config: dict[str, Any] = super().get_config()
+        config: dict[str, JSON] = super().get_config()
         return config | {
             "filters": self.filters,
             "kernel_size": self.kernel_size,
@@ -106,6 +114,6 @@ class LocallyConnected2D(keras.layers.Layer):
         }
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
     first, second = value if isinstance(value, tuple | list) else (value, value)
     return int(first), int(second)

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from labkit.common.errors import InvalidInput
-from labkit.common.options import Options, lookup, parse
+from labkit.common.options import lookup, parse
 from labkit.datasets import Dataset, Shapes
 from labkit.models.applications import APPLICATIONS, application, smallest
 from labkit.models.locally_connected import LocallyConnectedOptions, locally_connected
-from labkit.models.networks import CnnOptions, MlpOptions, RnnOptions, cnn, linear, mlp, rnn
+from labkit.models.networks import (
+    CnnOptions,
+    LinearOptions,
+    MlpOptions,
+    RnnOptions,
+    cnn,
+    linear,
+    mlp,
+    rnn,
+)
 from labkit.models.transformer import TransformerOptions, transformer
+from labkit.models.unbuilt import ModelOptions, dense_plane, first_plane
+from labkit.schedules.grid import Layer
 
 if TYPE_CHECKING:
     import keras
@@ -20,77 +32,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """How a model is built: `build(options, shapes)`; `pixels(options)` if it wants an image.
+    """How a model is built: `build(options, shapes)`; what is known before is in its options.
 
-    `sequences` says whether it can answer every step of a sequence, `codes` whether it can do
-    nothing else. `blocks(options)` counts what `stages.Chain` finds in the built model;
-    `recurrent` says whether its layers go from step to step. `widest(options, shapes)` is the most
-    units, filters, words or heads that a layer of it has.
+    `pixels` are the height and width of the smallest image, where the options do not say it.
     """
 
     build: Callable[[Any, Shapes], keras.Model]
-    options: type[Options] = Options
-    pixels: Callable[[Any], int] | None = None
-    sequences: bool = False
-    codes: bool = False
-    blocks: Callable[[Any], int] | None = None
-    recurrent: bool = False
-    widest: Callable[[Any, Shapes], int] | None = None
+    options: type[ModelOptions] = ModelOptions
+    pixels: int = 0
 
 
-def _application(name: str) -> ModelSpec:
-    return ModelSpec(
-        lambda options, shapes: application(name, shapes), pixels=lambda options: smallest(name)
-    )
-
-
+# A model more is its options and builder in a file, and its line here.
 MODELS: dict[str, ModelSpec] = {
-    "linear": ModelSpec(
-        linear, blocks=lambda options: 2, widest=lambda options, shapes: shapes.outputs
-    ),
-    "mlp": ModelSpec(
-        mlp,
-        MlpOptions,
-        blocks=lambda options: options.blocks,
-        widest=lambda options, shapes: max(*options.widths, shapes.outputs, 1),
-    ),
-    "cnn": ModelSpec(
-        cnn,
-        CnnOptions,
-        pixels=lambda options: options.smallest,
-        blocks=lambda options: options.blocks,
-        widest=lambda options, shapes: max(*options.filters, options.dense, shapes.outputs),
-    ),
-    "rnn": ModelSpec(
-        rnn,
-        RnnOptions,
-        sequences=True,
-        blocks=lambda options: options.layers + 2,
-        recurrent=True,
-        widest=lambda options, shapes: shapes.outputs,
-    ),
-    "transformer": ModelSpec(
-        transformer,
-        TransformerOptions,
-        sequences=True,
-        codes=True,
-        blocks=lambda options: options.blocks,
-        widest=lambda options, shapes: options.widest(shapes),
-    ),
-    "locally_connected": ModelSpec(
-        locally_connected,
-        LocallyConnectedOptions,
-        pixels=lambda options: options.smallest,
-        blocks=lambda options: options.blocks,
-        widest=lambda options, shapes: shapes.outputs,
-    ),
-    **{name: _application(name) for name in APPLICATIONS},
+    "linear": ModelSpec(linear, LinearOptions),
+    "mlp": ModelSpec(mlp, MlpOptions),
+    "cnn": ModelSpec(cnn, CnnOptions),
+    "rnn": ModelSpec(rnn, RnnOptions),
+    "transformer": ModelSpec(transformer, TransformerOptions),
+    "locally_connected": ModelSpec(locally_connected, LocallyConnectedOptions),
+    **{name: ModelSpec(partial(application, name), pixels=smallest(name)) for name in APPLICATIONS},
 }
 
 
 def check(
     name: str, options: Mapping[str, object], data: Dataset | Shapes | None = None
-) -> Options:
+) -> ModelOptions:
     """Return the model's options, checked, without importing TensorFlow.
 
     With `data` (a data set, or its shapes) the model must also fit it. Raises InvalidInput for an
@@ -113,12 +79,11 @@ def build(name: str, data: Dataset | Shapes, **options: Any) -> keras.Model:
 
 
 def blocks(name: str, options: Mapping[str, object]) -> int | None:
-    """Return how many blocks the chain of a model has; None where that is known when it is built.
+    """Return how many blocks the chain of a model has; None where only ranks know.
 
     Raises InvalidInput as `check`.
     """
-    count = lookup(MODELS, name, "model").blocks
-    return count(check(name, options)) if count else None
+    return check(name, options).blocks
 
 
 def widest(name: str, options: Mapping[str, object], data: Dataset | Shapes) -> int | None:
@@ -126,14 +91,28 @@ def widest(name: str, options: Mapping[str, object], data: Dataset | Shapes) -> 
 
     Raises InvalidInput as `check`.
     """
-    count = lookup(MODELS, name, "model").widest
-    return count(check(name, options, data), _shapes(data)) if count else None
+    return check(name, options, data).widest(_shapes(data))
+
+
+def planes(name: str, options: Mapping[str, object], shapes: Shapes) -> list[Layer]:
+    """Return a model's layers from the input to the loss, as machines in a grid see them.
+
+    Raises InvalidInput for a model of which a layer cannot be cut, and as `check`.
+    """
+    layers = check(name, options, shapes).hidden([first_plane(shapes)])
+    if layers is None:
+        able = [one for one, its in MODELS.items() if its.options.hidden is not ModelOptions.hidden]
+        raise InvalidInput(
+            f"model {name!r} cannot be cut over a grid of machines; allowed: {', '.join(able)}"
+        )
+    layers.append(dense_plane(layers, shapes.outputs))
+    return [*layers, Layer("loss", "loss", layers[-1].shape, trains=False)]
 
 
 def check_recurrent(name: str) -> None:
     """Raise InvalidInput for a model whose layers do not go from step to step."""
-    if not lookup(MODELS, name, "model").recurrent:
-        able = ", ".join(other for other, its in MODELS.items() if its.recurrent)
+    if not lookup(MODELS, name, "model").options.recurrent:
+        able = ", ".join(other for other, its in MODELS.items() if its.options.recurrent)
         raise InvalidInput(
             f"model {name!r} has no recurrent layers; allowed: {able}, or a callable that returns "
             "a model of your own"
@@ -162,25 +141,29 @@ def _shapes(data: Dataset | Shapes) -> Shapes:
     return data.shapes if isinstance(data, Dataset) else data
 
 
-def _check_fit(name: str, spec: ModelSpec, options: Options, shapes: Shapes) -> None:
-    if shapes.task == "next_character" and not spec.sequences:
-        able = ", ".join(other for other, its in MODELS.items() if its.sequences)
+def _check_fit(name: str, spec: ModelSpec, options: ModelOptions, shapes: Shapes) -> None:
+    steps, least = shapes.task == "next_character", spec.pixels or options.smallest
+    if steps and not options.sequences:
+        able = ", ".join(other for other, its in MODELS.items() if its.options.sequences)
         raise InvalidInput(
             f"model {name!r} cannot predict the next character of a sequence; allowed: {able}"
         )
-    if shapes.task != "next_character" and spec.codes:
-        able = ", ".join(other for other, its in MODELS.items() if not its.codes and not its.pixels)
+    if options.codes and not steps:
+        able = ", ".join(
+            other for other, its in MODELS.items() if not (its.options.codes or _wants_image(its))
+        )
         raise InvalidInput(
             f"model {name!r} reads sequences of characters, not examples of shape "
             f"{list(shapes.input_shape)}; choose a data set such as 'shakespeare', or a model such "
             f"as {able}"
         )
-    if spec.pixels is None:
-        return
-    least = spec.pixels(options)
-    if len(shapes.input_shape) != 3 or min(shapes.input_shape[:2]) < least:
+    if least and (len(shapes.input_shape) != 3 or min(shapes.input_shape[:2]) < least):
         raise InvalidInput(
             f"model {name!r} does not fit examples of shape {list(shapes.input_shape)}; "
             f"allowed: images of at least [{least}, {least}, channels]; "
             "choose another data set or model"
         )
+
+
+def _wants_image(spec: ModelSpec) -> bool:
+    return bool(spec.pixels or spec.options().smallest)
