@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from labkit.deployment.base import Compressed, Method
-from labkit.deployment.compare import compare
+from labkit.deployment.comparison import compare
 from labkit.deployment.low_rank import LowRank
 from labkit.deployment.prune import Prune
 from labkit.deployment.quantize import Quantize
+from labkit.deployment.smaller_models import Compressed, Method
 from labkit.deployment.sparse_file import read_sparse, write_sparse
 
 METHODS: dict[str, type[Method]] = {kind.__name__: kind for kind in (Quantize, Prune, LowRank)}

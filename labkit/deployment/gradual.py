@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
 
 from labkit.common.errors import InvalidInput
 from labkit.deployment.magnitude import Scope, kernels, set_to_zero, smallest
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 class GradualPruning(keras.callbacks.Callback):
@@ -65,13 +68,13 @@ class GradualPruning(keras.callbacks.Callback):
         left = 1 - min(1.0, (step - self.begin) / self.steps) if self.steps else 0.0
         return self.final + (self.initial - self.final) * left**3
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Find the kernels; nothing is masked yet."""
         self._step = 0
         self._kernels = kernels(self.model)
-        self._masks: list[Any] = []
+        self._masks: list[tf.Tensor] = []
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Prune where it is time."""
         since = self._step - self.begin
         if 0 <= since <= self.steps and since % self.every == 0:
@@ -82,7 +85,7 @@ class GradualPruning(keras.callbacks.Callback):
             self.reached.append((self._step, share))
         self._step += 1
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Take back what the step did to masked weights."""
         if self._masks:
             for kernel, gone in zip(self._kernels, self._masks, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +10,12 @@ from pydantic import PositiveInt
 
 from labkit.common.errors import InvalidInput
 from labkit.datasets import Dataset
-from labkit.deployment.base import Compressed, copy_of, layers_of
-from labkit.deployment.training import FineTuned
+from labkit.deployment.smaller_models import Compressed, FineTuned, copy_of, layers_of
 
 if TYPE_CHECKING:
     import keras
 
-Array = NDArray[Any]
+Array = NDArray[np.floating]
 
 
 class LowRank(FineTuned):
@@ -85,7 +84,7 @@ def factorise(model: keras.Model, approximation_rank: int) -> keras.Model:
     """A copy of the model in which Dense layers that become smaller are two."""
     import keras
 
-    def replaced(layer: Any) -> Any:
+    def replaced(layer: keras.Layer) -> keras.Layer:
         if _is_dense(layer) and saves(layer.kernel.shape, approximation_rank):
             return _two(layer, approximation_rank)
         return type(layer).from_config(layer.get_config())
@@ -96,7 +95,7 @@ def factorise(model: keras.Model, approximation_rank: int) -> keras.Model:
     return factored
 
 
-def _two(layer: Any, approximation_rank: int) -> Any:
+def _two(layer: keras.Layer, approximation_rank: int) -> keras.Layer:
     import keras
 
     first = keras.layers.Dense(
@@ -106,7 +105,7 @@ def _two(layer: Any, approximation_rank: int) -> Any:
     return keras.Sequential([first, second], name=layer.name)
 
 
-def _fill(plain: Any, factored: Any, approximation_rank: int) -> None:
+def _fill(plain: keras.Model, factored: keras.Model, approximation_rank: int) -> None:
     """Give the new layers the old ones' values, or their factors."""
     for old, new in zip(plain.layers, factored.layers, strict=True):
         if hasattr(old, "layers"):
@@ -118,7 +117,7 @@ def _fill(plain: Any, factored: Any, approximation_rank: int) -> None:
             new.set_weights(old.get_weights())
 
 
-def _is_dense(layer: Any) -> bool:
+def _is_dense(layer: keras.Layer) -> bool:
     import keras
 
     # A kernel of two dimensions is what a Dense has, whatever the dimensions of its input.

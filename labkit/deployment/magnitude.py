@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 Scope = Literal["layer", "global"]
 
 
-def kernels(model: keras.Model) -> list[Any]:
+def kernels(model: keras.Model) -> list[keras.Variable]:
     """The trainable variables that are kernels, recurrent and depthwise ones among them."""
     return [weight for weight in model.trainable_variables if weight.name.endswith("kernel")]
 
 
-def smallest(weights: Sequence[Any], sparsity: float, scope: Scope) -> list[NDArray[np.bool_]]:
+def smallest(
+    weights: Sequence[keras.Variable], sparsity: float, scope: Scope
+) -> list[NDArray[np.bool_]]:
     """Where the weights of smallest magnitude are; exactly round(sparsity n) are True.
 
     Args:
@@ -37,7 +39,7 @@ def smallest(weights: Sequence[Any], sparsity: float, scope: Scope) -> list[NDAr
     return [part.reshape(weight.shape) for part, weight in zip(parts, weights, strict=True)]
 
 
-def set_to_zero(weights: Sequence[Any], where: Sequence[NDArray[np.bool_]]) -> None:
+def set_to_zero(weights: Sequence[keras.Variable], where: Sequence[NDArray[np.bool_]]) -> None:
     """Put zeros into variables: positive ones, for -0.0 would not be left out of a file."""
     for weight, gone in zip(weights, where, strict=True):
         values = weight.numpy()

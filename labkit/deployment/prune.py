@@ -12,9 +12,8 @@ from pydantic import Field, model_validator
 from labkit.common.errors import InvalidInput
 from labkit.datasets import Dataset
 from labkit.deployment import sparse_file
-from labkit.deployment.base import Compressed, copy_of
 from labkit.deployment.magnitude import Scope, kernels, set_to_zero, smallest
-from labkit.deployment.training import FineTuned
+from labkit.deployment.smaller_models import Compressed, FineTuned, copy_of
 
 if TYPE_CHECKING:
     import keras

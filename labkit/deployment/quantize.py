@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from labkit.common.errors import InvalidInput
 from labkit.datasets import Dataset
-from labkit.deployment.base import Compressed, Method, copy_of
+from labkit.deployment.smaller_models import Compressed, Method, copy_of
 
 if TYPE_CHECKING:
     import keras
@@ -68,12 +68,12 @@ class Quantize(Method):
         )
 
 
-def _leaves(model: keras.Model) -> list[Any]:
+def _leaves(model: keras.Model) -> list[keras.Layer]:
     """The layers that hold the weights, in order: those that Keras's own walk reaches."""
     found = model._flatten_layers(include_self=False, recursive=True)
     return [layer for layer in found if not layer._layers]
 
 
-def _matrix_weights(layer: Any) -> int:
+def _matrix_weights(layer: keras.Layer) -> int:
     """Weights of a layer in matrices and tables: all but biases and the like."""
     return sum(int(weight.numpy().size) for weight in layer.weights if len(weight.shape) > 1)

@@ -5,19 +5,38 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
-from labkit.deployment.base import config_of
+from labkit.deployment.smaller_models import config_of
 from labkit.records.store import write_atomically
 
 if TYPE_CHECKING:
     import keras
 
-Array = NDArray[Any]
+Array = NDArray[np.generic]
+
+
+class TensorRecord(TypedDict):
+    """How a tensor lies in the file: its coding, and how many values are kept."""
+
+    shape: list[int]
+    dtype: str
+    coding: str
+    kept: int
+
+
+class Header(TypedDict):
+    """What stands before the tensors: the model's layers, and a record a tensor."""
+
+    schema: int
+    model: dict[str, JSON]
+    tensors: list[TensorRecord]
+
 
 MAGIC = b"LKSPARSE"
 SCHEMA = 1
@@ -52,7 +71,7 @@ def write_sparse(model: keras.Model, path: Path | str) -> Path:
         record, content = pack(weight.numpy())
         tensors.append(record)
         parts.append(content)
-    header = {"schema": SCHEMA, "model": config_of(model), "tensors": tensors}
+    header = Header(schema=SCHEMA, model=config_of(model), tensors=tensors)
     text = json.dumps(header, separators=(",", ":")).encode()
     prefix = MAGIC + len(text).to_bytes(4, "little")
     return write_atomically(Path(path), b"".join([prefix, text, *parts]))
@@ -78,7 +97,7 @@ def read_sparse(path: Path | str) -> keras.Model:
     return model
 
 
-def pack(tensor: Array) -> tuple[dict[str, Any], bytes]:
+def pack(tensor: Array) -> tuple[TensorRecord, bytes]:
     """A tensor's record (shape, dtype, coding, kept) and its bytes; -0.0 and NaN are kept."""
     tensor = np.ascontiguousarray(tensor)
     flat = tensor.reshape(-1)
@@ -86,8 +105,9 @@ def pack(tensor: Array) -> tuple[dict[str, Any], bytes]:
     places = np.flatnonzero(bits)
     sizes = coded_bytes(flat.size, len(places), flat.itemsize)
     coding = min(sizes, key=lambda name: sizes[name])
-    record: dict[str, Any] = {"shape": list(tensor.shape), "dtype": flat.dtype.name}
-    record |= {"coding": coding, "kept": len(places)}
+    record = TensorRecord(
+        shape=list(tensor.shape), dtype=flat.dtype.name, coding=coding, kept=len(places)
+    )
     if coding == "dense":
         return record, flat.tobytes()
     if coding == "bitmap":
@@ -98,7 +118,7 @@ def pack(tensor: Array) -> tuple[dict[str, Any], bytes]:
     return record, where.tobytes() + flat[places].tobytes()
 
 
-def unpack(record: dict[str, Any], content: bytes) -> Array:
+def unpack(record: TensorRecord, content: bytes) -> Array:
     """The tensor that `pack` packed."""
     shape, dtype = tuple(record["shape"]), _dtype(record["dtype"])
     if record["coding"] == "dense":
@@ -122,23 +142,23 @@ def _width(size: int) -> int:
     return max(1, (size - 1).bit_length())
 
 
-def _bytes_of(record: dict[str, Any]) -> int:
+def _bytes_of(record: TensorRecord) -> int:
     size = math.prod(record["shape"])
     sizes = coded_bytes(size, record["kept"], _dtype(record["dtype"]).itemsize)
     return sizes[record["coding"]]
 
 
-def _dtype(name: str) -> np.dtype[Any]:
+def _dtype(name: str) -> np.dtype[np.generic]:
     import ml_dtypes  # noqa: F401  # teaches NumPy bfloat16
 
     return np.dtype(name)
 
 
-def _header(content: bytes, name: str) -> tuple[dict[str, Any], int]:
+def _header(content: bytes, name: str) -> tuple[Header, int]:
     start = PREFIX + int.from_bytes(content[len(MAGIC) : PREFIX], "little")
     if not content.startswith(MAGIC) or len(content) < start:
         raise LabkitError(f"{name} is no sparse file: give one that write_sparse has written")
-    header: dict[str, Any] = json.loads(content[PREFIX:start])
+    header: Header = json.loads(content[PREFIX:start])
     if header["schema"] > SCHEMA:
         raise LabkitError(
             f"{name} has schema {header['schema']}, this labkit reads up to {SCHEMA}: update labkit"

@@ -32,7 +32,10 @@ def smallest(name: str) -> int:
 
 
 def class_of(name: str) -> Callable[..., keras.Model]:
-    """Return what makes the architecture: Keras has the same letters, some of them capitals."""
+    """Return what makes the architecture: Keras has the same letters, some of them capitals.
+
+    efficientnet_v2_b0  ->  keras.applications.EfficientNetV2B0
+    """
     import keras
 
     known = {each.lower(): each for each in dir(keras.applications) if each[0].isupper()}

@@ -11,14 +11,15 @@ from labkit.common.errors import InvalidInput
 from labkit.common.options import lookup, parse
 from labkit.datasets import Dataset, Shapes
 from labkit.models.applications import APPLICATIONS, application, smallest
-from labkit.models.locally_connected import LocallyConnectedOptions, locally_connected
 from labkit.models.networks import (
     CnnOptions,
     LinearOptions,
+    LocallyConnectedOptions,
     MlpOptions,
     RnnOptions,
     cnn,
     linear,
+    locally_connected,
     mlp,
     rnn,
 )

@@ -1,10 +1,10 @@
-"""The small models: linear, mlp, cnn, rnn. All end in scores without an activation (logits)."""
+"""The small models, which all end in scores without an activation (logits)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from labkit.common.errors import InvalidInput
 from labkit.common.options import Count
@@ -121,6 +121,53 @@ class RnnOptions(ModelOptions):
         return shapes.outputs
 
 
+class LocallyConnectedOptions(ModelOptions):
+    """Options of `locally_connected`."""
+
+    filters: tuple[Count, ...] = Field(
+        (8, 8),
+        min_length=1,
+        description="filters of each layer, whole numbers from 1, such as [8, 8]",
+    )
+    kernel: Count = Field(3, description="rows and columns of each kernel, 1 or more")
+    stride: Count = Field(1, description="from a kernel to the next, 1 to kernel")
+    activation: Activation = Field(
+        "relu", description="relu, gelu, tanh, sigmoid, elu, selu, silu or softplus"
+    )
+
+    @field_validator("stride")
+    @classmethod
+    def _stride(cls, value: int, info: ValidationInfo) -> int:
+        if value > info.data.get("kernel", value):
+            raise ValueError("it jumps over values")
+        return value
+
+    @property
+    def blocks(self) -> int:
+        """Layers: the hidden ones, one that flattens behind them, the scores."""
+        return len(self.filters) + 2
+
+    @property
+    def smallest(self) -> int:
+        """Height and width, in pixels, of which the last layer has one place."""
+        size = 1
+        for _ in self.filters:
+            size = (size - 1) * self.stride + self.kernel
+        return size
+
+    def widest(self, shapes: Shapes) -> int:
+        """The scores: unshared kernels have no slices."""
+        return shapes.outputs
+
+    def hidden(self, layers: list[Layer]) -> list[Layer]:
+        """A layer of places for each number of filters."""
+        kind = "locally_connected2d"
+        for filters in self.filters:
+            made = window_plane(kind, layers, filters, self.kernel, self.stride)
+            layers = [*layers, made]
+        return layers
+
+
 def linear(options: LinearOptions, shapes: Shapes) -> keras.Model:
     """Return x W + b: a softmax or linear regression."""
     return _sequential("linear", shapes, [], flat=True)
@@ -168,6 +215,21 @@ def rnn(options: RnnOptions, shapes: Shapes) -> keras.Model:
     hidden += [cell(options.units, return_sequences=True) for _ in range(options.layers - 1)]
     hidden += [cell(options.units, return_sequences=each)]
     return _sequential("rnn", shapes, hidden)
+
+
+def locally_connected(options: LocallyConnectedOptions, shapes: Shapes) -> keras.Model:
+    """Return locally connected layers without padding, then a dense layer of scores.
+
+    Source: J. Dean et al.: Large scale distributed deep networks, NIPS 2012; its Figure 1 draws
+    layers of this kind over four machines. Differs from it: no pooling or normalisation between.
+    """
+    from labkit.models.unshared import LocallyConnected2D
+
+    hidden = [
+        LocallyConnected2D(filters, options.kernel, options.stride, options.activation)
+        for filters in options.filters
+    ]
+    return _sequential("locally_connected", shapes, [*hidden, keras.layers.Flatten()])
 
 
 def _sequential(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from labkit.common.checked import Checked
+from labkit.common.content import JSON
 from labkit.datasets import Dataset
 
 if TYPE_CHECKING:
@@ -60,7 +63,59 @@ class Method(Checked):
         return model
 
 
-def config_of(model: keras.Model) -> dict[str, Any]:
+class FineTuned(Method):
+    """A method that may train its model further.
+
+    Args:
+        epochs: passes over the training data; 0: none.
+        batch_size: samples a step.
+        learning_rate: of Adam.
+    """
+
+    epochs: int = Field(default=0, ge=0)
+    batch_size: PositiveInt = 128
+    learning_rate: PositiveFloat = 0.001
+
+    @property
+    def extra_epochs(self) -> int:
+        """The epochs of further training."""
+        return self.epochs
+
+    @property
+    def _trained(self) -> str:
+        if not self.epochs:
+            return ""
+        changed = [
+            f", {name} {getattr(self, name):g}"
+            for name in ("batch_size", "learning_rate")
+            if getattr(self, name) != FineTuned.model_fields[name].default
+        ]
+        return f" + {self.epochs} epoch{'s' * (self.epochs > 1)}{''.join(changed)}"
+
+    def fine_tune(
+        self, model: keras.Model, data: Dataset, callbacks: Sequence[keras.callbacks.Callback] = ()
+    ) -> keras.Model:
+        """Train the model, and return an uncompiled copy: its file holds no optimizer state."""
+        import keras
+
+        scores = getattr(model.layers[-1], "activation", None) is not keras.activations.softmax
+        model.compile(
+            optimizer=keras.optimizers.Adam(self.learning_rate),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=scores),
+            jit_compile=False,  # a few epochs do not earn back what XLA takes to compile
+        )
+        model.fit(
+            data.x_train,
+            data.y_train,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            callbacks=list(callbacks),
+            verbose=0,
+        )
+        return copy_of(model)
+
+
+def config_of(model: keras.Model) -> dict[str, JSON]:
     """The model without its values, as JSON has it; no optimizer, loss and metrics."""
     import keras
 
@@ -78,7 +133,7 @@ def copy_of(model: keras.Model) -> keras.Model:
     return copied
 
 
-def layers_of(model: keras.Model) -> Iterator[Any]:
+def layers_of(model: keras.Model) -> Iterator[keras.Layer]:
     """The layers of a model and of the models in it, in order."""
     for layer in model.layers:
         if hasattr(layer, "layers"):

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from labkit import datasets
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.datasets import Dataset
-from labkit.deployment import measure
-from labkit.deployment.base import Method, copy_of
+from labkit.deployment import yardsticks
+from labkit.deployment.smaller_models import Method, copy_of
 from labkit.records.run import Run
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas
 
 ORIGINAL = "original"
+Row: TypeAlias = dict[str, float | str]  # of the table, by its columns
 COLUMNS = (
     *("family", "what", "extra_epochs", "accuracy", "right", "lost", "gained", "chance"),
     *("test_answers", "parameters", "bytes", "smaller", "keras_gzip_bytes"),
@@ -71,17 +72,17 @@ def compare(
     _check(methods, batch_size=batch_size, repeats=repeats, calls=calls)
     data = _data(trained, data)
     original = copy_of(trained.model() if isinstance(trained, Run) else trained)
-    before = measure.right_answers(original, data, batch_size)  # refuses what has no accuracy
+    before = yardsticks.right_answers(original, data, batch_size)  # refuses what has no accuracy
     if folder is None and isinstance(trained, Run):
         folder = trained.path / "deployment"
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     models: dict[str, keras.Model] = {}
     with _place(folder) as place:
         models[ORIGINAL], rows[ORIGINAL] = _written(Method(), original, ORIGINAL, place)
         rows[ORIGINAL] |= {"family": ORIGINAL, "what": "as it was trained", "extra_epochs": 0}
         for method in methods:
             keras.utils.set_random_seed(seed)
-            row = {"family": method.family, "extra_epochs": method.extra_epochs}
+            row: Row = {"family": method.family, "extra_epochs": method.extra_epochs}
             try:
                 compressed = method.apply(original, data)
             except InvalidInput as error:
@@ -90,7 +91,7 @@ def compare(
             models[method.label], files = _written(method, compressed.model, method.label, place)
             rows[method.label] = row | files | {"what": compressed.what}
         for name, model in models.items():
-            rows[name] |= _answers(before, measure.right_answers(model, data, batch_size))
+            rows[name] |= _answers(before, yardsticks.right_answers(model, data, batch_size))
         _add_times(rows, models, data.x_test[:batch_size], repeats, calls)
     table = pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS).rename_axis("method")
     table["smaller"] = table["bytes"][ORIGINAL] / table["bytes"]
@@ -99,7 +100,7 @@ def compare(
 
 def _written(
     method: Method, model: keras.Model, label: str, place: Path
-) -> tuple[keras.Model, dict[str, Any]]:
+) -> tuple[keras.Model, Row]:
     """The model as its file has it, and the file's figures."""
     path = place / (re.sub(r"[^A-Za-z0-9.]+", "-", label) + method.suffix)
     method.write(model, path)
@@ -107,7 +108,7 @@ def _written(
     model.save(plain)
     figures = {
         "bytes": path.stat().st_size,
-        "keras_gzip_bytes": measure.gzip_bytes(plain),
+        "keras_gzip_bytes": yardsticks.gzip_bytes(plain),
         "parameters": model.count_params(),
         "file": path.name,
     }
@@ -115,7 +116,7 @@ def _written(
     return method.read(path), figures
 
 
-def _answers(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> dict[str, Any]:
+def _answers(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Row:
     """Right answers, a flag each, held against those of the original."""
     lost, gained = int(np.sum(before & ~after)), int(np.sum(after & ~before))
     return {
@@ -123,19 +124,19 @@ def _answers(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> dict[str, A
         "right": int(after.sum()),
         "lost": lost,
         "gained": gained,
-        "chance": measure.chance(lost, gained),
+        "chance": yardsticks.chance(lost, gained),
         "test_answers": len(after),
     }
 
 
 def _add_times(
-    rows: dict[str, dict[str, Any]],
+    rows: dict[str, Row],
     models: dict[str, keras.Model],
-    batch: Any,
+    batch: NDArray[np.generic],
     repeats: int,
     calls: int,
 ) -> None:
-    times = measure.inference_ms(models, batch, repeats, calls)
+    times = yardsticks.inference_ms(models, batch, repeats, calls)
     for name, milliseconds in times.items():
         ratios = milliseconds / times[ORIGINAL]
         rows[name] |= {
@@ -158,7 +159,7 @@ def _check(methods: Sequence[Method], **numbers: int) -> None:
         raise InvalidInput(f"{given} cannot be compared; give one or more that differ")
 
 
-def _data(trained: Run | Any, data: Dataset | None) -> Dataset:
+def _data(trained: Run | keras.Model, data: Dataset | None) -> Dataset:
     if data is not None:
         return data
     name = trained.experiment["dataset"] if isinstance(trained, Run) else None

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from labkit.datasets import Dataset
 
 if TYPE_CHECKING:
     import keras
+    import tensorflow as tf
+
+Call: TypeAlias = "Callable[[tf.Tensor], tf.Tensor]"
 
 WARM_UP = 10  # calls
 
@@ -52,7 +55,7 @@ def gzip_bytes(path: Path) -> int:
 
 
 def inference_ms(
-    models: Mapping[str, keras.Model], x: Any, repeats: int, calls: int
+    models: Mapping[str, keras.Model], x: NDArray[np.generic], repeats: int, calls: int
 ) -> dict[str, NDArray[np.float64]]:
     """Milliseconds of a call on one batch, for each model the median of each repeat, (repeats,).
 
@@ -81,16 +84,14 @@ def inference_ms(
     return {name: np.array(values) for name, values in medians.items()}
 
 
-def _compiled(model: keras.Model) -> Callable[[Any], Any]:
+def _compiled(model: keras.Model) -> Call:
     import tensorflow as tf
 
-    compiled: Callable[[Any], Any] = tf.function(
-        lambda x: model(x, training=False), autograph=False
-    )
+    compiled: Call = tf.function(lambda x: model(x, training=False), autograph=False)
     return compiled
 
 
-def _median_ms(function: Callable[[Any], Any], batch: Any, calls: int) -> float:
+def _median_ms(function: Call, batch: tf.Tensor, calls: int) -> float:
     seconds = []
     for _ in range(calls):
         start = time.perf_counter()
