@@ -141,7 +141,6 @@ def with_state() -> Any:
 def train(communicator: Any, experiment: Experiment) -> dict[str, Any]:
     """What this rank holds of the whole model while it trains; its record, before and after."""
     from labkit.model_parallel.weights import is_there
-
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
