@@ -223,13 +223,15 @@ def locally_connected(options: LocallyConnectedOptions, shapes: Shapes) -> keras
     Source: J. Dean et al.: Large scale distributed deep networks, NIPS 2012; its Figure 1 draws
     layers of this kind over four machines. Differs from it: no pooling or normalisation between.
     """
+    from keras import layers
+
     from labkit.models.unshared import LocallyConnected2D
 
     hidden = [
         LocallyConnected2D(filters, options.kernel, options.stride, options.activation)
         for filters in options.filters
     ]
-    return _sequential("locally_connected", shapes, [*hidden, keras.layers.Flatten()])
+    return _sequential("locally_connected", shapes, [*hidden, layers.Flatten()])
 
 
 def _sequential(
