@@ -67,6 +67,7 @@ class Meter:
             self.wire[way] += spent.wire_bytes
             return result
 
+        # It has no gradient: who calls this gives one by `tf.custom_gradient`.
         y = tf.numpy_function(counted, [x], x.dtype)
         y.set_shape(shape)
         return y

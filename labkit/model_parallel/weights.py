@@ -86,6 +86,8 @@ class Share:
         """
         if self._released and not look:
             return
+        # A callback may have set a weight of the whole model between two steps: then it has a value
+        # again, which counts from here on.
         for pair in self.pairs():
             if is_there(pair.whole):
                 pair.take()
@@ -153,6 +155,7 @@ class Whole:
         """Give all ranks the weights of all (collective)."""
         for share in self._shares:
             share.collect()
+        # In the order of the model's variables, which all ranks share: a broadcast is collective.
         for variable in self._variables:
             owner = self._owner(variable, 0)
             value = np.empty(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype)
@@ -178,6 +181,7 @@ def free(variable: keras.Variable) -> None:
 def put(variable: keras.Variable, value: npt.ArrayLike | tf.Tensor) -> None:
     """Give a variable a value of any shape: what has read it before keeps reading it."""
     value = tf.convert_to_tensor(value, variable.dtype)
+    # Not `assign`, which holds the value against the shape that the variable was made with.
     tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
 
 

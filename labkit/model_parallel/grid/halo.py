@@ -44,6 +44,7 @@ class Halo(Meter):
         come = here & (crossing.destination == communicator.rank)
         self._out = _places(crossing.destination[out], crossing.box[out], held)
         self._in = _places(crossing.source[come], crossing.box[come], read)
+        # What a machine holds and reads itself never becomes a message.
         stays = np.stack([np.maximum(held, read)[:, 0], np.minimum(held, read)[:, 1]], axis=1)
         stays = np.maximum(stays, stays[:, :1])  # nothing, where this machine reads nothing
         self._kept, self._kept_as = _place(stays, held), _place(stays, read)

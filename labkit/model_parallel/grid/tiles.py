@@ -135,6 +135,7 @@ class Tiles:
 def _computed(own: keras.Layer, x: tf.Tensor, link: Link) -> tf.Tensor:
     if type(own) is not keras.layers.Conv2D:
         return own(x)
+    # All machines have the kernel, each sees other places: the gradient of `spread` adds theirs up.
     shared = [link.spread(tf.identity(v.value)) for v in own.trainable_variables]
     y, _ = own.stateless_call(shared, own.non_trainable_variables, x)
     return y

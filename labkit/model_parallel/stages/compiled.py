@@ -55,6 +55,8 @@ class Compiled:
                 tape.watch(wanted)
                 results, ends, objective = compute(*arguments)
             begun[:] = [each.name for each in tf.compat.v1.get_default_graph().get_operations()]
+            # Gradients come from the next stage after the forward pass: places for them are held in
+            # the same graph, so that both passes share what they need of each other.
             seeds = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends]
             given = [tf.ones_like(objective), *seeds]
             dx, dw = tape.gradient([objective, *ends], [wanted, weights], given)
@@ -63,6 +65,8 @@ class Compiled:
             self._dx, self._dw = _names(dense(dx, wanted)), _names(dense(dw, weights))
 
         self._graph = graph = Graph(trace, specs)
+        # All that was there before the backward pass is forward, also what nothing reads later:
+        # statistics are updated, random seeds move on.
         forward = graph.before(begun)
         ends, self._outside = [*self._dx, *self._dw], {*forward, *map(operation, self._seeds)}
         self._backward = graph.before([*ends, *graph.acting], self._outside)
@@ -113,6 +117,8 @@ class Compiled:
     def parts(self) -> tuple[Cut, Cut]:
         """Input part and weight part."""
         graph, outside = self._graph, self._outside
+        # What leads to a single weight can wait for the weight part; what leads to two or more
+        # would be computed twice, and is of the input part.
         uses = Counter(each for name in self._dw for each in graph.before([name], outside))
         shared = [each for each, count in uses.items() if count > 1]
         first = graph.before([*self._dx, *shared, *graph.acting], outside)

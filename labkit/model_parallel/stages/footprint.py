@@ -47,6 +47,8 @@ def optimizer(kind: keras.optimizers.Optimizer, gradients: int) -> int:
     Args:
         kind: a Keras optimizer without state.
     """
+    # How much state an optimizer has for a number is seen on a variable of one number; asking its
+    # class would need a table that grows with Keras.
     one = keras.Variable(np.zeros(1), name="one")
     kind.build([one])
     copies = sum(len(v.shape) == 1 for v in kind.variables)

@@ -46,6 +46,8 @@ class Inference:
             The output (rows, …) on the rank of the last stage, elsewhere None; a number.
         """
         left = iter(batches)
+        # So many at a time keep all ranks busy: when the last of them has gone through a rank's
+        # first stage, the first of them has come round to its next.
         while group := list(islice(left, self._ranks)):
             yield from self._pass_on(group)
         while self._posted:

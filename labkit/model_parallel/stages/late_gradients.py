@@ -40,13 +40,15 @@ class Delayed:
             batch: the same on all ranks of the replica.
             update: called when the gradients of an iteration are there, of `rows` rows.
         """
+        # What was sent in the last iteration is waited for at the end of this one: by then the
+        # neighbours, which compute meanwhile, have received it.
         before, self._posted = self._posted, []
         self._rows[self._iteration] = len(batch.x)
         loss = self._forward(batch) if len(batch.x) else None
         late = self._iteration - (self._last - self.place)
         if late >= 0:
             self.rows = self._rows.pop(late)
-            if self.rows:
+            if self.rows:  # an iteration without rows has sent nothing
                 self._backward(late)
             update()
         self._iteration += 1

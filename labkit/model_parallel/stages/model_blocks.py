@@ -75,7 +75,9 @@ def _cuts(graph: Functional) -> list[keras.KerasTensor]:
     for place, node in enumerate(nodes):
         alive |= {id(tensor): tensor for tensor in node.outputs}
         alive = {key: tensor for key, tensor in alive.items() if last_use.get(key, 0) > place}
+        # A layer used on both sides of a cut would be trained on two ranks, apart.
         torn = any(found[0] <= place < found[-1] for found in uses.values())
+        # One tensor alone is all that the nodes behind can know of those before.
         if len(alive) == 1 and not torn:
             cuts += alive.values()
     ends = (graph.inputs[0], graph.outputs[0])

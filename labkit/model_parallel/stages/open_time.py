@@ -62,10 +62,11 @@ class Carried(keras.layers.Layer):
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         """The outputs of the layer."""
+        # Set for this call alone: the layer belongs to the whole model, too, where others call it.
         self.layer.return_state = True
         try:
             y, *self.end = self.layer(x, initial_state=self.begin)
-        finally:  # the whole model has this layer too
+        finally:
             self.layer.return_state = False
         return y
 

@@ -36,6 +36,7 @@ class Links:
 
     def send(self, value: tf.Tensor, stage: int, peer: int) -> Posted:
         """Begin to send a stage's tensor to a peer."""
+        # Posted, not sent: the receiver may be busy with other rows of the schedule for long.
         data = np.ascontiguousarray(value)
         return self.communicator.post(data, peer % self.communicator.size, _tag(stage, peer))
 
@@ -76,6 +77,7 @@ class OwnLosses:
 
     def added_to(self, loss: float | None) -> float | None:
         """The loss with those of all layers, where there is one (collective)."""
+        # Asked after the first forward pass, not before: layers add losses when they are called.
         if self._anywhere is None:
             everyone = self._communicator.allgather(self._there, "whether layers have losses")
             self._anywhere = any(everyone)

@@ -34,6 +34,7 @@ def block_seconds(model: keras.Model, rows: int, clock: Clock) -> list[float]:
     chain = Chain(model)
     value = _input(chain.part(0, 1), rows)
     found = []
+    # Each block takes what the one before it gives: its input has the right shape and type.
     with _untouched(model):
         for number in range(len(chain)):
             stage = Stage(chain.part(number, number + 1), first=number == 0)

@@ -48,7 +48,8 @@ class RecurrentStage(Stage):
         nodes = [node for nodes in model._nodes_by_depth.values() for node in nodes]
         carried = [node for node in nodes if isinstance(node.operation, Carried)]
         self._carried: list[Carried] = [node.operation for node in carried]
-        # What a stretch goes through where nothing comes out: the layers that have a state.
+        # What a stretch goes through where nothing comes out: the layers that have a state. Those
+        # behind them would compute outputs that nobody reads.
         states = [node.outputs[0] for node in carried] or model.outputs
         self._body = keras.Model(model.inputs, states)
         self._ends: States = []  # of the stretch before
@@ -75,6 +76,8 @@ class RecurrentStage(Stage):
             begin = self._begin(number, x)
             given = x, begin, self._aims(targets) if answers else None, counts
             found, self.own_loss, *states = self._go(number, compute, *given)
+        # The next stretch begins with these values, not with their graph: the gradient with respect
+        # to them comes back by hand, when that stretch goes backward.
         self._ends = tf.nest.pack_sequence_as(begin, states)
         if number == self._last:  # nothing comes back to what is behind it
             self._returned = [tf.zeros_like(state) for state in states]
@@ -92,6 +95,7 @@ class RecurrentStage(Stage):
         """
         with self.computing():
             compiled, kept = self._recall(number)
+            # In the order of the ends that `_answer` and `_pass_by` name: states first.
             seeds = [*self._returned, *([] if gradient is None else [gradient])]
             found, dw = compiled.backward(kept, seeds)
             dx, self._returned = ([], found) if self._first else (found[:1], found[1:])

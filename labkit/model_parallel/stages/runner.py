@@ -62,12 +62,17 @@ class Runner:
         parts = self._parts(batch)
         under_way = _UnderWay(self, parts)
         for _, stage, action, number, peer in self._rows:
+            # A message belongs to the later of its two stages: what that one does not take, such as
+            # a micro-batch without rows, is neither computed nor sent, on both ranks alike.
             if parts.reaches(number, max(stage, peer)):
                 with self._record(action, stage, number):
                     under_way.carry_out(action, stage, number, peer)
+            # Without a flush at the end every backward is followed by its update at once.
             if self.table.asynchronous and action == "backward":
                 self.rows = parts.rows(number)
                 update(stage)
+        # Sends are finished here and not before: a rank that waits for its send to arrive while its
+        # peer does the same would wait forever.
         self.communicator.finish(under_way.posted)
         if not self.table.asynchronous:
             self.rows = len(batch.x)
@@ -114,7 +119,8 @@ class _UnderWay:
     def _forward(self, stage: int, number: int) -> None:
         x = self._parts.input(number) if stage == 0 else self._held.pop(("x", stage, number))
         targets, share = self._parts.targets(number), self._parts.share(number)
-        # Each micro-batch has an update of its own, or all have one together.
+        # Each micro-batch has an update of its own, and counts whole; or all have one together, and
+        # it counts by its share of the batch.
         counts = 1.0 if self._runner.table.asynchronous else share
         own = self._runner.stages[stage]
         found = own.forward(number, x, counts, targets)

@@ -59,7 +59,9 @@ class Stage:
         self._all, own = list(model.variables), {id(variable) for variable in self.variables}
         # Of dropout and normalisation: a second forward pass begins with it as the first one did.
         self._state = [v for v in self._all if recompute and id(v) not in own]
+        # One for each kind of arguments: a last batch without weights, say, is another computation.
         self._compiled: dict[tuple[Hashable, ...], Compiled] = {}
+        # By micro-batch: several are under way, and they go back in an order of the schedule's own.
         self._kept: dict[int, tuple[Compiled, Values]] = {}
         # Arguments and state, to go forward with again.
         self._given: dict[int, tuple[Compiled, list[tf.Tensor], list[tf.Tensor]]] = {}
@@ -128,6 +130,7 @@ class Stage:
         state = [tf.identity(variable.value) for variable in self._state]
         results, kept = compiled.forward(arguments)
         tensors = list(kept.values())
+        # What `kept` holds is let go of here, which is all that recomputing saves.
         if self._recompute:
             self._given[number] = compiled, arguments, state
             tensors = [*arguments, *state]
@@ -142,6 +145,8 @@ class Stage:
         if not self._recompute:
             return self._kept.pop(number)
         compiled, arguments, state = self._given.pop(number)
+        # Other micro-batches have gone forward since, and have moved statistics and random seeds
+        # on: the second pass begins where the first one did, and leaves no trace of its own.
         now = [tf.identity(variable.value) for variable in self._state]
         self._put(state)
         _, kept = compiled.forward(arguments)
@@ -168,6 +173,7 @@ class Stage:
         return [] if self._first else [x]
 
     def _share(self, share: float) -> tf.Tensor:
+        # Of the precision of the losses: a Python number would become a float32 in any case.
         return tf.constant(share, keras.config.floatx())
 
     def _aims(self, targets: Targets | None) -> Targets | None:
@@ -176,6 +182,7 @@ class Stage:
     def _compute(self, x: tf.Tensor, targets: Targets | None, share: tf.Tensor) -> Computed:
         y = self.model(x, training=True)
         objective = self._objective(y, targets, share)
+        # The loss needs no gradient from outside; an output waits for that of the next stage.
         if self._loss is not None:
             return [objective, None], [], objective
         return [y, objective if self.model.losses else None], [y], objective
@@ -185,6 +192,7 @@ class Stage:
         parts = list(self.model.losses)
         if self._loss is not None and targets is not None:
             parts.append(self._loss(targets[0], y, targets[1]))
+        # Under a mixed policy losses come in several types; the sum is of the wide one.
         objective = tf.zeros((), share.dtype)
         for part in parts:
             objective += tf.cast(part, share.dtype)

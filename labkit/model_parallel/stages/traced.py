@@ -65,6 +65,7 @@ class Graph:
         functions, the one with what comes first in the graph is to be called first.
         """
         read = [name for each in operations for name in self._nodes[each].input]
+        # Constants are copied into each function that reads them: as tensors that come in they would be kept.
         makers = set(map(operation, [*read, *fetches]))
         inside = {*operations, *(name for name in makers if self._nodes[name].op == "Const")}
         nodes = [_without(node, inside) for node in self._definition.node if node.name in inside]
@@ -110,7 +111,7 @@ class Cut:
                 known[name] = tf.compat.v1.get_default_graph().capture(captured[name])
             found = tf.import_graph_def(part, known, self._fetches, name="part")
             self._types = [tensor.dtype for tensor in found]
-            # The call below does not hand out shapes as they are.
+            # The call below does not hand out shapes as they are: they travel as int64.
             return [tf.cast(x, tf.int64) if x.dtype == tf.int32 else x for x in found]
 
         function = tf.function(run, autograph=False)
@@ -141,6 +142,7 @@ def _without(node: tf.compat.v1.NodeDef, inside: Collection[str]) -> tf.compat.v
     """A node of its own that waits for nothing outside."""
     found = tf.compat.v1.NodeDef()
     found.CopyFrom(node)
+    # Hints to stand beside operations that may not be in this function.
     found.attr.pop("_class", None)
     del found.input[:]
     found.input.extend(

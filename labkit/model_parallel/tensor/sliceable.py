@@ -78,7 +78,7 @@ class Graph:
         at = layer
         while self._unit_by_unit(at, type(layer)):
             reader = self._reader(at)
-            if reader is None:
+            if reader is None:  # two readers, or the end: somebody needs all units
                 return []
             if isinstance(reader, _LINEAR):
                 same = type(reader) is type(layer) and not self._obstacle(reader)

@@ -58,6 +58,8 @@ class Sliced(Share):
         self._rows = {layer.name: (layer, "whole", "one slice") for layer in graph.layers}
         if communicator.size > 1:
             self._slice(graph, cut_scores and not graph.masked)
+        # The same calls on new inputs, with slices in the place of layers that are cut: branches
+        # and whatever else the model has stay as they are.
         inputs = keras.tree.map_structure(
             lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name),
             functional._inputs_struct,
@@ -93,7 +95,7 @@ class Sliced(Share):
 
     def _slice(self, graph: Graph, cut_scores: bool) -> None:
         for layer in graph.layers:
-            if layer.name in self._made:  # behind another one, as its pair
+            if layer.name in self._made:  # it stands behind another one, as its pair
                 continue
             why = graph.why_whole(layer, self.communicator.size)
             self._rows[layer.name] = (layer, "whole", why)
