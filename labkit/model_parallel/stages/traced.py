@@ -65,7 +65,7 @@ class Graph:
         functions, the one with what comes first in the graph is to be called first.
         """
         read = [name for each in operations for name in self._nodes[each].input]
-        # Constants are copied into each function that reads them: as tensors that come in they would be kept.
+        # Constants are copied into each function that reads them: fed in, they would be kept.
         makers = set(map(operation, [*read, *fetches]))
         inside = {*operations, *(name for name in makers if self._nodes[name].op == "Const")}
         nodes = [_without(node, inside) for node in self._definition.node if node.name in inside]
