@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from labkit.bench.timing import check, timed
+from labkit.bench.timing import Row, check, head, spread, timed
 from labkit.cluster import Cluster
 from labkit.communicator import ALGORITHMS, Communicator, check_algorithm, refuse_unmetered
 from labkit.network import Network
@@ -18,7 +18,17 @@ MIB = 2**20
 SIZES = (MIB, 4 * MIB, 16 * MIB)
 SLICE = 0.25  # seconds spent on one algorithm and size in one repeat
 
-Row = dict[str, Any]
+
+class _Case(NamedTuple):
+    """What the ranks have measured of one algorithm and size.
+
+    seconds: of single calls, an array a repeat; correct: whether all sums were right.
+    """
+
+    algorithm: str
+    nbytes: int
+    seconds: list[np.ndarray]
+    correct: bool
 
 
 def measure(
@@ -60,7 +70,7 @@ def measure(
 
 def _sweep(
     communicator: Communicator, algorithms: list[str], sizes: list[int], repeats: int
-) -> list[dict[str, Any]]:
+) -> list[_Case]:
     """On each rank: seconds of single calls, by repeat; the slowest rank's counts."""
     cases: dict[tuple[str, int], list[np.ndarray]] = {}
     correct: dict[tuple[str, int], bool] = {}
@@ -79,10 +89,7 @@ def _sweep(
                 right = check(communicator, algorithm, buffer)
                 correct[case] = correct.get(case, True) and right
                 cases.setdefault(case, []).append(_times(communicator, algorithm, buffer))
-    return [
-        {"algorithm": a, "bytes": n, "seconds": seconds, "correct": correct[a, n]}
-        for (a, n), seconds in cases.items()
-    ]
+    return [_Case(*case, seconds, correct[case]) for case, seconds in cases.items()]
 
 
 def _times(communicator: Communicator, algorithm: str, buffer: np.ndarray) -> np.ndarray:
@@ -91,43 +98,33 @@ def _times(communicator: Communicator, algorithm: str, buffer: np.ndarray) -> np
     return timed(communicator, algorithm, buffer, int(np.clip(SLICE / first[0], 3, 50)))
 
 
-def _row(case: dict[str, Any], workers: int, network: Network | None, repeats: int) -> Row:
-    medians = [float(np.median(seconds)) for seconds in case["seconds"]]
-    single = np.concatenate(case["seconds"])
+def _row(case: _Case, workers: int, network: Network | None, repeats: int) -> Row:
+    medians = [float(np.median(seconds)) for seconds in case.seconds]
+    single = np.concatenate(case.seconds)
     median = float(np.median(medians))
-    algbw = case["bytes"] / median
-    row = {
-        "bench": "collectives",
-        "case": f"{case['algorithm']} {case['bytes']} bytes",
-        "what": "allreduce",
-        "algorithm": case["algorithm"],
-        "bytes": case["bytes"],
-        "workers": workers,
-        "network": None if network is None else str(network),
-        "clock": "wall",
-        "median_ms": 1e3 * median,
-        "min_ms": 1e3 * min(medians),
-        "p90_ms": 1e3 * float(np.percentile(medians, 90)),
+    algbw = case.nbytes / median
+    name, line = f"{case.algorithm} {case.nbytes} bytes", None if network is None else str(network)
+    row = head("collectives", name, "allreduce", workers, line, repeats=repeats, bytes=case.nbytes)
+    row |= spread(medians) | {
+        "algorithm": case.algorithm,
         "p50_ms": 1e3 * float(np.percentile(single, 50)),
         "p99_ms": 1e3 * float(np.percentile(single, 99)),
-        "repeats": repeats,
         "calls": len(single),
         "algbw": algbw,
         "busbw": algbw * 2 * (workers - 1) / workers,
-        "correct": case["correct"],
+        "correct": case.correct,
     }
-    if network is not None:
-        form = closed_form(case["algorithm"], workers, case["bytes"], network)
-        row |= {"closed_form_ms": 1e3 * form, "error": median / form - 1 if form else 0.0}
-    return row
+    if network is None:
+        return row
+    form = closed_form(case.algorithm, workers, case.nbytes, network)
+    return row | {"closed_form_ms": 1e3 * form, "error": median / form - 1 if form else 0.0}
 
 
 def _with_ratios(rows: list[Row]) -> list[Row]:
     """Beside each time its ratio to that of the library at the same size."""
     library = {row["bytes"]: row["median_ms"] for row in rows if row["algorithm"] == "mpi"}
-    return [
-        row | {"ratio_to_mpi": row["median_ms"] / library[row["bytes"]]}
-        if row["bytes"] in library
-        else row
-        for row in rows
-    ]
+    for row in rows:
+        mine, other = row["median_ms"], library.get(row["bytes"])
+        if isinstance(mine, float) and isinstance(other, float):
+            row["ratio_to_mpi"] = mine / other
+    return rows

@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from labkit.bench.timing import Row
+
+AS_JSON = click.option(
+    "--json", "file", type=click.Path(path_type=Path), help="Write rows here, one a line."
+)
+NETWORK = click.option(
+    "--network", default=None, help="Emulate this network; default: the machine's own."
+)
+TIMES = {"median_ms": "median ms", "min_ms": "least", "p90_ms": "p90"}
 
 
 @click.group()
@@ -26,13 +35,11 @@ def _numbers(_: click.Context, __: click.Parameter, text: str) -> list[int]:
 
 @bench.command()
 @click.option("--workers", default=2, show_default=True, help="MPI ranks.")
-@click.option("--network", default=None, help="Emulate this network; default: the machine's own.")
+@NETWORK
 @click.option("--algorithms", default=None, help="Names with commas; default: all that can run.")
 @click.option("--bytes", "sizes", default="1048576,4194304,16777216", callback=_numbers)
 @click.option("--repeats", default=5, show_default=True)
-@click.option(
-    "--json", "file", type=click.Path(path_type=Path), help="Write rows here, one a line."
-)
+@AS_JSON
 def collectives(
     workers: int,
     network: str | None,
@@ -57,9 +64,7 @@ def collectives(
             {
                 "algorithm": "algorithm",
                 "bytes": "bytes",
-                "median_ms": "median ms",
-                "min_ms": "least",
-                "p90_ms": "p90",
+                **TIMES,
                 "p99_ms": "p99 of calls",
                 "busbw": "busbw B/s",
                 **beside,
@@ -75,9 +80,7 @@ def collectives(
 @click.option("--algorithms", default="ring,master_worker", show_default=True)
 @click.option("--bytes", "sizes", default="65536,262144,1048576,4194304", callback=_numbers)
 @click.option("--repeats", default=5, show_default=True)
-@click.option(
-    "--json", "file", type=click.Path(path_type=Path), help="Write rows here, one a line."
-)
+@AS_JSON
 def link(rate: str, algorithms: str, sizes: list[int], repeats: int, file: Path | None) -> None:
     """Hold the emulated network against a real rate-limited link (Linux, root, iproute2)."""
     from labkit.bench.link import measure
@@ -86,9 +89,9 @@ def link(rate: str, algorithms: str, sizes: list[int], repeats: int, file: Path 
     rows = measure(rate.split(","), sizes, algorithms.split(","), repeats)
     for facts in {row["rate"]: row for row in rows}.values():
         click.echo(
-            f"{facts['rate']}: latency {1e6 * facts['latency']:.0f} us as measured; payload "
-            f"{facts['payload']} of {FRAME} bytes of a frame; after a pause {facts['burst']} "
-            f"bytes pass at line speed, {facts['burst_ms']:.2g} ms less"
+            f"{facts['rate']}: latency {1e6 * float(facts['latency'] or 0):.0f} us as measured; "
+            f"payload {facts['payload']} of {FRAME} bytes of a frame; after a pause "
+            f"{facts['burst']} bytes pass at line speed, {facts['burst_ms']:.2g} ms less"
         )
     click.echo(
         _table(
@@ -127,7 +130,7 @@ def _names(_: click.Context, __: click.Parameter, text: str | None) -> list[str]
 )
 @click.option("--schedules", default="sequential,overlap", show_default=True, callback=_names)
 @click.option("--algorithm", default="auto", show_default=True, help="How buckets are summed.")
-@click.option("--network", default=None, help="Emulate this network; default: the machine's own.")
+@NETWORK
 @click.option("--repeats", default=5, show_default=True, help="Rounds over everything.")
 @click.option("--bucket-bytes", default=4 * 2**20, show_default=True, type=click.IntRange(1))
 @click.option(
@@ -137,9 +140,7 @@ def _names(_: click.Context, __: click.Parameter, text: str | None) -> list[str]
     callback=_names,
     help="Other frameworks beside it, what is installed of multi_worker_mirrored,ddp,horovod.",
 )
-@click.option(
-    "--json", "file", type=click.Path(path_type=Path), help="Write rows here, one a line."
-)
+@AS_JSON
 def exchange(
     workers: int,
     cases: list[str],
@@ -176,9 +177,7 @@ def exchange(
 @click.option("--compressors", default=None, callback=_names, help="Names with commas; or all.")
 @click.option("--elements", default=5_800_000, show_default=True, help="Of the float32 vector.")
 @click.option("--repeats", default=5, show_default=True)
-@click.option(
-    "--json", "file", type=click.Path(path_type=Path), help="Write rows here, one a line."
-)
+@AS_JSON
 def compression(compressors: list[str], elements: int, repeats: int, file: Path | None) -> None:
     """Time every compressor on one thread, beside a copy of the same bytes."""
     from labkit.bench.compression import measure
@@ -191,9 +190,7 @@ def compression(compressors: list[str], elements: int, repeats: int, file: Path 
             {
                 "case": "compressor",
                 "what": "what",
-                "median_ms": "median ms",
-                "min_ms": "least",
-                "p90_ms": "p90",
+                **TIMES,
                 "to_copy": "copies",
                 "bytes": "bytes",
                 "ratio": "ratio",
@@ -210,9 +207,7 @@ def compression(compressors: list[str], elements: int, repeats: int, file: Path 
     "--schedules", default="gpipe,1f1b,zero_bubble,delayed", show_default=True, callback=_names
 )
 @click.option("--repeats", default=5, show_default=True)
-@click.option(
-    "--json", "file", type=click.Path(path_type=Path), help="Write rows here, one a line."
-)
+@AS_JSON
 def pipeline(workers: int, schedules: list[str], repeats: int, file: Path | None) -> None:
     """Time pipelines beside one process that takes the same micro-batches."""
     from labkit.bench.pipeline import measure
@@ -220,9 +215,7 @@ def pipeline(workers: int, schedules: list[str], repeats: int, file: Path | None
     rows = measure(workers, schedules, repeats=repeats)
     columns = {
         "case": "case",
-        "median_ms": "median ms",
-        "min_ms": "least",
-        "p90_ms": "p90",
+        **TIMES,
         "one_ms": "one process ms",
         "stage_ms": "ms a stage and micro-batch",
         "speedup": "speed-up",
@@ -236,9 +229,7 @@ def pipeline(workers: int, schedules: list[str], repeats: int, file: Path | None
 EXCHANGE = {
     "case": "case",
     "what": "what",
-    "median_ms": "median ms",
-    "min_ms": "least",
-    "p90_ms": "p90",
+    **TIMES,
     "added": "added ms (least to most)",
     "same_weights": "same weights",
 }
@@ -294,9 +285,11 @@ def _table(rows: Sequence[Row], columns: dict[str, str]) -> str:
     return table(cells, list(columns.values()))
 
 
-def _shown(name: str, value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return {True: "yes", False: "NO", None: ""}.get(value, str(value))
+def _shown(name: str, value: str | float | None) -> str:
+    if value is None or isinstance(value, bool):
+        return {True: "yes", False: "NO", None: ""}[value]
+    if isinstance(value, str):
+        return value
     if name == "error":
         return f"{value:+.1%}"
     if isinstance(value, int):

@@ -8,26 +8,27 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from labkit.bench.timing import spread
+from labkit.bench.timing import Row, head, spread
+from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import launcher
 from labkit.compression import COMPRESSORS, Compressor, Gather, Request, SparseMean, nbytes
-from labkit.compression.base import compiled
+from labkit.compression.base import Tensor, compiled
 from labkit.compression.lockstep import reduce_all, reply_to
 from labkit.compression.parse import parse
 
 CALLS = 5  # of everything in a repeat
-Row = dict[str, Any]
-Work = Callable[[], Any]
+Work = Callable[[], Tensor | None]
 
 
 def measure(
-    compressors: Sequence[Any] | None = None, elements: int = 5_800_000, repeats: int = 5
+    compressors: Sequence[str | Compressor | Mapping[str, JSON]] | None = None,
+    elements: int = 5_800_000,
+    repeats: int = 5,
 ) -> list[Row]:
     """Time compressors on a standard normal float32 vector, in a fresh process of one thread.
 
@@ -146,7 +147,7 @@ class _Case:
             one = reduce_all(self.compressor, [tensor], [self.states[index]])[0]
             self.states[index] = one.state
 
-    def _error(self, sent: Sequence[Any]) -> float | None:
+    def _error(self, sent: Sequence[Tensor]) -> float | None:
         if self.compressor.votes:
             return None
         found = np.concatenate([np.ravel(tensor) for tensor in sent])
@@ -168,15 +169,9 @@ class _Case:
     def rows(self) -> list[Row]:
         """What came out, a row a kind of work."""
         return [
-            {
-                "bench": "compression",
-                "case": _called(self.compressor),
-                "what": what,
-                "workers": 1,
-                "network": None,
-                "clock": "wall",
-                **spread(seconds),
-                "repeats": len(seconds),
+            head("compression", _called(self.compressor), what, 1, repeats=len(seconds))
+            | spread(seconds)
+            | {
                 "bytes": self.bytes,
                 "ratio": self.raw.nbytes / self.bytes,
                 "to_copy": float(np.median(self.ratios[what])),

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.bench.steps import CASES, Model
-from labkit.bench.timing import added, spread
-from labkit.bench.turns import STEPS, WARM, take
+from labkit.bench.timing import Row, added, head, spread
+from labkit.bench.turns import STEPS, WARM, Step, take
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.network import Network
 
 if TYPE_CHECKING:
-    from labkit.exchange import Timeline
-
-Row = dict[str, Any]
+    from labkit.exchange import Exchange, Timeline
 
 
 def measure(
@@ -66,7 +64,11 @@ def measure(
                 ranks=workers,
                 network=network,
             )[0]
-            rows += [row | _head(name, workers, network, repeats) for row in _rows(found)]
+            told = None if network is None else str(network)
+            rows += [
+                head("exchange", name, what, workers, told, repeats=repeats) | row
+                for what, row in _rows(found)
+            ]
     return rows
 
 
@@ -81,7 +83,7 @@ def _measure(
     """On each rank: seconds of steps, a median a repeat, by kind."""
     from labkit.exchange import Exchange
 
-    steps: dict[str, Callable[[], Any]] = {
+    steps: dict[str, Step] = {
         "local": Model(CASES[name], communicator.rank).step(lambda gradients: gradients)
     }
     exchanges, models = {}, {}
@@ -123,7 +125,7 @@ def _measure(
     }
 
 
-def _events(exchange: Any, steps: int) -> dict[str, float]:
+def _events(exchange: Exchange, steps: int) -> dict[str, float]:
     """Events that a step has recorded, and what appending one costs, measured here and now."""
     from labkit.communicator import WALL
     from labkit.exchange import Timeline
@@ -148,10 +150,10 @@ def _delay(communicator: Communicator, timeline: Timeline, steps: int) -> float:
     return float(np.median([one.exposed - one.ideal for one in overlaps(events)[-steps:]]))
 
 
-def _rows(found: dict[str, Any]) -> list[Row]:
-    rows = []
+def _rows(found: dict[str, Any]) -> Iterator[tuple[str, Row]]:
+    """Each kind of step and what was measured of it."""
     for kind, seconds in found["seconds"].items():
-        row: Row = {"what": kind, "bytes": found["nbytes"], **spread(seconds)}
+        row: Row = {"bytes": found["nbytes"], **spread(seconds)}
         if kind in found["same"]:
             events = found["events"][kind]
             recording = events["events_per_step"] * events["seconds_per_event"]
@@ -163,8 +165,7 @@ def _rows(found: dict[str, Any]) -> list[Row]:
             }
             if kind != "sequential" and "sequential" in found["same"]:
                 row |= _saved(found["added"], kind, found["delay"][kind])
-        rows.append(row)
-    return rows
+        yield kind, row
 
 
 def _saved(added: dict[str, list[float]], kind: str, delay: float) -> Row:
@@ -175,15 +176,4 @@ def _saved(added: dict[str, list[float]], kind: str, delay: float) -> Row:
         "saved_min_ms": float(saved.min()),
         "saved_max_ms": float(saved.max()),
         "ideal_saving_ms": float(np.median(saved)) + 1e3 * delay,
-    }
-
-
-def _head(name: str, workers: int, network: Network | None, repeats: int) -> Row:
-    return {
-        "bench": "exchange",
-        "case": name,
-        "workers": workers,
-        "network": None if network is None else str(network),
-        "clock": "wall",
-        "repeats": repeats,
     }

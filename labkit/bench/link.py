@@ -8,12 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
 
 import numpy as np
 
 from labkit.bench.namespaces import ADDRESSES, FRAME, burst, rate_limited_link, require_means
-from labkit.bench.timing import sweep
+from labkit.bench.timing import Row, head, sweep
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.network import Network
@@ -27,7 +26,6 @@ RATES = ("100Mb", "1Gb")
 SLICE = 0.5  # seconds spent on one algorithm and size in one repeat
 UNITS = {"Mb": 10**6, "Gb": 10**9}
 
-Row = dict[str, Any]
 Case = tuple[str, int, int]  # algorithm, bytes, calls
 
 
@@ -76,7 +74,7 @@ def _at(
 ) -> list[Row]:
     """The rows of one rate."""
     with _ranks_joined_at(bits) as ranks:
-        link = ranks.answer()
+        link: dict[str, float] = json.loads(ranks.answer())
         network = Network(
             latency=link["latency"], bandwidth=bits / 8 * link["payload"] / FRAME, name=rate
         )
@@ -88,29 +86,24 @@ def _at(
         real, emulated = [], []
         for _ in range(repeats):
             ranks.ask(cases)
-            real.append(ranks.answer())
+            real.append(json.loads(ranks.answer()))
             emulated.append(cluster.call(sweep, cases, network=network)[0])
     free = burst(bits)
-    facts = {"rate": rate, "burst": free, "burst_ms": 8e3 * free / bits, **link}
+    facts: Row = {"rate": rate, "burst": free, "burst_ms": 8e3 * free / bits, **link}
     times = np.array([real, emulated])  # (link, repeat, case, (s, correct))
     return [
-        _row(case, form, times[:, :, number], facts)
+        _row(case, form, times[:, :, number], rate, facts)
         for number, (case, form) in enumerate(zip(cases, forms, strict=True))
     ]
 
 
-def _row(case: Case, form: float, times: np.ndarray, facts: dict[str, Any]) -> Row:
+def _row(case: Case, form: float, times: np.ndarray, rate: str, facts: Row) -> Row:
     algorithm, nbytes, calls = case
     real, emulated = 1e3 * times[:, :, 0]
-    return {
-        "bench": "link",
-        "case": f"{algorithm} {nbytes} bytes at {facts['rate']}",
-        "what": "allreduce",
+    name, network = f"{algorithm} {nbytes} bytes at {rate}", f"{rate} between two namespaces"
+    row = head("link", name, "allreduce", 2, network, repeats=times.shape[1], bytes=nbytes)
+    return row | {
         "algorithm": algorithm,
-        "bytes": nbytes,
-        "workers": 2,
-        "network": f"{facts['rate']} between two namespaces",
-        "clock": "wall",
         "median_ms": float(np.median(real)),
         "min_ms": float(real.min()),
         "p90_ms": float(np.percentile(real, 90)),
@@ -120,7 +113,6 @@ def _row(case: Case, form: float, times: np.ndarray, facts: dict[str, Any]) -> R
         "emulated_max_ms": float(emulated.max()),
         "closed_form_ms": 1e3 * form,
         "error": float(np.median(emulated) / np.median(real) - 1),
-        "repeats": times.shape[1],
         "calls": calls * times.shape[1],
         "correct": bool(times[:, :, 1].all()),
         **facts,
@@ -148,9 +140,9 @@ class _Ranks:
         """Hand both the same cases."""
         self._say(json.dumps(cases))
 
-    def answer(self) -> Any:
+    def answer(self) -> str:
         """What rank 0 answers, once both have. Raises: LabkitError, with what ranks said last."""
-        return json.loads(self._lines()[0])
+        return self._lines()[0]
 
     def end(self) -> list[str]:
         """End both; the last line that each wrote about an error."""

@@ -7,9 +7,10 @@ import select
 import socket
 import struct
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from labkit.communicator.executor import Executor
 from labkit.communicator.rank_plan import Plan, plan
 from labkit.communicator.traffic import Traffic
 from labkit.schedules import ALLREDUCE
+
+T = TypeVar("T")
 
 PORT = 20000
 LIMIT = 30.0  # seconds without a byte
@@ -49,7 +52,7 @@ class Wire:
         """Fill these bytes in the next `wait`."""
         self._receives.append(data.data.cast("B"))
 
-    def wait(self, _: list[Any]) -> None:
+    def wait(self, _: Sequence[None]) -> None:
         """Complete all sends and receives. Raises: LabkitError, when nothing moves."""
         wire = [self._connection]
         while self._sends or self._receives:
@@ -90,7 +93,7 @@ class Pair:
         ready = self.allgather(WALL.now())
         WALL.sleep_until(max(ready) + LEAD)
 
-    def allgather(self, value: Any) -> list[Any]:
+    def allgather(self, value: T) -> list[T]:
         """The values of both ranks, as JSON."""
         own = np.frombuffer(json.dumps(value).encode(), np.uint8)
         length = self._exchange(np.frombuffer(struct.pack("!q", len(own)), np.uint8), 8)

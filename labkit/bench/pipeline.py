@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.bench.timing import spread
+from labkit.bench.timing import Row, head, spread
+from labkit.bench.turns import Step
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
@@ -17,12 +18,14 @@ from labkit.schedules import PIPELINE
 from labkit.simulate import simulate_pipeline
 
 if TYPE_CHECKING:
-    from labkit.model_parallel.stages import Batch, Delayed
+    import keras
+    import tensorflow as tf
+
+    from labkit.model_parallel.stages import Batch, Delayed, Stage
 
 WARM = 3
 DELAYED = "delayed"
 ITERATIONS = 6  # of delayed gradients in one measurement: they overlap
-Row = dict[str, Any]
 
 
 def measure(
@@ -85,15 +88,8 @@ def _row(name: str, count: int, workers: int, seconds: np.ndarray) -> Row:
         case, most = f"{name}, m = {count}", workers * (1 - idle)
     most *= float(np.median(one / all_))
     speedup = float(np.median(one / pipe))
-    return {
-        "bench": "pipeline",
-        "case": case,
-        "what": "step",
-        "workers": workers,
-        "network": None,
-        "clock": "wall",
-        "repeats": len(one),
-        **spread(pipe.tolist()),
+    row = head("pipeline", case, "step", workers, repeats=len(one)) | spread(pipe.tolist())
+    return row | {
         "one_ms": 1e3 * float(np.median(one)),
         "stage_ms": 1e3 * float(np.median(one)) / count / workers,
         "speedup": speedup,
@@ -119,8 +115,8 @@ def _measure(
     model = keras.Sequential([keras.Input((width,)), *layers])
     solo = communicator.split(communicator.rank)
     shape = (rows * microbatches, width)
-    alone: Callable[[], Any]
-    together: Callable[[], Any]
+    alone: Step
+    together: Step
     if schedule == DELAYED:
         delayed, together = _delayed(communicator, model, shape)
         alone = _repeated(_step(solo, model, "gpipe", 1, shape))
@@ -142,11 +138,11 @@ def _measure(
 
 def _step(
     communicator: Communicator,
-    model: Any,
+    model: keras.Model,
     schedule: str,
     microbatches: int,
     shape: tuple[int, int],
-) -> Callable[[], Any]:
+) -> Step:
     from labkit.model_parallel.stages import Runner
 
     table = PIPELINE[schedule](communicator.size, microbatches)
@@ -157,7 +153,7 @@ def _step(
 
 
 def _delayed(
-    communicator: Communicator, model: Any, shape: tuple[int, int]
+    communicator: Communicator, model: keras.Model, shape: tuple[int, int]
 ) -> tuple[Delayed, Callable[[], None]]:
     from labkit.model_parallel.stages import Delayed, Links
 
@@ -168,7 +164,9 @@ def _delayed(
     return delayed, _repeated(lambda: delayed.step(batch, lambda: update(number)))
 
 
-def _own_stages(communicator: Communicator, model: Any, stages: int) -> Any:
+def _own_stages(
+    communicator: Communicator, model: keras.Model, stages: int
+) -> tuple[dict[int, Stage], list[keras.KerasTensor], list[keras.KerasTensor]]:
     """This rank's stages by number; what comes into every stage, and what goes out."""
     import tensorflow as tf
 
@@ -176,7 +174,7 @@ def _own_stages(communicator: Communicator, model: Any, stages: int) -> Any:
 
     models = split_model(model, by_parameters([1] * len(Chain(model)), stages))
 
-    def loss(y: Any, predicted: Any, weight: Any) -> Any:
+    def loss(y: tf.Tensor, predicted: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
         return tf.reduce_mean(tf.square(y - predicted))
 
     own = {
@@ -187,7 +185,7 @@ def _own_stages(communicator: Communicator, model: Any, stages: int) -> Any:
     return own, [part.inputs[0] for part in models], [part.outputs[0] for part in models]
 
 
-def _work(shape: tuple[int, int], own: Any) -> tuple[Batch, Callable[[int], None]]:
+def _work(shape: tuple[int, int], own: dict[int, Stage]) -> tuple[Batch, Callable[[int], None]]:
     """A batch, and what changes the weights of a stage."""
     import keras
     import tensorflow as tf
@@ -206,7 +204,7 @@ def _unrecorded(action: str, stage: int, number: int) -> AbstractContextManager[
     return nullcontext()
 
 
-def _repeated(step: Callable[[], Any]) -> Callable[[], None]:
+def _repeated(step: Step) -> Callable[[], None]:
     def several() -> None:
         for _ in range(ITERATIONS):
             step()
@@ -218,7 +216,7 @@ def _nothing() -> None:
     """What the others do while one process works."""
 
 
-def _slowest(communicator: Communicator, step: Callable[[], Any]) -> float:
+def _slowest(communicator: Communicator, step: Step) -> float:
     communicator.meet("the next step of a benchmark")
     start = time.perf_counter()
     step()

@@ -6,10 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+# What stands between gradients and update: of this rank's gradients, the mean over the ranks.
+Averaging: TypeAlias = "Callable[[list[tf.Tensor]], list[tf.Tensor]]"
 RATE, MOMENTUM = 0.01, 0.9
 
 
@@ -79,7 +84,7 @@ class Model:
         self.momenta = [tf.Variable(tf.zeros_like(weight)) for weight in self.weights]
         self.x, self.y = tf.constant(x), tf.constant(y.astype(np.int32))
 
-    def loss(self, x: Any, y: Any) -> Any:
+    def loss(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         """Mean cross-entropy of the batch."""
         import tensorflow as tf
 
@@ -88,7 +93,7 @@ class Model:
             tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=scores)
         )
 
-    def step(self, mean: Callable[[list[Any]], list[Any]]) -> Callable[[], Any]:
+    def step(self, mean: Averaging) -> Callable[[], np.ndarray]:
         """A compiled training step; `mean` stands between gradients and update."""
         import tensorflow as tf
 
@@ -98,7 +103,7 @@ class Model:
 
         return lambda: step(self.x, self.y).numpy()
 
-    def train(self, x: Any, y: Any, mean: Callable[[list[Any]], list[Any]]) -> Any:
+    def train(self, x: tf.Tensor, y: tf.Tensor, mean: Averaging) -> tf.Tensor:
         """The operations of one step; its loss."""
         import tensorflow as tf
 
@@ -119,7 +124,7 @@ class Model:
         """Equal where all weights are."""
         return float(sum(np.abs(w.numpy().astype(np.float64)).sum() for w in self.weights))
 
-    def _perceptron(self, x: Any) -> Any:
+    def _perceptron(self, x: tf.Tensor) -> tf.Tensor:
         import tensorflow as tf
 
         *hidden, last = zip(self.weights[::2], self.weights[1::2], strict=True)
@@ -127,7 +132,7 @@ class Model:
             x = tf.nn.relu(tf.nn.bias_add(x @ weight, bias))
         return tf.nn.bias_add(x @ last[0], last[1])
 
-    def _convolutions(self, x: Any) -> Any:
+    def _convolutions(self, x: tf.Tensor) -> tf.Tensor:
         import tensorflow as tf
 
         w = self.weights

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
+
+# One measurement as it is written: times in ms, sizes in bytes, shares from 0 to 1; see `head`.
+Row: TypeAlias = "dict[str, str | float | None]"
 
 
 class Ranks(Protocol):
@@ -18,7 +23,7 @@ class Ranks(Protocol):
     def meet(self, what: str = ...) -> None:
         """Come back at the same time as the other ranks."""
 
-    def allgather(self, value: Any) -> list[Any]:
+    def allgather(self, value: T) -> list[T]:
         """Everybody's value, by rank."""
 
     def allreduce(self, buffer: np.ndarray, algorithm: str) -> None:
@@ -57,7 +62,24 @@ def sweep(ranks: Ranks, cases: list[tuple[str, int, int]]) -> list[tuple[float, 
     return done
 
 
-def spread(seconds: Sequence[float]) -> dict[str, float]:
+def head(
+    bench: str, case: str, what: str, workers: int, network: str | None = None, **more: int
+) -> Row:
+    """How every row begins: what was measured, of what, on how many ranks, over which network.
+
+    Args:
+        bench: the benchmark, as `labkit bench` calls it.
+        case: what was worked on.
+        what: the kind of work.
+        workers: ranks or processes.
+        network: the emulated or other network; None: the machine's own.
+        more: `repeats` and `bytes`, where they are known by then.
+    """
+    row: Row = {"bench": bench, "case": case, "what": what, "workers": workers}
+    return row | {"network": network, "clock": "wall"} | more
+
+
+def spread(seconds: Sequence[float]) -> Row:
     """Median, least and 90th percentile of the repeats' medians, ms."""
     return {
         "median_ms": 1e3 * float(np.median(seconds)),
@@ -66,7 +88,7 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-def added(seconds: Sequence[float]) -> dict[str, float]:
+def added(seconds: Sequence[float]) -> Row:
     """What exchanging adds to the local step, by repeat: median, least and most, ms."""
     return {
         "added_ms": 1e3 * float(np.median(seconds)),

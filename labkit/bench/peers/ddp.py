@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from labkit.bench.peers.meeting import LIMIT, Meeting, measure, same
+from labkit.bench.peers.meeting import LIMIT, Agreed, Meeting, Task, measure, same
 from labkit.bench.steps import MOMENTUM, RATE, Case
 
 
-def join(meeting: Meeting, task: dict[str, Any]) -> Peer:
+def join(meeting: Meeting, task: Task) -> Peer:
     """Start the process group; processes find each other through a file, and talk on loopback."""
     environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     torch = import_module("torch")  # by name: it is no dependency of labkit's
@@ -38,7 +38,7 @@ class Peer:
         self._meeting, self._torch = meeting, torch
         self.version = f"PyTorch {torch.__version__}"
 
-    def measure(self, case: Case, repeats: int) -> dict[str, Any]:
+    def measure(self, case: Case, repeats: int) -> Agreed:
         """Seconds of local steps, exchanged steps and the bare sum; whether weights agree."""
         torch, distributed = self._torch, self._torch.distributed
         alone, inner = self._model(case), self._model(case)
@@ -54,7 +54,7 @@ class Peer:
         distributed.all_reduce(ones)
         right = np.allclose(ones.numpy(), self._meeting.size * (self._meeting.size + 1) / 2)
         checksum = float(sum(p.detach().double().abs().sum() for p in inner.parameters()))
-        return found | {"same_weights": same(self._meeting, checksum) and bool(right)}
+        return Agreed(**found, same_weights=same(self._meeting, checksum) and bool(right))
 
     def leave(self) -> None:
         """End the process group."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from labkit.bench.peers.meeting import Meeting, measure, same
+from labkit.bench.peers.meeting import Agreed, Meeting, Task, measure, same
 from labkit.bench.steps import Case, Model
 
 
-def join(meeting: Meeting, task: dict[str, Any]) -> Peer:
+def join(meeting: Meeting, task: Task) -> Peer:
     """Start Horovod."""
     return Peer(meeting)
 
@@ -33,7 +33,7 @@ class Peer:
         self._hvd, self._meeting = hvd, meeting
         self.version = f"Horovod {horovod.__version__}, TensorFlow {tf.__version__}"
 
-    def measure(self, case: Case, repeats: int) -> dict[str, Any]:
+    def measure(self, case: Case, repeats: int) -> Agreed:
         """Seconds of local steps, exchanged steps and the bare sum; whether weights agree."""
         import tensorflow as tf
 
@@ -41,7 +41,7 @@ class Peer:
         alone, together = Model(case, rank), Model(case, rank)
         buffer = tf.zeros([case.parameters])
 
-        def mean(gradients: list[Any]) -> list[Any]:
+        def mean(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
             # What DistributedGradientTape does with them.
             return [
                 hvd.allreduce(gradient, op=hvd.Average, name=f"{case.name}.{number}")
@@ -61,7 +61,7 @@ class Peer:
         total = self._meeting.size * (self._meeting.size + 1) / 2
         right = np.allclose(add(tf.fill([8], float(rank + 1))), total)
         agree = same(self._meeting, together.checksum())
-        return found | {"same_weights": agree and bool(right)}
+        return Agreed(**found, same_weights=agree and bool(right))
 
     def leave(self) -> None:
         """End Horovod, and MPI with it."""

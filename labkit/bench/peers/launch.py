@@ -17,9 +17,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from labkit.bench.peers.meeting import Meeting
+from labkit.bench.peers.meeting import Meeting, Record, Task
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import launcher
 
@@ -77,7 +77,7 @@ def find(name: str) -> Found | str:
     )
 
 
-def run(peer: Found, cases: Sequence[str], workers: int, repeats: int) -> list[dict[str, Any]]:
+def run(peer: Found, cases: Sequence[str], workers: int, repeats: int) -> list[Record]:
     """Measure a peer on these cases, one thread a process.
 
     Returns:
@@ -91,14 +91,15 @@ def run(peer: Found, cases: Sequence[str], workers: int, repeats: int) -> list[d
         folder = Path(name)
         meeting = folder / "meeting"
         meeting.write_bytes(bytes(Meeting.size_of(workers)))
-        task = {
-            "peer": peer.name,
-            "size": workers,
-            "cases": list(cases),
-            "repeats": repeats,
-            "meeting": str(meeting),
-            "ports": _free_ports(workers),
-        }
+        task = Task(
+            peer=peer.name,
+            rank=None,
+            size=workers,
+            cases=list(cases),
+            repeats=repeats,
+            meeting=str(meeting),
+            ports=_free_ports(workers),
+        )
         commands = _commands(peer, task)
         environment = _environment(peer)
         with ExitStack() as started:
@@ -111,14 +112,14 @@ def run(peer: Found, cases: Sequence[str], workers: int, repeats: int) -> list[d
         return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def _commands(peer: Found, task: dict[str, Any]) -> list[list[str]]:
+def _commands(peer: Found, task: Task) -> list[list[str]]:
     """One command a process; Horovod's are started by the mpirun that it was built for."""
     if peer.name != "horovod":
         return [
             [peer.python, str(RANK), json.dumps(task | {"rank": rank})]
             for rank in range(task["size"])
         ]
-    rank = [peer.python, str(RANK), json.dumps(task | {"rank": None})]
+    rank = [peer.python, str(RANK), json.dumps(task)]
     # Its background thread polls MPI: let it yield, and bind each process to a core.
     fits = task["size"] <= (os.cpu_count() or 1)
     place = ("--bind-to", "core") if fits else ("--bind-to", "none", "--oversubscribe")

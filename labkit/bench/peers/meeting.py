@@ -8,13 +8,45 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
 from labkit.bench.turns import STEPS, Step, take
 
 LIMIT = 120.0  # seconds to wait for another process
+
+
+class Task(TypedDict):
+    """What a process of a peer is to do; `rank` is None where mpirun numbers its processes."""
+
+    peer: str
+    rank: int | None
+    size: int
+    cases: list[str]
+    repeats: int
+    meeting: str
+    ports: list[int]
+
+
+class Times(TypedDict):
+    """Kind of step -> a median a repeat, s: of the step, and of what it adds to the local one."""
+
+    seconds: dict[str, list[float]]
+    added: dict[str, list[float]]
+
+
+class Agreed(Times):
+    """The same, and whether all processes ended with the same weights."""
+
+    same_weights: bool
+
+
+class Record(Agreed):
+    """What rank 0 tells of a case."""
+
+    case: str
+    version: str
 
 
 class Meeting:
@@ -55,7 +87,7 @@ class Meeting:
         return told
 
 
-def measure(meeting: Meeting, steps: dict[str, Step], repeats: int) -> dict[str, Any]:
+def measure(meeting: Meeting, steps: dict[str, Step], repeats: int) -> Times:
     """Seconds by kind of step, and what each adds to the local one; a value a repeat."""
     taken = take(steps, meeting.meet, meeting.gather, repeats)
     return {"seconds": taken.seconds, "added": taken.added}

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from labkit.bench.peers.meeting import Meeting, measure, same
+from labkit.bench.peers.meeting import Agreed, Meeting, Task, measure, same
 from labkit.bench.steps import Case, Model
 
 
-def join(meeting: Meeting, task: dict[str, Any]) -> Peer:
+def join(meeting: Meeting, task: Task) -> Peer:
     """Start the strategy; before TensorFlow is imported, it wants to know who takes part."""
     workers = [f"127.0.0.1:{port}" for port in task["ports"]]
     cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": meeting.rank}}
@@ -37,7 +37,7 @@ class Peer:
         self._meeting = meeting
         self.version = f"TensorFlow {tf.__version__}"
 
-    def measure(self, case: Case, repeats: int) -> dict[str, Any]:
+    def measure(self, case: Case, repeats: int) -> Agreed:
         """Seconds of local steps, exchanged steps and the bare sum; whether weights agree."""
         import tensorflow as tf
 
@@ -65,7 +65,7 @@ class Peer:
         found = measure(self._meeting, steps, repeats)
         right = np.allclose(add(tf.fill([8], float(rank + 1))), _sum_to(self._meeting.size))
         agree = same(self._meeting, together.checksum())
-        return found | {"same_weights": agree and bool(right)}
+        return Agreed(**found, same_weights=agree and bool(right))
 
     def leave(self) -> None:
         """End the process at once: the strategy's threads can hang a normal exit."""

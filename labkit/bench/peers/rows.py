@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from labkit.bench.peers.launch import Found, find, run
+from labkit.bench.peers.meeting import Record
 from labkit.bench.steps import CASES
-from labkit.bench.timing import added, spread
+from labkit.bench.timing import Row, added, head, spread
 from labkit.common.errors import InvalidInput, LabkitError
-
-Row = dict[str, Any]
 
 
 def check(names: Sequence[str], network: str | None) -> None:
@@ -60,22 +58,13 @@ def measure(
     return rows, remarks
 
 
-def _rows(peer: Found, record: dict[str, Any], workers: int) -> list[Row]:
+def _rows(peer: Found, record: Record, workers: int) -> list[Row]:
     rows = []
     for kind, medians in record["seconds"].items():
-        row = {
-            "bench": "exchange",
-            "case": record["case"],
-            "what": peer.name if kind == "step" else f"{peer.name} {kind}",
-            "peer": peer.name,
-            "version": record["version"],
-            "workers": workers,
-            "network": None,
-            "clock": "wall",
-            "repeats": len(medians),
-            "bytes": 4 * CASES[record["case"]].parameters,
-            **spread(medians),
-        }
+        what = peer.name if kind == "step" else f"{peer.name} {kind}"
+        row = head("exchange", record["case"], what, workers, repeats=len(medians))
+        row |= {"peer": peer.name, "version": record["version"], **spread(medians)}
+        row["bytes"] = 4 * CASES[record["case"]].parameters
         if kind == "step":
             row |= added(record["added"][kind]) | {"same_weights": record["same_weights"]}
         rows.append(row)
