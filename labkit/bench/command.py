@@ -154,7 +154,7 @@ def exchange(
 ) -> None:
     """What the exchange of gradients adds to a training step, beside other frameworks."""
     from labkit.bench.exchange import measure
-    from labkit.bench.peers import rows as beside
+    from labkit.bench.peers import beside
 
     _check_exchange(workers, schedules, algorithm, network, repeats)
     beside.check(peers, network)

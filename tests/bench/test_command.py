@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from labkit.bench import exchange
-from labkit.bench.peers import rows as beside
+from labkit.bench.peers import beside
 from labkit.cli.app import app
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit.bench.peers import launch
-from labkit.bench.peers.launch import PEERS, Found, find, run
+from labkit.bench.peers import processes
+from labkit.bench.peers.beside import check
+from labkit.bench.peers.beside import measure as measure_peers
 from labkit.bench.peers.meeting import Meeting, same
-from labkit.bench.peers.rows import check
-from labkit.bench.peers.rows import measure as measure_peers
+from labkit.bench.peers.processes import PEERS, Found, find, run
 from labkit.bench.steps import CASES, Case
 from labkit.common.errors import InvalidInput, LabkitError
 
@@ -42,7 +42,7 @@ def test_multi_worker_mirrored_is_there_with_tensorflow() -> None:
 def test_a_peer_that_is_not_installed_is_a_sentence_that_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, name: str, module: str
 ) -> None:
-    monkeypatch.setattr(launch, "find_spec", lambda _: None)
+    monkeypatch.setattr(processes, "find_spec", lambda _: None)
     variable = PEERS[name].variable
     monkeypatch.delenv(variable, raising=False)
     said = find(name)
@@ -59,7 +59,7 @@ def test_another_python_may_have_the_peer(monkeypatch: pytest.MonkeyPatch, tmp_p
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 0\n")  # it finds every module
     python.chmod(0o755)
-    monkeypatch.setattr(launch, "find_spec", lambda _: None)
+    monkeypatch.setattr(processes, "find_spec", lambda _: None)
     monkeypatch.setenv("LABKIT_TORCH_PYTHON", str(python))
     assert find("ddp") == Found("ddp", str(python))
 
@@ -149,8 +149,8 @@ def test_when_one_process_fails_the_others_are_ended_and_its_last_line_is_told(
 
 
 def test_a_peer_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "START", 0.3)
-    monkeypatch.setattr(launch, "CASE", 0.1)
+    monkeypatch.setattr(processes, "START", 0.3)
+    monkeypatch.setattr(processes, "CASE", 0.1)
     with pytest.raises(LabkitError, match="ddp did not end within 0 s"):
         run(fake(tmp_path, "import time; time.sleep(600)"), ["cnn"], 2, 1)
 
@@ -164,7 +164,7 @@ def test_the_script_needs_nothing_of_labkits_dependencies(tmp_path: Path) -> Non
         "        if name.partition('.')[0] in ('pydantic', 'mpi4py', 'psutil', 'yaml', 'click'):\n"
         "            raise ImportError(name)\n"
         "sys.meta_path.insert(0, Refuse())\n"
-        f"sys.path.insert(0, {str(launch.RANK.parent)!r})\n"
+        f"sys.path.insert(0, {str(processes.RANK.parent)!r})\n"
         "import rank\n"
         "rank._find_labkit()\n"
         "from importlib import import_module\n"
