@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import (
     Field,
@@ -19,7 +19,7 @@ from pydantic import (
 
 from labkit import datasets, models
 from labkit.common.checked import Checked
-from labkit.common.content import as_json, label_of
+from labkit.common.content import JSON, as_json, label_of
 from labkit.common.errors import InvalidInput
 from labkit.common.options import lookup
 from labkit.experiment.brief import brief, html_of
@@ -28,6 +28,8 @@ from labkit.schedules.grid import Layer
 from labkit.strategies import STRATEGIES, AllReduce, Strategy
 
 SCHEMA = 1
+Given = TypeVar("Given")
+
 # By name here, so that a wrong one is refused without importing Keras.
 OPTIMIZERS = [
     "sgd",
@@ -114,7 +116,7 @@ class Experiment(Checked):
 
     @field_validator("model")
     @classmethod
-    def _model(cls, value: Any) -> Any:
+    def _model(cls, value: Given) -> Given:
         if hasattr(value, "count_params"):  # a Keras model is callable, too
             raise ValueError(
                 "model is a Keras model; give a function that returns a new one, as each rank has "
@@ -246,9 +248,9 @@ class Experiment(Checked):
         """Eight hexadecimal digits that name the content: equal experiments have equal ones."""
         return digest({k: v for k, v in self.to_json().items() if k != "name"})[:8]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, JSON]:
         """All fields as JSON values; callables by name and source, arrays by shape and checksum."""
-        record: dict[str, Any] = {"schema": SCHEMA}
+        record: dict[str, JSON] = {"schema": SCHEMA}
         for field in type(self).model_fields:
             value = getattr(self, field)
             record[field] = value.to_json() if isinstance(value, Strategy) else as_json(value)
@@ -275,7 +277,7 @@ def parse_strategy(value: Any) -> Any:
     return value
 
 
-def digest(record: Any) -> str:
+def digest(record: JSON) -> str:
     """SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field, PositiveInt, field_validator
@@ -11,7 +10,7 @@ from labkit.common.errors import InvalidInput
 from labkit.communicator import ALGORITHMS, refuse_unmetered
 from labkit.compression import Compressor, Nested
 from labkit.exchange import BUCKET_BYTES, SCHEDULES
-from labkit.strategies.refusals import refuse_around, refuse_given
+from labkit.strategies.refusals import one_of, refuse_around, refuse_given
 from labkit.strategies.strategy import Question, Session, Strategy
 
 
@@ -71,12 +70,12 @@ class AllReduce(Strategy):
     @field_validator("algorithm")
     @classmethod
     def _algorithm(cls, value: str) -> str:
-        return _one_of("algorithm", value, ("auto", *ALGORITHMS))
+        return one_of("algorithm", value, ("auto", *ALGORITHMS))
 
     @field_validator("schedule")
     @classmethod
     def _schedule(cls, value: str) -> str:
-        return _one_of("schedule", value, SCHEDULES)
+        return one_of("schedule", value, SCHEDULES)
 
     def check(self, experiment: Question) -> None:
         """An emulated network needs messages that labkit sends; a compressor may refuse too."""
@@ -141,9 +140,3 @@ class AllReduce(Strategy):
         session.compile(optimizer)
         training = PriorityTraining(session.model, session.optimizer, exchange)
         session.fit([training, Synchronize(session.communicator)])
-
-
-def _one_of(field: str, value: str, allowed: Sequence[str]) -> str:
-    if value not in allowed:
-        raise ValueError(f"{field}={value!r} is not known; allowed: {', '.join(allowed)}")
-    return value

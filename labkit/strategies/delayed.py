@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 
 from labkit.schedules.pipeline import Table
 from labkit.schedules.pipeline.delayed import delayed
-from labkit.strategies.cut import recorder
+from labkit.strategies.lane import recorder
 from labkit.strategies.staged import Staged
 from labkit.strategies.strategy import Batch, Question, Session
 

@@ -10,7 +10,8 @@ from labkit.common.errors import InvalidInput
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline import Table, gpipe
 from labkit.schedules.pipeline.wavefront import stretches
-from labkit.strategies.cut import Cut, recorder, split, through
+from labkit.strategies.lane import Cut, recorder, split, through
+from labkit.strategies.refusals import one_of
 from labkit.strategies.staged import Loss, Staged
 
 if TYPE_CHECKING:
@@ -85,9 +86,7 @@ class Pipeline(Staged):
     @field_validator("schedule")
     @classmethod
     def _schedule(cls, value: str) -> str:
-        if value not in PIPELINE:
-            raise ValueError(f"schedule={value!r} is not known; allowed: {', '.join(PIPELINE)}")
-        return value
+        return one_of("schedule", value, PIPELINE)
 
     def check(self, experiment: Question) -> None:
         """Refuse what does not fit together, before any rank starts."""

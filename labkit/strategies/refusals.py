@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from labkit.common.errors import InvalidInput
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 AROUND = ("use_ema", "loss_scale_factor")
 # Optimizers that look at a whole variable at once.
 WHOLE = ("adafactor", "lamb", "muon")
+
+
+def one_of(field: str, value: str, allowed: Iterable[str]) -> str:
+    """The value of a field; refuses one that is not allowed, as Pydantic's validators do."""
+    if value not in allowed:
+        raise ValueError(f"{field}={value!r} is not known; allowed: {', '.join(allowed)}")
+    return value
 
 
 def refuse_in_parts(experiment: Question) -> None:

@@ -10,7 +10,7 @@ from pydantic import PositiveInt, field_validator
 
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut as divided
-from labkit.strategies.cut import Cut, described, own_models, split, through
+from labkit.strategies.lane import Cut, described, own_models, split, through
 from labkit.strategies.refusals import (
     norms,
     refuse_given,

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from labkit.communicator import ALGORITHMS, refuse_unmetered
 from labkit.strategies.intra_layer import IntraLayer, Objective
-from labkit.strategies.refusals import refuse_narrow, refuse_remainder
+from labkit.strategies.refusals import one_of, refuse_narrow, refuse_remainder
 from labkit.strategies.strategy import Question
 
 if TYPE_CHECKING:
@@ -59,10 +59,7 @@ class TensorParallel(IntraLayer):
     @field_validator("algorithm")
     @classmethod
     def _algorithm(cls, value: str) -> str:
-        allowed = ("auto", *ALGORITHMS)
-        if value not in allowed:
-            raise ValueError(f"algorithm={value!r} is not known; allowed: {', '.join(allowed)}")
-        return value
+        return one_of("algorithm", value, ("auto", *ALGORITHMS))
 
     def check(self, experiment: Question) -> None:
         """Refuse what does not fit together, before any rank starts."""
