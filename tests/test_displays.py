@@ -16,7 +16,7 @@ from labkit.cluster.launch import card_of
 from labkit.common.html import curve
 from labkit.experiment.brief import brief
 from labkit.network import Network
-from labkit.network.display import rate_text
+from labkit.network.model import rate_text
 from labkit.records import store
 from labkit.schedules import ALLREDUCE, PIPELINE, named
 

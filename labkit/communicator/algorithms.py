@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from labkit.common.errors import InvalidInput
 from labkit.communicator.traffic import Traffic
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, Schedule
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 # What moves data without messages that labkit sends itself, so that no network can be emulated.
 UNMETERED = {
@@ -56,7 +59,7 @@ def schedule_for(
     return partial(schedule, hosts=hosts()) if schedule.layout == "hosts" else schedule
 
 
-def library_allreduce(comm: Any, flat: np.ndarray, traffic: Traffic) -> None:
+def library_allreduce(comm: MPI.Intracomm, flat: np.ndarray, traffic: Traffic) -> None:
     """Sum in place, by whatever the library chooses; 16-bit floats by way of float32.
 
     The library does not say what it sent: the least that any allreduce must send per rank

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.common.errors import LabkitError
 from labkit.communicator.clock import Clock
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 PLACE = 120  # bytes for the name of a call
 NEVER = np.iinfo(np.int64).max
@@ -42,11 +45,12 @@ class Board:
     a computation. Ranks on other hosts are not seen; about them only the limit speaks.
     """
 
-    def __init__(self, comm: Any, clock: Clock) -> None:
+    def __init__(self, comm: MPI.Intracomm, clock: Clock) -> None:
         from mpi4py import MPI
 
         self._clock = clock
         self._host = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+        assert isinstance(self._host, MPI.Intracomm)  # as all parts of one are
         self.local_rank: int = self._host.rank
         self.ranks: list[int] = self._host.allgather(comm.rank)  # of this host
         row = np.dtype(
@@ -139,7 +143,7 @@ class Board:
     def close(self) -> None:
         """Free the window (collective over the ranks of this host)."""
         self._rows.clear()
-        self._own = None
+        del self._own
         self._window.Free()
         self._host.Free()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from labkit.communicator.traffic import Traffic
 from labkit.communicator.variable import Courier
 from labkit.communicator.window import Window
 from labkit.network import Network
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 LIMIT = 600.0  # seconds; the first step of a large model is traced for minutes
 _USER_TAG = 1 << 14  # tags of send and recv; those of schedules lie below
@@ -54,7 +57,7 @@ class Communicator:
 
     def __init__(
         self,
-        comm: Any,
+        comm: MPI.Intracomm,
         limit: float = LIMIT,
         network: str | Network | None = None,
         traffic: Traffic | None = None,
@@ -281,8 +284,11 @@ class Communicator:
 
         What it sends is metered here too, and waits for the same links of an emulated network.
         """
+        from mpi4py import MPI
+
         self.meet("split")
         part = self._comm.Split(colour, self.rank if key is None else key)
+        assert isinstance(part, MPI.Intracomm)  # as all parts of one are
         network, emulation = self.network, self._emulation
         if network is not None and emulation is not None:
             ranks = part.allgather(self.rank)
@@ -296,7 +302,7 @@ class Communicator:
         """Send a contiguous array; back when it may be changed again."""
         self.finish(self.post(data, destination, tag), f"send to rank {destination}")
 
-    def post(self, data: np.ndarray, destination: int, tag: int = 0) -> list[Any]:
+    def post(self, data: np.ndarray, destination: int, tag: int = 0) -> list[MPI.Request]:
         """Begin to send a contiguous array, which must stay as it is until `finish`."""
         requests = []
         if self._emulation:
@@ -308,7 +314,7 @@ class Communicator:
         self.traffic.wire_bytes += data.nbytes
         return requests
 
-    def finish(self, posted: list[Any], what: str = "the end of a message") -> None:
+    def finish(self, posted: list[MPI.Request], what: str = "the end of a message") -> None:
         """Wait until what was posted is on its way."""
         self.patience.enter(what, collective=False)
         self.patience.complete(posted)
@@ -377,7 +383,7 @@ class Communicator:
             self._memory = SharedMemory(self._comm, self.clock, self.patience.pause)
         return self._memory
 
-    def _gather_here(self, others: Sequence[Any] = ()) -> None:
+    def _gather_here(self, others: Sequence[MPI.Request] = ()) -> None:
         """A barrier in which ranks tell each other which call they are in.
 
         Args:

@@ -6,12 +6,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.communicator.clock import Clock
 from labkit.network import Links, Network
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 class Emulation:
@@ -31,7 +34,7 @@ class Emulation:
         paced: whether a rank holds a message back until the links on its way are free.
     """
 
-    def __init__(self, comm: Any, network: Network, clock: Clock) -> None:
+    def __init__(self, comm: MPI.Intracomm, network: Network, clock: Clock) -> None:
         from mpi4py import MPI
 
         self._clock = clock

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
 from labkit.communicator.board import Board, Mismatch, WaitTooLong
 from labkit.communicator.clock import Clock
 from labkit.communicator.traffic import Traffic
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 DEADLOCK = 2.0  # seconds in which ranks that wait in different calls cannot both be only late
 NAP, LONGEST_NAP = 20e-6, 1e-3  # seconds
@@ -63,7 +66,7 @@ class Patience:
         self._since = self._clock.now()
         return self._since
 
-    def complete(self, requests: list[Any]) -> None:
+    def complete(self, requests: list[MPI.Request]) -> None:
         """Wait for MPI requests, looking around now and then."""
         from mpi4py import MPI
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from labkit.communicator.algorithms import UNMETERED
 from labkit.communicator.sparse import Part, SparseSum, cut_sparse
 from labkit.communicator.variable import Courier
 from labkit.schedules import ALLREDUCE, Round, boundaries, count_chunks
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 Pieces: TypeAlias = dict[int, np.ndarray]  # rank -> bytes
 ENTRY = np.dtype([("rank", "<i4"), ("nbytes", "<i4")])
@@ -32,7 +35,7 @@ class Payloads:
 
     def __init__(
         self,
-        comm: Any,
+        comm: MPI.Intracomm,
         courier: Courier,
         rounds: Callable[[str], Sequence[Round]],
         gather_here: Callable[[], None],

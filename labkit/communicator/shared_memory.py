@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from labkit.communicator.clock import Clock
 from labkit.schedules import boundaries
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 Piece: TypeAlias = tuple[int, np.ndarray]
 
@@ -44,7 +47,7 @@ class SharedMemory:
             waiting has become pointless.
     """
 
-    def __init__(self, comm: Any, clock: Clock, pause: Callable[[int], None]) -> None:
+    def __init__(self, comm: MPI.Intracomm, clock: Clock, pause: Callable[[int], None]) -> None:
         self._comm, self._clock, self._pause = comm, clock, pause
         self._window, views = _shared(comm, LINE)
         self._flags = [view[:8].view(np.int64) for view in views]
@@ -209,7 +212,7 @@ def _sum(values: list[np.ndarray], shares: list[float] | None, total: np.ndarray
         np.multiply(total, total.dtype.type(shares[0]), out=total)
 
 
-def _shared(comm: Any, nbytes: int, common: bool = False) -> tuple[Any, list[np.ndarray]]:
+def _shared(comm: MPI.Intracomm, nbytes: int, common: bool = False) -> tuple[Any, list[np.ndarray]]:
     """A window with so many bytes of each rank, aligned to cache lines; views on all of them.
 
     Common: of rank 0 alone.

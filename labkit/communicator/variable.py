@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.traffic import Traffic
 from labkit.schedules import Round
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 Value = TypeVar("Value")
 TAG = (1 << 14) - 1  # no plan has so many before it
@@ -41,10 +44,10 @@ class Courier:
 
     def __init__(
         self,
-        comm: Any,
+        comm: MPI.Intracomm,
         rank: int,
         traffic: Traffic,
-        wait: Callable[[list[Any]], None],
+        wait: Callable[[list[MPI.Request]], None],
         sleep_until: Callable[[float], None],
         emulation: Emulation | None,
     ) -> None:

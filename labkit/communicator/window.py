@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.communicator.clock import Clock
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.traffic import Traffic
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 class Window:
@@ -30,7 +33,7 @@ class Window:
 
     def __init__(
         self,
-        comm: Any,
+        comm: MPI.Intracomm,
         nbytes: int,
         traffic: Traffic,
         clock: Clock,
