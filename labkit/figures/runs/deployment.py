@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from labkit.common.units import bytes_axis, bytes_text
 from labkit.figures.kit.entries import PALETTE, SYMBOLS, Line
-from labkit.figures.kit.finding import Markdown
-from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.finding import Finding, Markdown, sentences
+from labkit.figures.kit.marks import points_with_bars
+from labkit.figures.kit.panels import Panel, sheet
 
 if TYPE_CHECKING:
     import pandas
@@ -18,7 +19,7 @@ ORIGINAL = "original"
 LEVEL = 0.05  # of the sign test, below which accuracies are told apart
 WORTH = 1.02  # what is smaller by less is called of the same size
 
-Row = dict[str, Any]
+Row: TypeAlias = dict[str, Any]  # of what `labkit.deployment.compare` returned
 
 
 def deployment(table: pandas.DataFrame) -> Figure:
@@ -29,11 +30,9 @@ def deployment(table: pandas.DataFrame) -> Figure:
 
     Args: table, what `labkit.deployment.compare` returned.
     """
-    from labkit.figures.kit.canvas import draw
-
     rows = _measured(table)
     shown = _lines(rows)
-    panels = [_bytes_panel(rows, shown), _time_panel(rows, shown)]
+    panels = _panels(table[table["bytes"].notna()], shown)
     refused = [name for name, row in _rows(table).items() if row["bytes"] != row["bytes"]]
     remark = f"not possible with this model: {', '.join(refused)}" if refused else ""
     title = f"Compressed for deployment, {len(rows) - 1} ways · wall clock · 1 process"
@@ -42,24 +41,21 @@ def deployment(table: pandas.DataFrame) -> Figure:
         f"{row['time_ratio']:.3g} times the original's inference time"
         for name, row in rows.items()
     )
-    alt = ". ".join(part for part in (title, remark, words) if part) + "."
-    return draw([panels], list(shown.values()), title, remark, alt, 300)
+    return sheet([panels], shown.values(), title, [remark], [words], plot=300)
 
 
 def deployment_reading(table: pandas.DataFrame) -> Markdown:
     """For each method what it did, lost and saved; then the smallest file without a loss shown."""
     rows = _rows(table)
     original = rows[ORIGINAL]
-    lines = [
-        f"- **{ORIGINAL}**: {original['accuracy']:.1%} of {original['test_answers']:.0f} test "
+    found = [
+        f"**{ORIGINAL}**: {original['accuracy']:.1%} of {original['test_answers']:.0f} test "
         f"answers right, {bytes_text(original['bytes'])} on disk, {original['inference_ms']:.3g} "
-        f"ms for a batch of {original['batch_size']:.0f}."
+        f"ms for a batch of {original['batch_size']:.0f}"
     ]
-    for name, row in rows.items():
-        if name != ORIGINAL:
-            lines.append(f"- **{name}**: {_of_method(row)}.")
+    found += [f"**{name}**: {_of_method(row)}" for name, row in rows.items() if name != ORIGINAL]
     others = {name: row for name, row in _measured(table).items() if name != ORIGINAL}
-    return Markdown("\n".join([*lines, *_together(others)]))
+    return sentences(map(Finding, [*found, *_together(others)]))
 
 
 def _of_method(row: Row) -> str:
@@ -102,19 +98,19 @@ def _together(others: dict[str, Row]) -> list[str]:
     if kept:
         best = min(kept, key=lambda name: kept[name]["bytes"])
         lines = [
-            f"- Smallest file whose loss, if any, these test answers cannot tell from chance: "
+            f"Smallest file whose loss, if any, these test answers cannot tell from chance: "
             f"**{best}** ({kept[best]['lost']:.0f} lost, {kept[best]['gained']:.0f} gained), "
-            f"{kept[best]['smaller']:.3g}x smaller than the original."
+            f"{kept[best]['smaller']:.3g}x smaller than the original"
         ]
     else:
-        lines = ["- Each file here that is smaller has lost accuracy beyond chance."]
+        lines = ["Each file here that is smaller has lost accuracy beyond chance"]
     faster = [name for name, row in others.items() if _faster(row)]
-    lines.append(f"- Faster than the original beyond the spread: {', '.join(faster) or 'none'}.")
+    lines.append(f"Faster than the original beyond the spread: {', '.join(faster) or 'none'}")
     trained = [name for name, row in others.items() if row["extra_epochs"]]
     if trained:
         lines.append(
-            f"- Trained longer than the original: {', '.join(trained)}. What they gain in accuracy "
-            "may be the training's."
+            f"Trained longer than the original: {', '.join(trained)}. What they gain in accuracy "
+            "may be the training's"
         )
     return lines
 
@@ -159,50 +155,32 @@ def _lines(rows: dict[str, Row]) -> dict[str, Line]:
     }
 
 
-def _bytes_panel(rows: dict[str, Row], shown: dict[str, Line]) -> Panel:
-    sizes = [row["bytes"] for row in rows.values()]
-    return Panel(
-        title="Bytes on disk\nof the file that is read back",
-        x="bytes on disk",
-        y="accuracy on the test data",
-        traces=[_point(shown[name], row, row["bytes"]) for name, row in rows.items()],
-        x_axis=bytes_axis(0.8 * min(sizes), 1.25 * max(sizes)),
-        y_axis={"tickformat": ".1%"},
+def _panels(table: pandas.DataFrame, shown: dict[str, Line]) -> list[Panel]:
+    """Accuracy over bytes on disk, and over the time of an inference."""
+    rows = table.assign(run=table.index.map(str), hover=[*map(_hover, table.to_dict("records"))])
+    batch, right = rows["batch_size"].iloc[0], ("accuracy on the test data", {"tickformat": ".1%"})
+    return [
+        Panel(
+            title="Bytes on disk\nof the file that is read back",
+            x="bytes on disk",
+            y=right[0],
+            traces=points_with_bars(rows, "bytes", "accuracy", shown, size=11),
+            x_axis=bytes_axis(0.8 * rows["bytes"].min(), 1.25 * rows["bytes"].max()),
+            y_axis=right[1],
+        ),
+        Panel(
+            title="Time of an inference\nwhisker: least to largest of the repeats",
+            x=f"time of a batch of {batch:.0f} / the original's",
+            y=right[0],
+            traces=points_with_bars(rows, "time_ratio", "accuracy", shown, size=11),
+            x_axis={"rangemode": "tozero"},
+            y_axis=right[1],
+        ),
+    ]
+
+
+def _hover(row: Row) -> str:
+    return (
+        f"{row['accuracy']:.2%} right<br>{bytes_text(row['bytes'])}, {row['smaller']:.3g}x smaller"
+        f"<br>{row['inference_ms']:.3g} ms, {row['time_ratio']:.2f}x the original's"
     )
-
-
-def _time_panel(rows: dict[str, Row], shown: dict[str, Line]) -> Panel:
-    batch = next(iter(rows.values()))["batch_size"]
-    return Panel(
-        title="Time of an inference\nwhisker: least to largest of the repeats",
-        x=f"time of a batch of {batch:.0f} / the original's",
-        y="accuracy on the test data",
-        traces=[
-            _point(shown[name], row, row["time_ratio"]) | {"error_x": _whisker(shown[name], row)}
-            for name, row in rows.items()
-        ],
-        x_axis={"rangemode": "tozero"},
-        y_axis={"tickformat": ".1%"},
-    )
-
-
-def _point(line: Line, row: Row, x: float) -> dict[str, Any]:
-    hover = (
-        f"{line.style['name']}<br>%{{y:.2%}} right<br>{bytes_text(row['bytes'])}, "
-        f"{row['smaller']:.3g}x smaller<br>{row['inference_ms']:.3g} ms, "
-        f"{row['time_ratio']:.2f}x the original's<extra></extra>"
-    )
-    marker = {"color": line.color, "symbol": line.symbol, "size": 11}
-    look = {"mode": "markers", "marker": marker, "showlegend": False, "hovertemplate": hover}
-    return {"x": [x], "y": [row["accuracy"]]} | look | line.style
-
-
-def _whisker(line: Line, row: Row) -> dict[str, Any]:
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [row["time_ratio_high"] - row["time_ratio"]],
-        "arrayminus": [row["time_ratio"] - row["time_ratio_low"]],
-        "color": line.color,
-        "thickness": 1.5,
-    }

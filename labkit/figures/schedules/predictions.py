@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -15,25 +14,18 @@ from labkit.figures.kit.marks import curve, points, rule
 from labkit.figures.kit.panels import Panel, Trace, sheet
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
-from labkit.simulate import Fit, Measurement, predict, simulate
+from labkit.simulate import Fit, simulate
+from labkit.simulate.predict import Rows, measurements, model_of, prediction_table
 
 if TYPE_CHECKING:
     import pandas
 
     from labkit.figures.kit.canvas import Figure
 
-Rows: TypeAlias = Sequence[Mapping[str, Any]]
+__all__ = ["measurements", "predicted_and_measured", "prediction_reading"]
+
 Curve: TypeAlias = tuple[list[float], list[float]]  # bytes, s
 POINTS = 33
-
-
-def measurements(rows: Iterable[Mapping[str, Any]]) -> list[Measurement]:
-    """The medians of a bench's rows, of all algorithms that have a schedule and were right."""
-    return [
-        Measurement(row["bytes"], row["median_ms"] / 1e3, row["algorithm"], row["workers"])
-        for row in rows
-        if row["algorithm"] in ALLREDUCE and row.get("correct", True)
-    ]
 
 
 def predicted_and_measured(
@@ -49,8 +41,8 @@ def predicted_and_measured(
     byte, where `network` is no fit.
     Raises: InvalidInput, for no rows, or a network that cannot be told from them.
     """
-    world, gamma, source = _model(rows, network, gamma)
-    table = _table(rows, world, gamma)
+    world, gamma, source = model_of(rows, network, gamma)
+    table = prediction_table(rows, world, gamma)
     curves = {
         (name, count): _curve(name, count, table["bytes"], world, gamma)
         for name, count in dict.fromkeys(zip(table["algorithm"], table["workers"], strict=True))
@@ -59,62 +51,9 @@ def predicted_and_measured(
     return table, _figure(table, curves, rows, source)
 
 
-def _model(
-    rows: Rows, network: str | Network | Fit | None, gamma: float
-) -> tuple[Network, float, str]:
-    """Network and γ of the prediction, and where they are from."""
-    if not rows:
-        raise InvalidInput("no rows to compare: give those of labkit.bench.collectives.measure")
-    if isinstance(network, Fit):
-        return network.network(), network.gamma, fit_text(network)
-    if network is None:
-        names = {row["network"] for row in rows}
-        if len(names) > 1 or None in names:
-            raise InvalidInput(
-                f"measured on {', '.join(sorted(map(str, names)))}: say with which network to "
-                f"predict, or give calibrate(measurements(rows))"
-            )
-        network = str(names.pop())
-    world = Network.named(network) if isinstance(network, str) else network
-    return world, gamma, f"simulation on {world}"
-
-
-def fit_text(fit: Fit) -> str:
-    """`α 12 µs, β 0.1 ns a byte (9.8 GB/s), γ 0.05 ns a byte`"""
-    speed = f" ({1e-9 / fit.beta:.3g} GB/s)" if fit.beta else ""
-    return (
-        f"fit of {fit.count} measurements: α {seconds_text(fit.alpha)}, "
-        f"β {1e9 * fit.beta:.3g} ns a byte{speed}, γ {1e9 * fit.gamma:.3g} ns a byte"
-    )
-
-
-def _table(rows: Rows, network: Network, gamma: float) -> pandas.DataFrame:
-    import pandas as pd
-
-    found = []
-    for row in rows:
-        right = row.get("correct", True)
-        known = predict(measurements([row]), network, gamma)
-        each = known[0] if known else None
-        found.append(
-            {
-                "algorithm": row["algorithm"],
-                "workers": row["workers"],
-                "bytes": row["bytes"],
-                "measured_ms": row["median_ms"] if right else None,
-                "min_ms": row["min_ms"] if right else None,
-                "p90_ms": row["p90_ms"] if right else None,
-                "predicted_ms": 1e3 * each.predicted if each else None,
-                "closed_form_ms": 1e3 * each.closed_form if each else None,
-                "error": each.error if each else None,
-                "correct": right,
-            }
-        )
-    times = ["measured_ms", "min_ms", "p90_ms", "predicted_ms", "closed_form_ms", "error"]
-    return pd.DataFrame(found).astype(dict.fromkeys(times, "float64"))
-
-
-def _curve(name: str, count: int, nbytes: Any, network: Network, gamma: float) -> Curve:
+def _curve(
+    name: str, count: int, nbytes: pandas.Series[float], network: Network, gamma: float
+) -> Curve:
     """The prediction between the measured sizes too: on logarithmic axes it is no straight line."""
     grid = np.geomspace(nbytes.min(), nbytes.max(), POINTS) if len(set(nbytes)) > 1 else nbytes
     sizes = [float(each) for each in grid]
