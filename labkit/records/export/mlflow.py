@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.records.export.told import moment, optional, parameters, points, results, tags
 from labkit.records.run import Run
-
-if TYPE_CHECKING:
-    import mlflow
 
 Item = TypeVar("Item")
 MOST_METRICS, MOST_PARAMETERS = 1000, 100  # in one request, as MLflow's servers allow
@@ -56,7 +53,7 @@ def _address(place: Path | str) -> str:
     return f"sqlite:///{file}"
 
 
-def _write(client: mlflow.MlflowClient, experiment: str, run: Run) -> str:
+def _write(client: Any, experiment: str, run: Run) -> str:
     entities = optional("mlflow.entities", "mlflow")
     started, told = round(1000 * moment(run, "started")), tags(run)  # ms
     same = f"tags.`labkit.run` = '{told['labkit.run']}' and attributes.start_time = {started}"
