@@ -15,6 +15,8 @@ keras = pytest.importorskip("keras")
 
 from labkit.exchange.seam import ORDER, Hook, rows_of, seam  # noqa: E402 - they import Keras
 
+pytestmark = pytest.mark.heavy  # models are trained
+
 
 class Note(Hook):
     """Writes down that it was called, and with which rows."""
