@@ -11,7 +11,7 @@ from .exchange.gantt import timeline
 from .exchange.hidden import exchange_reading, hidden
 from .exchange.layer_errors import microscope, microscope_reading
 from .exchange.step_parts import step_parts
-from .runs.compare import compare, curves, parts, show, speedup, table, throughput
+from .runs.comparison import compare, curves, parts, show, speedup, table, throughput
 from .runs.comparison_reading import comparison_reading
 from .runs.deployment import deployment, deployment_reading
 from .runs.heat import has_grid, heat_map
@@ -25,8 +25,8 @@ from .runs.precision import (
     precision_table,
 )
 from .runs.reading import reading
-from .runs.scatter import scatter
 from .runs.seed_by_seed import seed_by_seed, seed_reading
+from .runs.two_numbers import scatter
 from .schedules.cost_curves import cost_curves, cost_reading
 from .schedules.link_use import link_reading, link_utilisation
 from .schedules.message_counts import counts_reading, counts_table

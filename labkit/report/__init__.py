@@ -27,10 +27,9 @@ from labkit.records.compressors import called
 from labkit.records.run import Run, flatten, load_runs
 from labkit.records.run import shown as shown_value
 from labkit.records.verdict import seeds_of
-from labkit.report.embed import figure_html
+from labkit.report.embed import figure_html, policy, scripts
+from labkit.report.inert import render
 from labkit.report.jobs import commands, notebooks
-from labkit.report.notebook import render
-from labkit.report.scripts import policy, scripts
 
 Runs = Iterable[Run | Path | str] | Run | Path | str
 

@@ -1,13 +1,22 @@
-"""A figure inside a page: a place to draw in, its words, its data as JSON that cannot get out."""
+"""What a page shows figures with: a place for each, its words and data, and the scripts that draw.
+
+Data are JSON that cannot get out of its place; a browser may run these scripts and nothing else.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from labkit.common.privacy import scrub
+
+BODY = '"use strict";var Plotly='
+END = "window.Plotly = Plotly;"
 
 
 def figure_html(content: Mapping[str, Any]) -> str:
@@ -68,3 +77,34 @@ def _scrubbed(value: Any) -> Any:
 
 def _is_remote(source: Any) -> bool:
     return isinstance(source, str) and not source.startswith("data:")
+
+
+def scripts() -> list[str]:
+    """Plotly, and what draws the page's figures with it."""
+    from plotly.offline import get_plotlyjs
+
+    return [unwrapped(get_plotlyjs()), Path(__file__).with_name("page.js").read_text()]
+
+
+def unwrapped(bundle: str) -> str:
+    """Plotly's bundle without the function around it that serves module loaders.
+
+    A browser reads the body of a function twice, first to find its end: of 4.8 MB that takes
+    Chromium 0.4 s of the time to the first figure. A bundle of another form stays as it is.
+    """
+    licence, begun, rest = bundle.partition("*/")
+    body, found, _ = rest.rpartition(END)
+    start = body.find(BODY)
+    if not (begun and found) or start < 0:
+        return bundle
+    return licence + begun + "\n" + body[start:] + END
+
+
+def policy(scripts: Sequence[str]) -> str:
+    """What a browser may do here: run these scripts and nothing else, load nothing at all."""
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )

@@ -19,9 +19,9 @@ from labkit.experiment import Experiment
 from labkit.figures import compare
 from labkit.records import store
 from labkit.report import report
+from labkit.report.embed import unwrapped
+from labkit.report.inert import render, sanitized
 from labkit.report.jobs import commands
-from labkit.report.notebook import render, sanitized
-from labkit.report.scripts import unwrapped
 
 MARK = "plotly.js v"
 

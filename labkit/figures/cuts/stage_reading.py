@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit.common.units import bytes_text
 from labkit.figures.cuts.stage_tables import pipeline_table, rank_table
-from labkit.figures.kit.finding import Finding, Markdown, sentences
+from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.records.run import Run
 
 if TYPE_CHECKING:

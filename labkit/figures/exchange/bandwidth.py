@@ -19,7 +19,8 @@ from labkit.figures.kit.entries import (
     lines,
 )
 from labkit.figures.kit.marks import crosses, curve, points
-from labkit.figures.kit.panels import Panel, Trace, busy, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import busy, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records import bandwidths
 from labkit.records.bandwidths import LATENCY, RANGE, Method, emulated, in_turn, winners

@@ -11,7 +11,7 @@ from labkit.common.errors import LabkitError
 from labkit.common.units import bits_text, bytes_text, seconds_text
 from labkit.figures.exchange.bandwidth import methods
 from labkit.figures.kit.entries import Entry, clock_and_network, entries
-from labkit.figures.kit.finding import Finding, Markdown, sentences
+from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.runs.speed import refused
 from labkit.records.bandwidths import LATENCY, RANGE, in_turn, prediction_errors, winners
 from labkit.records.compressors import baseline_of, task

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit.common.content import JSON
 from labkit.figures.kit.entries import entries
-from labkit.figures.kit.finding import Finding, Markdown, sentences
+from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.runs.speed import refused
 from labkit.records.overlap import NO_SPEED, hidden_parts
 from labkit.records.run import Run, flatten

@@ -1,15 +1,10 @@
-"""Charts as data, each alone or beside others, and the sheet on which they are laid out."""
+"""Charts as data, each to stand alone or beside others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-from labkit.figures.kit.entries import OVERSUBSCRIBED, Entry, Line
-
-if TYPE_CHECKING:
-    from labkit.figures.kit.canvas import Figure
+from typing import Any, TypeAlias
 
 # A trace, an axis or a layout, as Plotly takes it: its own schema checks it when it is drawn, and
 # knows more of it than a type here could say.
@@ -36,39 +31,6 @@ class Panel:
     x_axis: Trace = field(default_factory=dict)
     y_axis: Trace = field(default_factory=dict)
     link: str = ""
-
-
-def sheet(
-    rows: Sequence[Sequence[Panel]],
-    shown: Iterable[Entry | Line],
-    title: str,
-    remarks: Sequence[str] = (),
-    words: Sequence[str] = (),
-    plot: int = PLOT,
-    below: int = BELOW,
-) -> Figure:
-    """Rows of panels as one figure, with its title, remarks and one legend.
-
-    Args:
-        rows: of panels, from above.
-        shown: who is in the legend.
-        title: with clock and network, where it has times.
-        remarks: what a reader must know of all panels; they stand under the title.
-        words: what the panels show, in words, for those who hear them.
-        plot, below: pixels from the top of a panel's axes to their bottom, and of the labels
-            under it.
-    """
-    # Plotly takes half a second to import, which `lk.table` and `labkit ls` need not wait for.
-    from labkit.figures.kit.canvas import draw
-
-    said = [part for part in remarks if part]
-    alt = ". ".join(part for part in (title, *said, *words) if part) + "."
-    return draw(rows, list(shown), title, " · ".join(said), alt, plot, below)
-
-
-def busy(shown: Iterable[Entry]) -> list[str]:
-    """The remark that a run had more threads than cores; none where all had cores enough."""
-    return [OVERSUBSCRIBED] if any(e.metrics.get("oversubscribed") for e in shown) else []
 
 
 def lanes_axis(lanes: Sequence[str]) -> Trace:

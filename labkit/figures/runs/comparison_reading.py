@@ -11,7 +11,7 @@ from statistics import mean, median
 from labkit.common.units import bytes_text, plural
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import Entry
-from labkit.figures.kit.finding import Finding, Markdown, sentences
+from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.runs.measures import parameters, spread
 from labkit.records.questions.scaling import scalings
 from labkit.records.questions.spending import MEASURES, front, spending

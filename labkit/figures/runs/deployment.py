@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from labkit.common.units import bytes_axis, bytes_text
 from labkit.figures.kit.entries import PALETTE, SYMBOLS, Line
-from labkit.figures.kit.finding import Finding, Markdown, sentences
+from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import points_with_bars
-from labkit.figures.kit.panels import Panel, sheet
+from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.sheet import sheet
 
 if TYPE_CHECKING:
     import pandas

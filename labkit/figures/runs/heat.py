@@ -13,7 +13,8 @@ from labkit.common.units import plural
 from labkit.figures.kit.axes import Value, ordered, word
 from labkit.figures.kit.entries import Entry, clock_and_network, entries, safe_text
 from labkit.figures.kit.marks import QUIET, words
-from labkit.figures.kit.panels import Panel, Trace, busy, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import busy, sheet
 from labkit.figures.runs.measures import (
     MEASURES,
     is_timed,

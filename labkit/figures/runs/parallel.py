@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from labkit.figures.kit.axes import Scale, Value, scale, word
 from labkit.figures.kit.entries import MANY, Entry, clock_and_network, entries, safe_text
 from labkit.figures.kit.marks import rule, words
-from labkit.figures.kit.panels import Panel, Trace, busy, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import busy, sheet
 from labkit.figures.runs.measures import (
     MEASURES,
     measured,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
 from labkit.figures.kit.entries import Entry, clock_and_network, entries
 from labkit.figures.kit.marks import Looks, points_with_bars, rule
-from labkit.figures.kit.panels import Panel, Trace, busy, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import busy, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.questions.spending import MEASURES, front, spending
 from labkit.records.run import Run

@@ -9,7 +9,7 @@ from labkit.common.errors import LabkitError
 from labkit.common.units import bytes_text
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import Entry
-from labkit.figures.kit.finding import Markdown
+from labkit.figures.kit.findings import Markdown
 from labkit.records.compressors import compressor_of
 from labkit.records.run import Run
 from labkit.records.verdict import accuracies, judge_runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from labkit.figures.kit.entries import Entry, entries
-from labkit.figures.kit.finding import Finding, Markdown, sentences
+from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.runs import speed
 from labkit.records.run import Run, verdict
 

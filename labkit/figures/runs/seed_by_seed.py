@@ -6,7 +6,7 @@ from math import comb
 from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
-from labkit.figures.kit.finding import Markdown
+from labkit.figures.kit.findings import Markdown
 from labkit.records.compressors import method
 from labkit.records.run import Run
 from labkit.records.verdict import seeds_of

@@ -9,8 +9,9 @@ import numpy as np
 
 from labkit.common.units import bytes_text, seconds_text
 from labkit.figures.kit.cells import cells, towards
-from labkit.figures.kit.finding import Finding, Markdown, sentences
-from labkit.figures.kit.panels import Panel, Trace, sheet
+from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import sheet
 from labkit.network import Network
 from labkit.simulate import Simulation, simulate
 

@@ -9,7 +9,8 @@ from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import Entry, clock_and_network
-from labkit.figures.kit.panels import Panel, busy, sheet
+from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.sheet import busy, sheet
 from labkit.figures.runs import speed
 from labkit.figures.runs.learning import learning_panels
 from labkit.records.run import KEY_METRICS, Run, key_metrics, verdict
