@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
+from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.figures import (
@@ -129,7 +129,7 @@ def _count(runs: Sequence[Run]) -> str:
     return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
 
 
-def _rows(runs: Sequence[Run], shown: Sequence[Entry]) -> dict[str, Any]:
+def _rows(runs: Sequence[Run], shown: Sequence[Entry]) -> dict[str, JSON]:
     """The table as text: columns, and for each run its key, colour and cells."""
     frame = table(runs)
     cells = [
@@ -153,7 +153,7 @@ _HEADS = {
 }
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(name: str, value: JSON) -> str:
     if value is None or value != value:  # NaN: a run that lacks what another has
         return called(None) if name == "compressor" else "—"
     return scrub(shown_value(value))
@@ -166,7 +166,7 @@ def _shared(runs: Sequence[Run]) -> dict[str, str]:
     return {key: _parameter(value) for key, value in same.items()}
 
 
-def _details(entry: Entry, shared: Mapping[str, str]) -> dict[str, Any]:
+def _details(entry: Entry, shared: Mapping[str, str]) -> dict[str, JSON]:
     run = entry.run
     status = run.status
     gate = entry.metrics.get("equivalence") or {}
@@ -183,16 +183,15 @@ def _details(entry: Entry, shared: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _parameter(value: Any) -> str:
+def _parameter(value: JSON) -> str:
     return "none" if value is None else scrub(str(value))
 
 
-def _environments(shown: Sequence[Entry]) -> list[dict[str, Any]]:
+def _environments(shown: Sequence[Entry]) -> list[dict[str, JSON]]:
     """Each distinct environment once, with the runs that ran in it."""
-    found: dict[str, dict[str, Any]] = {}
+    labels: dict[str, list[str]] = {}
     for entry in shown:
         record = {k: _parameter(v) for k, v in flatten(entry.run.environment).items()}
         if record:
-            place = found.setdefault(json.dumps(record), {"labels": [], "values": record})
-            place["labels"].append(entry.label)
-    return list(found.values())
+            labels.setdefault(json.dumps(record), []).append(entry.label)
+    return [{"labels": names, "values": json.loads(text)} for text, names in labels.items()]

@@ -11,21 +11,25 @@ import html
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from labkit.common.content import JSON
 from labkit.common.privacy import scrub
 
 BODY = '"use strict";var Plotly='
 END = "window.Plotly = Plotly;"
 
 
-def figure_html(content: Mapping[str, Any]) -> str:
+def figure_html(content: Mapping[str, JSON]) -> str:
     """What the page's script finds and draws; content is a Plotly figure's JSON, trusted or not."""
     from labkit.figures.kit.canvas import CONFIG
 
-    layout = content.get("layout")
-    layout = layout if isinstance(layout, dict) else {}
-    record = {"data": content.get("data") or [], "layout": layout, "config": CONFIG}
+    given = content.get("layout")
+    layout: dict[str, JSON] = given if isinstance(given, dict) else {}
+    record: dict[str, JSON] = {
+        "data": content.get("data") or [],
+        "layout": layout,
+        "config": CONFIG,
+    }
     if content.get("frames"):
         record["frames"] = content["frames"]
     # Inside a script element only "<" can begin its end.
@@ -43,26 +47,29 @@ def figure_html(content: Mapping[str, Any]) -> str:
     )
 
 
-def _is_ours(layout: Mapping[str, Any]) -> bool:
+def _is_ours(layout: Mapping[str, JSON]) -> bool:
     """Whether labkit made the figure: then it has words, and looks well on light and dark."""
+    return _alt(layout) is not None
+
+
+def _words(layout: Mapping[str, JSON]) -> str:
+    alt = _alt(layout)
+    return _title(layout) if alt is None else alt
+
+
+def _alt(layout: Mapping[str, JSON]) -> str | None:
     meta = layout.get("meta")
-    return isinstance(meta, dict) and "alt" in meta
+    return str(meta["alt"]) if isinstance(meta, dict) and "alt" in meta else None
 
 
-def _words(layout: Mapping[str, Any]) -> str:
-    if _is_ours(layout):
-        return str(layout["meta"]["alt"])
-    return _title(layout)
-
-
-def _title(layout: Mapping[str, Any]) -> str:
+def _title(layout: Mapping[str, JSON]) -> str:
     """The figure's own title, as text: Plotly's has entities."""
     title = layout.get("title")
     text = title.get("text") if isinstance(title, dict) else title
     return html.unescape(str(text or "a figure without a title"))
 
 
-def _scrubbed(value: Any) -> Any:
+def _scrubbed(value: JSON) -> JSON:
     """The figure's texts without this machine's names; its numbers (base64) as they are.
 
     A picture that lies on some host is taken out: the page asks nobody for anything.
@@ -75,7 +82,7 @@ def _scrubbed(value: Any) -> Any:
     return scrub(value) if isinstance(value, str) else value
 
 
-def _is_remote(source: Any) -> bool:
+def _is_remote(source: JSON) -> bool:
     return isinstance(source, str) and not source.startswith("data:")
 
 

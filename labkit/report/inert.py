@@ -6,11 +6,15 @@ import base64
 import re
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.report.embed import figure_html
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 # Beyond text: what tables and folded parts need. No ids: a page's script finds elements by them.
 _TAGS = {
@@ -72,13 +76,13 @@ def render(path: Path, outputs: bool = True) -> str:
     return text
 
 
-def _is_of_one_job(cell: Any) -> bool:
+def _is_of_one_job(cell: NotebookNode) -> bool:
     """Whether papermill put the cell in: the parameters of one job, or where it failed."""
     tags = {"injected-parameters", "papermill-error-cell-tag", "papermill-error-cell"}
     return not tags.isdisjoint(cell.metadata.get("tags", []))
 
 
-def _as_written(cell: Any) -> Any:
+def _as_written(cell: NotebookNode) -> NotebookNode:
     if cell.cell_type == "code":
         cell.outputs = []
     return cell
@@ -106,7 +110,7 @@ def _allowed(tag: str, name: str, value: str) -> bool:
     return name in _ATTRIBUTES
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> NotebookNode:
     import nbformat
 
     try:
@@ -116,7 +120,7 @@ def _read(path: Path) -> Any:
         raise LabkitError(f"{path} is not a notebook that can be read: {lines[0][:200]}") from error
 
 
-def _make_safe(output: Any) -> list[dict[str, Any]]:
+def _make_safe(output: NotebookNode) -> list[dict[str, JSON]]:
     """Keep of an output what a page can show, without paths; return its figure if it is one."""
     if output.output_type == "stream":
         output.text = scrub(_last_words(output.text))

@@ -6,8 +6,8 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.records import store
@@ -46,13 +46,13 @@ def commands(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(line for line in found if line))
 
 
-def _defaults() -> dict[str, Any]:
+def _defaults() -> dict[str, JSON]:
     from labkit.experiment import Experiment
 
     return Experiment().to_json()
 
 
-def _experiment(run: Run, usual: dict[str, Any]) -> str:
+def _experiment(run: Run, usual: dict[str, JSON]) -> str:
     fields = {k: v for k, v in run.experiment.items() if k not in usual or v != usual[k]}
     if any(_is_own(value) for value in fields.values()):
         return ""
@@ -61,7 +61,7 @@ def _experiment(run: Run, usual: dict[str, Any]) -> str:
     return scrub(f"echo {said} > {shlex.quote(file)} && {shlex.join(['labkit', 'run', file])}")
 
 
-def _is_own(value: Any) -> bool:
+def _is_own(value: JSON) -> bool:
     """Whether a record tells of something that it does not hold: a function, or arrays."""
     if isinstance(value, dict):
         known = value.keys() & {"callable", "sha256"}

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
 
+from labkit.common.content import JSON
 from labkit.figures.kit.entries import INK, MANY, Entry, Line, safe_text
 from labkit.figures.kit.panels import BELOW, PLOT, Panel, Trace
 
 # What Plotly offers beside the figure: nothing that leaves this machine.
-CONFIG = {
+CONFIG: dict[str, str | bool] = {
     "displaylogo": False,
     "showSendToCloud": False,
     "plotlyServerURL": "",
@@ -33,14 +34,14 @@ class Figure(go.Figure):
     the figure, everything else shows the words.
     """
 
-    _ipython_display_: Any = None  # IPython prefers it to the bundle below
+    _ipython_display_: Callable[[], None] | None = None  # IPython prefers it to the bundle below
 
     @property
     def alt(self) -> str:
         """The figure in words."""
         return str((self.layout.meta or {}).get("alt", ""))
 
-    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> Trace:
+    def _repr_mimebundle_(self, *args: str, **kwargs: str) -> Trace:
         content = json.loads(self.to_json())
         # Without a width, JupyterLab forgets the height when its window changes.
         content["layout"] = {"width": WIDTH} | content["layout"]
@@ -180,7 +181,7 @@ def _notes_height(panels: Sequence[Panel]) -> int:
     return NOTE_LINE * max(lines, default=0)
 
 
-def axis(title: str, **changes: Any) -> Trace:
+def axis(title: str, **changes: JSON) -> Trace:
     look = {
         "title": {"text": title, "font": {"size": 12}, "standoff": 6},
         "gridcolor": GRID,
@@ -221,7 +222,7 @@ def gathered(traces: Sequence[Trace]) -> list[Trace]:
     the runs of joined points, so this is for figures without one.
     """
     others: list[Trace] = []
-    alike: dict[tuple[Any, ...], list[Trace]] = {}
+    alike: dict[tuple[str | None, ...], list[Trace]] = {}
     for trace in traces:
         # A line through the points of several runs would say that they belong together.
         lone = len(trace["x"]) == 1 and "lines" not in (trace.get("mode") or "")

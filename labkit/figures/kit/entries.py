@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, TypeAlias
 
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
+from labkit.figures.kit.axes import Value
 from labkit.records.compressors import called
 from labkit.records.run import Run, flatten, gate_failed
 
@@ -33,6 +34,10 @@ NO_RUNS = (
 _LONG = ("source", "sha256")  # of a user's own callable or arrays: its name stands for them
 
 
+# What every trace of one look carries: its name, its legend group, and whose it is.
+Style: TypeAlias = dict[str, str | dict[str, str | list[str]]]
+
+
 @dataclass(frozen=True)
 class Entry:
     """One run in a figure; metrics are read once."""
@@ -51,7 +56,7 @@ class Entry:
         return gate_failed(self.run)
 
     @property
-    def style(self) -> dict[str, Any]:
+    def style(self) -> Style:
         """What every trace of the run carries: the legend's group and the report's handle."""
         return {"legendgroup": self.key, "meta": {"run": self.key}, "name": safe_text(self.label)}
 
@@ -67,7 +72,7 @@ class Line:
     runs: tuple[str, ...] = ()  # keys of those that it stands for, so that it is chosen with them
 
     @property
-    def style(self) -> dict[str, Any]:
+    def style(self) -> Style:
         """What every trace of the line carries: a click on the legend hides them all."""
         style = {"legendgroup": self.label, "name": safe_text(self.label)}
         return style | ({"meta": {"runs": list(self.runs)}} if self.runs else {})
@@ -120,15 +125,16 @@ def labels(runs: Sequence[Run]) -> list[str]:
     ]
     names = [n if len(n) <= LONGEST_LABEL else n[: LONGEST_LABEL - 1] + "…" for n in names]
     seen: dict[str, int] = {}
+    found = []
     for place, name in enumerate(names):
         seen[name] = seen.get(name, 0) + 1
         marker = "" if names.count(name) == 1 else f" ({seen[name]})"
         star = " *" if runs[place].metrics.get("oversubscribed") else ""
-        rows[place]["label"] = f"{name}{marker}{star}"
-    return [row["label"] for row in rows]
+        found.append(f"{name}{marker}{star}")
+    return found
 
 
-def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def differences(runs: Sequence[Run]) -> list[dict[str, Value]]:
     """Each run's parameters that are not the same in all, under their shortest clear names."""
     rows = [plain_parameters(run) for run in runs]
     # By field, so that a compressor's ratio stands beside it although other runs have none.
@@ -146,7 +152,7 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return [{short[name]: row[name] for name in differing if name in row} for row in rows]
 
 
-def _differs(name: str, rows: Sequence[dict[str, Any]]) -> bool:
+def _differs(name: str, rows: Sequence[dict[str, Value]]) -> bool:
     """Whether a parameter tells runs apart; of a strategy's own, among runs of that strategy.
 
     Where strategies differ, all of their fields do, and their names alone say more.
@@ -159,7 +165,7 @@ def _differs(name: str, rows: Sequence[dict[str, Any]]) -> bool:
     return any(len(values) > 1 for values in kinds.values())
 
 
-def plain_parameters(run: Run) -> dict[str, Any]:
+def plain_parameters(run: Run) -> dict[str, Value]:
     """Flat parameters; a strategy or callable stands under its field's own name, not its source.
 
     A compressor with all that is in it is one parameter.
@@ -173,7 +179,7 @@ def plain_parameters(run: Run) -> dict[str, Any]:
     return {re.sub(r"\.(name|callable)$", "", name): value for name, value in kept.items()}
 
 
-def _word(name: str, value: Any) -> str:
+def _word(name: str, value: Value) -> str:
     """`workers 2`; a name that the user gave stands for itself, and so does a compressor."""
     if name == "compressor":
         return called(value)

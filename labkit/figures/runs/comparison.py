@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.figures.kit import entries as naming
+from labkit.figures.kit.axes import Value
 from labkit.figures.kit.entries import Entry, clock_and_network
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import busy, sheet
@@ -89,7 +90,7 @@ def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
     return pd.DataFrame(rows, columns=[*differing, "state", "gate", *measured], index=index)
 
 
-def _apart(row: dict[str, Any]) -> dict[str, Any]:
+def _apart(row: dict[str, Value]) -> dict[str, Value]:
     """Parameters whose names are those of other columns, under names of their own."""
     return {f"{k} (asked)" if k in ("state", "gate") else k: v for k, v in row.items()}
 

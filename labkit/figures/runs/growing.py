@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from labkit.figures.kit.entries import DASHES, PALETTE
+from labkit.figures.kit.panels import Trace
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 MOST = 400  # points of a curve; of more, neighbours are averaged
 # As in `timeline`, and told apart by their pattern, too.
@@ -110,7 +114,7 @@ class LiveFigure:
             named = f"held-out {name[4:]}" if name.startswith("val_") else name
             self._metrics.setdefault(named, Curve()).add(epoch["step"], value)
 
-    def _fill(self, trace: Any, shares: Mapping[int, Mapping[str, float]]) -> None:
+    def _fill(self, trace: go.Scatter | go.Bar, shares: Mapping[int, Mapping[str, float]]) -> None:
         if trace.meta is None:
             trace.x = [100 * shares.get(r, {}).get(trace.name, 0.0) for r in range(self.workers)]
             return
@@ -123,7 +127,7 @@ def _halved(values: list[float]) -> list[float]:
     return [(one + other) / 2 for one, other in zip(values[::2], values[1::2], strict=True)]
 
 
-def _traces(workers: int) -> list[dict[str, Any]]:
+def _traces(workers: int) -> list[Trace]:
     places = {"loss": "", "speed": "3", "sent": "4"}
     curves = [
         {
@@ -163,7 +167,7 @@ def _traces(workers: int) -> list[dict[str, Any]]:
     return curves + bars
 
 
-def _metric(name: str, place: int) -> dict[str, Any]:
+def _metric(name: str, place: int) -> Trace:
     beside_loss = name == "held-out loss"
     end = "" if beside_loss else "2"
     color = HELD_OUT_LOSS if beside_loss else METRICS[place % len(METRICS)]
@@ -179,7 +183,7 @@ def _metric(name: str, place: int) -> dict[str, Any]:
     }
 
 
-def _layout(label: str) -> dict[str, Any]:
+def _layout(label: str) -> Trace:
     from labkit.figures.kit.canvas import WIDTH, axis, base_layout
 
     layout = base_layout(f"{label} · wall clock", "", "")

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from html import unescape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from labkit.common.errors import InvalidInput
 
 if TYPE_CHECKING:
+    import ipywidgets
+    import plotly.graph_objects as go
+
     from labkit.figures.kit.canvas import Figure
+
+# Takes the key of a run; what it returns is of no use.
+Choose: TypeAlias = Callable[[str], bool | None]
 
 FAINT = 0.12  # opacity of what is not chosen
 _NOBODY = "no run"
@@ -25,7 +31,7 @@ class Linked:
         self.figures = figures
         self.labels = {key: label for figure in figures for key, label in _runs(figure)}
 
-    def widget(self) -> Any:
+    def widget(self) -> ipywidgets.VBox:
         """The figures under one another, and above them a list of the runs.
 
         A click on a run's line, marker or name in a legend chooses it, a second one lets it go.
@@ -42,7 +48,7 @@ class Linked:
         options = [(_NOBODY, ""), *((label, key) for key, label in self.labels.items())]
         choice = ipywidgets.Dropdown(options=options, value="", description="stands out:")
 
-        def show_all(change: dict[str, Any]) -> None:
+        def show_all(change: dict[str, str]) -> None:
             for panel in panels:
                 show(panel, change["new"])
 
@@ -76,7 +82,7 @@ def linked(*figures: Figure) -> Linked:
     return Linked(*figures)
 
 
-def show(panel: Any, key: str) -> None:
+def show(panel: go.FigureWidget, key: str) -> None:
     """Let a run stand out in a figure; the empty key: all runs alike."""
     with panel.batch_update():
         for trace in panel.data:
@@ -88,7 +94,7 @@ def show(panel: Any, key: str) -> None:
                 trace.opacity = 1.0 if not key or key in keys else FAINT
 
 
-def _listen(panel: Any, choose: Any) -> None:
+def _listen(panel: go.FigureWidget, choose: Choose) -> None:
     """Pass clicks on markers, lines and legend lines on as the key of their run."""
     for trace in panel.data:
         meta = trace.meta or {}
@@ -106,7 +112,9 @@ def _listen(panel: Any, choose: Any) -> None:
                 trace.on_change(lambda it, shown: _from_legend(panel, it, shown, choose), "visible")
 
 
-def _from_legend(panel: Any, line: Any, visible: Any, choose: Any) -> None:
+def _from_legend(
+    panel: go.FigureWidget, line: go.Scatter, visible: bool | str, choose: Choose
+) -> None:
     """Plotly hides a run whose name in the legend is clicked: show it again, and choose it."""
     if visible != "legendonly":
         return
@@ -124,5 +132,6 @@ def _runs(figure: Figure) -> Iterator[tuple[str, str]]:
             yield trace.meta["run"], unescape(trace.name)
 
 
-def _keys(meta: dict[str, Any]) -> Sequence[str]:
-    return [meta["run"]] if "run" in meta else meta.get("runs", [])
+def _keys(meta: Mapping[str, str | list[str]]) -> list[str]:
+    named = meta.get("run") or meta.get("runs") or []
+    return [named] if isinstance(named, str) else named

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.units import bytes_text
 from labkit.figures.kit import entries as naming
@@ -109,7 +110,7 @@ def _in_order(shown: Sequence[Entry]) -> list[Entry]:
     return sorted(shown, key=lambda entry: str(entry.run.status.get("started")))
 
 
-def _row(entry: Entry, baseline: Run) -> dict[str, Any]:
+def _row(entry: Entry, baseline: Run) -> dict[str, JSON]:
     metrics, fields = entry.metrics, entry.run.experiment
     found = list(accuracies(entry.run).values())
     missing = float("nan")
@@ -137,5 +138,5 @@ def _memory(own: dict[str, float], base: dict[str, float]) -> str:
     return f"keeps {', '.join(more)}" if more else "keeps as many bytes as the baseline"
 
 
-def _ranks(ranks: Iterable[Any]) -> str:
+def _ranks(ranks: Iterable[int]) -> str:
     return f"rank {', '.join(map(str, ranks))} only"

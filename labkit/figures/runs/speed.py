@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit.figures.kit.entries import Entry, Line, safe_text
 from labkit.figures.kit.marks import bars, line_with_band, points_with_bars, rule
-from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.panels import Panel, Trace
 from labkit.records.questions.scaling import scalings, seed_bands
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _speeds(entry: Entry) -> dict[str, float | str]:
 _EDGES = ("p90", "p10")
 
 
-def _scaling_traces(table: pd.DataFrame, shown: Sequence[Entry], y: str) -> list[dict[str, object]]:
+def _scaling_traces(table: pd.DataFrame, shown: Sequence[Entry], y: str) -> list[Trace]:
     looks = {entry.key: entry for entry in shown}
     unit = " %" if y == "efficiency" else ""
     said = [
