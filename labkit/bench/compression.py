@@ -17,9 +17,8 @@ from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import launcher
 from labkit.compression import COMPRESSORS, Compressor, Gather, Request, SparseMean, nbytes
-from labkit.compression.base import Tensor, compiled
+from labkit.compression.compressor import Tensor, compiled
 from labkit.compression.lockstep import reduce_all, reply_to
-from labkit.compression.parse import parse
 
 CALLS = 5  # of everything in a repeat
 Work = Callable[[], Tensor | None]

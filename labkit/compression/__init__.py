@@ -1,26 +1,27 @@
 """Gradient compressors: the published ways to say less, one a file."""
 
-from labkit.compression.base import (
+from labkit.compression.bfloat16 import BFloat16
+from labkit.compression.chain import Chain
+from labkit.compression.compressor import (
+    COMPRESSORS,
     Compressor,
     Gather,
     Mean,
-    Payload,
+    Nested,
     Reduced,
     Reduction,
     Request,
     SparseMean,
     State,
-    Tensor,
+    parse,
 )
-from labkit.compression.bfloat16 import BFloat16
-from labkit.compression.chain import Chain
 from labkit.compression.dgc import DGC
 from labkit.compression.errorfeedback import ErrorFeedback
 from labkit.compression.float16 import Float16
 from labkit.compression.int8 import Int8
 from labkit.compression.lockstep import reduce_all
 from labkit.compression.onebit import OneBit
-from labkit.compression.parse import Nested, parse
+from labkit.compression.payload import Payload, Tensor, from_bytes, nbytes, to_bytes
 from labkit.compression.powersgd import PowerSGD
 from labkit.compression.qsgd import QSGD
 from labkit.compression.randomk import RandomK
@@ -28,10 +29,9 @@ from labkit.compression.signmajority import SignMajority
 from labkit.compression.terngrad import TernGrad
 from labkit.compression.threshold import Threshold
 from labkit.compression.topk import TopK
-from labkit.compression.wire import from_bytes, nbytes, to_bytes
 
-COMPRESSORS: dict[str, type[Compressor]] = {
-    kind.__name__: kind
+COMPRESSORS.update(
+    (kind.__name__, kind)
     for kind in (
         Float16,
         BFloat16,
@@ -48,7 +48,7 @@ COMPRESSORS: dict[str, type[Compressor]] = {
         ErrorFeedback,
         Chain,
     )
-}
+)
 
 __all__ = [
     "COMPRESSORS",

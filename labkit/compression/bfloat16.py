@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from labkit.compression.base import Compressor, Payload, Tensor
+from labkit.compression.compressor import Compressor
+from labkit.compression.payload import Payload, Tensor
 
 
 class BFloat16(Compressor):

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from labkit.compression.base import Tensor
+from labkit.compression.payload import Tensor
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Bytes that hold these codes, `packed_bytes(n, bits)` of them.
+    """Bytes that hold these codes: n · bits / 8 of them, and at most 3 of padding.
 
     Args:
         codes: uint8 (n,), less than 2 ** bits.
@@ -60,11 +60,6 @@ def unpack(packed: Tensor, bits: int, length: Tensor, value: Callable[[Tensor], 
         codes = part if codes is None else tf.bitwise.bitwise_or(codes, part)
         packed = packed[m:]
     return value(codes)
-
-
-def packed_bytes(n: int, bits: int) -> int:
-    """How many bytes `pack` makes of n codes: n · bits / 8, and at most 3 of padding."""
-    return sum(-(-n * width // 8) for width, _ in _widths(bits))
 
 
 def stretches(tensor: Tensor, count: int) -> list[Tensor]:

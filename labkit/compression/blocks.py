@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.compression.base import Tensor
+from labkit.compression.payload import Tensor
 
 
 def split(tensor: Tensor, size: int | None) -> list[Tensor]:

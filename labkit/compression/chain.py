@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from pydantic import model_validator
 
-from labkit.compression.base import Compressor, Payload, State, Tensor, compiled
-from labkit.compression.parse import Nested
+from labkit.compression.compressor import Compressor, Nested, State, compiled
+from labkit.compression.payload import Payload, Tensor
 
 VALUES = "values"
 
@@ -52,27 +52,27 @@ class Chain(Compressor):
         return self
 
     @property
-    def linear(self) -> bool:  # type: ignore[override]  # the pair decides
+    def linear(self) -> bool:
         """Values may be summed on the way."""
         return self.first.linear and self.second.linear
 
     @property
-    def spreads(self) -> bool:  # type: ignore[override]  # the pair decides
+    def spreads(self) -> bool:
         """What either loses may be larger than what it was given."""
         return self.first.spreads or self.second.spreads
 
     @property
-    def rounding(self) -> float:  # type: ignore[override]  # the pair decides
+    def rounding(self) -> float:
         """Relative error of a sum on the way, if it is summed there."""
         return self.second.rounding if self.linear else 0.0
 
     @property
-    def unbiased(self) -> bool:  # type: ignore[override]  # the pair decides
+    def unbiased(self) -> bool:
         """The expectation of what is decoded is what was encoded."""
         return self.first.unbiased and self.second.unbiased
 
     @property
-    def shared(self) -> bool:  # type: ignore[override]  # the pair decides
+    def shared(self) -> bool:
         """The same elements are chosen on all ranks."""
         return self.first.shared
 

@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from labkit.common.errors import InvalidInput
-from labkit.compression.base import (
+from labkit.compression.compressor import (
     Compressor,
     Reduced,
     Reduction,
     SparseMean,
     State,
-    Tensor,
     compiled,
     next_key,
 )
+from labkit.compression.payload import Tensor
 from labkit.compression.topk import TopK
 
 STAGES = 4  # of the warm-up: 75, 93.75, 98.4375 and 99.6 % are not sent

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from labkit.compression.base import Compressor, Reduced, Reduction, State, Tensor
-from labkit.compression.parse import Nested
+from labkit.compression.compressor import Compressor, Nested, Reduced, Reduction, State
+from labkit.compression.payload import Tensor
 
 
 class ErrorFeedback(Compressor):
@@ -58,12 +58,12 @@ class ErrorFeedback(Compressor):
         return inner
 
     @property
-    def by_layer(self) -> bool:  # type: ignore[override]  # the inner one decides
+    def by_layer(self) -> bool:
         """Works on each layer's tensor in its own shape."""
         return self.inner.by_layer
 
     @property
-    def rounding(self) -> float:  # type: ignore[override]  # the inner one decides
+    def rounding(self) -> float:
         """Relative error of a sum on the way."""
         return self.inner.rounding
 

@@ -6,8 +6,9 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from labkit.compression.base import Compressor, Payload, Reduced, Reduction, State, Tensor
 from labkit.compression.blocks import greatest, scaled
+from labkit.compression.compressor import Compressor, Reduced, Reduction, State
+from labkit.compression.payload import Payload, Tensor
 
 
 class Int8(Compressor):
@@ -42,7 +43,7 @@ class Int8(Compressor):
         return self
 
     @property
-    def by_layer(self) -> bool:  # type: ignore[override]  # the fields decide
+    def by_layer(self) -> bool:
         """Works on each layer's tensor in its own shape."""
         return self.channels
 

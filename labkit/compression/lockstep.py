@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.common.errors import LabkitError
-from labkit.compression.base import (
+from labkit.compression.compressor import (
     Compressor,
     Gather,
     Mean,
@@ -14,8 +14,8 @@ from labkit.compression.base import (
     Request,
     SparseMean,
     State,
-    Tensor,
 )
+from labkit.compression.payload import Tensor
 
 
 def reduce_all(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from labkit.compression.base import Compressor, Payload, Tensor
 from labkit.compression.bits import pack, stretches, unpack
+from labkit.compression.compressor import Compressor
+from labkit.compression.payload import Payload, Tensor
 
 
 class OneBit(Compressor):

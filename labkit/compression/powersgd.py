@@ -8,16 +8,16 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from labkit.compression.base import (
+from labkit.compression.compressor import (
     Compressor,
     Mean,
     Reduced,
     Reduction,
     State,
-    Tensor,
     compiled,
     next_key,
 )
+from labkit.compression.payload import Tensor
 
 
 class PowerSGD(Compressor):

@@ -6,9 +6,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from labkit.compression.base import Compressor, Payload, Tensor
 from labkit.compression.bits import pack, unpack
 from labkit.compression.blocks import scaled, split, to_levels
+from labkit.compression.compressor import Compressor
+from labkit.compression.payload import Payload, Tensor
 
 
 class QSGD(Compressor):
@@ -36,7 +37,7 @@ class QSGD(Compressor):
     bucket: int | None = Field(512, ge=1)
 
     @property
-    def spreads(self) -> bool:  # type: ignore[override]  # the fields decide
+    def spreads(self) -> bool:
         """Whether the bound of the variance, relative to the square of the norm, is 1 or more."""
         if self.bucket is None:
             return True

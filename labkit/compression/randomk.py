@@ -6,8 +6,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from labkit.compression.base import Compressor, Payload, Tensor
-from labkit.compression.sparse import count, scatter
+from labkit.compression.compressor import Compressor
+from labkit.compression.payload import Payload, Tensor
+from labkit.compression.selection import count, scatter
 
 
 class RandomK(Compressor):
@@ -37,12 +38,12 @@ class RandomK(Compressor):
     rescale: bool = False
 
     @property
-    def unbiased(self) -> bool:  # type: ignore[override]  # the fields decide
+    def unbiased(self) -> bool:
         """The expectation of what is decoded is what was encoded."""
         return self.rescale
 
     @property
-    def spreads(self) -> bool:  # type: ignore[override]  # the fields decide
+    def spreads(self) -> bool:
         """n/k times an element is sent."""
         return self.rescale
 

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from labkit.compression.base import Compressor, Payload, Tensor
 from labkit.compression.bits import pack, unpack
+from labkit.compression.compressor import Compressor
+from labkit.compression.payload import Payload, Tensor
 
 
 class SignMajority(Compressor):

@@ -6,9 +6,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from labkit.compression.base import Compressor, Payload, Tensor
 from labkit.compression.bits import pack, unpack
 from labkit.compression.blocks import greatest, to_levels
+from labkit.compression.compressor import Compressor
+from labkit.compression.payload import Payload, Tensor
 
 
 class TernGrad(Compressor):
@@ -32,7 +33,7 @@ class TernGrad(Compressor):
     clip: float | None = Field(None, gt=0)
 
     @property
-    def unbiased(self) -> bool:  # type: ignore[override]  # a field decides
+    def unbiased(self) -> bool:
         """Clipping loses what it cuts off."""
         return self.clip is None
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from labkit.compression.base import Tensor
-from labkit.compression.sparse import Sparse, above
+from labkit.compression.payload import Tensor
+from labkit.compression.selection import Sparse, above
 
 
 class Threshold(Sparse):

@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from labkit.compression.base import Tensor
-from labkit.compression.sparse import Sparse, above, count
+from labkit.compression.payload import Tensor
+from labkit.compression.selection import Sparse, above, count
 
 HITS = 128  # elements of a sample that lie above the threshold: it is met to about 1/sqrt(HITS)
 

@@ -20,6 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.rows import cut
 from labkit.communicator import Communicator, world
@@ -109,7 +110,8 @@ def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
 def check_compressor(compressor: Compressor, optimizer: Any) -> None:
     """Refuse a compressor that contradicts an optimizer, wherever that one comes from."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    plain = {name: value for name, value in inner.get_config().items() if np.isscalar(value)}
+    config: dict[str, JSON] = inner.get_config()
+    plain = {name: value for name, value in config.items() if isinstance(value, int | float | str)}
     compressor.check(type(inner).__name__.lower(), plain)
 
 

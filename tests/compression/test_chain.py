@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ from labkit.compression.topk import TopK
 class Half(Compressor):
     """Values in half precision: linear."""
 
-    linear = True
+    linear: ClassVar[bool] = True
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
         import tensorflow as tf
@@ -36,7 +38,7 @@ class Half(Compressor):
 class Quarter(Compressor):
     """Values in 8 bits, and a part that has the name of one of the first compressor's."""
 
-    unbiased = True
+    unbiased: ClassVar[bool] = True
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
         import tensorflow as tf

@@ -29,7 +29,7 @@ from labkit.compression import (
     reduce_all,
     to_bytes,
 )
-from labkit.compression.base import compiled
+from labkit.compression.compressor import compiled
 
 LENGTHS = [0, 1, 7, 8, 1000, 1001]
 DTYPES = ["float32", "float64"]

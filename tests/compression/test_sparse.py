@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from labkit.common.errors import InvalidInput
 from labkit.compression import Compressor, nbytes, reduce_all
 from labkit.compression.randomk import RandomK
-from labkit.compression.sparse import above, scatter
+from labkit.compression.selection import above, scatter
 from labkit.compression.threshold import Threshold
 from labkit.compression.topk import TopK
 

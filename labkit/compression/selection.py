@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from labkit.compression.base import (
+from labkit.compression.compressor import (
     Compressor,
-    Payload,
     Reduced,
     Reduction,
     SparseMean,
     State,
-    Tensor,
     compiled,
     next_key,
 )
+from labkit.compression.payload import Payload, Tensor
 
 ROW = 16  # elements that are looked at together: most rows of a top 1 % hold none
 

@@ -1,12 +1,17 @@
-"""Payloads as bytes: what a file of them would hold."""
+"""What a rank hands over, and as bytes: what a file of it would hold."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from labkit.compression.base import Payload
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+Tensor: TypeAlias = "tf.Tensor"
+Payload: TypeAlias = "Mapping[str, tf.Tensor | np.ndarray]"  # parts, each of one dimension
 
 COUNT = np.dtype("<i4")  # before each part: how many elements it has
 

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, TypeAlias
+
+from pydantic import BeforeValidator, PlainSerializer
 
 from labkit.common.checked import Checked
+from labkit.common.content import JSON
+from labkit.common.errors import InvalidInput
+from labkit.common.options import lookup
+from labkit.compression.payload import Payload, Tensor
 
-Tensor: TypeAlias = Any  # tf.Tensor; TensorFlow has no types
-State: TypeAlias = Any  # a nest of tensors
-Payload: TypeAlias = Mapping[str, Tensor]  # parts, each of one dimension
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+State: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...]"  # or a nest of such
+# To a mean the dense tensor, to a gather the payloads of all ranks; to begin with, None.
+Answer: TypeAlias = "tf.Tensor"
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class Reduced(NamedTuple):
     state: State
 
 
-Reduction: TypeAlias = Generator[Request, Any, Reduced]
+Reduction: TypeAlias = Generator[Request, Answer, Reduced]
 
 
 class Compressor(Checked):
@@ -70,35 +79,56 @@ class Compressor(Checked):
     what they need of the past is in `state`. Tensors are flat float32 or float64, (n,), unless
     `by_layer`.
 
+    Its facts are attributes. Where fields decide, they are properties, of which the defaults
+    stand here.
+
     Attributes:
-        linear: payloads have one float part, "values", that may be summed on the way.
-        unbiased: the expectation of what is decoded is what was encoded.
-        by_layer: works on each layer's tensor in its own shape, not on a flat bucket of layers.
         votes: `mean` is not the mean of what ranks sent.
-        shared: random choices are the same on all ranks.
         sparse: few elements are sent as they are, in the float part "values".
         memory: the state keeps what was not sent, `residual`.
         conserves: sent + residual = tensor + old residual.
-        spreads: what is lost may be larger than the tensor, so that feeding it back diverges.
-        rounding: relative error of a sum on the way, where payloads are added in few bits.
         xla: encode and decode are compiled by XLA.
         eager: methods that are not compiled, since their shapes differ from step to step.
     """
 
-    linear: ClassVar[bool] = False
-    unbiased: ClassVar[bool] = False
-    by_layer: ClassVar[bool] = False
     votes: ClassVar[bool] = False
-    shared: ClassVar[bool] = False
     sparse: ClassVar[bool] = False
     memory: ClassVar[bool] = False
     conserves: ClassVar[bool] = False
-    spreads: ClassVar[bool] = False
-    rounding: ClassVar[float] = 0.0
     xla: ClassVar[bool] = False
     eager: ClassVar[tuple[str, ...]] = ()
 
-    def check(self, optimizer: str, options: Mapping[str, Any]) -> None:
+    @property
+    def linear(self) -> bool:
+        """Whether payloads have one float part, "values", that may be summed on the way."""
+        return False
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expectation of what is decoded is what was encoded."""
+        return False
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether it works on each layer's tensor in its own shape, not on a flat bucket."""
+        return False
+
+    @property
+    def shared(self) -> bool:
+        """Whether random choices are the same on all ranks."""
+        return False
+
+    @property
+    def spreads(self) -> bool:
+        """Whether more may be lost than there is, so that feeding it back diverges."""
+        return False
+
+    @property
+    def rounding(self) -> float:
+        """Relative error of a sum on the way, where payloads are added in few bits."""
+        return 0.0
+
+    def check(self, optimizer: str, options: Mapping[str, JSON]) -> None:
         """Refuse an optimizer, by its Keras name and arguments, that contradicts the method."""
 
     def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
@@ -143,7 +173,7 @@ class Compressor(Checked):
         """What the state carries over to the next step, or None for compressors without memory."""
         return None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, JSON]:
         """Name and fields."""
         return {"name": type(self).__name__, **self.model_dump(mode="json")}
 
@@ -164,10 +194,39 @@ def next_key(key: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def compiled(compressor: Compressor, method: str) -> Any:
+def compiled(compressor: Compressor, method: str) -> tf.types.experimental.PolymorphicFunction:
     """A method of a compressor as a compiled function of TensorFlow."""
     import tensorflow as tf
 
     if method in compressor.eager:
         return getattr(compressor, method)
     return tf.function(getattr(compressor, method), jit_compile=compressor.xla, autograph=False)
+
+
+# Name to class; filled where all members are known, in the package's `__init__`.
+COMPRESSORS: dict[str, type[Compressor]] = {}
+
+
+def parse(value: Compressor | Mapping[str, JSON] | str) -> Compressor:
+    """The compressor that is meant: itself, its name, or a mapping of its name and fields.
+
+    Raises:
+        InvalidInput: an unknown name, or fields that the compressor does not have.
+    """
+    if isinstance(value, Compressor):
+        return value
+    if isinstance(value, str):
+        return lookup(COMPRESSORS, value, "compressor")()
+    if isinstance(value, Mapping):
+        fields = dict(value)
+        return lookup(COMPRESSORS, fields.pop("name", None), "compressor")(**fields)
+    raise InvalidInput(
+        f"{value!r} is no compressor: give one, its name ('TopK'), or a mapping of its name and "
+        "fields ({'name': 'TopK', 'ratio': 0.01})"
+    )
+
+
+# A field that holds a compressor: given as an object, as a name, or as it stands in JSON.
+Nested = Annotated[
+    Compressor, BeforeValidator(parse), PlainSerializer(lambda compressor: compressor.to_json())
+]
