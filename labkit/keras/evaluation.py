@@ -1,0 +1,111 @@
+"""Metrics and predictions of a model over the data of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from labkit.common.content import JSON
+from labkit.common.errors import InvalidInput
+from labkit.common.rows import cut
+from labkit.communicator import Communicator
+from labkit.exchange.seam import Batch, Hook, Logs, Rows, seam
+
+Arrays: TypeAlias = np.ndarray | list[np.ndarray] | dict[str, np.ndarray]
+Data: TypeAlias = "tf.data.Dataset | Arrays | tuple[Arrays, ...]"
+
+
+def evaluate(
+    model: keras.Model, data: Data | None, communicator: Communicator, **options: JSON
+) -> dict[str, float]:
+    """Metrics of the model over the data of all ranks; each rank brings its own part.
+
+    Args:
+        model: compiled model, with the same weights on every rank.
+        data: this rank's part, as `model.evaluate` takes it; None where a rank has none.
+        communicator: the ranks.
+        options: passed to `model.evaluate`.
+    """
+    have = communicator.allgather(data is not None, "evaluate")
+    if not any(have):
+        raise InvalidInput("no rank has data to evaluate on")
+    with_data = communicator.split(int(data is not None))  # elsewhere metrics may not be built
+    result: dict[str, float] = {}
+    if data is not None:
+        seam(model).put_on(IgnoreEmpty(model), stays=True)
+        model.evaluate(*(data if isinstance(data, tuple) else (data,)), verbose=0, **options)
+        found = global_metrics(model, with_data, model.get_metrics_result)
+        result = {name: float(value) for name, value in found.items()}
+    with_data.close()
+    return dict(communicator.share(result, have.index(True), "evaluate"))
+
+
+def predict(model: keras.Model, x: Arrays, communicator: Communicator, **options: JSON) -> Arrays:
+    """The model's predictions for x, each rank computing a part; all ranks get all of them."""
+    ends = cut(len(keras.tree.flatten(x)[0]), [1.0] * communicator.size)
+    first, last = ends[communicator.rank], ends[communicator.rank + 1]
+    own = keras.tree.map_structure(lambda leaf: leaf[first:last], x)
+    part = model.predict(own, verbose=0, **options) if last > first else None
+    parts = [p for p in communicator.allgather(part, "predict") if p is not None]
+    joined: Arrays = keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *parts)
+    return joined
+
+
+def global_metrics(
+    model: keras.Model, communicator: Communicator, result: Callable[[], Logs]
+) -> dict[str, np.ndarray]:
+    """The result of the model's metrics, from states summed over the ranks."""
+    states = [v for metric in model.metrics for v in metric.variables]
+    local = [state.numpy() for state in states]
+    total = np.concatenate([np.zeros(0), *(np.ravel(value) for value in local)])
+    total = communicator.tally(total, "metrics")
+    for state, value, part in zip(
+        states, local, np.split(total, np.cumsum([v.size for v in local]))[:-1], strict=True
+    ):
+        state.assign(part.reshape(value.shape).astype(value.dtype))
+    metrics = {name: np.asarray(value) for name, value in result().items()}
+    for state, value in zip(states, local, strict=True):
+        state.assign(value)
+    return metrics
+
+
+@dataclass(frozen=True)
+class IgnoreEmpty(Hook):
+    """A batch without rows counts nothing in `model.evaluate`; it would not be a number."""
+
+    name: ClassVar[str] = "tests"
+
+    model: keras.Model
+
+    def test_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
+        """Metrics do not see a batch without rows."""
+        return leave_no_trace_if_empty(self.model, inner, data, rows)
+
+
+def leave_no_trace_if_empty(
+    model: keras.Model, step: Callable[[Batch], Logs], data: Batch, rows: Rows
+) -> Logs:
+    """One step in which a batch without rows changes neither metrics nor statistics.
+
+    Layers never see an empty batch: a row of zeros stands in, and its gradient has no weight.
+    """
+    empty = tf.equal(rows, 0)
+    missing = tf.cast(empty, tf.int32)
+
+    def with_stand_in(leaf: tf.Tensor) -> tf.Tensor:
+        extra = tf.zeros(tf.concat([[missing], tf.shape(leaf)[1:]], axis=0), leaf.dtype)
+        padded = tf.concat([leaf, extra], axis=0)
+        padded.set_shape(leaf.shape)
+        return padded
+
+    state = [*model.non_trainable_variables, *model.metrics_variables]
+    before = [tf.identity(variable.value) for variable in state]
+    logs = step(keras.tree.map_structure(with_stand_in, data))
+    for variable, value in zip(state, before, strict=True):
+        variable.assign(tf.where(empty, value, variable.value))
+    return logs

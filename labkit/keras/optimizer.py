@@ -1,0 +1,111 @@
+"""An optimizer of Keras's own kind that applies the mean gradient of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypedDict, Unpack
+
+import keras
+import tensorflow as tf
+
+from labkit.common.content import JSON
+from labkit.common.errors import InvalidInput
+from labkit.communicator import Communicator
+from labkit.compression import Compressor
+from labkit.exchange import Exchange
+from labkit.exchange.seam import Rows, Variables, optimizers
+
+
+class ExchangeOptions(TypedDict, total=False):
+    """What may be said of the exchange, see `Exchange`."""
+
+    algorithm: str
+    schedule: str
+    bucket_bytes: int
+    compressor: Compressor | Mapping[str, JSON] | str | None
+    seed: int
+
+
+def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
+    optimizer: keras.optimizers.Optimizer | str,
+    communicator: Communicator,
+    **exchange: Unpack[ExchangeOptions],
+) -> keras.optimizers.Optimizer:
+    """An optimizer of the same kind that applies the mean gradient of all ranks.
+
+    It stands outside Keras's loss scaling: the scaled gradients are averaged first, so an
+    overflow on one rank is an overflow on all, and all skip the step together. It is saved as
+    the plain optimizer, so a saved model opens without labkit.
+
+    `fit` switches XLA off for it and counts each rank by its rows; for `train_on_batch` call
+    `attach(model)` after `compile`, which does the same. In a loop of your own set `rows` of the
+    optimizer before `apply`, inside the traced step; without it every rank counts the same.
+
+    Args:
+        optimizer: a Keras optimizer, or the name of one.
+        communicator: the ranks.
+        exchange: algorithm, schedule, bucket_bytes, compressor and seed; see `Exchange`.
+
+    Raises:
+        InvalidInput: a schedule that is impossible here; a compressor that the optimizer does not
+            go with.
+    """
+    if exchange.get("schedule") == "priority":
+        raise InvalidInput(
+            "schedule='priority' reaches over two steps and cannot live in an optimizer; "
+            "use lk.AllReduce(schedule='priority') in an experiment, or 'overlap' here"
+        )
+    plain = keras.optimizers.get(optimizer)
+    scaled = isinstance(plain, keras.optimizers.LossScaleOptimizer)
+    if keras.config.dtype_policy().name == "mixed_float16" and not scaled:
+        # compile() would wrap us, and a wrapped optimizer is not called when a rank overflows.
+        plain = keras.optimizers.LossScaleOptimizer(plain)
+    kind = type(plain)
+
+    def apply(
+        self: keras.optimizers.Optimizer,
+        grads: list[tf.Tensor],
+        trainable_variables: Variables = None,
+        rows: Rows = None,
+    ) -> tf.Tensor:
+        variables = trainable_variables or self._trainable_variables
+        names = [variable.path for variable in variables]
+        scale = getattr(self, "dynamic_scale", None)
+        counted = self.rows if rows is None else rows
+        mean = self.exchange.mean(list(grads), counted, names, scale)
+        return kind.apply(self, mean, trainable_variables)
+
+    members = {"apply": apply, "rows": None, "__module__": kind.__module__}
+    distributed = copy_of(plain, type(kind.__name__, (kind,), members))
+    distributed.exchange = Exchange(communicator, **exchange)
+    if distributed.exchange.compressor is not None:
+        check_compressor(distributed.exchange.compressor, plain)
+    if plain.built:
+        distributed.build(plain._trainable_variables)
+        for own, given in zip(distributed.variables, plain.variables, strict=True):
+            own.assign(given)
+    return distributed
+
+
+def check_compressor(compressor: Compressor, optimizer: keras.optimizers.Optimizer) -> None:
+    """Refuse a compressor that contradicts an optimizer, wherever that one comes from."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    config: dict[str, JSON] = inner.get_config()
+    plain = {name: value for name, value in config.items() if isinstance(value, int | float | str)}
+    compressor.check(type(inner).__name__.lower(), plain)
+
+
+def copy_of(
+    optimizer: keras.optimizers.Optimizer, kind: type[keras.optimizers.Optimizer] | None = None
+) -> keras.optimizers.Optimizer:
+    """A new optimizer of the same settings, without state; of another class where one is given."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    # Classes of the user's own, such as a schedule, need not be registered with Keras.
+    own = {known.__name__: known for known in (type(inner), type(inner._learning_rate))}
+    with keras.saving.custom_object_scope(own):
+        return (kind or type(optimizer)).from_config(optimizer.get_config())
+
+
+def distributed_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The distributed optimizers that a model has."""
+    return [each for each in optimizers(model) if hasattr(each, "exchange")]
