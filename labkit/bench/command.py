@@ -270,9 +270,9 @@ def _check_exchange(
         if unknown or not values:
             given = repr(unknown[0]) if unknown else "nothing"
             raise InvalidInput(f"{field}={given} is not known; allowed: {', '.join(allowed)}")
-    if "priority" in schedules:
+    if own := [name for name in schedules if SCHEDULES[name].into_next]:
         raise InvalidInput(
-            "schedule='priority' has a training loop of its own, which the plain steps of this "
+            f"schedule={own[0]!r} has a training loop of its own, which the plain steps of this "
             "benchmark are not; notebooks/scheduling.ipynb times it"
         )
     refuse_unmetered(algorithm, network)

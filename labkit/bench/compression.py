@@ -16,8 +16,17 @@ from labkit.bench.timing import Row, head, spread
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import launcher
-from labkit.compression import COMPRESSORS, Compressor, Gather, Request, SparseMean, nbytes
-from labkit.compression.compressor import Tensor, compiled
+from labkit.compression import (
+    COMPRESSORS,
+    Compressor,
+    Gather,
+    Request,
+    SparseMean,
+    Tensor,
+    nbytes,
+    parse,
+)
+from labkit.compression.compressor import compiled
 from labkit.compression.lockstep import reduce_all, reply_to
 
 CALLS = 5  # of everything in a repeat

@@ -1,14 +1,20 @@
-"""Which algorithm is fastest here: measured on real ranks, computed on an emulated network."""
+"""What ranks settle before the first step: that their gradients are the same, and the algorithm.
+
+The one that is fastest here: measured on real ranks, computed on an emulated network.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
-from labkit.communicator import Communicator
+from labkit.communicator import Communicator, Mismatch
 
 CALLS = 7
+
+Signature: TypeAlias = list[tuple[str, tuple[int, ...], str]]  # name, shape, dtype of each
 
 
 @dataclass(frozen=True)
@@ -17,6 +23,27 @@ class Choice:
 
     algorithm: str
     why: str
+
+
+def agree(communicator: Communicator, signature: Signature) -> None:
+    """Check that all ranks have the same gradients.
+
+    Raises:
+        Mismatch: names the first rank, tensor and shapes that differ.
+    """
+    told = communicator.allgather(signature, what="the agreement on the gradients")
+    for rank, other in enumerate(told):
+        if len(other) != len(told[0]):
+            raise Mismatch(
+                f"rank {rank} has {len(other)} gradients, rank 0 has {len(told[0])}: "
+                "every rank must train the same model"
+            )
+        for (name, shape, dtype), mine in zip(other, told[0], strict=True):
+            if (shape, dtype) != mine[1:]:
+                raise Mismatch(
+                    f"rank {rank} has {dtype}{list(shape)} for {name}, rank 0 has "
+                    f"{mine[2]}{list(mine[1])} for {mine[0]}: every rank must train the same model"
+                )
 
 
 def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool = True) -> Choice:

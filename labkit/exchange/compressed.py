@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from labkit.compression import (
     Compressor,
     Gather,
     Mean,
+    Payload,
     Reduced,
     Reduction,
     Request,
@@ -23,6 +24,9 @@ from labkit.compression import (
     nbytes,
     to_bytes,
 )
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ class CompressedMean:
         layer_bytes = own if self._compressor.by_layer else None
         return replace(seen, payload_bytes=spent.payload_bytes, layer_bytes=layer_bytes)
 
-    def _parts(self, flat: np.ndarray, layers: Sequence[Layer]) -> list[Any]:
+    def _parts(self, flat: np.ndarray, layers: Sequence[Layer]) -> list[tf.Tensor]:
         import tensorflow as tf
 
         wide = flat.astype(np.float32) if flat.itemsize < 4 else flat
@@ -119,7 +123,7 @@ class CompressedMean:
             return [tf.constant(wide)]
         return [tf.constant(wide[one.start : one.stop].reshape(one.shape)) for one in layers]
 
-    def _state(self, bucket: int, part: int, tensor: Any) -> State:
+    def _state(self, bucket: int, part: int, tensor: tf.Tensor) -> State:
         key = (bucket, part)
         if key not in self._states:
             seed = self._seed + 1_000 * bucket + part
@@ -129,10 +133,10 @@ class CompressedMean:
             )
         return self._states[key]
 
-    def _seen(self, parts: list[Any], found: list[Reduced]) -> Seen:
+    def _seen(self, parts: list[tf.Tensor], found: list[Reduced]) -> Seen:
         residuals = [self._compressor.residual(reduced.state) for reduced in found]
 
-        def flat(tensors: Sequence[Any]) -> np.ndarray:
+        def flat(tensors: Sequence[tf.Tensor]) -> np.ndarray:
             arrays = [np.asarray(tensor).reshape(-1) for tensor in tensors]
             return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
@@ -147,7 +151,7 @@ class CompressedMean:
         """Step all generators; those that still ask are answered together."""
         ended: dict[int, Reduced] = {}
         self._bytes = dict.fromkeys(range(len(reductions)), 0)
-        answers: dict[int, Any] = dict.fromkeys(range(len(reductions)))
+        answers: dict[int, tf.Tensor] = dict.fromkeys(range(len(reductions)))
         while answers:
             asked: dict[int, Request] = {}
             for number, answer in answers.items():
@@ -160,13 +164,13 @@ class CompressedMean:
             for kind, ask in ((Mean, self._mean), (Gather, self._gather), (SparseMean, self._sum)):
                 numbers = [n for n, request in asked.items() if isinstance(request, kind)]
                 if numbers:
-                    requests: list[Any] = [asked[number] for number in numbers]
+                    requests: list[tf.Tensor] = [asked[number] for number in numbers]
                     told = ask(requests, algorithm, what)
                     answers |= dict(zip(numbers, told, strict=True))
                     self.calls += 1
         return [ended[number] for number in range(len(reductions))]
 
-    def _mean(self, requests: list[Mean], algorithm: str, what: str) -> list[Any]:
+    def _mean(self, requests: list[Mean], algorithm: str, what: str) -> list[tf.Tensor]:
         import tensorflow as tf
 
         arrays = [np.asarray(request.value) for request in requests]
@@ -179,10 +183,10 @@ class CompressedMean:
         pieces = zip(np.split(flat, ends), arrays, strict=True)
         return [tf.constant(piece.reshape(array.shape)) for piece, array in pieces]
 
-    def _gather(self, requests: list[Gather], algorithm: str, what: str) -> list[Any]:
+    def _gather(self, requests: list[Gather], algorithm: str, what: str) -> list[tf.Tensor]:
         own = [to_bytes(request.payload) for request in requests]
         gathered = self._communicator.gather_bytes(np.concatenate(own), algorithm, what)
-        payloads: list[list[Any]] = [[] for _ in requests]
+        payloads: list[list[Payload]] = [[] for _ in requests]
         for data in gathered:
             start = 0
             for number, request in enumerate(requests):
@@ -190,7 +194,7 @@ class CompressedMean:
                 payloads[number].append(payload)
         return payloads
 
-    def _sum(self, requests: list[SparseMean], algorithm: str, what: str) -> list[Any]:
+    def _sum(self, requests: list[SparseMean], algorithm: str, what: str) -> list[tf.Tensor]:
         import tensorflow as tf
 
         starts = np.cumsum([0, *(request.length for request in requests)])

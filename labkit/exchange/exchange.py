@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import Aside, Communicator
 from labkit.compression import Compressor, parse
-from labkit.exchange.agreement import agree
+from labkit.exchange.arena import Arena, Packing, Piece
 from labkit.exchange.bucket import Bucket, holders, pack
-from labkit.exchange.choice import Choice, choose
+from labkit.exchange.choice import Choice, Signature, agree, choose
 from labkit.exchange.compressed import CompressedMean, Layer, Seen
-from labkit.exchange.memory import Memory
 from labkit.exchange.order import by_priority
-from labkit.exchange.packing import Packing, Piece
 from labkit.exchange.schedules import SCHEDULES
 from labkit.exchange.service import Service
 from labkit.exchange.timeline import Timeline
 
-AFTER = ("sequential", "staggered")  # schedules that begin when backpropagation has ended
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+Rows: TypeAlias = "int | tf.Tensor | None"
 BUCKET_BYTES = 4 * 2**20
 
 Watcher = Callable[[int, Sequence[Layer], Seen], None]
@@ -68,7 +70,7 @@ class Exchange:
         algorithm: str = "auto",
         schedule: str = "sequential",
         bucket_bytes: int = BUCKET_BYTES,
-        compressor: Compressor | Mapping[str, Any] | str | None = None,
+        compressor: Compressor | Mapping[str, JSON] | str | None = None,
         seed: int = 0,
         paces: bool = True,
     ) -> None:
@@ -76,9 +78,10 @@ class Exchange:
             raise InvalidInput(
                 f"schedule={schedule!r} is not known; allowed: {', '.join(SCHEDULES)}"
             )
+        self.schedule = SCHEDULES[schedule]
         self.communicator, self._paces = communicator, paces
         self.clock = communicator.clock
-        self.algorithm, self.schedule, self.bucket_bytes = algorithm, schedule, bucket_bytes
+        self.algorithm, self.bucket_bytes = algorithm, bucket_bytes
         self.compressor = None if compressor is None else parse(compressor)
         self.compressed: CompressedMean | None = None
         if self.compressor is not None:
@@ -87,27 +90,27 @@ class Exchange:
         self.timeline = Timeline(self.clock)
         self.choice = Choice(algorithm, "as asked for")
         self.buckets: list[Bucket] = []
-        self._signature: Any = None
-        self._types: list[Any] = []
+        self._signature: Signature = []
+        self._types: list[tf.DType] = []
         self._weights: dict[int, float] = {}
         self._steps: dict[int, int] = {}  # of training, in which each bucket was packed
         self._total: float | None = None
         self._scaled = False
         self._packings: list[Packing] = []
         self._pieces: dict[int, list[Piece] | None] = {}
-        self._memory = Memory(communicator, [], [], [], common=False)
+        self._arena = Arena(communicator, [], [], [], common=False)
         self.service = Service(self._serve, [], self.timeline, self._attend)
         self._left = self.clock.now()  # the last exchange
-        self._attend(schedule in AFTER)
-        communicator.pace(schedule == "staggered")
+        self._attend(self.schedule.after)
+        communicator.pace(self.schedule.turns)
 
     def mean(
         self,
-        gradients: Sequence[Any],
-        rows: Any = None,
+        gradients: Sequence[tf.Tensor | None],
+        rows: Rows = None,
         names: Sequence[str] = (),
-        scale: Any = None,
-    ) -> list[Any]:
+        scale: tf.Tensor | None = None,
+    ) -> list[tf.Tensor | None]:
         """The mean gradients, in the order given; called while the training step is traced.
 
         Args:
@@ -129,39 +132,41 @@ class Exchange:
         traced = tf.autograph.experimental.do_not_convert(self._mean)
         if scale is None or self.compressor is None:
             return list(traced(gradients, rows, names))
-        if self.schedule not in AFTER:
+        if not self.schedule.after:
             raise InvalidInput(
-                f"schedule={self.schedule!r} with a compressor under loss scaling: a bucket would "
-                "be sent before another one overflows, and what was sent of a step that is then "
-                "skipped is lost; use schedule='sequential'"
+                f"schedule={self.schedule.name!r} with a compressor under loss scaling: a bucket "
+                "would be sent before another one overflows, and what was sent of a step that is "
+                "then skipped is lost; use schedule='sequential'"
             )
         self._scaled = True
         plain = [None if g is None else g / tf.cast(scale, g.dtype) for g in gradients]
         means = traced(plain, rows, names)
         return [None if mean is None else mean * tf.cast(scale, mean.dtype) for mean in means]
 
-    def _mean(self, gradients: Sequence[Any], rows: Any, names: Sequence[str]) -> list[Any]:
+    def _mean(
+        self, gradients: Sequence[tf.Tensor | None], rows: Rows, names: Sequence[str]
+    ) -> list[tf.Tensor | None]:
         import tensorflow as tf
 
         index = [i for i, g in enumerate(gradients) if g is not None]
         dense = [tf.convert_to_tensor(gradients[i]) for i in index]
         self.prepare(dense, [names[i] if i < len(names) else f"gradient {i}" for i in index])
         count = tf.constant(1, tf.int64) if rows is None else tf.cast(rows, tf.int64)
-        exchange = self._all_at_once if self.schedule in AFTER else self._one_by_one
+        exchange = self._all_at_once if self.schedule.after else self._one_by_one
         means = dict(zip(index, exchange(dense, count), strict=True))
         return [means.get(i) for i in range(len(gradients))]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, JSON]:
         """What was chosen, for the record."""
         return {
             "algorithm": self.choice.algorithm,
             "why": self.choice.why,
-            "schedule": self.schedule,
+            "schedule": self.schedule.name,
             "bucket_bytes": [bucket.nbytes for bucket in self.buckets],
             "compressor": None if self.compressor is None else self.compressor.to_json(),
         }
 
-    def _all_at_once(self, gradients: list[Any], rows: Any) -> list[Any]:
+    def _all_at_once(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
         """One operation after backpropagation: pack, sum, hand out."""
         import tensorflow as tf
 
@@ -170,7 +175,7 @@ class Exchange:
         def exchange(count: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
             self._check_layout(traced)
             self._attend(True)  # another exchange of these ranks may have said otherwise
-            self.communicator.pace(self.schedule == "staggered")
+            self.communicator.pace(self.schedule.turns)
             for number, bucket in enumerate(self.buckets):
                 self._pack(number, [arrays[slot.variable] for slot in bucket.slots], count)
             for number in range(len(self.buckets)):
@@ -178,12 +183,12 @@ class Exchange:
                 self._serve(number)
                 self.timeline.add("communicate", number, start)
                 self.timeline.add("wait", number, start)
-            return self._memory.means
+            return self._arena.means
 
         means = tf.numpy_function(exchange, [rows, *gradients], [g.dtype for g in gradients])
         return _shaped(means, gradients)
 
-    def _one_by_one(self, gradients: list[Any], rows: Any) -> list[Any]:
+    def _one_by_one(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
         """An issue operation for each bucket, run when its gradients are there; then the waits."""
         import tensorflow as tf
 
@@ -191,11 +196,11 @@ class Exchange:
         with tf.control_dependencies(self.issue(gradients, rows)):
             return self.wait(range(len(gradients)))
 
-    def issue(self, gradients: list[Any], rows: Any) -> list[Any]:
+    def issue(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
         """Operations that hand each bucket to the communication thread; their tokens."""
         return [self._issue(number, gradients, rows) for number in range(len(self.buckets))]
 
-    def wait(self, variables: Iterable[int]) -> list[Any]:
+    def wait(self, variables: Iterable[int]) -> list[tf.Tensor]:
         """The means of these variables, as soon as the last of their buckets is there."""
         import tensorflow as tf
 
@@ -204,15 +209,17 @@ class Exchange:
         for variable in chosen:
             for number in holders(self.buckets, variable):
                 first.setdefault(number, variable)
-        means: list[Any] = []
-        before: list[Any] = []
+        means: list[tf.Tensor] = []
+        before: list[tf.Tensor] = []
         for variable in chosen:
             own = [number for number, waiter in first.items() if waiter == variable]
 
-            def fetch(numbers: tuple[int, ...] = tuple(own), variable: int = variable) -> Any:
+            def fetch(
+                numbers: tuple[int, ...] = tuple(own), variable: int = variable
+            ) -> np.ndarray:
                 for number in numbers:
                     self.service.wait(number)
-                return self._memory.means[variable]
+                return self._arena.means[variable]
 
             _, shape, _ = self._signature[variable]
             with tf.control_dependencies(before):
@@ -221,7 +228,7 @@ class Exchange:
             means.append(tf.reshape(mean, shape))
         return means
 
-    def _issue(self, number: int, gradients: list[Any], rows: Any) -> Any:
+    def _issue(self, number: int, gradients: list[tf.Tensor], rows: tf.Tensor) -> tf.Tensor:
         import tensorflow as tf
 
         traced = self._signature
@@ -236,7 +243,7 @@ class Exchange:
         return tf.numpy_function(issue, [rows, *own], tf.int64)
 
     def prepare(
-        self, gradients: list[Any], names: list[str], groups: Sequence[int] | None = None
+        self, gradients: list[tf.Tensor], names: list[str], groups: Sequence[int] | None = None
     ) -> None:
         """Lay out the buckets; all ranks must have the same ones.
 
@@ -249,7 +256,7 @@ class Exchange:
             (name, tuple(g.shape.as_list()), g.dtype.name)
             for name, g in zip(names, gradients, strict=True)
         ]
-        if signature == self._signature:
+        if self.buckets and signature == self._signature:
             return
         agree(self.communicator, signature)
         if not signature:
@@ -263,8 +270,8 @@ class Exchange:
             lengths,
             [dtype.name for dtype in dtypes],
             [dtype.itemsize for dtype in dtypes],
-            sum(lengths) * 8 + 1 if self.schedule in AFTER else self.bucket_bytes,
-            cut=self.schedule not in AFTER and not (self.compressor and self.compressor.by_layer),
+            sum(lengths) * 8 + 1 if self.schedule.after else self.bucket_bytes,
+            cut=not self.schedule.after and not (self.compressor and self.compressor.by_layer),
             groups=groups,
         )
         self._types = [g.dtype for g in gradients]
@@ -272,10 +279,10 @@ class Exchange:
         self.service = Service(self._serve, range(len(self.buckets)), self.timeline, self._attend)
         largest = max(bucket.nbytes for bucket in self.buckets)
         self.choice = choose(self.communicator, self.algorithm, largest, self.compressor is None)
-        common = self.choice.algorithm == "shared_memory" and self.compressed is None
-        self._memory = Memory(self.communicator, lengths, dtypes, self.buckets, common)
+        common = self.choice.algorithm == "shared_arena" and self.compressed is None
+        self._arena = Arena(self.communicator, lengths, dtypes, self.buckets, common)
         self._packings = [
-            Packing(bucket, self._memory.gradients(bucket), self._stays(bucket))
+            Packing(bucket, self._arena.gradients(bucket), self._stays(bucket))
             for bucket in self.buckets
         ]
 
@@ -294,7 +301,7 @@ class Exchange:
         self._pieces[number] = self._packings[number](arrays, bool(count))
         self.timeline.add("pack", number, start)
 
-    def _check_layout(self, traced: Any) -> None:
+    def _check_layout(self, traced: Signature) -> None:
         """Refuse a step that was traced before another one laid out the buckets anew."""
         if traced is not self._signature:
             raise InvalidInput(
@@ -308,7 +315,7 @@ class Exchange:
 
     def _stays(self, bucket: Bucket) -> slice:
         """What this rank adds up itself of a bucket, if it need not be copied for that."""
-        in_place = self.schedule in AFTER and self.choice.algorithm == "shared_memory"
+        in_place = self.schedule.after and self.choice.algorithm == "shared_arena"
         if not in_place or self.compressed is not None:
             return slice(0, 0)
         return self.communicator.own_part(bucket.length)
@@ -320,15 +327,15 @@ class Exchange:
             self._serve_compressed(number, self.compressed)
             return
         bucket, what = self.buckets[number], "the exchange of gradients"
-        if number == self.service.order[0] and self.choice.algorithm != "shared_memory":
+        if number == self.service.order[0] and self.choice.algorithm != "shared_arena":
             self._total = self.communicator.total(self._weights[number], what)  # of all buckets
         self.communicator.mean(
-            self._memory.gradients(bucket),
+            self._arena.gradients(bucket),
             self._weights[number],
             self.choice.algorithm,
             what,
             self._total,
-            Aside(self._pieces.pop(number, None), self._memory.into(bucket)),
+            Aside(self._pieces.pop(number, None), self._arena.into(bucket)),
         )
         self._left = self.clock.now()
 
@@ -374,7 +381,7 @@ class Exchange:
             whole = slot.length == int(np.prod(shape))
             start, stop = stop, stop + slot.length
             layers.append(Layer(name, start, stop, shape if whole else (slot.length,)))
-            pieces.append(self._memory.piece(bucket, slot))
+            pieces.append(self._arena.piece(bucket, slot))
         return pieces, layers
 
 
@@ -387,7 +394,7 @@ def _trouble(pieces: Sequence[np.ndarray], layers: Sequence[Layer]) -> str:
     return ""
 
 
-def _shaped(means: Any, gradients: list[Any]) -> list[Any]:
+def _shaped(means: tf.Tensor | list[tf.Tensor], gradients: list[tf.Tensor]) -> list[tf.Tensor]:
     import tensorflow as tf
 
     found = means if isinstance(means, list | tuple) else [means]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import keras
 import tensorflow as tf
@@ -38,7 +38,12 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
 
     name: ClassVar[str] = "priority"
 
-    def __init__(self, model: Any, optimizer: Callable[[], Any], exchange: Exchange) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: Callable[[], keras.optimizers.Optimizer],
+        exchange: Exchange,
+    ) -> None:
         super().__init__()
         check(model, optimizer())
         self._exchange = exchange
@@ -55,20 +60,20 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         exchange.prepare([v.value for v in flat], [v.path for v in flat], layers)
         exchange.service.reorder_after(LEARN, exchange.by_priority)
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model) -> None:
         """Put the step in the place of the model's own."""
         super().set_model(model)
         seam(model).put_on(self)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Leave the model its own step."""
         seam(self.model).take_off(self.name)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Apply what is left."""
         self._update_all()
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs | None = None) -> None:
         """Apply what is left, so that validation sees the weights of the last step."""
         self._update_all()
 
@@ -128,7 +133,7 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         tf.cond(self._pending, apply, lambda: tf.constant(False))
 
 
-def check(model: Any, optimizer: Any) -> None:
+def check(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
     """Refuse what cannot be updated layer by layer."""
     if not isinstance(model, keras.Sequential):
         raise InvalidInput(

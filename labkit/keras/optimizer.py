@@ -12,7 +12,7 @@ from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.compression import Compressor
-from labkit.exchange import Exchange
+from labkit.exchange import SCHEDULES, Exchange
 from labkit.exchange.seam import Rows, Variables, optimizers
 
 
@@ -50,10 +50,11 @@ def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
         InvalidInput: a schedule that is impossible here; a compressor that the optimizer does not
             go with.
     """
-    if exchange.get("schedule") == "priority":
+    schedule = SCHEDULES.get(exchange.get("schedule", ""))
+    if schedule is not None and schedule.into_next:
         raise InvalidInput(
-            "schedule='priority' reaches over two steps and cannot live in an optimizer; "
-            "use lk.AllReduce(schedule='priority') in an experiment, or 'overlap' here"
+            f"schedule={schedule.name!r} reaches over two steps and cannot live in an optimizer; "
+            f"use lk.AllReduce(schedule={schedule.name!r}) in an experiment, or 'overlap' here"
         )
     plain = keras.optimizers.get(optimizer)
     scaled = isinstance(plain, keras.optimizers.LossScaleOptimizer)

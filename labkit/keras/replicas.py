@@ -1,4 +1,4 @@
-"""Replicas in step: what a model's `fit` needs on every rank."""
+"""Replicas in step: what a model's `fit` needs on every rank, and which rows each one sees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import Communicator
-from labkit.exchange.seam import Batch, Hook, Logs, Rows, Variables, seam
+from labkit.exchange.seam import Batch, Hook, Logs, Rows, Variables, rows_of, seam
 from labkit.keras.evaluation import IgnoreEmpty, global_metrics, leave_no_trace_if_empty
 from labkit.keras.optimizer import distributed_optimizers
 
@@ -168,3 +168,36 @@ def broadcast(variables: Sequence[keras.Variable], communicator: Communicator) -
         if variable.name == "seed_generator_state":
             value[0] += communicator.rank
         variable.assign(value)
+
+
+def shard(
+    dataset: tf.data.Dataset, communicator: Communicator, capacities: Sequence[float] | None = None
+) -> tf.data.Dataset:
+    """This rank's part of every global batch.
+
+    All ranks must see the same global batches: give `shuffle` a seed. A part may have no rows;
+    every rank then still takes the same number of steps.
+
+    Args:
+        dataset: batches of the global size.
+        communicator: the ranks.
+        capacities: a rank's share of each batch; default: equal.
+    """
+    shares = capacities or [1.0] * communicator.size
+    if len(shares) != communicator.size or min(shares) <= 0:
+        raise InvalidInput(
+            f"capacities={list(shares)}: give {communicator.size} numbers above 0, one a rank"
+        )
+    # The boundary of every rank for every size, by the same arithmetic as `plan.cut`.
+    cumulative = np.concatenate([[0.0], np.cumsum(shares)]) / np.sum(shares)
+
+    def own_part(*batch: tf.Tensor) -> Batch:
+        rows = tf.cast(rows_of(batch), tf.float64)
+        first, last = (
+            tf.cast(tf.floor(rows * cumulative[communicator.rank + side] + 1e-9), tf.int64)
+            for side in (0, 1)
+        )
+        part: tuple[tf.Tensor, ...] = keras.tree.map_structure(lambda x: x[first:last], batch)
+        return part if len(part) > 1 else part[0]
+
+    return dataset.map(own_part, num_parallel_calls=1).prefetch(2)

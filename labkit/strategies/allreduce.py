@@ -75,15 +75,19 @@ class AllReduce(Strategy):
     @field_validator("schedule")
     @classmethod
     def _schedule(cls, value: str) -> str:
-        return one_of("schedule", value, SCHEDULES)
+        return one_of("schedule", value, tuple(SCHEDULES))
 
     def check(self, experiment: Question) -> None:
         """An emulated network needs messages that labkit sends; a compressor may refuse too."""
         refuse_unmetered(self.algorithm, experiment.network)
-        if self.schedule == "priority":  # layers take steps of their own
+        schedule = SCHEDULES[self.schedule]
+        if schedule.into_next:  # layers take steps of their own
             refuse_around(experiment.optimizer_options)
-        late = self.schedule in ("overlap", "priority")
-        if self.compressor is not None and late and experiment.precision == "mixed_float16":
+        if (
+            self.compressor is not None
+            and not schedule.after
+            and experiment.precision == "mixed_float16"
+        ):
             raise InvalidInput(
                 f"schedule={self.schedule!r} with a compressor and precision='mixed_float16': what "
                 "was sent of a step that is then skipped for an overflow is lost; use "
@@ -101,7 +105,8 @@ class AllReduce(Strategy):
         """`model.fit` with the exchange inside the optimizer."""
         from labkit.keras import DistributedOptimizer, callbacks
 
-        if self.schedule == "priority" and session.communicator.size > 1:
+        into_next = SCHEDULES[self.schedule].into_next
+        if into_next and session.communicator.size > 1:
             self._train_by_priority(session)
             return
         optimizer = DistributedOptimizer(
@@ -109,7 +114,7 @@ class AllReduce(Strategy):
             session.communicator,
             algorithm=self.algorithm,
             # One rank alone has nothing to wait for, front layers first or not.
-            schedule="sequential" if self.schedule == "priority" else self.schedule,
+            schedule="sequential" if into_next else self.schedule,
             bucket_bytes=self.bucket_bytes,
             compressor=self.compressor,
             seed=session.seed,

@@ -15,7 +15,7 @@ from labkit.cli.methods.docstring import Docstring, parse
 from labkit.common.checked import by_position
 from labkit.compression import COMPRESSORS
 from labkit.deployment import METHODS
-from labkit.exchange.schedules import EXPLAINED
+from labkit.exchange.schedules import SCHEDULES
 from labkit.schedules import ALLREDUCE, PIPELINE
 from labkit.strategies import STRATEGIES, Strategy
 
@@ -128,7 +128,7 @@ def families() -> list[Family]:
             "When do gradients travel?",
             "labkit.exchange.SCHEDULES",
             'lk.AllReduce(schedule="{}")',
-            EXPLAINED,
+            {name: schedule.explained for name, schedule in SCHEDULES.items()},
         ),
         Family(
             "Gradient compression",
