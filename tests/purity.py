@@ -13,12 +13,15 @@ import os
 import re
 import sys
 from pathlib import Path
+from threading import get_ident
 
 import pytest
 
 HEAVY = ("tensorflow", "mpi4py")
 SHOWN = "tensorflow|keras|mpi4py|subprocess|multiprocessing|IPython|jupyter_client|playwright"
-IMPORTS = re.compile(rf"^\s*(?:import|from) (?:{SHOWN})\b", re.MULTILINE)
+IMPORTS = re.compile(
+    rf"^\s*(?:import|from) (?:{SHOWN})\b|importorskip\(.(?:{SHOWN})\b", re.MULTILINE
+)
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 
 _running: list[pytest.Item] = []  # the pure test that runs now, if one does
@@ -61,7 +64,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> object:
 
 
 def _refuse(event: str, arguments: tuple[object, ...]) -> None:
-    if not _running or os.getpid() != _OWN:
+    # Threads that another test has left, such as those of a cluster, are not this one's.
+    if not _running or os.getpid() != _OWN or get_ident() != _MAIN:
         return
     needed = str(arguments[0]) if event == "import" else f"a process ({event})"
     if event in STARTS or (event == "import" and needed.split(".")[0] in HEAVY):
@@ -71,5 +75,5 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
         )
 
 
-_OWN = os.getpid()
+_OWN, _MAIN = os.getpid(), get_ident()
 sys.addaudithook(_refuse)
