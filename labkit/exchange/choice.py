@@ -24,6 +24,11 @@ class Choice:
     algorithm: str
     why: str
 
+    @property
+    def in_place(self) -> bool:
+        """Whether ranks add up in memory that they share, so that one copy serves all of them."""
+        return self.algorithm == "shared_memory"
+
 
 def agree(communicator: Communicator, signature: Signature) -> None:
     """Check that all ranks have the same gradients.

@@ -279,7 +279,7 @@ class Exchange:
         self.service = Service(self._serve, range(len(self.buckets)), self.timeline, self._attend)
         largest = max(bucket.nbytes for bucket in self.buckets)
         self.choice = choose(self.communicator, self.algorithm, largest, self.compressor is None)
-        common = self.choice.algorithm == "shared_arena" and self.compressed is None
+        common = self.choice.in_place and self.compressed is None
         self._arena = Arena(self.communicator, lengths, dtypes, self.buckets, common)
         self._packings = [
             Packing(bucket, self._arena.gradients(bucket), self._stays(bucket))
@@ -315,7 +315,7 @@ class Exchange:
 
     def _stays(self, bucket: Bucket) -> slice:
         """What this rank adds up itself of a bucket, if it need not be copied for that."""
-        in_place = self.schedule.after and self.choice.algorithm == "shared_arena"
+        in_place = self.schedule.after and self.choice.in_place
         if not in_place or self.compressed is not None:
             return slice(0, 0)
         return self.communicator.own_part(bucket.length)
@@ -327,7 +327,7 @@ class Exchange:
             self._serve_compressed(number, self.compressed)
             return
         bucket, what = self.buckets[number], "the exchange of gradients"
-        if number == self.service.order[0] and self.choice.algorithm != "shared_arena":
+        if number == self.service.order[0] and not self.choice.in_place:
             self._total = self.communicator.total(self._weights[number], what)  # of all buckets
         self.communicator.mean(
             self._arena.gradients(bucket),

@@ -366,3 +366,30 @@ def test_one_worker_trains_with_priority_as_with_any_schedule(cluster: Cluster) 
     ]
     one, other = (run.history["loss"].tolist() for run in runs)
     assert one == other
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "overlap"])
+@pytest.mark.parametrize(("algorithm", "shares"), [("shared_memory", True), ("ring", False)])
+def test_ranks_of_one_host_write_their_means_once(
+    cluster: Cluster, schedule: str, algorithm: str, shares: bool
+) -> None:
+    def spared(communicator: Any) -> tuple[bool, bool]:
+        """Whether means have a place of their own, and some gradients stay where they are."""
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange
+
+        exchange, mean = Exchange(communicator, algorithm, schedule), communicator.mean
+        asides = []
+
+        def seen(*given: Any) -> None:
+            asides.append(given[-1])
+            mean(*given)
+
+        communicator.mean = seen
+        tf.function(lambda gradient: exchange.mean([gradient]))(tf.ones([64, 64]))
+        [aside] = asides
+        return aside.into is not None, aside.pieces is not None
+
+    stands = schedule == "sequential"
+    assert cluster.call(spared, ranks=2) == [(shares, shares and stands)] * 2
