@@ -11,7 +11,11 @@ import pytest
 from labkit.jobs.notebook import execute
 from labkit.records.run import load_runs
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+# What a reader is sent to; the files that one who adds a member is to write are not there yet.
+SENT_TO = re.compile(r"`((?:labkit|tests|notebooks|data)/[\w./]+)`")
+YET_TO_WRITE = re.compile(r"NAME|schedules/chain\.py")
 
 
 def own_model_and_arrays() -> str:
@@ -22,6 +26,23 @@ def own_model_and_arrays() -> str:
 
 def test_own_model_and_arrays_take_fewer_than_15_lines() -> None:
     assert sum(bool(line) for line in own_model_and_arrays().splitlines()) < 15
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "labkit/README.md"])
+def test_files_that_documents_name_are_there(document: str) -> None:
+    named = SENT_TO.findall((ROOT / document).read_text())
+    assert [path for path in named if not YET_TO_WRITE.search(path)] != []
+    for path in named:
+        assert YET_TO_WRITE.search(path) or (ROOT / path).exists(), path
+
+
+def test_the_map_of_the_house_names_every_room_and_only_files_that_are_there() -> None:
+    text = (ROOT / "labkit" / "README.md").read_text()
+    rooms = {path.name for path in (ROOT / "labkit").iterdir() if (path / "__init__.py").exists()}
+    named = {name for cell in re.findall(r"^\| (`.*?) \|", text, re.M) for name in cell.split(", ")}
+    assert {name.strip("`") for name in named} == rooms
+    for path in re.findall(r"`(\w+/[\w/]+\.py)`", text):
+        assert (ROOT / path).exists() or (ROOT / "labkit" / path).exists(), path
 
 
 @pytest.mark.slow
