@@ -1,7 +1,8 @@
 """Exchange: how the ranks' gradients meet inside the training step."""
 
 from labkit.exchange.compressed import Layer, Seen
-from labkit.exchange.exchange import BUCKET_BYTES, Exchange, NotFinite
+from labkit.exchange.exchange import BUCKET_BYTES, Exchange
+from labkit.exchange.reduction import NotFinite
 from labkit.exchange.schedules import SCHEDULES
 from labkit.exchange.timeline import Timeline, timeline_rows
 

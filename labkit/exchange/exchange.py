@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from labkit.common.content import JSON
-from labkit.common.errors import InvalidInput, LabkitError
-from labkit.communicator import Aside, Communicator
+from labkit.common.errors import InvalidInput
+from labkit.communicator import Communicator
 from labkit.compression import Compressor, parse
-from labkit.exchange.arena import Arena, Packing, Piece
-from labkit.exchange.bucket import Bucket, holders, pack
-from labkit.exchange.choice import Choice, Signature, agree, choose
-from labkit.exchange.compressed import CompressedMean, Layer, Seen
+from labkit.exchange.bucket import Bucket, holders
+from labkit.exchange.choice import Choice, agree, choose
+from labkit.exchange.layout import Layout, in_buckets
 from labkit.exchange.order import by_priority
+from labkit.exchange.reduction import Compressed, Plain, Reduction, Watcher
 from labkit.exchange.schedules import SCHEDULES
 from labkit.exchange.service import Service
 from labkit.exchange.timeline import Timeline
@@ -26,12 +25,6 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = "int | tf.Tensor | None"
 BUCKET_BYTES = 4 * 2**20
-
-Watcher = Callable[[int, Sequence[Layer], Seen], None]
-
-
-class NotFinite(LabkitError):
-    """A gradient is infinite or not a number, or becomes so, and a memory would keep it."""
 
 
 class Exchange:
@@ -62,6 +55,9 @@ class Exchange:
         timeline: what this rank did when.
         compressed: the reduction through the compressor, or None.
         watchers: called with what each compressed bucket was and became.
+
+    How the work is divided: a `Schedule` says when buckets travel, a `Layout` where they lie, a
+    `Reduction` what becomes of one, and the `Service` is the thread that serves them in turn.
     """
 
     def __init__(
@@ -83,26 +79,29 @@ class Exchange:
         self.clock = communicator.clock
         self.algorithm, self.bucket_bytes = algorithm, bucket_bytes
         self.compressor = None if compressor is None else parse(compressor)
-        self.compressed: CompressedMean | None = None
+        self._compressed: Compressed | None = None
+        self._reduce: Reduction = Plain(communicator)
         if self.compressor is not None:
-            self.compressed = CompressedMean(communicator, self.compressor, seed)
-        self.watchers: list[Watcher] = []
+            self._reduce = self._compressed = Compressed(communicator, self.compressor, seed)
+        self.compressed = self._compressed.mean if self._compressed else None
+        self.watchers: list[Watcher] = self._compressed.watchers if self._compressed else []
         self.timeline = Timeline(self.clock)
-        self.choice = Choice(algorithm, "as asked for")
-        self.buckets: list[Bucket] = []
-        self._signature: Signature = []
+        self._layout = Layout(communicator, [], [], [], Choice(algorithm, "as asked for"))
         self._types: list[tf.DType] = []
-        self._weights: dict[int, float] = {}
-        self._steps: dict[int, int] = {}  # of training, in which each bucket was packed
-        self._total: float | None = None
-        self._scaled = False
-        self._packings: list[Packing] = []
-        self._pieces: dict[int, list[Piece] | None] = {}
-        self._arena = Arena(communicator, [], [], [], common=False)
         self.service = Service(self._serve, [], self.timeline, self._attend)
         self._left = self.clock.now()  # the last exchange
         self._attend(self.schedule.after)
         communicator.pace(self.schedule.turns)
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """What travels together; nothing before the first step is traced."""
+        return self._layout.buckets
+
+    @property
+    def choice(self) -> Choice:
+        """How buckets are summed, and why so."""
+        return self._layout.choice
 
     def mean(
         self,
@@ -130,7 +129,7 @@ class Exchange:
         if self.communicator.size == 1 and self.compressor is None:
             return list(gradients)
         traced = tf.autograph.experimental.do_not_convert(self._mean)
-        if scale is None or self.compressor is None:
+        if scale is None or self._compressed is None:
             return list(traced(gradients, rows, names))
         if not self.schedule.after:
             raise InvalidInput(
@@ -138,7 +137,7 @@ class Exchange:
                 "would be sent before another one overflows, and what was sent of a step that is "
                 "then skipped is lost; use schedule='sequential'"
             )
-        self._scaled = True
+        self._compressed.scaled = True
         plain = [None if g is None else g / tf.cast(scale, g.dtype) for g in gradients]
         means = traced(plain, rows, names)
         return [None if mean is None else mean * tf.cast(scale, mean.dtype) for mean in means]
@@ -170,20 +169,20 @@ class Exchange:
         """One operation after backpropagation: pack, sum, hand out."""
         import tensorflow as tf
 
-        traced = self._signature
+        traced = self._layout
 
         def exchange(count: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
             self._check_layout(traced)
             self._attend(True)  # another exchange of these ranks may have said otherwise
             self.communicator.pace(self.schedule.turns)
-            for number, bucket in enumerate(self.buckets):
+            for number, bucket in enumerate(traced.buckets):
                 self._pack(number, [arrays[slot.variable] for slot in bucket.slots], count)
-            for number in range(len(self.buckets)):
+            for number in range(len(traced.buckets)):
                 start = self.clock.now()
                 self._serve(number)
                 self.timeline.add("communicate", number, start)
                 self.timeline.add("wait", number, start)
-            return self._arena.means
+            return traced.means
 
         means = tf.numpy_function(exchange, [rows, *gradients], [g.dtype for g in gradients])
         return _shaped(means, gradients)
@@ -219,9 +218,9 @@ class Exchange:
             ) -> np.ndarray:
                 for number in numbers:
                     self.service.wait(number)
-                return self._arena.means[variable]
+                return self._layout.means[variable]
 
-            _, shape, _ = self._signature[variable]
+            _, shape, _ = self._layout.signature[variable]
             with tf.control_dependencies(before):
                 mean = tf.numpy_function(fetch, [], self._types[variable])
             before = [mean]
@@ -231,7 +230,7 @@ class Exchange:
     def _issue(self, number: int, gradients: list[tf.Tensor], rows: tf.Tensor) -> tf.Tensor:
         import tensorflow as tf
 
-        traced = self._signature
+        traced = self._layout
 
         def issue(count: np.ndarray, *arrays: np.ndarray) -> np.int64:
             self._check_layout(traced)
@@ -256,35 +255,23 @@ class Exchange:
             (name, tuple(g.shape.as_list()), g.dtype.name)
             for name, g in zip(names, gradients, strict=True)
         ]
-        if self.buckets and signature == self._signature:
+        if self.buckets and signature == self._layout.signature:
             return
         agree(self.communicator, signature)
         if not signature:
             raise InvalidInput(
                 "no variable has a gradient: is the loss made of the model's output?"
             )
-        self._signature = signature
-        lengths = [int(np.prod(shape)) for _, shape, _ in signature]
+        after, compressor = self.schedule.after, self.compressor
+        limit = None if after else self.bucket_bytes
+        by_layer = compressor is not None and compressor.by_layer
         dtypes = [np.dtype(g.dtype.as_numpy_dtype) for g in gradients]
-        self.buckets = pack(
-            lengths,
-            [dtype.name for dtype in dtypes],
-            [dtype.itemsize for dtype in dtypes],
-            sum(lengths) * 8 + 1 if self.schedule.after else self.bucket_bytes,
-            cut=not self.schedule.after and not (self.compressor and self.compressor.by_layer),
-            groups=groups,
-        )
+        buckets = in_buckets(signature, dtypes, limit, cut=not (after or by_layer), groups=groups)
         self._types = [g.dtype for g in gradients]
-        self._weights = {}
-        self.service = Service(self._serve, range(len(self.buckets)), self.timeline, self._attend)
-        largest = max(bucket.nbytes for bucket in self.buckets)
-        self.choice = choose(self.communicator, self.algorithm, largest, self.compressor is None)
-        common = self.choice.in_place and self.compressed is None
-        self._arena = Arena(self.communicator, lengths, dtypes, self.buckets, common)
-        self._packings = [
-            Packing(bucket, self._arena.gradients(bucket), self._stays(bucket))
-            for bucket in self.buckets
-        ]
+        self.service = Service(self._serve, range(len(buckets)), self.timeline, self._attend)
+        largest, dense = max(bucket.nbytes for bucket in buckets), compressor is None
+        choice = choose(self.communicator, self.algorithm, largest, dense)
+        self._layout = Layout(self.communicator, signature, dtypes, buckets, choice, dense, after)
 
     def by_priority(self, ready: list[float], seconds: list[float]) -> list[int]:
         """The order that serves front layers first, the same on all ranks (collective)."""
@@ -294,16 +281,13 @@ class Exchange:
         return by_priority(means[0].tolist(), means[1].tolist(), urgency)
 
     def _pack(self, number: int, arrays: Sequence[np.ndarray], count: np.ndarray) -> None:
-        """Copy gradients into their bucket, and keep their weight."""
         start = self.clock.now()
-        self._weights[number] = float(count)
-        self._steps[number] = self.timeline.step
-        self._pieces[number] = self._packings[number](arrays, bool(count))
+        self._layout.pack(number, arrays, count, self.timeline.step)
         self.timeline.add("pack", number, start)
 
-    def _check_layout(self, traced: Signature) -> None:
+    def _check_layout(self, traced: Layout) -> None:
         """Refuse a step that was traced before another one laid out the buckets anew."""
-        if traced is not self._signature:
+        if traced is not self._layout:
             raise InvalidInput(
                 "two compiled training steps with different variables share one distributed "
                 "optimizer; give each step an optimizer of its own"
@@ -313,85 +297,11 @@ class Exchange:
         """While the training step stands still, waits may take its core."""
         self.communicator.patience.polite = not standing
 
-    def _stays(self, bucket: Bucket) -> slice:
-        """What this rank adds up itself of a bucket, if it need not be copied for that."""
-        in_place = self.schedule.after and self.choice.in_place
-        if not in_place or self.compressed is not None:
-            return slice(0, 0)
-        return self.communicator.own_part(bucket.length)
-
     def _serve(self, number: int) -> None:
         if number == 0 and self._paces:
             self.communicator.act_slow(self.clock.now() - self._left)
-        if self.compressed is not None:
-            self._serve_compressed(number, self.compressed)
-            return
-        bucket, what = self.buckets[number], "the exchange of gradients"
-        if number == self.service.order[0] and not self.choice.in_place:
-            self._total = self.communicator.total(self._weights[number], what)  # of all buckets
-        self.communicator.mean(
-            self._arena.gradients(bucket),
-            self._weights[number],
-            self.choice.algorithm,
-            what,
-            self._total,
-            Aside(self._pieces.pop(number, None), self._arena.into(bucket)),
-        )
+        self._reduce(self._layout, number, first=number == self.service.order[0])
         self._left = self.clock.now()
-
-    def _serve_compressed(self, number: int, compressed: CompressedMean) -> None:
-        bucket, what = self.buckets[number], "the exchange of compressed gradients"
-        pieces, layers = self._pieces_of(bucket)
-        told = self.communicator.allgather((self._weights[number], _trouble(pieces, layers)), what)
-        troubles = [f"{name} on rank {rank}" for rank, (_, name) in enumerate(told) if name]
-        if troubles and not self._scaled:
-            raise NotFinite(
-                f"the gradient of {', '.join(troubles)} is infinite or not a number; lower the "
-                "learning rate, or clip gradients (clipnorm)"
-            )
-        if troubles:  # an overflow: every rank skips the step, and no memory keeps it
-            for piece in pieces:
-                piece[...] = np.nan
-            self._left = self.clock.now()
-            return
-        total = sum(weight for weight, _ in told)
-        share = self._weights[number] * self.communicator.size / total if total else 0.0
-        for piece in pieces:
-            piece *= piece.dtype.type(share)
-        seen = compressed.reduce(number, pieces, layers, self.choice.algorithm, what)
-        # The mean is the same on all ranks, and so is what they do now.
-        if lost := _trouble([seen.mean[one.start : one.stop] for one in layers], layers):
-            raise NotFinite(
-                f"the gradient of {lost} is finite, but {self.compressor!r} makes it infinite or "
-                "not a number: its values are too large for the method; lower the learning rate, "
-                "clip gradients (clipnorm), or take another compressor"
-            )
-        for watcher in self.watchers:
-            # By now some ranks may have begun the next step: watchers must agree on this one.
-            watcher(number, layers, replace(seen, step=self._steps[number]))
-        self._left = self.clock.now()
-
-    def _pieces_of(self, bucket: Bucket) -> tuple[list[np.ndarray], list[Layer]]:
-        """The gradients of a bucket in the order of their places, and what they are."""
-        pieces: list[np.ndarray] = []
-        layers: list[Layer] = []
-        stop = 0
-        for slot in sorted(bucket.slots, key=lambda slot: slot.offset):
-            name, shape, _ = self._signature[slot.variable]
-            whole = slot.length == int(np.prod(shape))
-            start, stop = stop, stop + slot.length
-            layers.append(Layer(name, start, stop, shape if whole else (slot.length,)))
-            pieces.append(self._arena.piece(bucket, slot))
-        return pieces, layers
-
-
-def _trouble(pieces: Sequence[np.ndarray], layers: Sequence[Layer]) -> str:
-    """The first layer with a value that is not finite, or ""."""
-    for piece, layer in zip(pieces, layers, strict=True):
-        # One pass; it may overflow, so look again.
-        if not np.isfinite(np.dot(piece, piece)) and not np.isfinite(piece).all():
-            return layer.name
-    return ""
 
 
 def _shaped(means: tf.Tensor | list[tf.Tensor], gradients: list[tf.Tensor]) -> list[tf.Tensor]:
