@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from labkit.compression.compressor import compiled
 from labkit.compression.lockstep import reduce_all, reply_to
 
 CALLS = 5  # of everything in a repeat
-Work = Callable[[], Tensor | None]
+Work: TypeAlias = "Callable[[], Tensor | None]"
 
 
 def measure(
