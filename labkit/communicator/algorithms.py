@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.communicator.traffic import Traffic
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, Schedule
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 # What moves data without messages that labkit sends itself, so that no network can be emulated.
 UNMETERED = {
@@ -57,21 +50,3 @@ def schedule_for(
         return network.schedule(algorithm)
     schedule = ALLREDUCE[algorithm]
     return partial(schedule, hosts=hosts()) if schedule.layout == "hosts" else schedule
-
-
-def library_allreduce(comm: MPI.Intracomm, flat: np.ndarray, traffic: Traffic) -> None:
-    """Sum in place, by whatever the library chooses; 16-bit floats by way of float32.
-
-    The library does not say what it sent: the least that any allreduce must send per rank
-    (Patarasuk & Yuan 2009) stands for it.
-    """
-    from mpi4py import MPI
-
-    if flat.dtype.itemsize == 2:
-        wide = flat.astype(np.float32)
-        comm.Allreduce(MPI.IN_PLACE, wide)
-        flat[...] = wide.astype(flat.dtype)
-    else:
-        comm.Allreduce(MPI.IN_PLACE, flat)
-    traffic.messages += 1
-    traffic.wire_bytes += 2 * (comm.size - 1) * flat.nbytes // comm.size

@@ -31,6 +31,7 @@ class Emulation:
         clock: of the ranks' host.
 
     Attributes:
+        network: what is emulated.
         paced: whether a rank holds a message back until the links on its way are free.
     """
 
@@ -38,8 +39,9 @@ class Emulation:
         from mpi4py import MPI
 
         self._clock = clock
-        self._rank = comm.rank  # of the network, as all places
+        self._place = comm.rank  # on the whole network, as all places
         self._places: Sequence[int] = range(comm.size)
+        self.network, self._rank, self._computations = network, comm.rank, 0
         self._links = Links(network, comm.size)
         length = len(self._links.busy)
         self._window = MPI.Win.Allocate_shared(8 * length if comm.rank == 0 else 0, 8, comm=comm)
@@ -55,6 +57,8 @@ class Emulation:
     def part(self, ranks: Sequence[int]) -> Emulation:
         """The same links, as some of the ranks see them, who are called 0, 1, … there."""
         found = copy(self)
+        found.network = self.network.part(ranks, len(self._places))
+        found._rank, found._computations = list(ranks).index(self._rank), 0
         found._places = [self._places[rank] for rank in ranks]
         found._whole = False
         return found
@@ -63,7 +67,7 @@ class Emulation:
         """Book this rank's links for a message; when its first byte leaves, by the shared clock."""
         with self._booking():
             place = self._places[destination]
-            return self._links.depart(self._rank, place, nbytes, self._clock.now())
+            return self._links.depart(self._place, place, nbytes, self._clock.now())
 
     def arrive(self, messages: list[tuple[float, int, int]]) -> float:
         """Book the links into this rank; when the last of the messages is delivered.
@@ -73,7 +77,7 @@ class Emulation:
         """
         with self._booking():
             times = [
-                self._links.arrive(self._places[source], self._rank, nbytes, first_byte)
+                self._links.arrive(self._places[source], self._place, nbytes, first_byte)
                 for first_byte, source, nbytes in sorted(messages)
             ]
         return max(times, default=0.0)
@@ -84,6 +88,13 @@ class Emulation:
         with self._booking():
             first = self._links.depart(*ends, nbytes, self._clock.now())
             return self._links.arrive(*ends, nbytes, first)
+
+    def act_slow(self, computed: float) -> None:
+        """Sleep as much longer as the emulated rank would compute, behind so many real seconds."""
+        if self._rank in self.network.slow:
+            factor = self.network.compute_factor(self._rank, self._computations)
+            self._computations += 1
+            self._clock.sleep((factor - 1) * computed)
 
     def close(self) -> None:
         """Free the shared state (collective); nothing, of a part."""

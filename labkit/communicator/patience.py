@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from labkit.common.errors import LabkitError
 from labkit.communicator.board import Board, Mismatch, WaitTooLong
@@ -26,35 +29,38 @@ class Patience:
     """Waits of one rank, each in a call that has a name; what makes waiting pointless is raised.
 
     Args:
+        comm: the mpi4py communicator of the ranks that wait for each other.
         board: where ranks of this host tell each other how they are.
         traffic: the meter of seconds waited.
         clock: by which it waits.
-        rank: this rank.
         limit: seconds after which a wait raises `WaitTooLong`.
-        alone: whether the board tells of all ranks, so that a deadlock can be seen on it.
         outer: of the ranks of which these are a part; a failure may be told to them alone.
 
     Attributes:
+        comm, board, traffic, clock: as given, for what this rank does besides waiting.
+        on_one_host: whether the board tells of all ranks, so that a deadlock can be seen on it.
         trouble: the first error that a wait has raised.
         polite: sleep between polls instead of spinning.
     """
 
     def __init__(
         self,
+        comm: MPI.Intracomm,
         board: Board,
         traffic: Traffic,
         clock: Clock,
-        rank: int,
         limit: float,
-        alone: bool,
         outer: Patience | None = None,
     ) -> None:
-        self.board, self.traffic, self.rank, self.limit = board, traffic, rank, limit
-        self._clock, self._outer = clock, outer
+        self.board, self.traffic, self.clock, self.limit = board, traffic, clock, limit
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        self.on_one_host = len(board.ranks) == self.size
+        self.comm, self._outer = comm, outer
         self.trouble: LabkitError | None = None
         self.polite = False
         self.place = ""
-        self._sees_all, self._collective, self._since = alone, False, 0.0
+        self._collective, self._since = False, 0.0
 
     def enter(self, place: str, collective: bool = True) -> None:
         """Name the call whose waits come next; collective: it waits for all others."""
@@ -63,7 +69,7 @@ class Patience:
     def begin(self) -> float:
         """A wait begins now; the time."""
         self.board.enter(self.place, waiting=self._collective)
-        self._since = self._clock.now()
+        self._since = self.clock.now()
         return self._since
 
     def complete(self, requests: list[MPI.Request]) -> None:
@@ -75,12 +81,45 @@ class Patience:
         while not MPI.Request.Testall(requests):
             self.pause(polls)
             polls += 1
-        self.traffic.wait_seconds += self._clock.now() - start
+        self.traffic.wait_seconds += self.clock.now() - start
+
+    def meet(self, what: str = "barrier") -> None:
+        """Wait until every rank has come to this call.
+
+        Raises:
+            RankFailed: a rank of this host said that it failed.
+            WaitTooLong: someone did not come within the limit.
+            Mismatch: another rank has come to another call.
+        """
+        if self.size == 1:
+            return
+        self.enter(what)
+        self.gather_here()
+        self.board.enter(f"work after {what}")
+
+    def gather_here(self, others: Sequence[MPI.Request] = ()) -> None:
+        """A barrier in which ranks tell each other which call they are in.
+
+        Args:
+            others: requests of the same call, to be completed with it.
+        """
+        from mpi4py import MPI
+
+        code = zlib.crc32(self.place.encode())
+        told, most = np.array([code, -code]), np.zeros(2, np.int64)
+        self.complete([self.comm.Iallreduce(told, most, MPI.MAX), *others])
+        if most[0] != -most[1]:
+            self.trouble = Mismatch(
+                f"ranks wait for each other in different calls: rank {self.rank} waits in "
+                f"{self.place}; {self.board.elsewhere(self.place)}"
+            )
+            raise self.trouble
+        self.look_around()  # who failed after coming here goes no further with us
 
     def sleep_until(self, moment: float) -> None:
         """Sleep until a moment of the clock: a message is on its way, nobody is late."""
-        self._clock.sleep(max(0.0, moment - self._clock.now() - LATE))
-        self._clock.sleep_until(moment, exact=not self.polite)  # which may have changed meanwhile
+        self.clock.sleep(max(0.0, moment - self.clock.now() - LATE))
+        self.clock.sleep_until(moment, exact=not self.polite)  # which may have changed meanwhile
 
     def pause(self, polls: int) -> None:
         """Between two polls: let others have the core, and look around now and then.
@@ -92,8 +131,8 @@ class Patience:
         if polls < SPINS and not self.polite:
             os.sched_yield()
             return
-        waited = self._clock.now() - self._since
-        self._clock.sleep(min(max(NAP, SHARE * waited), LONGEST_NAP))
+        waited = self.clock.now() - self._since
+        self.clock.sleep(min(max(NAP, SHARE * waited), LONGEST_NAP))
         if polls % _CHECK_EVERY == 0:
             self.look_around()
 
@@ -103,11 +142,11 @@ class Patience:
         Raises:
             RankFailed, Mismatch, WaitTooLong: see `Communicator`.
         """
-        waited = self._clock.now() - self._since
+        waited = self.clock.now() - self._since
         try:
             for each in self._whole():
                 each.board.check()
-            if waited > DEADLOCK and self._sees_all and self._collective:
+            if waited > DEADLOCK and self.on_one_host and self._collective:
                 calls = self.board.deadlock(DEADLOCK)
                 if calls:
                     raise Mismatch(f"ranks wait for each other in different calls: {calls}")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from labkit.communicator.algorithms import UNMETERED
+from labkit.communicator.emulation import Emulation
+from labkit.communicator.patience import Patience
+from labkit.communicator.reductions import Reductions
 from labkit.communicator.sparse import Part, SparseSum, cut_sparse
 from labkit.communicator.variable import Courier
 from labkit.schedules import ALLREDUCE, Round, boundaries, count_chunks
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 Pieces: TypeAlias = dict[int, np.ndarray]  # rank -> bytes
 ENTRY = np.dtype([("rank", "<i4"), ("nbytes", "<i4")])
@@ -27,24 +27,62 @@ class Payloads:
     enough.
 
     Args:
-        comm: the mpi4py communicator.
-        courier: carries the messages of schedules.
-        rounds: the rounds of an allreduce by its name.
-        gather_here: a barrier that notices who is missing, before a collective of the library.
+        patience: how this rank waits; it notices who is missing before the library's collectives.
+        emulation: the network to emulate, or None.
+        reductions: know the rounds of each algorithm, and meter.
     """
 
     def __init__(
-        self,
-        comm: MPI.Intracomm,
-        courier: Courier,
-        rounds: Callable[[str], Sequence[Round]],
-        gather_here: Callable[[], None],
+        self, patience: Patience, emulation: Emulation | None, reductions: Reductions
     ) -> None:
-        self._comm, self._rank, self._size = comm, comm.rank, comm.size
-        self._courier, self._rounds, self._gather_here = courier, rounds, gather_here
+        self._comm, self._rank, self._size = patience.comm, patience.rank, patience.comm.size
+        self._courier, self._patience = Courier(patience, emulation), patience
+        self._rounds, self._metered = reductions.rounds, reductions.metered
 
-    def gather(self, data: np.ndarray, algorithm: str) -> list[np.ndarray]:
-        """The bytes of every rank, in rank order."""
+    def gather_bytes(
+        self, data: np.ndarray, algorithm: str = "mpi", what: str = "gather_bytes"
+    ) -> list[np.ndarray]:
+        """The bytes of every rank, in rank order; ranks may hold different numbers of them.
+
+        Args:
+            data: uint8, of one dimension.
+            algorithm: as for `Communicator.allreduce`: its messages carry sets of what is known so
+                far, the ring's second half alone; "mpi" and "shared_memory": the library's
+                allgather.
+            what: name of the call in messages about waits.
+        """
+        with self._metered(f"{what} ({algorithm})", data.nbytes, algorithm):
+            return self._gather(data, algorithm)
+
+    def sparse_sum(
+        self,
+        indices: np.ndarray,
+        values: np.ndarray,
+        length: int,
+        algorithm: str = "mpi",
+        what: str = "sparse_sum",
+    ) -> np.ndarray:
+        """The sum of the ranks' sparse vectors, dense (length,), to the same bits on all.
+
+        Args:
+            indices: int32 (k,), ascending, each once; ranks may hold different numbers of them.
+            values: (k,).
+            length: of the vectors, the same on all ranks.
+            algorithm: as for `Communicator.allreduce`; parts turn dense on their way where that is
+                cheaper.
+            what: name of the call in messages about waits.
+        """
+        nbytes = indices.nbytes + values.nbytes
+        with self._metered(f"{what} ({algorithm})", nbytes, algorithm):
+            if self._size == 1 or algorithm in UNMETERED:
+                return self._sum_of_gathered(indices, values, length, algorithm)
+            rounds = self._rounds(algorithm)
+            edges = boundaries(length, count_chunks(rounds)).tolist()
+            parts: list[Part] = cut_sparse(indices, values, edges)
+            summed = self._courier.run(rounds, parts, SparseSum(edges, values.dtype))
+            return np.concatenate([part.dense() for part in summed])
+
+    def _gather(self, data: np.ndarray, algorithm: str) -> list[np.ndarray]:
         if self._size == 1:
             return [data]
         if algorithm in UNMETERED:
@@ -59,31 +97,19 @@ class Payloads:
         chunks = cut(data, self._rank, count_chunks(rounds))
         return joined(self._courier.run(rounds, chunks, Union()), self._size)
 
-    def sparse_sum(
-        self, indices: np.ndarray, values: np.ndarray, length: int, algorithm: str
-    ) -> np.ndarray:
-        """The sum of the ranks' sparse vectors, dense."""
-        if self._size == 1 or algorithm in UNMETERED:
-            return self._sum_of_gathered(indices, values, length, algorithm)
-        rounds = self._rounds(algorithm)
-        edges = boundaries(length, count_chunks(rounds)).tolist()
-        parts: list[Part] = cut_sparse(indices, values, edges)
-        summed = self._courier.run(rounds, parts, SparseSum(edges, values.dtype))
-        return np.concatenate([part.dense() for part in summed])
-
     def _sum_of_gathered(
         self, indices: np.ndarray, values: np.ndarray, length: int, algorithm: str
     ) -> np.ndarray:
         data = np.concatenate([indices.view(np.uint8), values.view(np.uint8)])
         total = np.zeros(length, values.dtype)
-        for piece in self.gather(data, algorithm):
+        for piece in self._gather(data, algorithm):
             held = len(piece) // (indices.itemsize + values.itemsize) * indices.itemsize
             places = piece[:held].copy().view(indices.dtype)  # copies are aligned
             total[places] += piece[held:].copy().view(values.dtype)
         return total
 
     def _library_gather(self, data: np.ndarray) -> list[np.ndarray]:
-        self._gather_here()
+        self._patience.gather_here()
         lengths = self._comm.allgather(data.nbytes)
         whole = np.zeros(sum(lengths), np.uint8)
         self._comm.Allgatherv(data, (whole, lengths))

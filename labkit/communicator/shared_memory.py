@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from labkit.communicator.clock import Clock
+from labkit.common.errors import InvalidInput
+from labkit.communicator.patience import Patience
 from labkit.schedules import boundaries
 
 if TYPE_CHECKING:
@@ -33,38 +34,72 @@ class Aside(NamedTuple):
     into: np.ndarray | None = None
 
 
+class Flags:
+    """By which ranks of one host see how far each has come, and what weight it has (collective).
+
+    Args:
+        patience: how this rank waits; its meter counts the seconds.
+
+    Attributes:
+        weights: of each rank.
+    """
+
+    def __init__(self, patience: Patience) -> None:
+        self._rank, self._patience, self._phase = patience.rank, patience, 0
+        self._window, views = _shared(patience.comm, LINE)
+        self._phases = [view[:8].view(np.int64) for view in views]
+        self.weights = [view[8:16].view(np.float64) for view in views]
+
+    def meet(self) -> None:
+        """Wait until every rank has come to this phase; writes before it are then visible."""
+        self._window.Sync()
+        self._phase += 1
+        self._phases[self._rank][0] = self._phase
+        polls, clock = 0, self._patience.clock
+        start = clock.now()
+        while min(int(phase[0]) for phase in self._phases) < self._phase:
+            self._patience.pause(polls)
+            polls += 1
+        self._patience.traffic.wait_seconds += clock.now() - start
+        self._window.Sync()
+
+    def close(self) -> None:
+        """Free them (collective)."""
+        self._phases.clear()
+        self.weights.clear()
+        self._window.Free()
+
+
 class SharedMemory:
-    """Buffers and flags that all ranks of a host see.
+    """Buffers that all ranks of a host see, and their sums.
 
     Rank r adds up part r of all buffers, in order of rank, and writes the sum into each of them:
     p-1 reads and p writes of n/p bytes, no message; or one write, where all read one memory.
-    Between the phases ranks wait for each other's flags.
+    Between the phases ranks wait for each other's flags, which are made when first needed: ranks
+    of several hosts cannot make them.
 
     Args:
-        comm: an mpi4py communicator of ranks on one host.
-        clock: of the ranks' host.
-        pause: called between two looks at a flag, with the number of looks so far; raises when
-            waiting has become pointless.
+        patience: how this rank waits for a flag.
     """
 
-    def __init__(self, comm: MPI.Intracomm, clock: Clock, pause: Callable[[int], None]) -> None:
-        self._comm, self._clock, self._pause = comm, clock, pause
-        self._window, views = _shared(comm, LINE)
-        self._flags = [view[:8].view(np.int64) for view in views]
-        self._weights = [view[8:16].view(np.float64) for view in views]
-        self._phase, self._waited = 0, 0.0
+    def __init__(self, patience: Patience) -> None:
+        self._comm, self._patience = patience.comm, patience
+        self._flags: Flags | None = None
         self._buffers: list[tuple[Any, list[np.ndarray]]] = []
         self._commons: list[Any] = []
         self._staging: list[np.ndarray] | None = None
         self._known: dict[tuple[int, int, str], list[np.ndarray]] = {}  # views by address
 
     def allocate(self, nbytes: int, common: bool = False) -> np.ndarray:
-        """This rank's buffer of so many bytes, which the others can read and write (collective).
+        """This rank's buffer of so many bytes, which the others of one host see (collective).
 
         Args:
             nbytes: of the buffer.
             common: one memory for all ranks instead.
         """
+        if not self._patience.on_one_host:
+            return _aligned(np.zeros(nbytes + LINE, np.uint8), nbytes)
+        self._ready()
         window, views = _shared(self._comm, nbytes, common)
         if common:
             self._commons.append(window)
@@ -74,11 +109,8 @@ class SharedMemory:
         return own
 
     def allreduce(
-        self,
-        buffer: np.ndarray,
-        weight: float | None = None,
-        aside: Aside | None = None,
-    ) -> float:
+        self, buffer: np.ndarray, weight: float | None = None, aside: Aside | None = None
+    ) -> None:
         """Sum the ranks' flat buffers of one length, in place.
 
         A buffer from `allocate` is used where it is; any other is copied in and out.
@@ -87,48 +119,55 @@ class SharedMemory:
             buffer: this rank's values.
             weight: of this rank, for the weighted mean instead of the sum.
             aside: what of it lies elsewhere; only for a buffer from `allocate`.
-
-        Returns:
-            Seconds spent waiting for other ranks.
         """
-        self._waited = 0.0
+        self._patience.begin()
+        flags = self._ready()
         views = self._views_of(buffer)
         if views is not None:
-            self._reduce(views, weight, aside or Aside())
-            return self._waited
+            self._reduce(flags, views, weight, aside or Aside())
+            return
         if self._staging is None or self._staging[0].nbytes < buffer.nbytes:
             self.allocate(buffer.nbytes)
             self._staging = self._buffers[-1][1]
         views = [view[: buffer.nbytes].view(buffer.dtype) for view in self._staging]
         staged = views[self._comm.rank]
         staged[...] = buffer
-        self._reduce(views, weight, Aside())
+        self._reduce(flags, views, weight, Aside())
         buffer[...] = staged  # nobody writes here before this rank comes to the next call
-        return self._waited
 
     def close(self) -> None:
         """Free all windows (collective)."""
         self._known.clear()
-        self._flags.clear()
-        self._weights.clear()
         for window, views in self._buffers:
             views.clear()
             window.Free()
-        for window in [*self._commons, self._window]:
+        for window in self._commons:
             window.Free()
+        if self._flags is not None:
+            self._flags.close()
 
     def own_part(self, length: int) -> slice:
         """The elements of a buffer that this rank adds up."""
         edges = boundaries(length, self._comm.size)
         return slice(int(edges[self._comm.rank]), int(edges[self._comm.rank + 1]))
 
-    def _reduce(self, buffers: list[np.ndarray], weight: float | None, aside: Aside) -> None:
+    def _ready(self) -> Flags:
+        """The flags, which all ranks make together in the first call that wants them."""
+        if self._flags is None:
+            if not self._patience.on_one_host:
+                raise InvalidInput("shared_memory wants all ranks on one host; use 'hierarchical'")
+            self._flags = Flags(self._patience)
+        return self._flags
+
+    def _reduce(
+        self, flags: Flags, buffers: list[np.ndarray], weight: float | None, aside: Aside
+    ) -> None:
         if weight is not None:
-            self._weights[self._comm.rank][0] = weight
-        self._meet()
+            flags.weights[self._comm.rank][0] = weight
+        flags.meet()
         shares = None
         if weight is not None:
-            weights = [float(each[0]) for each in self._weights]
+            weights = [float(each[0]) for each in flags.weights]
             shares = [each / (sum(weights) or 1.0) for each in weights]
         pieces = aside.pieces
         if pieces is None:
@@ -138,7 +177,7 @@ class SharedMemory:
             piece = slice(start, start + len(own))
             into = None if aside.into is None else aside.into[piece]
             self._add([each[piece] for each in buffers], own, shares, into)
-        self._meet()
+        flags.meet()
 
     def _add(
         self,
@@ -182,18 +221,6 @@ class SharedMemory:
                     self._known[key] = [part.view(buffer.dtype) for part in parts]
         return self._known.get(key)
 
-    def _meet(self) -> None:
-        """Wait until every rank has come to this phase; writes before it are then visible."""
-        self._window.Sync()
-        self._phase += 1
-        self._flags[self._comm.rank][0] = self._phase
-        polls, start = 0, self._clock.now()
-        while min(int(flag[0]) for flag in self._flags) < self._phase:
-            self._pause(polls)
-            polls += 1
-        self._waited += self._clock.now() - start
-        self._window.Sync()
-
 
 def _sum(values: list[np.ndarray], shares: list[float] | None, total: np.ndarray) -> None:
     """The sum of two or more arrays in their order, weighted where shares are given.
@@ -224,11 +251,15 @@ def _shared(comm: MPI.Intracomm, nbytes: int, common: bool = False) -> tuple[Any
     views = []
     for rank in range(1 if common else comm.size):
         memory: Any = window.Shared_query(rank)[0]
-        whole = np.ndarray(size, np.uint8, memory)
-        offset = -whole.ctypes.data % LINE
-        views.append(whole[offset : offset + nbytes])
+        views.append(_aligned(np.ndarray(size, np.uint8, memory), nbytes))
     window.Lock_all()
     if comm.rank < len(views):
         views[comm.rank][...] = 0
     comm.Barrier()
     return window, views
+
+
+def _aligned(whole: np.ndarray, nbytes: int) -> np.ndarray:
+    """So many of the bytes, from the first cache line that begins there."""
+    offset = -whole.ctypes.data % LINE
+    return whole[offset : offset + nbytes]

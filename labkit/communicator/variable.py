@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.traffic import Traffic
+from labkit.communicator.patience import Patience
 from labkit.schedules import Round
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 Value = TypeVar("Value")
 TAG = (1 << 14) - 1  # no plan has so many before it
@@ -38,21 +35,14 @@ class Courier:
     metered, as with MPI's own.
 
     Args:
-        comm, traffic, wait, sleep_until, emulation: as for `Executor`.
-        rank: this rank.
+        patience: how this rank waits; its communicator carries the messages, its meter counts them.
+        emulation: the network to emulate, or None.
     """
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        rank: int,
-        traffic: Traffic,
-        wait: Callable[[list[MPI.Request]], None],
-        sleep_until: Callable[[float], None],
-        emulation: Emulation | None,
-    ) -> None:
-        self._comm, self._rank, self._traffic = comm, rank, traffic
-        self._wait, self._sleep_until, self._emulation = wait, sleep_until, emulation
+    def __init__(self, patience: Patience, emulation: Emulation | None) -> None:
+        self._comm, self._rank, self._emulation = patience.comm, patience.rank, emulation
+        self._traffic, self._wait = patience.traffic, patience.complete
+        self._sleep_until = patience.sleep_until
 
     def run(self, rounds: Sequence[Round], chunks: list[Value], kind: Kind[Value]) -> list[Value]:
         """The chunks after the last round."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from labkit.communicator.clock import Clock
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.traffic import Traffic
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from labkit.communicator.patience import Patience
 
 
 class Window:
@@ -21,28 +17,20 @@ class Window:
     writes where and when is for the callers to agree on.
 
     Args:
-        comm: an mpi4py communicator.
         nbytes: size of this rank's memory.
-        traffic: the meter.
-        clock: of the ranks' host.
+        patience: of this rank, by whose communicator, meter and clock it goes.
         emulation: the network to emulate, or None.
 
     Attributes:
         memory: this rank's bytes.
     """
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        nbytes: int,
-        traffic: Traffic,
-        clock: Clock,
-        emulation: Emulation | None,
-    ) -> None:
+    def __init__(self, nbytes: int, patience: Patience, emulation: Emulation | None) -> None:
         from mpi4py import MPI
 
-        self._mpi, self._rank = MPI, comm.rank
-        self._traffic, self._clock, self._emulation = traffic, clock, emulation
+        self._mpi, self._rank, comm = MPI, patience.rank, patience.comm
+        self._traffic, self._clock = patience.traffic, patience.clock
+        self._emulation = emulation
         self._window = MPI.Win.Allocate(nbytes, 1, comm=comm)
         memory: Any = self._window.tomemory()
         self.memory = np.ndarray(nbytes, np.uint8, memory)

@@ -1,0 +1,137 @@
+"""How buffers become their sum: by the library, in shared memory, or by a compiled schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from labkit.common.errors import InvalidInput
+from labkit.communicator.algorithms import check_algorithm, refuse_unmetered, schedule_for
+from labkit.communicator.board import Mismatch
+from labkit.communicator.emulation import Emulation
+from labkit.communicator.executor import Executor
+from labkit.communicator.patience import Patience
+from labkit.communicator.rank_plan import plan
+from labkit.communicator.shared_memory import Aside, SharedMemory
+from labkit.schedules import Round
+
+Reduce: TypeAlias = Callable[..., None]  # of a flat buffer in place; some take weights behind it
+Key: TypeAlias = tuple[str, str, int]  # algorithm, dtype and length
+
+
+def library_sum(patience: Patience, flat: np.ndarray) -> None:
+    """Sum in place, by whatever the library chooses; 16-bit floats by way of float32.
+
+    The library does not say what it sent: the least that any allreduce must send per rank
+    (Patarasuk & Yuan 2009) stands for it.
+    """
+    from mpi4py import MPI
+
+    # All meet first, polling, where a missing rank is noticed; behind that everyone is there, and
+    # MPI's blocking collective runs at full speed.
+    patience.gather_here()
+    comm = patience.comm
+    if flat.dtype.itemsize == 2:
+        wide = flat.astype(np.float32)
+        comm.Allreduce(MPI.IN_PLACE, wide)
+        flat[...] = wide.astype(flat.dtype)
+    else:
+        comm.Allreduce(MPI.IN_PLACE, flat)
+    patience.traffic.messages += 1
+    patience.traffic.wire_bytes += 2 * (comm.size - 1) * flat.nbytes // comm.size
+
+
+class Reductions:
+    """How this rank sums each kind of buffer, once all ranks have agreed on it.
+
+    Args:
+        patience: how this rank waits; its meter counts what is summed.
+        emulation: the network on which schedules are laid out, or None for the real hosts.
+        memory: of the ranks of one host.
+        allgather: everybody's value, by rank; what for.
+    """
+
+    def __init__(
+        self,
+        patience: Patience,
+        emulation: Emulation | None,
+        memory: SharedMemory,
+        allgather: Callable[[Any, str], list[Any]],
+    ) -> None:
+        self._patience, self._allgather = patience, allgather
+        self._network = emulation.network if emulation else None
+        self._traffic, self._clock = patience.traffic, patience.clock
+        ways = (patience.traffic, patience.complete, patience.sleep_until, emulation)
+        self._executor = Executor(patience.comm, *ways)
+        self._others: dict[str, Reduce] = {  # by the name of what is no schedule
+            "mpi": partial(library_sum, patience),
+            "shared_memory": memory.allreduce,
+        }
+        self._agreed: dict[Key, Reduce] = {}
+        self._rounds: dict[str, list[Round]] = {}
+
+    def allreduce(
+        self, buffer: np.ndarray, algorithm: str, what: str, *weighing: float | Aside | None
+    ) -> None:
+        """Sum in place, see `Communicator`; weighing: what shared memory takes for a mean."""
+        check_algorithm(algorithm)
+        if self._patience.size == 1:
+            return
+        flat = buffer.reshape(-1)
+        if not buffer.flags.c_contiguous:
+            raise InvalidInput("allreduce works in place: give a contiguous array")
+        place = f"{what} ({algorithm} of {flat.dtype.name}[{flat.size}])"
+        reduce = self._get(algorithm, flat)
+        with self.metered(place, flat.nbytes, algorithm):
+            reduce(flat, *weighing)
+
+    @contextmanager
+    def metered(self, place: str, nbytes: int, algorithm: str) -> Iterator[None]:
+        """A collective over data: named, counted, timed without its waits."""
+        check_algorithm(algorithm)
+        refuse_unmetered(algorithm, self._network)
+        self._patience.enter(place)
+        self._traffic.payload_bytes += nbytes
+        before, start = self._traffic.wait_seconds, self._clock.now()
+        yield
+        self._patience.board.enter(f"work after {place}")
+        waited = self._traffic.wait_seconds - before
+        self._traffic.transfer_seconds += self._clock.now() - start - waited
+
+    def rounds(self, algorithm: str) -> list[Round]:
+        """All rounds of a schedule."""
+        if algorithm not in self._rounds:
+            schedule = schedule_for(algorithm, self._network, self._hosts)
+            self._rounds[algorithm] = list(schedule(self._patience.size))
+        return self._rounds[algorithm]
+
+    def _get(self, algorithm: str, buffer: np.ndarray) -> Reduce:
+        """What sums flat buffers like this one.
+
+        Raises:
+            Mismatch: ranks differ in algorithm, dtype or length.
+        """
+        key = (algorithm, buffer.dtype.str, buffer.size)
+        if key not in self._agreed:
+            told = self._allgather(key, "the agreement on an allreduce")
+            if len(set(told)) > 1:
+                names = [f"rank {r}: {a} of {d}[{n}]" for r, (a, d, n) in enumerate(told)]
+                raise Mismatch(f"ranks differ in an allreduce: {'; '.join(names)}")
+            self._agreed[key] = self._others.get(algorithm) or self._scheduled(
+                algorithm, buffer.size
+            )
+        return self._agreed[key]
+
+    def _scheduled(self, algorithm: str, length: int) -> Reduce:
+        """A schedule of its own tag, which no other buffer's messages can be taken for."""
+        steps = plan(self.rounds(algorithm), self._patience.rank, length)
+        return partial(self._executor.run, steps, tag=len(self._agreed) + 1)
+
+    def _hosts(self) -> list[list[int]]:
+        """The ranks of each real host."""
+        hosts = set(self._allgather(tuple(self._patience.board.ranks), "the hosts of the ranks"))
+        return [list(ranks) for ranks in sorted(hosts)]
