@@ -19,9 +19,7 @@ import pytest
 
 HEAVY = ("tensorflow", "mpi4py")
 SHOWN = "tensorflow|keras|mpi4py|subprocess|multiprocessing|IPython|jupyter_client|playwright"
-IMPORTS = re.compile(
-    rf"^\s*(?:import|from) (?:{SHOWN})\b|importorskip\(.(?:{SHOWN})\b", re.MULTILINE
-)
+IMPORTS = re.compile(rf"^\s*(?:import|from) (?:{SHOWN})\b", re.MULTILINE)
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 
 _running: list[pytest.Item] = []  # the pure test that runs now, if one does

@@ -15,7 +15,7 @@ from labkit.exchange.bucket import Bucket, holders
 from labkit.exchange.choice import Choice, agree, choose
 from labkit.exchange.layout import Layout, in_buckets
 from labkit.exchange.order import by_priority
-from labkit.exchange.reduction import Compressed, Plain, Reduction, Watcher
+from labkit.exchange.reduction import BucketMean, Compressed, Plain, Watcher
 from labkit.exchange.schedules import SCHEDULES
 from labkit.exchange.service import Service
 from labkit.exchange.timeline import Timeline
@@ -57,7 +57,7 @@ class Exchange:
         watchers: called with what each compressed bucket was and became.
 
     How the work is divided: a `Schedule` says when buckets travel, a `Layout` where they lie, a
-    `Reduction` what becomes of one, and the `Service` is the thread that serves them in turn.
+    `BucketMean` what becomes of one, and the `Service` is the thread that serves them in turn.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Exchange:
         self.algorithm, self.bucket_bytes = algorithm, bucket_bytes
         self.compressor = None if compressor is None else parse(compressor)
         self._compressed: Compressed | None = None
-        self._reduce: Reduction = Plain(communicator)
+        self._reduce: BucketMean = Plain(communicator)
         if self.compressor is not None:
             self._reduce = self._compressed = Compressed(communicator, self.compressor, seed)
         self.compressed = self._compressed.mean if self._compressed else None

@@ -21,7 +21,7 @@ class NotFinite(LabkitError):
     """A gradient is infinite or not a number, or becomes so, and a memory would keep it."""
 
 
-class Reduction(Protocol):
+class BucketMean(Protocol):
     """What takes the mean of buckets, the same on all ranks."""
 
     def __call__(self, layout: Layout, number: int, first: bool) -> None:
@@ -48,7 +48,7 @@ class Plain:
         self._total: float | None = None  # the weights of all ranks in this step
 
     def __call__(self, layout: Layout, number: int, first: bool) -> None:
-        """See `Reduction`."""
+        """See `BucketMean`."""
         weight, choice = layout.weights[number], layout.choice
         if first and not choice.in_place:  # who adds up in shared memory reads the weights there
             self._total = self._communicator.total(weight, self.what)
@@ -85,7 +85,7 @@ class Compressed:
         self.scaled = False
 
     def __call__(self, layout: Layout, number: int, first: bool) -> None:
-        """See `Reduction`. Raises: NotFinite."""
+        """See `BucketMean`. Raises: NotFinite."""
         pieces, layers = layout.layers(number)
         own = layout.weights[number]
         told = self._communicator.allgather((own, _trouble(pieces, layers)), self.what)

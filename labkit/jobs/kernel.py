@@ -83,7 +83,7 @@ def _become_kernel(orders: int) -> int:
     sys.modules.pop("rfc3987_syntax", None)  # a notebook may want it
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()  # else all members of a sweep would draw the same numbers
-    sys.argv = ["labkit.kernel", *arguments]
+    sys.argv = ["labkit.jobs.kernel", *arguments]
     # Given here, as ipykernel reads the variable when it is imported.
     LosslessKernel.launch_instance(arguments, parent_handle=os.getppid())
     atexit._run_exitfuncs()

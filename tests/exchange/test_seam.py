@@ -6,16 +6,12 @@ from collections.abc import Callable, Iterator
 from itertools import permutations
 from typing import Any, ClassVar
 
+import keras
 import numpy as np
 import pytest
 
 from labkit.common.errors import LabkitError
-
-keras = pytest.importorskip("keras")
-
-from labkit.exchange.seam import ORDER, Hook, rows_of, seam  # noqa: E402 - they import Keras
-
-pytestmark = pytest.mark.heavy  # models are trained
+from labkit.exchange.seam import ORDER, Hook, rows_of, seam
 
 
 class Note(Hook):
