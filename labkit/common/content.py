@@ -10,9 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any, TypeAlias, TypeGuard
 
-import numpy as np
-from pydantic import BaseModel
-
 # What a file of JSON may hold. Sequence and Mapping, not list and dict: so a `dict[str, float]`
 # fits, too. Who reads such a file knows more than this, and says so with a TypedDict.
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
@@ -22,6 +19,10 @@ LONG = 2000  # letters of a value that a function brings along; a longer one is 
 
 def as_json(value: Any) -> JSON:
     """A value as JSON: callables by name, source and what they bring along, arrays by checksum."""
+    # Inside: whatever names a file's content imports this module, `labkit ls` too.
+    import numpy as np
+    from pydantic import BaseModel
+
     if isinstance(value, dict):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

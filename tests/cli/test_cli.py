@@ -236,18 +236,21 @@ def test_lab_passes_its_arguments_to_jupyterlab() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", out)
 
 
-def test_help_comes_within_a_second_without_what_is_heavy() -> None:
+@pytest.mark.parametrize("command", ["--help", "ls"])
+def test_what_is_asked_often_loads_nothing_heavy(command: str) -> None:
+    if command == "ls":
+        write_run(Path("runs"))
+    heavy = ("tensorflow", "mpi4py", "papermill", "plotly", "pandas", "numpy", "pydantic")
     script = (
-        "import sys; from labkit.cli.app import app; app(['--help'], standalone_mode=False); "
-        "print([m for m in ('tensorflow', 'mpi4py', 'papermill', 'plotly') if m in sys.modules]); "
-        "import time; assert time.process_time() < 2"  # under 1 s on a quiet machine
+        f"import sys; from labkit.cli.app import app; app([{command!r}], standalone_mode=False); "
+        f"print([m for m in {heavy} if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.endswith("[]\n")
-    for command in ("run", "ls", "compare", "report", "doctor", "lab"):
-        assert f"\n  {command} " in done.stdout
+    for name in ("run", "ls", "compare", "report", "doctor", "lab"):
+        assert command != "--help" or f"\n  {name} " in done.stdout
 
 
 def test_a_result_may_go_into_a_folder_that_is_not_there_yet() -> None:
