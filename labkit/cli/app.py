@@ -39,6 +39,7 @@ class _OneLine(click.Group):
 @click.version_option(package_name="labkit")
 def app() -> None:
     """Ask questions about distributed deep learning; answer them on real MPI ranks."""
+    # Here, so that whatever a command starts inherits it: jobs, keepers, engines.
     keep_bytecode()
 
 
@@ -73,6 +74,7 @@ def run(
         given |= read_yaml(read_text(path), str(path))
     for text in texts:
         given |= read_yaml(text, "-y")
+    # Last, so that it wins.
     given |= dict(parameters)
     if target.suffix in (".yaml", ".yml"):
         _run_experiment(target, given, root)
@@ -126,6 +128,7 @@ def compare(
 
     runs = _load(paths)
     click.echo(figures.table(runs).to_string(na_rep=""))
+    # MathJax would be asked for from a server; no figure of labkit's needs it.
     page = figures.compare(runs).to_html(config=CONFIG, include_mathjax=False)
     write_atomically(_ready(output), page)
     click.echo(f"figure: {shown(output)}")
@@ -219,8 +222,10 @@ def lab(arguments: tuple[str, ...]) -> None:
     if Path("notebooks").is_dir():
         command.append("--LabApp.default_url=/lab/tree/notebooks")
     if os.name == "posix" and os.geteuid() == 0:
+        # JupyterLab refuses root without it, and in a container one often is.
         command.append("--allow-root")
     sys.stdout.flush()
+    # JupyterLab takes the place of this process: Ctrl-C and its exit code are its own.
     os.execv(sys.executable, [*command, *arguments])
 
 
@@ -231,6 +236,7 @@ def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path) -> None:
     from labkit.records.run import load_runs
 
     values = parameters.check(notebook, given)
+    # On stderr: who passes the output on wants results only.
     click.echo(estimate.of_notebook(notebook, values, root), err=True)
     job = execute(notebook, values, root)
     found = load_runs(job.path)
@@ -241,9 +247,8 @@ def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path) -> None:
         return
     rank = "" if job.rank is None else f" on rank {job.rank}"
     record = shown(job.path / "output.ipynb")
-    click.echo(
-        f"labkit: {notebook.name} {job.state}{rank}: {job.cause}; record: {record}", err=True
-    )
+    said = f"{notebook.name} {job.state}{rank}: {job.cause}; record: {record}"
+    click.echo(f"labkit: {said}", err=True)
     sys.exit(INTERRUPTED if job.state == "interrupted" else 1)
 
 
@@ -256,6 +261,7 @@ def _run_experiment(path: Path, given: dict[str, JSON], root: Path) -> None:
     experiment = _experiment(path, given)
     click.echo(estimate.of_experiment(experiment.to_json(), root), err=True)
     folder = root / path.stem
+    # As in a notebook's job: the variable says where a cluster puts its runs.
     os.environ["LABKIT_JOB"] = str(folder.resolve())
     try:
         done = run_here(experiment)

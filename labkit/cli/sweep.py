@@ -43,6 +43,7 @@ def sweep(target: Path, resume: bool, name: str | None, root: Path, **given: Any
 
     options = _options(given.pop("jobs"), given.pop("limit"))
     if (target / roster.FILE).exists():
+        # A record has its values already; others with it would be another sweep.
         if not resume or any(given.values()):
             raise InvalidInput(f"{target} is a sweep: `labkit sweep {target} --resume` goes on")
         folder: Path | None = target
@@ -88,16 +89,10 @@ def _asked(
     axes |= plan.read_assignments(assignments)
     if not axes and repeats is None:
         raise InvalidInput("nothing to sweep over: give name=a,b,c, a file with -f, or --repeats N")
-    return plan.make(
-        notebook,
-        plan.Asked(
-            axes,
-            values,
-            random=drawn.get("samples") if samples is None else samples,
-            seed=drawn.get("seed", 0) if seed is None else seed,
-            repeats=1 if repeats is None else repeats,
-        ),
-    )
+    samples = drawn.get("samples") if samples is None else samples
+    seed = drawn.get("seed", 0) if seed is None else seed
+    asked = plan.Asked(axes, values, samples, seed, 1 if repeats is None else repeats)
+    return plan.make(notebook, asked)
 
 
 def _recorded(folder: Path) -> Plan:
@@ -122,6 +117,7 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
     from labkit.jobs.sweep.screen import Screen
     from labkit.records import store
 
+    # What is done is asked under the lock: another process may just have been at it.
     with roster.owned(folder):
         roster.tidy(folder)
         todo = [member for member in plan.members if not roster.is_done(folder, plan, member)]
@@ -133,6 +129,8 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
         roster.update(folder, state="running", started=store.now(), ended=None, **options)
         scheduler = Scheduler(plan, folder, **options, screen=Screen(total, done))
         finished = scheduler.run(todo)
+        # Asked again of the records, rather than counted: a member may have been stopped from
+        # elsewhere.
         missing = sum(not roster.is_done(folder, plan, member) for member in todo)
         state = "completed" if not missing else "failed" if finished else "interrupted"
         roster.update(folder, state=state, ended=store.now())

@@ -21,6 +21,7 @@ class Checked(BaseModel):
     def __init__(self, *given: Any, **fields: Any) -> None:
         try:
             super().__init__(**_named(type(self), given, fields))
+        # Without pydantic's own text, which tells of types and links to its website.
         except ValidationError as error:
             raise InvalidInput(_sentence(type(self), error)) from None
 
@@ -74,4 +75,5 @@ def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
 
 def _short(value: Any) -> str:
     text = " ".join(repr(value).split())
+    # An array as an argument would fill the screen.
     return text if len(text) <= 80 else f"{text[:80]}…"

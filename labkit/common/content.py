@@ -35,11 +35,18 @@ def as_json(value: Any) -> JSON:
     if isinstance(value, np.generic):
         value = value.item()
     elif hasattr(value, "shape"):
+        # Its bytes in one order: a view and its copy are the same data.
         array = np.ascontiguousarray(value)
+        # Only its checksum: a data set has no place in a record.
         checksum = hashlib.sha256(array.tobytes()).hexdigest()
         return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": checksum}
     known: JSON = value
     return known
+
+
+def is_number(value: JSON) -> TypeGuard[float]:
+    """Whether a value is a number; True, which Python counts among them, is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def label_of(value: Any) -> str:
@@ -63,6 +70,7 @@ def _function(function: Callable[..., Any], told: list[FunctionType]) -> dict[st
         return found
     told.append(function)
     own: dict[str, JSON] = {}
+    # Sorted: the same function has the same text, in whatever order Python found its names.
     for name, value in sorted(_captured(function).items()):
         if any(value is each for each in told):
             continue  # each once: functions may call each other in any way
@@ -87,6 +95,7 @@ def _captured(function: FunctionType) -> dict[str, Any]:
 
 def _globals(code: CodeType) -> set[str]:
     """The global names that a function reads, and the functions inside it."""
+    # From the bytecode: `getclosurevars` does not look into the functions inside a function.
     own = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
     inner = [_globals(each) for each in code.co_consts if isinstance(each, CodeType)]
     return own.union(*inner)

@@ -48,6 +48,7 @@ def curve(values: Sequence[float], label: str, width: int = 240, height: int = 4
     if len(values) < 2:
         return ""
     low, high = min(values), max(values)
+    # Equal values make a flat line, and no division by nothing.
     room = (high - low) or 1.0
     points = " ".join(
         f"{2 + (width - 4) * place / (len(values) - 1):.1f},"

@@ -30,11 +30,18 @@ def runtime_folder(name: str) -> Path:
     """
     given = os.environ.get("LABKIT_RUNTIME") or os.environ.get("XDG_RUNTIME_DIR")
     root = Path(given or tempfile.gettempdir()) / f"labkit-{os.getuid()}"
+    # In a folder that all may write to, anybody can make one of this name before us.
     if _made(root).stat().st_uid != os.getuid():
         raise LabkitError(
             f"{root} belongs to another user; set LABKIT_RUNTIME to a folder of yours"
         )
     return _made(root / name)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    # A container or a queue may give a process fewer than the machine has; macOS cannot tell.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def bytecode_variables() -> dict[str, str]:
@@ -48,10 +55,7 @@ def bytecode_variables() -> dict[str, str]:
     chosen = sys.pycache_prefix or "PYTHONPYCACHEPREFIX" in os.environ
     if not sys.dont_write_bytecode or chosen or _is_compiled("ipyparallel"):
         return {}
-    return {
-        "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONPYCACHEPREFIX": str(cache_folder("bytecode")),
-    }
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache_folder("bytecode"))}
 
 
 def keep_bytecode() -> None:
@@ -62,6 +66,7 @@ def keep_bytecode() -> None:
 def fingerprint() -> str:
     """Checksum of labkit's own source: what another labkit has measured or started is not ours."""
     checksum = hashlib.sha256()
+    # Sorted: a folder lists its files in any order.
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         checksum.update(file.read_bytes())
     return checksum.hexdigest()
@@ -74,5 +79,6 @@ def _made(folder: Path) -> Path:
 
 def _is_compiled(package: str) -> bool:
     spec = find_spec(package)
+    # By one package for all: an installer compiles everything, or nothing.
     source = spec.origin if spec else None
     return source is not None and Path(cache_from_source(source)).exists()

@@ -28,6 +28,7 @@ def scrub(text: str) -> str:
     'no file …/mnist.npz'
     """
     text = _ANSI.sub("", text).replace("file://", "")  # colours split paths
+    # Before the pattern: a home with a blank in its name is no path to the pattern.
     for place, short in _places():
         text = text.replace(place, short)
     text = _HOME.sub("~", text)
@@ -40,6 +41,7 @@ def scrub(text: str) -> str:
 def _places() -> list[tuple[str, str]]:
     """Folders whose place is known, longest first, so that a home does not hide a project in it."""
     places = {str(Path(sys.prefix)): "…", str(Path.home()): "~"}
+    # A short one, such as "/" or "/root", stands in many a text that means something else.
     known = [(place, short) for place, short in places.items() if len(place) > 5]
     return sorted(known, key=lambda pair: -len(pair[0]))
 
@@ -50,6 +52,7 @@ def _names() -> re.Pattern[str] | None:
     names = {socket.gethostname(), socket.gethostname().split(".")[0]}
     with suppress(OSError, KeyError):  # a container's user may be a number without a name
         names.add(getpass.getuser())
+    # Short and everyday names would take words out of sentences.
     telling = [name for name in names if len(name) > 2 and name.lower() not in _TOO_COMMON]
     if not telling:
         return None

@@ -68,6 +68,7 @@ class Plan:
         if self.owned:
             own = self.own_rows(rank)
             return [own[places] for places in self.places(rank, epoch)]
+        # Drawn by each rank for itself, from the same seed: no message is needed to agree on it.
         order = np.random.default_rng([self.seed, epoch]).permutation(self.rows)
         result = []
         for step in range(self.steps_per_epoch):
@@ -78,6 +79,7 @@ class Plan:
 
     def places(self, rank: int, epoch: int) -> list[np.ndarray]:
         """The same as places within the rows that the rank owns (`owned`)."""
+        # With the rank: all would shuffle in the same way otherwise.
         rng = np.random.default_rng([self.seed, epoch, rank])
         places = rng.permutation(len(self.own_rows(rank)))
         ends = np.cumsum([self.sizes(step)[rank] for step in range(self.steps_per_epoch)])

@@ -23,6 +23,7 @@ def bytes_text(nbytes: float) -> str:
 def seconds_text(seconds: float) -> str:
     """`12.3 ms`"""
     for scale, unit in _SECONDS:
+        # What rounds to 1000 of a unit is 1 of the next.
         if abs(seconds) >= 0.9995 * scale:
             return f"{_digits(seconds / scale)} {unit}"
     return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
@@ -45,6 +46,7 @@ _BITS = ((1e9, "Gb/s"), (1e6, "Mb/s"), (1e3, "kb/s"))
 def bits_text(bandwidth: float) -> str:
     """Bytes/s as `1 Gb/s`."""
     bits = 8 * bandwidth
+    # As for seconds: 999.9 Mb/s are said to be 1 Gb/s.
     scale, unit = next((pair for pair in _BITS if bits >= 0.9995 * pair[0]), _BITS[-1])
     return f"{bits / scale:.3g} {unit}"
 
@@ -69,6 +71,7 @@ def amounts_axis(least: float, most: float) -> Axis:
     Logarithmic where these differ so much that the least would be a line on the y axis; it then
     begins at a hundredth of the least.
     """
+    # About one order of magnitude: the least is then a line of a few pixels.
     if most > 12 * least:
         return bytes_axis(least / 100, most)
     unit = 1024 ** min(int(math.log2(max(most, 1)) // 10), len(_BYTES) - 1)

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
-from labkit.common.units import duration_text
+from labkit.common.units import duration_text, plural
 from labkit.jobs import listing
-from labkit.jobs.parameters import Unknown, Values, declared
+from labkit.jobs.parameters import Values, declared, largest
 from labkit.records import store
 from labkit.records.scan import scan
-
-if TYPE_CHECKING:
-    from labkit.common.content import JSON
 
 # Resident memory of a rank that has imported TensorFlow and built a small model, in GiB (measured:
 # TensorFlow 2.21, Keras 3, Linux, one thread).
 BASE_GIB = 0.7
 # What makes a step longer or shorter; epochs and repeats multiply.
 SAME = (
-    "model",
-    "model_options",
-    "dataset",
-    "dataset_options",
-    "workers",
-    "threads",
-    "strategy",
-    "network",
-    "batch_size",
-    "steps",
-    "precision",
+    *("model", "model_options", "dataset", "dataset_options", "workers", "threads", "strategy"),
+    *("network", "batch_size", "steps", "precision"),
 )
 
 
@@ -39,11 +26,12 @@ def of_notebook(notebook: Path, values: Values, root: Path) -> str:
     """One line: how long this notebook took before with these parameters, and what memory."""
     earlier = _durations(root / store.safe_name(notebook.stem), values)
     own = {name: parameter.default for name, parameter in declared(notebook).items()}
-    return f"{_in_words(earlier)}; {memory(_most({**own, **values}.get('workers')))}"
+    return f"{_in_words(earlier)}; {memory(largest({**own, **values}.get('workers')))}"
 
 
 def of_experiment(record: store.Record, root: Path) -> str:
     """One line: duration from earlier runs of the same work on as many ranks, and memory."""
+    # Earlier runs are compared by the epoch, so that a short trial says something about a long run.
     epochs = int(record["epochs"]) * int(record["repeats"])
     earlier = [seconds * epochs for seconds in _seconds_per_epoch(root, record)]
     return f"{_in_words(earlier)}; {memory(int(record['workers']))}"
@@ -56,10 +44,9 @@ def memory(workers: int) -> str:
     free = psutil.virtual_memory().available / 2**30
     need = workers * BASE_GIB
     warning = "; that is too little" if need > free else ""
-    ranks = "1 rank" if workers == 1 else f"{workers} ranks"
     return (
-        f"memory: at least {need:.1f} GiB for {ranks}, plus data and model on each; "
-        f"{free:.1f} GiB are free{warning}"
+        f"memory: at least {need:.1f} GiB for {plural(workers, 'rank')}, plus data and model on "
+        f"each; {free:.1f} GiB are free{warning}"
     )
 
 
@@ -67,6 +54,7 @@ def _in_words(earlier: list[float]) -> str:
     if not earlier:
         return "duration: no earlier run to estimate from"
     times = "once" if len(earlier) == 1 else f"{len(earlier)} times"
+    # The median: one run on a busy machine, or one that compiled everything anew, shall not count.
     typical = duration_text(statistics.median(earlier))
     return f"duration: about {typical}, as measured {times} before"
 
@@ -98,9 +86,3 @@ def _seconds_per_epoch(root: Path, wanted: store.Record) -> list[float]:
             if metrics.get("train_seconds") and metrics.get("epochs"):
                 found.append(metrics["train_seconds"] / len(metrics["epochs"]))
     return found
-
-
-def _most(workers: JSON | Unknown) -> int:
-    """The largest number of ranks that a parameter asks for."""
-    numbers = workers if isinstance(workers, list) else [workers]
-    return max((number for number in numbers if isinstance(number, int)), default=1)

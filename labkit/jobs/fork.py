@@ -33,6 +33,7 @@ class Fork:
         sys.stderr.flush()
         reading, writing = os.pipe()
         self.stdin = os.fdopen(writing, "w")
+        # Weak: a pipe whose Fork is gone is closed anyway, and shall not be kept open by this list.
         self._pipes.add(self.stdin)
         self.returncode: int | None = None
         self.pid = os.fork()
@@ -45,6 +46,7 @@ class Fork:
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
         if self.returncode is None:
+            # Asked once only after the end: the number then belongs to whoever gets it next.
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
@@ -59,6 +61,8 @@ class Fork:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
+            # No race with another process of this number: it stays ours until `poll` has collected
+            # it.
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
@@ -75,6 +79,7 @@ def _be(act: Callable[[int], int], reading: int) -> NoReturn:
     code = BROKEN
     try:
         os.setsid()  # Ctrl-C in the terminal is for the parent
+        # A sweep counts these signals instead (Scheduler._signals); its handlers are inherited.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         code = act(reading)
@@ -87,4 +92,6 @@ def _be(act: Callable[[int], int], reading: int) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
+            # Not sys.exit: the parent's `finally` blocks and atexit functions are on this stack,
+            # too.
             os._exit(code)

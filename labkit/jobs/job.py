@@ -45,7 +45,7 @@ class Kernel:
         self.rank: int | None = None
         self.interrupted: str | None = None  # by what
 
-    def fork(self) -> AsyncKernelManager:
+    def fork(self) -> None:
         """Fork what becomes the kernel, while this process has neither thread nor socket."""
         from labkit.jobs.kernel import Embryo, Provisioner
 
@@ -68,11 +68,11 @@ class Kernel:
             kernel_id=str(uuid.uuid4()), kernel_spec=manager.kernel_spec, parent=manager
         )
         manager.provisioner.embryo = embryo
-        return manager
 
     def interrupt(self, cause: str = "interrupted by the user") -> None:
         """Interrupt the running cell, or this process where no kernel is up; insist after GRACE."""
         self.interrupted = self.interrupted or cause
+        # Asked at each use: between the two signals a kernel may have come up, or ended.
         os.kill(self._pid or os.getpid(), signal.SIGINT)
         time.sleep(GRACE)
         if self._pid:
@@ -93,6 +93,7 @@ class Kernel:
         client.load_connection_info(self.manager.get_connection_info())
         client.start_channels(iopub=False, stdin=False, hb=False)
         try:
+            # `last_value` is what IPython keeps of an exception that nobody caught.
             wanted = {"rank": "int(__import__('sys').last_value.rank)"}
             reply = await client.execute(
                 "", silent=True, user_expressions=wanted, reply=True, timeout=10
@@ -124,6 +125,7 @@ class Record:
             papermills[key] = Path(papermills[key]).name
         for cell in notebook["cells"]:
             for output in cell.get("outputs", []):
+                # Streams and errors hold their text themselves, results and displays below "data".
                 for words in (output, output.get("data", {})):
                     for key in {"text", "traceback", "evalue", "text/plain"} & words.keys():
                         words[key] = _scrubbed(words[key])
@@ -173,9 +175,10 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
     store.mark_running(job)
     try:
         prepare()
-        manager = kernel.fork()
+        kernel.fork()
         _watch(kernel, limit)
-        _run(notebook, job, kernel, manager, [sys.stdout, sys.stderr] if shown else [])
+        _run(notebook, job, kernel, [sys.stdout, sys.stderr] if shown else [])
+        # Before the record says "completed": what the kernel does at its end belongs to the job.
         kernel.close()
     except BaseException as error:
         interrupted = kernel.interrupted or isinstance(error, KeyboardInterrupt)
@@ -183,6 +186,7 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
             store.interrupt(job, kernel.interrupted or "interrupted by the user")
             return INTERRUPTED
         store.fail(job, cause(error), kernel.rank)
+        # Only papermill's error of a cell has an `ename`: any other is a fault of ours.
         return CELL_FAILED if hasattr(error, "ename") else BROKEN
     finally:
         kernel.close()
@@ -204,6 +208,7 @@ def forked(notebook: Path, job: Path, environment: Mapping[str, str], limit: flo
         log = os.open(job / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for source, target in ((control, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
+        # Python's own objects still hold the parent's streams, whatever lies beneath them now.
         sys.stdin = os.fdopen(0)
         sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
         os.environ.update({**environment, "LABKIT_JOB": str(job.resolve())})
@@ -244,6 +249,7 @@ def _watch(kernel: Kernel, limit: float | None) -> None:
     """
 
     def wait_for_the_end_of_input() -> None:
+        # Nothing is ever written to it: this returns when the last writer has gone.
         sys.stdin.read()
         kernel.interrupt()
 
@@ -260,18 +266,14 @@ def _start(work: Callable[[], None]) -> None:
     threading.Thread(target=work, daemon=True).start()
 
 
-def _run(
-    notebook: Path,
-    job: Path,
-    kernel: Kernel,
-    manager: AsyncKernelManager,
-    terminal: Sequence[TextIO],
-) -> None:
+def _run(notebook: Path, job: Path, kernel: Kernel, terminal: Sequence[TextIO]) -> None:
+    """Execute the notebook by papermill; what its cells print goes to the terminal and a log."""
     import papermill
     import yaml
     from papermill.iorw import papermill_io
 
     output = str(job / "output.ipynb")
+    # By the file's own name: all else that papermill reads or writes goes its usual way.
     papermill_io.register(output, Record())
     (job / "logs").mkdir(exist_ok=True)
     logging.getLogger("papermill").addFilter(_matters)
@@ -283,12 +285,14 @@ def _run(
             values,
             kernel_name="python3",
             language="python",
+            # Its bar would write over what the notebook's cells print.
             progress_bar=False,
             stdout_file=Tee(*terminal[:1], log),
             stderr_file=Tee(*terminal[1:], log),
+            # The form, and who looks at a job that runs, read the notebook while it is executed.
             autosave_cell_every=5,
             # What follows reaches nbclient.
-            km=manager,
+            km=kernel.manager,
             iopub_timeout=OUTPUT_LIMIT,
             raise_on_iopub_timeout=False,
             on_cell_error=kernel.ask_for_rank,
@@ -296,7 +300,7 @@ def _run(
 
 
 def _matters(record: logging.LogRecord) -> bool:
-    """Not papermill's word on parameters (its reader does not know `str | None`) nor on saving."""
+    """Leave out papermill's word on parameters (it cannot read `str | None`) and on saving."""
     return not record.getMessage().startswith(("Passed unknown parameter", "Autosave too slow"))
 
 

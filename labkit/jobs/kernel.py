@@ -54,6 +54,7 @@ class Embryo(Fork):
 
     def launch(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         """Become the kernel with these arguments."""
+        # Closing ends the message: the embryo reads until the end.
         with self.stdin:
             json.dump([arguments, environment], self.stdin)
 
@@ -65,6 +66,7 @@ class Provisioner(LocalProvisioner):
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         """Let the embryo become the kernel."""
+        # The rest of the command is an interpreter and a module, which the embryo is already.
         self.embryo.launch(cmd[cmd.index("ipykernel_launcher") + 1 :], kwargs["env"])
         self.process = self.embryo
         self.pid = self.pgid = self.embryo.pid
@@ -78,6 +80,7 @@ def _become_kernel(orders: int) -> int:
     if not text:  # its job has ended without it
         return 0
     arguments, environment = json.loads(text)
+    # The orders hold the whole environment: what is absent there shall be absent here.
     os.environ.clear()
     os.environ.update(environment)
     sys.modules.pop("rfc3987_syntax", None)  # a notebook may want it
@@ -86,5 +89,6 @@ def _become_kernel(orders: int) -> int:
     sys.argv = ["labkit.jobs.kernel", *arguments]
     # Given here, as ipykernel reads the variable when it is imported.
     LosslessKernel.launch_instance(arguments, parent_handle=os.getppid())
+    # A fork ends by os._exit, which leaves these out; a notebook's cluster ends in one of them.
     atexit._run_exitfuncs()
     return 0

@@ -25,6 +25,8 @@ def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
     found = scan(root)
     jobs, sweeps = find(root)
     skipped = list(found.skipped)
+    # By path, so that members stand below their sweep and runs below their job, in every order of
+    # finds.
     rows: dict[Path, Row] = {}
     for path in sorted([*jobs, *sweeps, *found.runs]):
         name = path.relative_to(root).as_posix() if path != root else path.name
@@ -88,6 +90,7 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str] = HEAD) -> str:
     """Aligned columns; those without any content are left out."""
     columns = [
         (title, *cells)
+        # The name stays even where a table is empty: a head without a column says nothing.
         for title, *cells in zip(head, *rows, strict=True)
         if any(cells) or title == head[0]
     ]
@@ -112,6 +115,8 @@ def elapsed(status: store.Record) -> float | None:
     if status.get("ended"):
         end = datetime.fromisoformat(status["ended"])
     elif status["state"] == "running":
+        # A process that died without a word has no end: its duration is not known, rather than too
+        # long.
         end = datetime.now(UTC)
     else:
         return None
@@ -133,6 +138,7 @@ def find(root: Path) -> tuple[set[Path], set[Path]]:
         if roster.FILE in files:
             sweeps.add(Path(folder))
         if "experiment.json" in files:
+            # A run's folder holds a model and logs, and no job.
             folders.clear()
         folders[:] = [name for name in folders if not name.startswith(".")]
     return jobs, sweeps

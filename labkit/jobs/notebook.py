@@ -48,6 +48,7 @@ def execute(
         try:
             return job.result()
         except KeyboardInterrupt:
+            # The loop goes on: the record of an interrupted job is waited for, too.
             job.interrupt()
 
 
@@ -96,6 +97,8 @@ class Job:
         code = self.process.wait()
         self._close()
         _clean(self.path / LOG)
+        # Read as it is written: `read_status` would call a dead process interrupted, whatever ended
+        # it.
         if store.read_json(self.path / "status.json")["state"] in ("queued", "running"):
             if self.interrupted:
                 store.interrupt(self.path, self.interrupted)
@@ -120,6 +123,7 @@ def start(notebook: Path, values: parameters.Values, root: Path | str, shown: bo
         shown: whether its output shows where that of this process does.
     """
     path = store.new_job_directory(root, notebook, values)
+    # Not a pipe: nobody would empty it, and a full one stops the notebook.
     output = None if shown else subprocess.DEVNULL
     # -P: no file beside the caller may stand in for a module. A session of its own: Ctrl-C in
     # the terminal reaches this process alone, which passes it on by closing the pipe; the pipe

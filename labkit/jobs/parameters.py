@@ -50,6 +50,8 @@ class Parameter:
     def type(self) -> TypeAdapter[JSON]:
         """What checks and converts values; a type that cannot be read raises InvalidInput."""
         try:
+            # Without builtins and with these names only: an annotation can name a type, and call
+            # nothing.
             kind = eval(self.annotation, {"__builtins__": {}}, _TYPES)
             return TypeAdapter(kind)
         except Exception as error:
@@ -80,6 +82,9 @@ class Parameter:
         )
 
 
+Known: TypeAlias = Mapping[str, Parameter]  # what a notebook declares, by name
+
+
 def declared(notebook: Path) -> dict[str, Parameter]:
     """The parameters of a notebook, in order: the assignments in its cell tagged `parameters`.
 
@@ -102,6 +107,7 @@ def declared(notebook: Path) -> dict[str, Parameter]:
 
 def parse(source: str) -> dict[str, Parameter]:
     """Read annotated, commented assignments; other statements are left to the kernel."""
+    # Python's parser drops comments; its tokens have them, by line.
     comments = {
         token.start[0]: token.string.lstrip("# ")
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
@@ -134,9 +140,7 @@ def parse(source: str) -> dict[str, Parameter]:
     return found
 
 
-def check(
-    notebook: Path, given: Values, known: Mapping[str, Parameter] | None = None
-) -> dict[str, JSON]:
+def check(notebook: Path, given: Values, known: Known | None = None) -> dict[str, JSON]:
     """The given parameters, converted to what the notebook declares, or one sentence why not.
 
     A parameter with the name of an Experiment's field must be possible for that field; a list of
@@ -149,6 +153,7 @@ def check(
     known = declared(notebook) if known is None else known
     check_names(notebook, given, known)
     values = {name: known[name].convert(value) for name, value in given.items()}
+    # With the defaults: a given number of workers may not fit the batch that the notebook has.
     defaults = {name: parameter.default for name, parameter in known.items()}
     check_fields(known_values(defaults) | values)
     return values
@@ -159,11 +164,22 @@ def known_values(values: Mapping[str, JSON | Unknown]) -> dict[str, JSON]:
     return {name: value for name, value in values.items() if not isinstance(value, Unknown)}
 
 
-def check_names(notebook: Path, names: Iterable[str], known: Mapping[str, Parameter]) -> None:
+def largest(value: JSON | Unknown) -> int:
+    """The largest number that a parameter asks for, of ranks or threads; 1 where none is known."""
+    numbers = value if isinstance(value, list) else [value]
+    return max((number for number in numbers if type(number) is int), default=1)
+
+
+def check_names(notebook: Path, names: Iterable[str], known: Known) -> None:
     """Refuse a name that the notebook does not declare, with the nearest that it does."""
     for name in names:
         if name not in known:
-            raise InvalidInput(_unknown(name, list(known), notebook.name))
+            nearest = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+            allowed = ", ".join(known) or "none"
+            raise InvalidInput(
+                f"{notebook.name} has no parameter {name!r}{hint}; allowed: {allowed}"
+            )
 
 
 def check_fields(values: Values) -> None:
@@ -189,6 +205,8 @@ def check_possible(values: Values) -> dict[str, list[JSON]]:
         for name, value in values.items()
         if name in Experiment.model_fields
     }
+    # Not every combination: an item is held against the first of all others, or a sweep of four
+    # lists of ten would build ten thousand experiments before anything starts.
     first = {name: items[0] for name, items in fields.items() if items}
     for name, items in fields.items():
         for item in items:
@@ -268,9 +286,3 @@ def _readings(text: str) -> list[tuple[JSON, bool]]:
         if not isinstance(value, str):  # a text means itself, quotes and all
             readings.insert(2 * place, (value, True))
     return readings
-
-
-def _unknown(name: str, known: list[str], owner: str) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
-    return f"{owner} has no parameter {name!r}{hint}; allowed: {', '.join(known) or 'none'}"

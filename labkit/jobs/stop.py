@@ -27,6 +27,7 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
     """
     jobs, sweeps = find(root)
     asked = _ask(sweeps, roster.read)
+    # A member that was told itself would look to its sweep like one that failed.
     alone = [job for job in jobs if not any(sweep in job.parents for sweep in asked)]
     asked |= _ask(alone, store.read_status)
     if not asked:
@@ -39,6 +40,7 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
                 del asked[path]
         if time.monotonic() > end:
             break
+        # Polled: these are no children of this process, so that nothing announces their end.
         time.sleep(0.1)
     for path, status in asked.items():
         say(f"{path} does not end; its process is {status['pid']}")

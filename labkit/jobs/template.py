@@ -90,12 +90,16 @@ def new(name: str, model: str = "mlp", dataset: str = "digits", strategies: str 
     declared = Parameter("strategies", kind, None, "", f"strategy: {kind}")
     chosen = declared.convert(strategies or STRATEGIES)
     assert isinstance(chosen, list)  # for the type checker: as declared
+    # Built here, so that a strategy that cannot be is refused before a file is written.
     for each in chosen:
         Experiment(model=model, dataset=dataset, workers=2, strategy=each)
+    # No notebook names a folder of this machine.
     shown = shlex.quote(path.name if path.is_absolute() else str(path))
     notebook = _notebook(list(_cells(shown, model, dataset, chosen)))
+    # As Jupyter writes it, so that saving it there changes no other line.
     text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
     try:
+        # "x": whoever has a notebook of this name keeps it, also where two commands race.
         with path.open("x") as file:
             file.write(text)
     except FileExistsError:

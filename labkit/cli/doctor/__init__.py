@@ -31,7 +31,9 @@ def examine() -> Iterator[Finding]:
 
     All checks begin together: it takes as long as the longest, the import of TensorFlow.
     """
+    # One thread a check: they wait for other processes most of the time.
     with ThreadPoolExecutor(len(CHECKS)) as pool:
+        # In the order of CHECKS, which is the order in which a person would look.
         for findings in [pool.submit(_findings, check) for check in CHECKS]:
             yield from findings.result()
 

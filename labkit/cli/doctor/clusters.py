@@ -63,6 +63,7 @@ def _engines() -> dict[Path, list[int]]:
     found: dict[Path, list[int]] = {}
     for process in psutil.process_iter():
         try:
+            # By command and environment: an engine whose keeper is gone stands in no record.
             if "labkit.cluster.engine" in process.cmdline():
                 keeper = Path(process.environ()["LABKIT_KEEPER"])
                 found.setdefault(keeper, []).append(process.pid)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from labkit.cli.doctor.examination import Finding
+from labkit.common.places import usable_cores
 
 # GiB below which a run of two ranks is likely to fail.
 MEMORY, DISK, SHARED = 2.0, 1.0, 0.25
@@ -19,9 +20,7 @@ def cores() -> Iterator[Finding]:
     """How many ranks x threads may work at the same time."""
     import psutil
 
-    usable = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    usable = usable_cores()
     there = psutil.cpu_count() or usable
     of = f" of {there}" if there > usable else ""
     text = f"cores: {usable}{of}; more ranks x threads than that take turns, and runs say so"
@@ -77,8 +76,10 @@ def disk() -> Iterator[Finding]:
     }
     systems: dict[int, list[str]] = {}
     for what, folder in places.items():
+        # A folder that is still to be made will lie where its nearest parent does.
         there = next(each for each in (folder, *folder.resolve().parents) if each.exists())
         places[what] = there
+        # By device: several of these folders often lie on one disk, which is full or is not.
         systems.setdefault(there.stat().st_dev, []).append(what)
         if not os.access(there, os.W_OK):
             fix = f"chmod u+w {there}  # or work in a folder of your own"

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import TypedDict
 
 from labkit.cli.doctor.examination import Finding, last_line, output, python
+from labkit.common.places import usable_cores
 from labkit.communicator import launcher
 
 RANKS = 2
@@ -66,6 +67,7 @@ def ranks() -> Iterator[Finding]:
         json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")
     ]
     library = said[0]["library"] if said else "nothing"
+    # An mpi4py of another MPI does not find mpiexec's world: each process is then rank 0 of 1.
     if [rank["size"] for rank in said] != [RANKS] * RANKS:
         what = f"ranks: each is alone; mpi4py works with {library}, not with this mpiexec"
         yield Finding("broken", what, reinstall)
@@ -101,7 +103,7 @@ def binding(said: list[Said], reinstall: str) -> Finding:
     cores = [rank["cores"] for rank in said if rank["cores"] is not None]
     if not cores:
         return Finding("ok", "binding: this system binds no process to a core")
-    usable, least = len(os.sched_getaffinity(0)), min(cores)
+    usable, least = usable_cores(), min(cores)
     if least < usable:
         what = f"binding: a rank is bound to {least} of {usable} cores, and its threads with it"
         return Finding("note", what, reinstall)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 SECTIONS = ("args", "raises", "returns", "attributes", "source")
 # "Args:", "Args and source:", "Args, raises and source:", "Source:", …
+# Short sections of the house stand in one line: "Args and source:".
 _HEAD = re.compile(r"([A-Za-z]+(?:(?:, | and )[a-z]+)*):\s*(.*)")
 _DIFFERS = re.compile(r"(?:^|(?<=\.)\s+)Differs from (?:it|them)[:,]?\s+")
 _ELSEWHERE = re.compile(r"as (?:for )?`(\w+)`")
@@ -35,9 +36,8 @@ class Docstring:
         # A name begins a line, or stands behind a semicolon: "size: of all; root: its place".
         starts = list(re.finditer(rf"(?:^|\n|;)\s*({every}):\s", self.args))
         ends = [*(start.start() for start in starts), len(self.args)][1:]
-        said = {
-            start[1]: self.args[start.end() : end] for start, end in zip(starts, ends, strict=True)
-        }
+        parts = zip(starts, ends, strict=True)
+        said = {start[1]: self.args[start.end() : end] for start, end in parts}
         return _line(said.get(name, "")).rstrip(".")
 
 
@@ -58,6 +58,7 @@ def parse(text: str | None) -> Docstring:
             rest = line
         for section in current:
             found[section] += f"{rest}\n"
+    # A zero byte, which no docstring has, marks the place once the words are gone.
     source, _, differs = _DIFFERS.sub("\0", _line(found["source"])).partition("\0")
     return Docstring(_line(summary), _dollars(found["args"]), source, differs)
 

@@ -17,7 +17,7 @@ from labkit.compression import COMPRESSORS
 from labkit.deployment import METHODS
 from labkit.exchange.schedules import SCHEDULES
 from labkit.schedules import ALLREDUCE, PIPELINE
-from labkit.strategies import STRATEGIES, Strategy
+from labkit.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from labkit.schedules.pipeline import Table
@@ -85,6 +85,7 @@ class Family:
         known = ", ".join(f"{p.name}={p.default or '…'}" for p in parameters)
         said = self.say.format(name) if '"' in self.say else f"{self.say.format(name)}({known})"
         own, *others = _documents(member)
+        # A base holds the source of what several have in common.
         origin = next((d for d in (own, *others) if d.source and not d.elsewhere), Docstring(""))
         differs = own.differs or origin.differs
         axes = {axis: str(getattr(member, axis)) for axis in AXES if hasattr(member, axis)}
@@ -94,20 +95,21 @@ class Family:
 def families() -> list[Family]:
     """The families of methods, in the order of the field's taxonomy."""
     strategies = "labkit.strategies.STRATEGIES"
+    replicas = {name: kind for name, kind in STRATEGIES.items() if kind.parallelism == "data"}
     return [
         Family(
             "Replicas: data parallel training",
             "Each rank trains the whole model on its part of the batch.",
             strategies,
             "lk.{}",
-            _strategies(lambda kind: kind.parallelism == "data"),
+            replicas,
         ),
         Family(
             "Models cut across ranks: model parallel training",
             "Each rank trains a part of the model.",
             strategies,
             "lk.{}",
-            _strategies(lambda kind: kind.parallelism != "data"),
+            {name: kind for name, kind in STRATEGIES.items() if name not in replicas},
         ),
         Family(
             "Pipeline schedules",
@@ -147,12 +149,9 @@ def families() -> list[Family]:
     ]
 
 
-def _strategies(belongs: Callable[[type[Strategy]], bool]) -> dict[str, type[Strategy]]:
-    return {name: kind for name, kind in STRATEGIES.items() if belongs(kind)}
-
-
 def _documents(member: Member) -> Iterator[Docstring]:
     """A method's docstring, then those that hold where it says nothing: what it names, its base."""
+    # A schedule of the exchange is no object: its text is all that there is.
     found = parse(member if isinstance(member, str) else member.__doc__)
     yield found
     if found.elsewhere:

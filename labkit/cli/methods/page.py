@@ -64,6 +64,7 @@ def _table(family: Family, tried: Mapping[str, Sequence[Path]], place: str) -> I
     yield "|---|---|---|---|"
     for method in family.methods():
         names = ", ".join(f"`{parameter.name}`" for parameter in method.parameters)
+        # Relative to the page, so that they work wherever the folder lies.
         links = [(path.stem, Path(place, path.name).as_posix()) for path in tried[method.name]]
         paths = ", ".join(f"[{name}]({link})" for name, link in links)
         yield f"| {method.name} | {method.cited} | {names or 'none'} | {paths or 'none yet'} |"

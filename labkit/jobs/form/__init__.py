@@ -37,6 +37,7 @@ def form(notebook: Path | str, root: Path | str | None = None) -> Form:
         InvalidInput: no such notebook, or its parameters cell is not Python.
     """
     everywhere, path = os.environ.get("LABKIT_RUNS"), Path(notebook)
+    # JupyterLab starts a kernel in the folder of its notebook, not where `labkit lab` was typed.
     if everywhere and not path.exists() and (Path(everywhere).parent / path).exists():
         path = Path(everywhere).parent / path
     return Form(path, Path(root or everywhere or "runs"))
@@ -108,6 +109,7 @@ class Form:
 
     def _culprit(self, message: str) -> str:
         """The field beside which an error about several stands: it is named, or was changed."""
+        # Errors of an Experiment begin with the field that they are about: `workers=3 …`.
         named = [name for name in self.fields if message.startswith((f"{name}=", f"{name} "))]
         given = [name for name, field in self.fields.items() if field.given]
         return (named or given or list(self.fields))[-1]
@@ -148,6 +150,7 @@ class Form:
 
     def _follow(self, job: Job) -> None:
         begin = time.monotonic()
+        # The kernel's own thread must stay free for clicks: this is the form's.
         while not job.done():
             self._progress(job.path, time.monotonic() - begin)
             time.sleep(LOOK_EVERY)
@@ -193,6 +196,8 @@ class Form:
         from IPython.display import HTML
 
         if path.exists():
+            # Relative, so that no folder of this machine stands in a notebook that is saved with
+            # its form.
             place = quote(os.path.relpath(path))
             self._links.append_display_data(HTML(f'<a href="{place}">{escape(words)}</a>'))
 
@@ -203,6 +208,7 @@ def _cells(job: Path) -> tuple[int, int]:
         cells = json.loads((job / "output.ipynb").read_bytes())["cells"]
     except FileNotFoundError:  # the kernel is starting
         return 0, 0
+    # Counted in what the job has written last: papermill saves every few seconds.
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     ended = [c for c in code if c["metadata"].get("papermill", {}).get("status") == "completed"]
     return len(ended), len(code)

@@ -34,6 +34,7 @@ class Field:
         self.input = _input(parameter)
         self._initial = self.input.value
         self._error = ipywidgets.HTML()
+        # Escaped: a comment of the notebook is text, whatever signs it holds.
         help = ipywidgets.HTML(f"<small>{escape(parameter.help)}</small>")
         self.widget = ipywidgets.VBox([ipywidgets.HBox([self.input, help]), self._error])
         self.input.observe(lambda _: changed(), names="value")
@@ -84,11 +85,13 @@ def _input(parameter: Parameter) -> ipywidgets.DOMWidget:
         ("bool", bool): ipywidgets.Checkbox,
         ("int", int): ipywidgets.IntText,
         ("float", float): ipywidgets.FloatText,
+        # `rate: float = 1` is a float to the notebook, and an int to Python.
         ("float", int): ipywidgets.FloatText,
     }
     make = makers.get((kind["type"], type(default)))
     if make is not None:
         return make(value=default, **look)
+    # A text is checked when it is complete: half a list is an error at each key.
     look |= {"value": _text(default), "continuous_update": False}
     names = _names(parameter.name)
     return ipywidgets.Combobox(options=names, **look) if names else ipywidgets.Text(**look)

@@ -8,13 +8,11 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from typing import TypeAlias
 
+from labkit.common.content import JSON, is_number
 from labkit.common.errors import InvalidInput
 from labkit.jobs.parameters import value_of
-
-if TYPE_CHECKING:
-    from labkit.common.content import JSON
 
 LARGEST = 10_000  # members of a sweep, and so values of one parameter
 _CALL = re.compile(r"\s*(range|uniform|loguniform)\s*\((.*)\)\s*", re.DOTALL)
@@ -35,6 +33,7 @@ class Draw:
             value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
         else:
             value = generator.uniform(self.low, self.high)
+        # Rounding may step over a bound.
         return min(max(float(f"{value:.4g}"), self.low), self.high)
 
 
@@ -103,7 +102,7 @@ def every(axes: Mapping[str, Axis]) -> list[Combination]:
 
 
 def some(axes: Mapping[str, Axis], count: int, seed: int) -> list[Combination]:
-    """As many combinations at random, none twice: the same seed gives the same ones.
+    """Draw so many combinations at random, none twice; the same seed gives the same ones.
 
     Raises:
         InvalidInput: a count below 1, or above the number of combinations that there are.
@@ -118,11 +117,15 @@ def some(axes: Mapping[str, Axis], count: int, seed: int) -> list[Combination]:
         )
     generator = random.Random(seed)
     if not drawn and there <= LARGEST:
+        # Drawn by place in the whole grid, and sorted: members follow each other as they do in a
+        # full sweep.
         grid = every(axes)
         return [grid[place] for place in sorted(generator.sample(range(there), count))]
     found: dict[str, Combination] = {}
+    # A bound on tries: distributions over few values may not have as many different ones.
     for _ in range(100 * count):
         one = {name: _pick(axis, generator) for name, axis in axes.items()}
+        # By its text: lists and mappings among the values have no hash.
         found.setdefault(repr(one), one)
         if len(found) == count:
             return list(found.values())
@@ -140,8 +143,10 @@ def _call(name: str, text: str) -> Axis | None:
     kind, arguments = match[1], [value_of(part.strip()) for part in match[2].split(",")]
     if kind == "range":
         return _range(name, text, arguments)
+    # Padded, so that too few arguments are refused by the same sentence as wrong ones.
     low, high, *rest = [*arguments, None, None][: max(len(arguments), 2)]  # those absent: None
-    if rest or not (_is_number(low) and _is_number(high)) or not low < high:
+    # Between infinities nothing can be drawn; of NaN every comparison is false.
+    if rest or not (is_number(low) and is_number(high) and -math.inf < low < high < math.inf):
         raise InvalidInput(f"{name}={text}: {kind} takes two numbers, the lower one first")
     if kind == "loguniform" and low <= 0:
         raise InvalidInput(f"{name}={text}: loguniform takes numbers above 0")
@@ -164,10 +169,6 @@ def _range(name: str, text: str, arguments: list[JSON]) -> tuple[int, ...]:
     if abs(numbers[-1] - numbers[0]) // abs(numbers.step) >= LARGEST:
         raise InvalidInput(f"{name}={text} has more than {LARGEST:,} values")
     return tuple(numbers)
-
-
-def _is_number(value: JSON) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _split(name: str, text: str) -> list[str]:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from labkit.common.errors import InvalidInput
 from labkit.common.places import fingerprint
 from labkit.jobs import parameters
+from labkit.jobs.parameters import Known, Values
 from labkit.jobs.sweep import grid
-from labkit.jobs.sweep.grid import LARGEST, Axis, from_text, from_yaml
+from labkit.jobs.sweep.grid import LARGEST, Axis, Combination, from_text, from_yaml
 from labkit.records import store
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON
+
+Described: TypeAlias = tuple[Combination, int]  # values, and which of several with the same
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Plan:
     def name(self) -> str:
         """The hash of what is asked, whatever the notebook and labkit contain by now."""
         asked: JSON = [[member.values, member.repeat] for member in self.members]
+        # Not the notebook's content: `--resume` finds a sweep again whose notebook was mended.
         return _digest([store.shown_path(self.notebook), asked])
 
     @cached_property
@@ -73,6 +77,7 @@ class Plan:
     def _code(self) -> list[JSON]:
         """What results depend on: the notebook's code, and labkit's. Outputs and prose do not."""
         cells = json.loads(self.text)["cells"]
+        # Prose and outputs may change, and what has completed stays.
         code = [
             ["".join(cell["source"]), cell["metadata"].get("tags", [])]
             for cell in cells
@@ -89,8 +94,10 @@ class Plan:
 class Asked:
     """A sweep as a person words it: axes, fixed values, and how many draws."""
 
+    # Apart from Plan: this is checked against a notebook, and a Plan holds only what has passed.
+
     axes: dict[str, Axis]
-    fixed: parameters.Values
+    fixed: Values
     random: int | None = None
     seed: int = 0
     repeats: int = 1
@@ -179,21 +186,12 @@ def again(notebook: Path, members: Sequence[store.Record]) -> Plan:
         InvalidInput: the notebook does not take these values any more.
     """
     known = parameters.declared(notebook)
-    return Plan(
-        notebook,
-        [
-            _member(notebook, known, record["folder"], record["values"], record["repeat"])
-            for record in members
-        ],
-    )
+    described = ((record["folder"], record["values"], record["repeat"]) for record in members)
+    return Plan(notebook, [_member(notebook, known, *each) for each in described])
 
 
-def _plan(
-    notebook: Path,
-    known: Mapping[str, parameters.Parameter],
-    described: list[tuple[dict[str, JSON], int]],
-    swept: list[str],
-) -> Plan:
+def _plan(notebook: Path, known: Known, described: list[Described], swept: list[str]) -> Plan:
+    # So many digits that folders sort by name as members do by number.
     digits = max(3, len(str(len(described))))
     members = []
     for number, (values, repeat) in enumerate(described, 1):
@@ -204,19 +202,13 @@ def _plan(
     return Plan(notebook, members)
 
 
-def _member(
-    notebook: Path,
-    known: Mapping[str, parameters.Parameter],
-    folder: str,
-    values: parameters.Values,
-    repeat: int,
-) -> Member:
+def _member(notebook: Path, known: Known, folder: str, values: Values, repeat: int) -> Member:
     checked = parameters.check(notebook, values, known)
-    shape = {
-        name: _largest(checked.get(name, known[name].default if name in known else 1))
-        for name in ("workers", "threads")
-    }
-    return Member(folder, checked, repeat, **shape, known="workers" in known)
+    declared = {name: parameter.default for name, parameter in known.items()}
+    workers, threads = (
+        parameters.largest((declared | checked).get(name)) for name in ("workers", "threads")
+    )
+    return Member(folder, checked, repeat, workers, threads, known="workers" in known)
 
 
 def _converted(parameter: parameters.Parameter, axis: Axis) -> Axis:
@@ -235,9 +227,7 @@ def _converted(parameter: parameters.Parameter, axis: Axis) -> Axis:
     return values
 
 
-def _repeated(
-    known: Mapping[str, parameters.Parameter], values: dict[str, JSON], repeat: int
-) -> tuple[dict[str, JSON], int]:
+def _repeated(known: Known, values: Combination, repeat: int) -> Described:
     """The values of one repeat: with a seed of its own where the notebook has one."""
     if "seed" not in known:
         return values, repeat
@@ -245,11 +235,6 @@ def _repeated(
     if type(first) is not int:
         raise InvalidInput(f"--repeats counts up the parameter seed, but {first!r} is no number")
     return values | {"seed": first + repeat}, 0
-
-
-def _largest(value: JSON | parameters.Unknown) -> int:
-    numbers = value if isinstance(value, list) else [value]
-    return max((number for number in numbers if type(number) is int), default=1)
 
 
 def _digest(value: JSON) -> str:

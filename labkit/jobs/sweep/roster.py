@@ -45,6 +45,7 @@ def read(folder: Path) -> store.Record:
     Raises:
         LabkitError: missing, broken or newer; one line.
     """
+    # Records written before a sweep had these fields lack them.
     record = {"jobs": None, "limit": None} | store.read_json(folder / FILE)
     members = record.get("members")
     if record.get("state") not in store.STATES or not isinstance(members, list):
@@ -77,6 +78,7 @@ def newest(root: Path, plan: Plan) -> Path | None:
             continue
         if record.get("plan") == plan.name:
             found.append((str(record.get("started") or ""), path.parent))
+    # By the time of its start, for folders' numbers say nothing once one was removed.
     return max(found)[1] if found else None
 
 
@@ -90,6 +92,8 @@ def owned(folder: Path) -> Iterator[None]:
     Raises:
         LabkitError: another process runs it, or a member of a killed one does not end.
     """
+    # Not on sweep.json: each write of it is a new file under the old name, which no lock would
+    # hold.
     descriptor = os.open(folder, os.O_RDONLY)
     begin = time.monotonic()
     try:
@@ -122,7 +126,9 @@ def queue(folder: Path, plan: Plan, member: Member) -> Path:
     if job.exists():
         kept = folder / EARLIER / f"{job.name}.{secrets.token_hex(4)}"
         kept.parent.mkdir(exist_ok=True)
+        # Renamed, not removed: a failed attempt may be the only trace of why.
         job.rename(kept)
+    # Made under a hidden name and renamed: who lists the folder meanwhile sees no half of a job.
     fresh = folder / f".{secrets.token_hex(4)}.new"
     fresh.mkdir()
     store.queue(fresh, plan.notebook, member.values, content=plan.content(member))

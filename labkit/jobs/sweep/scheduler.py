@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from labkit.common.places import usable_cores
 from labkit.jobs.job import GRACE, forked, prepare
 from labkit.jobs.notebook import Job
 from labkit.jobs.sweep import roster
@@ -20,11 +20,6 @@ from labkit.jobs.sweep.warm import Warm
 
 LOOK_EVERY = 0.02  # seconds
 OVERTIME = GRACE + 10.0  # seconds past its limit after which a member's process is killed
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass
@@ -79,6 +74,7 @@ class Scheduler:
                 while waiting and not self._interrupts and self._fits(waiting[0]):
                     self._start(waiting.pop(0))
                 time.sleep(LOOK_EVERY)
+                # Also while nothing can start: the screen counts seconds.
                 self._look(waiting)
         self._warm.keep(set())
         self.screen.close()
@@ -89,11 +85,12 @@ class Scheduler:
             return len(self._running) < self.jobs
         wanted = [each.cores for each in (member, *(other.member for other in self._running))]
         known = [each for each in wanted if each is not None]
-        return len(wanted) == 1 or (len(known) == len(wanted) and sum(known) <= cores())
+        return len(wanted) == 1 or (len(known) == len(wanted) and sum(known) <= usable_cores())
 
     def _start(self, member: Member) -> None:
         folder = roster.queue(self.folder, self.plan, member)
         taken = {running.place for running in self._running}
+        # The lowest free place: its cluster is the likeliest to be up.
         place = min(set(range(len(taken) + 1)) - taken)
         held = self._warm.environment(place, member.shape)
         process = forked(self._notebook, folder, held, self.limit)
@@ -108,6 +105,7 @@ class Scheduler:
             elif self._interrupts and not running.job.interrupted:
                 running.job.interrupt()
             elif self._interrupts > 1:
+                # The second interrupt: whoever was asked before has had his chance.
                 running.job.kill("killed by the user")
             elif self.limit is not None and running.spent > self.limit + OVERTIME:
                 running.job.kill(f"past the limit of {self.limit:g} s, and killed")
@@ -117,7 +115,10 @@ class Scheduler:
     def _end(self, running: Running, waiting: list[Member]) -> None:
         result = running.job.result()
         if not running.job.in_order:
+            # Ranks may still compute for a notebook that did not end in order; the next member gets
+            # others.
             self._warm.drop(running.place, running.member.shape)
+        # A shape that nobody waits for any more gives its cores back at once.
         active = [*waiting, *(other.member for other in self._running)]
         self._warm.keep({member.shape for member in active})
         rank = f"rank {result.rank}: " if result.rank is not None else ""

@@ -35,6 +35,7 @@ class Screen:
         self._spent.append(spent)
         number = sum(self.states.values())
         reason = f": {cause}" if cause else ""
+        # In a terminal the changing line says it already.
         ending = "" if self._line or not left else f"; {left}"
         self._clear()
         width = len(str(self.total))
@@ -56,6 +57,7 @@ class Screen:
         parts += [left] if left else []
         parts += [f"running: {names}"] if names else []
         text = " · ".join(parts)
+        # One less: a full line would wrap, and only its last row could be taken away.
         width = shutil.get_terminal_size().columns - 1
         self._clear()
         print(text[:width], end="", file=self._stream, flush=True)
@@ -65,6 +67,7 @@ class Screen:
         if not self._spent or not (waiting or running):
             return ""
         typical = sum(self._spent) / len(self._spent)
+        # One that takes longer than typical counts as about to end, not as a credit.
         rest = typical * waiting + sum(max(typical - spent, 0) for spent in running.values())
         return f"about {duration_text(max(rest / abreast, 1))} left"
 
