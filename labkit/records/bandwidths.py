@@ -56,6 +56,8 @@ def methods(groups: Mapping[str, Sequence[Run]]) -> list[Method]:
     for name, runs in groups.items():
         links = [_on_a_link(run, costs) for run in runs if (costs := step_costs(run))]
         if links:
+            # On every network a method does the same work and sends the same bytes; what differs is
+            # noise.
             work, hops, nbytes = (median(column) for column in zip(*links, strict=True))
             found.append(Method(name, tuple(runs), work, hops, nbytes))
     return found
@@ -72,6 +74,7 @@ def winners(found: Sequence[Method], latency: float, over: tuple[float, float]) 
     def fixed(each: Method) -> float:
         return each.work + latency * each.hops
 
+    # Of two that are equally fast, the one that stays fast with more bandwidth.
     best = min(found, key=lambda each: (each.seconds(first, latency), fixed(each)))
     wins: list[Win] = []
     while True:
@@ -80,6 +83,7 @@ def winners(found: Sequence[Method], latency: float, over: tuple[float, float]) 
             for place, other in enumerate(found)
             if fixed(other) < fixed(best)
         ]
+        # Of lines that cross at one point, the lowest fixed time wins from there on.
         edge, _, place = min(edges, default=(high, 0.0, 0))
         if edge >= high:
             return [*wins, Win(best, first, high)]

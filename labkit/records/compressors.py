@@ -66,6 +66,7 @@ def _unlike(one: Run, other: Run) -> tuple[bool, int]:
     mine, yours = (flatten(each.experiment.get("strategy") or {}) for each in (one, other))
     differing = [name for name in mine | yours if mine.get(name) != yours.get(name)]
     network = one.experiment.get("network") != other.experiment.get("network")
+    # A tuple: no likeness of the strategies makes up for another network.
     return network, sum(not name.startswith("compressor") for name in differing)
 
 
@@ -75,6 +76,7 @@ def fields_of(run: Run) -> dict[str, JSON]:
 
 
 def _goes_without_saying(name: str, field: str, value: JSON) -> bool:
+    # A record may name a compressor of an earlier labkit, or of a notebook's own.
     if name not in COMPRESSORS or not isinstance(value, str | bool):
         return False
     known = COMPRESSORS[name].model_fields.get(field)

@@ -22,6 +22,7 @@ def describe() -> dict[str, JSON]:
 
     return {
         "labkit": version("labkit"),
+        # The version stays the same while somebody works on the source.
         "labkit_source": fingerprint()[:16],
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -39,6 +40,7 @@ def describe() -> dict[str, JSON]:
 
 
 def _cpu() -> str:
+    # `platform.processor` is empty on many a Linux.
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as file:
             for line in file:

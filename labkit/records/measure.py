@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.common.content import JSON
+from labkit.common.content import is_number
 from labkit.common.errors import LabkitError
 from labkit.experiment import Experiment
 from labkit.records.result import RankResult, Row, WholeResult, memory_bytes
@@ -20,10 +20,7 @@ WARM_UP = 10  # steps
 
 
 def summarise(
-    experiment: Experiment,
-    rows: Sequence[Row],
-    ranks: Sequence[RankResult],
-    whole: WholeResult,
+    experiment: Experiment, rows: Sequence[Row], ranks: Sequence[RankResult], whole: WholeResult
 ) -> Record:
     """The record of metrics.json.
 
@@ -37,46 +34,54 @@ def summarise(
         ranks: what they returned, in their order.
         whole: what rank 0 said for all.
     """
+    # In the function: not all who read metrics measure any.
     import psutil
 
     steps = _by_step(rows, "seconds").max(axis=1)
     samples = _by_step(rows, "samples").sum(axis=1)
     first = 1 + WARM_UP if len(steps) > 2 * WARM_UP else min(1, len(steps) - 1)
     looked = {row["step"] for row in rows if row.get("relative_error") is not None}
+    # A look through the microscope encodes and decodes once more, which no other step does.
     chosen = [step for step in range(first, len(steps)) if step not in looked]
     chosen = chosen or list(range(first, len(steps)))
     timed, full = steps[chosen], samples[chosen]
+    # The first step also sends what is sent once: initial weights, sizes.
     later = [row for row in rows if row["step"] > 0] or rows
+    # Percentiles, not a deviation: steps have a least time and a long tail.
     median, p10, p90 = (float(np.percentile(timed, q)) for q in (50, 10, 90))
-    metrics: Record = {f"test_{k}": v for k, v in whole.evaluation.items()}
-    metrics.setdefault("test_loss", None)
+    evaluation = {f"test_{name}": value for name, value in whole.evaluation.items()}
     cores = psutil.cpu_count(logical=True) or 1
-    metrics |= {
-        "samples_per_second": float(np.median(full)) / median,
-        "step_ms": {"median": 1e3 * median, "p10": 1e3 * p10, "p90": 1e3 * p90},
-        "timed_steps": len(timed),
-        "first_step_ms": 1e3 * float(steps[0]),
-        "train_seconds": float(steps.sum()),
-        "payload_bytes_per_step": float(np.mean([row["payload_bytes"] for row in later])),
-        "wire_bytes_per_step": float(np.mean([row["wire_bytes"] for row in later])),
-        "clock": experiment.clock,
-        "network": None if experiment.network is None else str(experiment.network),
-        "oversubscribed": experiment.workers * experiment.threads > cores,
-        "workers": experiment.workers,
-        "threads": experiment.threads,
-        "exchange": whole.exchange,
-        "memory_bytes": memory_bytes(ranks),
-        "memory": [{"rank": k} | asdict(each.memory) for k, each in enumerate(ranks)],
-        "partition": whole.partition,
-        "codec_ms_per_step": 1e3 * float(np.mean([row["codec_seconds"] for row in later])),
-        "equivalence": whole.equivalence,
-        "epochs": whole.epochs,
-    }
-    return metrics
+    # `test_loss` is always there: readers of the record may rely on it.
+    return (
+        {"test_loss": None}
+        | evaluation
+        | {
+            "samples_per_second": float(np.median(full)) / median,
+            "step_ms": {"median": 1e3 * median, "p10": 1e3 * p10, "p90": 1e3 * p90},
+            "timed_steps": len(timed),
+            "first_step_ms": 1e3 * float(steps[0]),
+            "train_seconds": float(steps.sum()),
+            "payload_bytes_per_step": float(np.mean([row["payload_bytes"] for row in later])),
+            "wire_bytes_per_step": float(np.mean([row["wire_bytes"] for row in later])),
+            "clock": experiment.clock,
+            "network": None if experiment.network is None else str(experiment.network),
+            "oversubscribed": experiment.workers * experiment.threads > cores,
+            "workers": experiment.workers,
+            "threads": experiment.threads,
+            "exchange": whole.exchange,
+            "memory_bytes": memory_bytes(ranks),
+            "memory": [{"rank": k} | asdict(each.memory) for k, each in enumerate(ranks)],
+            "partition": whole.partition,
+            "codec_ms_per_step": 1e3 * float(np.mean([row["codec_seconds"] for row in later])),
+            "equivalence": whole.equivalence,
+            "epochs": whole.epochs,
+        }
+    )
 
 
 def _by_step(rows: Sequence[Row], column: str) -> np.ndarray:
     """Values of a column, one row a step, one column a rank."""
+    # Every rank writes a row for every step, so that the table has no holes.
     ranks = 1 + max(int(row["rank"]) for row in rows)
     ordered = sorted(rows, key=lambda row: (row["step"], row["rank"]))
     return np.array([row[column] for row in ordered]).reshape(-1, ranks)
@@ -99,6 +104,7 @@ def aggregate(seeds: Sequence[Run]) -> Record:
             (gate["verdict"] == "failed", gate.get("max_abs_difference") or 0) for gate in gates
         ]
         merged["equivalence"] = gates[rank.index(max(rank))]
+    # Words take the first seed's; this one counts if it is true of any.
     merged["oversubscribed"] = any(record.get("oversubscribed") for record in records)
     merged["repeats"] = len(records)
     merged["spread"] = _spread(records)
@@ -106,25 +112,23 @@ def aggregate(seeds: Sequence[Run]) -> Record:
 
 
 def _spread(records: Sequence[Record]) -> dict[str, list[float]]:
+    # Epochs are lists, and of verdicts the worst is told: a spread of neither says anything.
     kept = ({k: v for k, v in r.items() if k not in ("epochs", "equivalence")} for r in records)
     flat = [flatten(record) for record in kept]
-    columns = {key: [row[key] for row in flat if _is_number(row.get(key))] for key in flat[0]}
+    columns = {key: [row[key] for row in flat if is_number(row.get(key))] for key in flat[0]}
     return {key: [min(values), max(values)] for key, values in columns.items() if values}
 
 
 def _median(values: Sequence[Any]) -> Any:
     """The median of numbers; of records by key, of lists by place; of anything else the first."""
     first = next((value for value in values if value is not None), None)
-    if _is_number(first):
-        return statistics.median(value for value in values if _is_number(value))
+    if is_number(first):
+        return statistics.median(value for value in values if is_number(value))
     if isinstance(first, dict):
+        # In the order in which the first repeat has them; a set would shuffle the file.
         keys = dict.fromkeys(key for value in values if value for key in value)
         return {key: _median([value.get(key) for value in values if value]) for key in keys}
     if isinstance(first, list):
         length = min(len(value) for value in values if value is not None)
         return [_median([value[place] for value in values if value]) for place in range(length)]
     return first
-
-
-def _is_number(value: JSON) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

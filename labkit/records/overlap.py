@@ -44,6 +44,7 @@ class Overlap:
     @property
     def exposed(self) -> float:
         """Seconds for which training stood in a wait; two waits at a time count once."""
+        # `left` is until when waits have been counted.
         exposed, left = 0.0, self.waits[0][1]
         for _, start, stop in self.waits:
             exposed += max(0.0, stop - max(start, left))
@@ -60,6 +61,7 @@ class Overlap:
         urgency = [0] * len(self.ready)
         for place, (bucket, _, _) in enumerate(self.waits):
             urgency[bucket] = place
+        # Neither order is the best for all ready times, so that both are tried.
         coming = sorted(range(len(self.ready)), key=lambda bucket: self.ready[bucket])
         orders = (coming, by_priority(self.ready, self.seconds, urgency))
         return min(self._exposed(self._finish(order)) for order in orders)
@@ -96,6 +98,7 @@ def hidden_parts(run: Run) -> dict[str, float]:
     communication, exposed, ideal = 1e3 * np.array(parts).T
     possible = float(np.median(communication - ideal))
     reached = float(np.median(communication - exposed))
+    # A share of next to nothing is noise.
     worth = possible > NOTHING * float(np.median(communication))
     return {
         "steps": len(kept),
@@ -119,8 +122,11 @@ def overlaps(timeline: pandas.DataFrame) -> list[Overlap]:
         timeline: of all ranks, with rank, kind, step, bucket, start, stop (s).
     """
     events = timeline[timeline["kind"] != "step"].sort_values("start", kind="stable")
+    # The n-th event of a bucket from the end belongs to the n-th exchange from the end, on every
+    # rank.
     back = events.groupby(["rank", "kind", "bucket"]).cumcount(ascending=False)
     buckets = sorted(events["bucket"].unique())
+    # Three: each rank packs, communicates and waits once for a bucket.
     whole = 3 * len(buckets) * events["rank"].nunique()
     found = [_overlap(part) for _, part in events.groupby(back) if len(part) == whole]
     return found[::-1]
@@ -131,6 +137,7 @@ def _overlap(part: pandas.DataFrame) -> Overlap:
     by_bucket = serves.groupby("bucket")
     waits = part[part["kind"] == "wait"]
     waited = (waits["stop"] - waits["start"]).groupby(waits["rank"]).sum()
+    # The rank that waited least is the slowest: the others' waits are for it, not for the line.
     own = waits[waits["rank"] == waited.idxmin()]
     places = {bucket: place for place, bucket in enumerate(sorted(serves["bucket"].unique()))}
     return Overlap(

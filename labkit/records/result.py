@@ -80,5 +80,6 @@ def memory_bytes(results: Iterable[RankResult]) -> dict[str, int]:
     Gradients have the dtype of the weights. Under a mixed policy weights stay float32 and are
     cast where they are used, so that policies differ in activations.
     """
+    # The rank that needs most decides whether a job fits a machine.
     found = [each.memory.trained() | {"peak": each.peak} for each in results]
     return {kind: max(own[kind] for own in found) for kind in found[0]}

@@ -6,7 +6,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -86,21 +86,14 @@ class Run:
 
         Kinds as in `labkit.exchange.Timeline`; the clock starts with the first event.
         """
-        import pandas as pd
-
-        path = self.path / "timeline.parquet"
-        names = ["rank", "kind", "step", "bucket", "start", "stop"]
-        return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=names)
+        return self._table("timeline", ("rank", "kind", "step", "bucket", "start", "stop"))
 
     @cached_property
     def microscope(self) -> pandas.DataFrame:
         """What compression did to each gradient: step, rank, bucket, layer, relative_error, cosine,
         residual_norm, bits_per_parameter, fraction_sent; empty without `microscope`.
         """
-        import pandas as pd
-
-        path = self.path / "microscope.parquet"
-        return pd.read_parquet(path) if path.exists() else pd.DataFrame()
+        return self._table("microscope")
 
     @cached_property
     def layers(self) -> pandas.DataFrame:
@@ -108,10 +101,14 @@ class Run:
         words, …), why (a layer is whole), forward_bytes, forward_wire_bytes, backward_bytes,
         backward_wire_bytes (a step), weights_bytes (held by the rank), whole_weights_bytes.
         """
+        return self._table("layers")
+
+    def _table(self, name: str, columns: Sequence[str] = ()) -> pandas.DataFrame:
+        """What ranks wrote beside the history; no rows where there was nothing to write."""
         import pandas as pd
 
-        path = self.path / "layers.parquet"
-        return pd.read_parquet(path) if path.exists() else pd.DataFrame()
+        path = self.path / f"{name}.parquet"
+        return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=list(columns))
 
     @property
     def memory(self) -> pandas.DataFrame:
@@ -150,13 +147,14 @@ class Run:
     @cached_property
     def environment(self) -> Record:
         """Versions and hardware; empty where none was recorded."""
-        path = self.path / "environment.json"
+        path = self.path / "environment.json"  # a run that failed early has none
         return _without_schema(store.read_json(path)) if path.exists() else {}
 
     @property
     def seeds(self) -> list[Run]:
         """The repeats of this run, one a seed, in order; empty for a run without repeats."""
         numbered = ((re.fullmatch(r"seed(\d+)", path.name), path) for path in self.path.iterdir())
+        # By number: as text seed10 stands before seed2.
         found = sorted((int(match[1]), path) for match, path in numbered if match)
         return [Run(path) for _, path in found]
 
@@ -166,6 +164,7 @@ class Run:
 
         Raises: LabkitError, where the run has none.
         """
+        # A run with repeats has no model of its own.
         places = [self.path, *(seed.path for seed in self.seeds)]
         files = [place / "model.keras" for place in places if (place / "model.keras").exists()]
         if not files:
@@ -207,8 +206,10 @@ def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:
     """
     roots = [root] if isinstance(root, str | Path) else list(root)
     places = [place for each in roots for place in _places(Path(each))]
-    paths = dict.fromkeys(path for place in places for path in find_runs(place))
-    return [Run(path) for path in sorted(paths, key=_started)]
+    # Once each, though folders may lie in each other; by path, where runs started at one moment.
+    paths = sorted({path for place in places for path in find_runs(place)})
+    started = [store.read_json(path / "status.json").get("started") or "" for path in paths]
+    return [Run(path) for _, path in sorted(zip(started, paths, strict=True))]
 
 
 def frame(runs: Iterable[Run]) -> pandas.DataFrame:
@@ -237,9 +238,11 @@ def flatten(record: Mapping[str, JSON], prefix: str = "") -> Record:
 def key_metrics(run: Run) -> Record:
     """The few metrics that a table shows; those that the run does not have are left out."""
     metrics = run.metrics
+    # Without epochs: a list of them as text is long, and no metric of a table is in it.
     flat = flatten({key: value for key, value in metrics.items() if key != "epochs"})
     if gate_failed(run):
         flat = {key: value for key, value in flat.items() if key not in SPEED_METRICS}
+    # In the order of KEY_METRICS, whatever the record's is.
     return {key: flat[key] for key in KEY_METRICS if flat.get(key) is not None}
 
 
@@ -266,11 +269,9 @@ def verdict(run: Run) -> str:
 def _row(run: Run) -> Record:
     status = run.status
     head = {"run": run.name, "state": status["state"], "started": status.get("started")}
-    metrics = {k: v for k, v in run.metrics.items() if k not in ("epochs", "memory")}
-    spread = metrics.get("spread", {})
-    metrics["spread"] = {key: {"min": pair[0], "max": pair[1]} for key, pair in spread.items()}
-    if not spread:
-        del metrics["spread"]
+    metrics = {k: v for k, v in run.metrics.items() if k not in ("epochs", "memory", "spread")}
+    for key, (least, most) in run.metrics.get("spread", {}).items():
+        metrics |= {f"spread.{key}.min": least, f"spread.{key}.max": most}
     return flatten(metrics) | flatten(run.experiment) | head
 
 
@@ -278,6 +279,7 @@ def _places(root: Path) -> list[Path]:
     """The folders that a path or pattern means; the path itself, where it means none."""
     everywhere = os.environ.get("LABKIT_RUNS")
     for start in (Path(), *([Path(everywhere).parent] if everywhere else [])):
+        # Only then: a folder whose name has no such signs is named in the error if it is not there.
         if glob.has_magic(str(root)):
             found = [Path(match) for match in sorted(glob.glob(str(start / root)))]
         else:
@@ -285,10 +287,6 @@ def _places(root: Path) -> list[Path]:
         if found:
             return found
     return [root]
-
-
-def _started(path: Path) -> tuple[str, str]:
-    return store.read_json(path / "status.json").get("started") or "", str(path)
 
 
 def _without_schema(record: Record) -> Record:
@@ -299,6 +297,7 @@ def shown(value: JSON) -> str:
     """A metric for the eye: four figures, from a thousand on in whole numbers."""
     if not isinstance(value, float):
         return str(value)
+    # Of 12,345 samples/s four figures would be 1.234e+04.
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

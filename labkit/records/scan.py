@@ -32,6 +32,7 @@ def scan(root: Path | str) -> Scan:
             "status.json" in files and "params.yaml" not in files
         )
         if not is_run:
+            # In place, as os.walk wants it. What a sweep replaced lies in hidden folders.
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             continue
         folders.clear()
@@ -55,9 +56,12 @@ def why_unusable(directory: Path) -> str | None:
     """One line saying why a run directory cannot be used (half written, newer schema), or None."""
     try:
         read_json(directory / "experiment.json")
+        # A run that has not completed need not have metrics; but those that it has must be
+        # readable.
         completed = read_status(directory)["state"] == "completed"
         if completed or (directory / "metrics.json").exists():
             read_json(directory / "metrics.json")
+        # By its end alone: to read every history of a thousand runs takes minutes.
         torn = [path.name for path in directory.glob("*.parquet") if not _is_whole(path)]
     except LabkitError as error:
         return str(error)

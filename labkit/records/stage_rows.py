@@ -49,6 +49,7 @@ def pipeline_row(run: Run, baseline: Run | None) -> dict[str, Value]:
     predicted, events = predicted_pipeline(run), stage_events(run)
     table = predicted.table
     seconds = stage_seconds(events, table.stages)
+    # Without a lock between iterations there is no bubble to speak of.
     form = None if strategy.unlocked else table.bubble_share(*_of_a_rank(seconds, table.ranks))
     slices = strategy.slices
     bound = slices * 3 / (1 + 2 / table.ranks) if strategy.unlocked else None
@@ -82,15 +83,17 @@ def _time(run: Run, part: Part) -> dict[str, float]:
 
 
 def _utilisation(run: Run, rank: int, history: pandas.DataFrame) -> float:
-    """By the rows of the timeline; of other strategies by what of a step is no communication.
+    """The share of its time in which a rank computes, by the rows of its timeline.
 
-    So it is of stages in slices, which also exchange within a row.
+    Of other strategies, and of stages in slices, which also exchange within a row, what of a step
+    is no communication.
     """
     if not staged(run) or strategy_of(run).slices > 1:
         return float(history["compute_seconds"].sum() / history["seconds"].sum())
     whole = next((each.timeline for each in (run, *run.seeds) if not each.timeline.empty), None)
     if whole is None:  # of one rank alone nothing is written down
         return float(history["compute_seconds"].sum() / history["seconds"].sum())
+    # The same steps as of the history: the first ones are warm-up.
     own = whole[(whole["rank"] == rank) & whole["step"].isin(set(history["step"]))]
     kinds = own["kind"].astype(str).str.split(" ").str[0]
     lasts = own["stop"] - own["start"]
@@ -119,6 +122,7 @@ def _of_a_rank(seconds: dict[str, np.ndarray], ranks: int) -> Sequence[float]:
     """F, B, W of a micro-batch, in all chunks of a rank, the mean of the ranks."""
     forward = seconds["forward"].sum() / ranks
     weight = seconds["backward_weight"].sum() / ranks
+    # A schedule has either the one or the other; that one is 0.
     both = (seconds["backward"] + seconds["backward_input"]).sum() / ranks
     return float(forward), float(both), float(weight)
 
@@ -128,13 +132,14 @@ def _timed(run: Run) -> dict[str, float]:
     names = ("bubble_measured", "bubble_low", "bubble_high", "schedule_ms")
     if not steps:
         return dict.fromkeys(names, MISSING)
+    # As for step times: median, and the steps between which four of five lie.
     shares = np.percentile([each.bubble_share for each in steps], (50, 10, 90))
     lasts = float(np.median([each.seconds for each in steps]))
     return dict(zip(names, (*map(float, shares), 1e3 * lasts), strict=True))
 
 
 def _speedup(run: Run, baseline: Run | None) -> dict[str, float]:
-    """Of as many rows in a step; low and high with the run's own slow and fast steps."""
+    """The speed-up at as many rows a step; low and high are of the run's slow and fast steps."""
     names = ("speedup", "speedup_low", "speedup_high")
     if baseline is None or gate_failed(run):
         return dict.fromkeys(names, MISSING)

@@ -47,8 +47,6 @@ def stage_events(run: Run) -> pandas.DataFrame:
 
     Raises: LabkitError, where the run has no such timeline.
     """
-    import pandas as pd
-
     timeline = next((r.timeline for r in (run, *run.seeds) if not r.timeline.empty), run.timeline)
     parts = timeline["kind"].astype(str).str.extract(r"^([a-z_]+) (\d+)$")
     known = parts[0].isin((*ROWS, "update"))
@@ -57,17 +55,10 @@ def stage_events(run: Run) -> pandas.DataFrame:
             f"{run.name} has no timeline of stages (state: {run.status['state']}); completed runs "
             "of lk.Pipeline, lk.Layerwise and lk.DelayedGradients have one"
         )
-    found = pd.DataFrame(
-        {
-            "rank": timeline["rank"][known],
-            "step": timeline["step"][known],
-            "action": parts[0][known],
-            "stage": parts[1][known].astype(int),
-            "number": timeline["bucket"][known],
-            "start": timeline["start"][known],
-            "stop": timeline["stop"][known],
-        }
-    )
+    # A timeline has one form for all strategies: here the bucket is a micro-batch.
+    found = timeline[known].rename(columns={"bucket": "number"})
+    found = found.assign(action=parts[0][known], stage=parts[1][known].astype(int))
+    found = found[["rank", "step", "action", "stage", "number", "start", "stop"]]
     slices = strategy_of(run).slices if staged(run) else 1
     lane = (found["rank"] < _ranks(run) * slices) & (found["rank"] % slices == 0)
     return found[lane].reset_index(drop=True)
@@ -88,11 +79,12 @@ def measured_pipeline(run: Run, step: int | None = None) -> PipelineSimulation:
     found = measured_steps(run, None if step is None else [step])
     if not found:
         raise InvalidInput(f"{run.name} has no whole step {'' if step is None else step}")
+    # The median step, rather than a mean of several: each row of it has really been so.
     return sorted(found, key=lambda each: each.seconds)[len(found) // 2]
 
 
 def measured_steps(run: Run, steps: Iterable[int] | None = None) -> list[PipelineSimulation]:
-    """Likewise, each of these steps; default: all steady ones."""
+    """Each of these steps as `measured_pipeline` has one; default: all steady ones."""
     events = stage_events(run)
     events = events[events["action"] != "update"]
     strategy = strategy_of(run)
@@ -105,6 +97,7 @@ def measured_steps(run: Run, steps: Iterable[int] | None = None) -> list[Pipelin
         if all(each in groups for each in range(step, step + many)):
             parts = [groups[each] for each in range(step, step + many)]
             found.append(_as_simulation(run, table, parts))
+    # A step of which the timeline has lost events has fewer rows.
     whole = max((len(each.table) for each in found), default=0)
     return [each for each in found if len(each.table) == whole]
 
@@ -122,20 +115,16 @@ def predicted_pipeline(run: Run) -> PipelineSimulation:
     table = strategy.table(modules, iterations)
     seconds = stage_seconds(events, table.stages)
     rows = strategy.rows(run.experiment["batch_size"], run.experiment["workers"])
+    # What crosses a cut grows with the rows of a micro-batch.
     nbytes = rows * np.array(run.metrics["partition"]["bytes_a_row"], np.float64)
     if table.recurrent:  # a stretch is a part of all steps
         nbytes /= table.microbatches
     network = _network(run)
+    # Slow ranks were slow when they were measured: to slow them once more would count that twice.
     free = None if network is None else network.model_copy(update={"slow": {}})
     whole = seconds["backward"] if seconds["backward"].any() else seconds["backward_input"]
-    found = simulate_pipeline(
-        table,
-        seconds["forward"],
-        whole,
-        seconds["backward_weight"],
-        network=free,
-        nbytes=nbytes,
-    )
+    forward, weight = seconds["forward"], seconds["backward_weight"]
+    found = simulate_pipeline(table, forward, whole, weight, network=free, nbytes=nbytes)
     found = replace(found, network=network)
     if not strategy.unlocked:
         return found
@@ -173,6 +162,7 @@ def _as_simulation(run: Run, table: Table, parts: list[pandas.DataFrame]) -> Pip
             chosen.append(place)
             start.append(begin)
             stop.append(end)
+    # Clocks begin with the step.
     begin = min(start)
     own = table.take(np.array(chosen))
     found = PipelineSimulation(
@@ -192,6 +182,7 @@ def _delivered(found: PipelineSimulation) -> PipelineSimulation:
     stop = found.stop.copy()
     for place, (_, stage, action, number, peer) in enumerate(rows):
         if action == "send":
+            # The send of one rank ends with the receive of another, which alone knows when.
             there = received.get((stage, peer, number))
             takes_time = found.network is not None and there is not None
             stop[place] = found.stop[there] if takes_time else found.start[place]
@@ -214,13 +205,13 @@ def _gradients(table: Table) -> np.ndarray:
 
 
 def _ranks(run: Run) -> int:
-    """Of one replica; of stages in slices those of one slice."""
+    """The ranks of one replica; where stages have slices, those of one slice."""
     workers = int(run.experiment["workers"])
     return strategy_of(run).ranks(workers) if staged(run) else workers
 
 
 def _network(run: Run) -> Network | None:
-    """As the table's ranks see it: those of the first lane, one of each stage."""
+    """The network as the table's ranks see it, which are the first lane: one of each stage."""
     given: Any = run.experiment.get("network")
     network = Network(**given) if isinstance(given, dict) else Network.parse(given)
     if network is None:

@@ -47,6 +47,8 @@ def step_costs(run: Run) -> StepCosts | None:
         return None
     rows = _parts(history[history["step"].isin(steady(history["step"]))])
     steps = rows.groupby(["seed", "step"])
+    # Over ranks the mean, for each costs as much as the others; over steps the median, which an
+    # outlier does not move.
     seconds = steps[list(PARTS)].mean().median()
     ranks = rows.groupby("rank")[["wire_bytes", "messages"]].mean()
     return StepCosts(

@@ -29,25 +29,17 @@ SCHEMA = 1
 STATES = ("queued", "running", "completed", "failed", "interrupted")
 LONGEST_NAME = 120  # bytes; file systems allow 255, and archives and mounts eat some of it
 
-HISTORY_COLUMNS = {
-    "seed": "int64",
-    "epoch": "int64",
-    "step": "int64",
-    "rank": "int64",
-    "loss": "float64",
-    "seconds": "float64",
-    "compute_seconds": "float64",
-    "communicate_seconds": "float64",
-    "wait_seconds": "float64",
-    "payload_bytes": "int64",
-    "wire_bytes": "int64",
-    "messages": "int64",
-    "samples": "int64",
-}
+_SECONDS = ("seconds", "compute_seconds", "communicate_seconds", "wait_seconds")
+HISTORY_COLUMNS = (
+    dict.fromkeys(("seed", "epoch", "step", "rank"), "int64")
+    | dict.fromkeys(("loss", *_SECONDS), "float64")
+    | dict.fromkeys(("payload_bytes", "wire_bytes", "messages", "samples"), "int64")
+)
 
 # What a file of ours holds. Who reads one knows what stands in it.
 Record: TypeAlias = dict[str, Any]
-Rows: TypeAlias = Sequence[Mapping[str, JSON]]
+Fields: TypeAlias = Mapping[str, JSON]
+Rows: TypeAlias = Sequence[Fields]
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -56,11 +48,13 @@ Rows: TypeAlias = Sequence[Mapping[str, JSON]]
 def write_atomically(path: Path, content: bytes | str) -> Path:
     """Write the whole content or nothing: a temporary name in the same folder, fsync, replace."""
     data = content.encode() if isinstance(content, str) else content
+    # In the same folder: only within one file system a rename is atomic.
     temporary = path.with_name(f".{path.name[:60]}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
             file.write(data)
             file.flush()
+            # Else a machine that goes down may keep the new name of a file, and not what is in it.
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
@@ -97,12 +91,14 @@ def read_json(path: Path) -> Record:
 
 def _plain(value: Any) -> Any:
     """NumPy scalars and arrays, paths and tuples as what strict JSON holds."""
+    # NumPy's and pandas's, without importing either.
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    # JSON has no such numbers, and other readers than Python refuse the file.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Path):
@@ -138,9 +134,7 @@ def new_run_directory(parent: Path | str, name: str) -> Path:
     return directory
 
 
-def new_job_directory(
-    root: Path | str, notebook: Path | str, parameters: Mapping[str, JSON]
-) -> Path:
+def new_job_directory(root: Path | str, notebook: Path | str, parameters: Fields) -> Path:
     """Make `<root>/<notebook>/<NNN>_<k=v,…>/` with params.yaml and the status "queued".
 
     Args: root, the folder of all runs; notebook, the name or path of what will run (only a relative
@@ -163,13 +157,12 @@ def job_name(number: int, parameters: Mapping[str, JSON], digits: int = 3) -> st
     return f"{number:0{digits}d}_{safe_name(words)}" if words else f"{number:0{digits}d}"
 
 
-def queue(
-    directory: Path, notebook: Path | str, parameters: Mapping[str, JSON], **fields: JSON
-) -> None:
+def queue(directory: Path, notebook: Path | str, parameters: Fields, **fields: JSON) -> None:
     """Write a job's params.yaml, and the status "queued" with these further fields."""
     import yaml
 
     values = _plain(dict(parameters))
+    # As a comment: the file can be given to `labkit run -f` as it is.
     head = f"# labkit parameters, schema {SCHEMA}\n"
     body = yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if values else "{}\n"
     write_atomically(directory / "params.yaml", head + body)
@@ -202,9 +195,7 @@ def _locked(folder: Path) -> Iterator[None]:
 # --- a run's life --------------------------------------------------------------------------------
 
 
-def start(
-    directory: Path, experiment: Mapping[str, JSON], environment: Mapping[str, JSON] | None = None
-) -> None:
+def start(directory: Path, experiment: Fields, environment: Fields | None = None) -> None:
     """Record what runs and where, then that it is running in this process."""
     write_json(directory / "experiment.json", experiment)
     if environment is not None:
@@ -231,6 +222,7 @@ def finish(
     """
     if model is not None:
         write_atomically(directory / "model.keras", model)
+    # Metrics come after it: who sees a run's metrics may read its history.
     write_atomically(directory / "history.parquet", _parquet(history))
     write_json(directory / "metrics.json", metrics)
     if stopped is None:
@@ -276,6 +268,7 @@ def read_status(directory: Path) -> Record:
 
 def _write_status(directory: Path, state: str, **fields: JSON) -> None:
     """Update the record: fields that are not given keep their values."""
+    # Only the process that works on a run writes here, so that reading before writing is no race.
     path = directory / "status.json"
     blank = {"state": state, "started": None, "ended": None, "cause": None, "rank": None}
     known = read_json(path) if path.exists() else blank
@@ -295,6 +288,8 @@ def is_alive(status: Record) -> bool:
 
     try:
         process = psutil.Process(int(status["pid"]))
+        # Some seconds of tolerance: the system tells it relative to its own start, which is
+        # rounded.
         same = abs(process.create_time() - float(status["process_started"])) < 2.0
         return same and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, KeyError, TypeError, ValueError):

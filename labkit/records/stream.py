@@ -39,6 +39,7 @@ class Writer:
         if self._lost:
             return
         lines = "".join(json.dumps([kind, record], default=float) + "\n" for record in records)
+        # Lost until the write has succeeded: whatever ends it, nothing follows half a line.
         self._lost = True
         # Training goes on unwatched: a run that was given up has no folder any more, and a full
         # disk may have cut a line, which readers take for one that is not yet whole.
@@ -69,6 +70,8 @@ class Reader:
         told: list[Told] = []
         for path in sorted(self.folder.glob("rank*.jsonl")):
             with suppress(FileNotFoundError), path.open("rb") as file:
+                # Only what is new is read: a long run has many rows, and is looked at twice a
+                # second.
                 file.seek(self._places.get(path, 0))
                 whole, end, _ = file.read().rpartition(b"\n")  # a line may be half written
                 self._places[path] = self._places.get(path, 0) + len(whole) + len(end)

@@ -20,6 +20,7 @@ Interval = tuple[float, float]
 
 def steady(steps: Iterable[int]) -> list[int]:
     """Steps without the first 10; of a short run, without its first half."""
+    # Of a short run half: ten would leave nothing.
     ordered = sorted(set(steps))
     return ordered[min(WARM, len(ordered) // 2) :]
 
@@ -49,6 +50,7 @@ def usual(timeline: pandas.DataFrame, many: int) -> list[int]:
     numbers = steady(begins.index)
     rows = [numbers[place : place + many] for place in range(max(len(numbers) - many + 1, 1))]
     lasts = [float(ends[row[-1]] - begins[row[0]]) for row in rows]
+    # The median row: one with an epoch's end, where ranks evaluate, is among the longest.
     return rows[int(np.argsort(lasts)[len(lasts) // 2])]
 
 

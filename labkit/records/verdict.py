@@ -85,10 +85,12 @@ def judge(candidate: Sequence[float], baseline: Sequence[float]) -> Judgement:
         return Judgement(own, other, "none", nan, nan, nan, nan, nan)
     # statistics.mean is exact: equal seeds in another order or number differ by exactly nothing.
     difference = mean(own) - mean(other)
+    # One seed has no variance: chance cannot be told from loss.
     if min(len(own), len(other)) < 2:
         return Judgement(own, other, "none", difference, nan, nan, nan, nan)
     reach = _welch(own, other)
     low, high = difference - reach, difference + reach
+    # The candidate's own interval, for its seeds need not vary as the baseline's do.
     half = _quantile(len(own) - 1) * math.sqrt(variance(own) / len(own))
     mean_low, mean_high = mean(own) - half, mean(own) + half
     kind: Literal["loss", "no loss", "none"] = "none"
@@ -147,6 +149,7 @@ def arrivals(run: Run, target: float, measure: str = "val_accuracy") -> dict[int
 
 
 def _arrival(run: Run, target: float, measure: str) -> Arrival | None:
+    # A loss is reached from above.
     sign = -1 if measure == "val_loss" else 1
     for epoch in run.metrics.get("epochs") or []:
         value = epoch.get(measure)
@@ -171,6 +174,7 @@ def _welch(own: Sequence[float], other: Sequence[float]) -> float:
     r"""Half of the interval, \(\nu = 1 / (q^2/(n_c-1) + (1-q)^2/(n_b-1))\), q the first's share."""
     first, second = variance(own) / len(own), variance(other) / len(other)
     total = first + second
+    # Seeds that all agree leave no doubt, and Welch's formula divides by their variance.
     if total == 0:
         return 0.0
     share = first / total
@@ -180,6 +184,7 @@ def _welch(own: Sequence[float], other: Sequence[float]) -> float:
 
 def _quantile(freedom: float) -> float:
     """Student's t that 95 % of draws do not exceed in size."""
+    # In the function: SciPy takes long to import, and most verdicts are never asked for.
     from scipy.special import stdtrit  # type: ignore[import-untyped]  # SciPy ships no types
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

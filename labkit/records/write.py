@@ -29,6 +29,7 @@ def write(
         store.interrupt(directory, "interrupted before the ranks had a result")
         return
     rows = [{**row, "seed": experiment.seed} for rank in ranks for row in rank.rows]
+    # Ranks return their rows one rank after the other; a history goes by steps.
     rows.sort(key=lambda row: (row["step"], row["rank"]))
     store.write_json(directory / "environment.json", whole.environment)
     tables = {

@@ -13,6 +13,7 @@ def chrome_trace(rows: Iterable[Record]) -> Record:
     Args:
         rows: with rank, kind, step, bucket, start, stop (seconds).
     """
+    # A bucket travels while the rank computes: on one lane such events would hide each other.
     lanes = {"step": 0, "pack": 1, "wait": 1, "communicate": 2}
     names = {0: "step", 1: "training", 2: "communication"}
     events: list[Record] = []
@@ -29,6 +30,7 @@ def chrome_trace(rows: Iterable[Record]) -> Record:
                 "ph": "X",
                 "pid": int(row["rank"]),
                 "tid": lane,
+                # The format counts microseconds.
                 "ts": 1e6 * row["start"],
                 "dur": 1e6 * (row["stop"] - row["start"]),
                 "args": {"step": int(row["step"])},

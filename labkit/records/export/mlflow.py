@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.records.export.told import moment, optional, parameters, points, results, tags
+from labkit.records.export.told import (
+    at_least_one,
+    moment,
+    optional,
+    parameters,
+    points,
+    results,
+    tags,
+)
 from labkit.records.run import Run
 
 Item = TypeVar("Item")
@@ -30,9 +38,7 @@ def to_mlflow(runs: Iterable[Run], place: Path | str, experiment: str = "labkit"
     Raises: InvalidInput, a folder; LabkitError, no runs, MLflow is not installed, or it refuses.
     """
     mlflow = optional("mlflow", "mlflow")
-    found = list(runs)
-    if not found:
-        raise LabkitError("no runs to export: give runs, or a folder that has some (usually runs/)")
+    found = at_least_one(runs)
     address = _address(place)
     try:
         client = mlflow.MlflowClient(tracking_uri=address)
@@ -56,6 +62,7 @@ def _address(place: Path | str) -> str:
 def _write(client: Any, experiment: str, run: Run) -> str:
     entities = optional("mlflow.entities", "mlflow")
     started, told = round(1000 * moment(run, "started")), tags(run)  # ms
+    # A name alone is not enough: a run that was deleted and repeated has the same one.
     same = f"tags.`labkit.run` = '{told['labkit.run']}' and attributes.start_time = {started}"
     for there in client.search_runs([experiment], same):
         if there.info.status != "RUNNING":

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.common.content import JSON
-from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.content import is_number
+from labkit.common.errors import InvalidInput
 from labkit.common.privacy import scrub
+from labkit.records.export.told import at_least_one
 from labkit.records.run import Run, frame
 from labkit.records.store import write_atomically
 
@@ -31,9 +32,8 @@ def export(runs: Iterable[Run], path: Path | str, kind: str | None = None) -> Pa
     kind = kind or path.suffix.lower()
     if kind not in KINDS:
         raise InvalidInput(f"{path.name} ends in neither {' nor '.join(KINDS)}: name it so")
-    table = _plain(frame(runs))
-    if table.empty:
-        raise LabkitError("no runs to export: give runs, or a folder that has some (usually runs/)")
+    table = frame(at_least_one(runs))
+    table = table.assign(**{name: _column(table[name]) for name in table.columns})
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind == ".csv":
         return write_atomically(path, table.to_csv(index=False))
@@ -42,24 +42,16 @@ def export(runs: Iterable[Run], path: Path | str, kind: str | None = None) -> Pa
     return write_atomically(path, content.getvalue())
 
 
-def _plain(table: pandas.DataFrame) -> pandas.DataFrame:
-    """Columns of one type each; text that names no machine."""
-    columns = {name: _column(table[name]) for name in table.columns}
-    return table.assign(**columns)
-
-
 def _column(values: pandas.Series) -> pandas.Series:
+    """A column of one type; text that names no machine."""
     import pandas as pd
 
     known = values.dropna()
-    kinds = {"number" if _is_number(value) else type(value).__name__ for value in known}
+    kinds = {"number" if is_number(value) else type(value).__name__ for value in known}
     if kinds == {"number"}:
         return pd.to_numeric(values)
     if kinds == {"bool"}:
         return values.astype("boolean")
+    # Each text once: a thousand runs share a few names of models and networks.
     text = {value: scrub(str(value)) for value in known.unique()}
     return values.map(text).astype("string")
-
-
-def _is_number(value: JSON) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

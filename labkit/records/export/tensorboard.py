@@ -7,8 +7,15 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from labkit.common.errors import LabkitError
-from labkit.records.export.told import moment, optional, parameters, points, results, tags
+from labkit.records.export.told import (
+    at_least_one,
+    moment,
+    optional,
+    parameters,
+    points,
+    results,
+    tags,
+)
 from labkit.records.run import Run
 from labkit.records.store import write_atomically
 
@@ -27,10 +34,9 @@ def to_tensorboard(runs: Iterable[Run], folder: Path | str) -> Path:
 
     Raises: LabkitError, no runs, or TensorBoard is not installed.
     """
+    # First, so that who lacks it hears of that, and not of a module inside it.
     optional("tensorboard", "tensorboard")
-    found = list(runs)
-    if not found:
-        raise LabkitError("no runs to export: give runs, or a folder that has some (usually runs/)")
+    found = at_least_one(runs)
     for run, name in zip(found, _names(found), strict=True):
         own = Path(folder) / name
         own.mkdir(parents=True, exist_ok=True)
@@ -69,6 +75,7 @@ def _events(run: Run) -> Iterator[Any]:
     def scalar(name: str, value: float) -> Any:
         return summaries.Summary(value=[summaries.Summary.Value(tag=name, simple_value=value)])
 
+    # TensorBoard reads no file that does not begin with its version.
     yield event(wall_time=started, file_version="brain.Event:2")
     given = hparams.hparams_pb(parameters(run), start_time_secs=started)
     yield event(wall_time=started, summary=given)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
-from labkit.common.content import JSON
+from labkit.common.content import JSON, is_number
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.records.run import Run, flatten, verdict
@@ -39,6 +39,17 @@ def optional(module: str, extra: str) -> Any:
         ) from error
 
 
+def at_least_one(runs: Iterable[Run]) -> list[Run]:
+    """The runs to export.
+
+    Raises: LabkitError, where there is none.
+    """
+    found = list(runs)
+    if not found:
+        raise LabkitError("no runs to export: give runs, or a folder that has some (usually runs/)")
+    return found
+
+
 def parameters(run: Run) -> dict[str, str | float | bool]:
     """The experiment's fields by name (`strategy.algorithm`); texts name no machine."""
     flat = flatten(run.experiment)
@@ -50,7 +61,7 @@ def parameters(run: Run) -> dict[str, str | float | bool]:
 
 def results(run: Run) -> dict[str, float]:
     """The metrics that are finite numbers, by name (`step_ms.median`)."""
-    return {name: float(v) for name, v in flatten(run.metrics).items() if _is_number(v)}
+    return {name: float(v) for name, v in flatten(run.metrics).items() if _is_finite(v)}
 
 
 def tags(run: Run) -> dict[str, str]:
@@ -71,13 +82,15 @@ def points(run: Run) -> Iterator[Point]:
     """The curves: a step's means over ranks (and seeds), and what was evaluated after epochs."""
     begin = moment(run, "started")
     steps = run.history.groupby("step").mean(numeric_only=True)
+    # A history says how long steps took, and not when they were: evaluation between epochs is
+    # missing.
     clock = begin + steps["seconds"].cumsum()
     for name in STEP:
         for step, value in steps[name].dropna().items():
             yield Point(f"step/{name}", int(step), float(clock[step]), float(value))
     for row in run.metrics.get("epochs", []):
         for name, value in row.items():
-            if name not in ("epoch", "step", "seconds") and _is_number(value):
+            if name not in ("epoch", "step", "seconds") and _is_finite(value):
                 time = begin + row.get("seconds", 0.0)
                 yield Point(f"epoch/{name}", int(row["step"]), time, float(value))
 
@@ -86,6 +99,5 @@ def _text(value: JSON) -> str:
     return "none" if value is None else scrub(str(value))
 
 
-def _is_number(value: JSON) -> bool:
-    is_bool = isinstance(value, bool)
-    return isinstance(value, int | float) and not is_bool and math.isfinite(value)
+def _is_finite(value: JSON) -> TypeGuard[float]:
+    return is_number(value) and math.isfinite(value)

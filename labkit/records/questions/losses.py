@@ -31,6 +31,7 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
     # A rank with an empty batch reports no loss; NaN x 0 must not spoil the others' mean.
     known = rows["loss"].notna()
     rows["weight"] = rows["samples"].where(known, 0)
+    # Sums of products, divided once: pandas has no weighted mean of groups.
     rows["weighted"] = (rows["loss"] * rows["weight"]).where(rows["weight"] > 0, 0.0)
     steps = rows.groupby(["seed", "step"]).agg(
         weighted=("weighted", "sum"),
@@ -40,6 +41,7 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
     )
     steps["loss"] = steps["weighted"] / steps["weight"].where(steps["weight"] > 0)
     loss, seconds, nbytes = (steps[name].unstack("seed") for name in ("loss", "seconds", "nbytes"))
+    # A mean over other seeds than before would jump.
     reached = seconds.notna().all(axis=1)
     loss, seconds = loss[reached], seconds[reached].cumsum()
     drawn = {
@@ -65,10 +67,12 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 
     A value that is infinite or not a number leaves a gap at its place, and nowhere else.
     """
+    # To both sides, so that a twentieth of the run is averaged.
     width = len(values) // 40
     known = np.isfinite(values)
     if width == 0 or not known.any():
         return np.where(known, values, np.nan)
+    # By differences of running sums: the time does not depend on the width.
     total = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
     count = np.concatenate([[0], np.cumsum(known)])
     place = np.arange(len(values))

@@ -40,11 +40,14 @@ def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
         batch, workers = run.experiment.get("batch_size"), _workers(run)
         for kind, wanted in (("strong", batch), ("weak", batch / workers)) if batch else ():
             baseline = _baseline(name, usable, wanted)
+            # On one worker strong and weak are the same; it is told once.
             if baseline is not None and (workers > 1 or kind == "strong"):
                 head = (name, baseline, kind, _line(run, kind), workers)
+                # A run without repeats is one seed.
                 count = run.metrics.get("repeats", 1)
                 rows.append((*head, count, *_ratios(run, usable[baseline], kind, workers)))
     # A lone baseline says nothing about scaling.
+    # `row[4]` is the number of workers.
     shown = rows if any(row[4] > 1 for row in rows) else []
     table = pd.DataFrame(shown, columns=[*_COLUMNS, *_RATIOS])
     for end in ("", "_low", "_high"):
@@ -53,7 +56,7 @@ def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
 
 
 def seed_bands(table: pd.DataFrame) -> pd.DataFrame:
-    """Of each line measured on two or more numbers of workers: the median seed, and its spread.
+    """The median seed and its spread, for each line measured on two or more numbers of workers.
 
     Columns: line, kind, workers, seeds (most of any number of workers), runs (names of the line's),
     speedup with `speedup_low` of the slowest seed and `speedup_high` of the fastest, efficiency.
@@ -87,7 +90,9 @@ def _ratios(run: Run, baseline: Run, kind: str, workers: int) -> tuple[float, ..
     work = (1 if kind == "strong" else workers) * _median(baseline)
     step = run.metrics["step_ms"]
     speedup = work / step["median"]
+    # Slow steps make a low speed-up, so that the ends change places.
     low, high = (work / step[edge] if step.get(edge) else speedup for edge in ("p90", "p10"))
+    # The spread of medians is that of seeds, apart from that of steps.
     ends = (run.metrics.get("spread") or {}).get("step_ms.median") or [step["median"]]
     return speedup, min(low, speedup), max(high, speedup), work / max(ends), work / min(ends)
 

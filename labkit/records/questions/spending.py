@@ -30,6 +30,7 @@ def spending(runs: Mapping[str, Run]) -> pd.DataFrame:
         seeds = [s for s in seeds_of(run) if s.metrics.get("test_accuracy") is not None]
         if seeds:
             spent = np.array([_spent(seed, gate_failed(run)) for seed in seeds])
+            # Mean, low and high of a measure stand beside each other, as `columns` names them.
             ends = np.stack([spent.mean(axis=0), spent.min(axis=0), spent.max(axis=0)], axis=1)
             rows.append([name, str(run.metrics.get("network")), *ends.ravel()])
     columns = [f"{measure}{end}" for measure in MEASURES for end in ("", "_low", "_high")]
@@ -43,8 +44,10 @@ def front(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
     are among them, only runs on the same network stand against each other.
     """
     whole = table.dropna(subset=list(measures))
+    # Turned, so that more is better in every column.
     signs = [1 if name == "accuracy" else -1 for name in measures]
     good = whole[list(measures)].to_numpy(float) * signs
+    # Every row against every other; there are hundreds of runs at most.
     ours, theirs = good[:, None, :], good[None, :, :]
     beaten = (theirs >= ours).all(axis=2) & (theirs > ours).any(axis=2)
     if "seconds" in measures:
