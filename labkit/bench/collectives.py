@@ -61,19 +61,18 @@ def measure(
         check_algorithm(algorithm)
         refuse_unmetered(algorithm, network)
     with Cluster(workers=workers) as cluster:
-        cases = cluster.call(_sweep, chosen, list(sizes), repeats, ranks=workers, network=network)[
-            0
-        ]
-    rows = [_row(case, workers, Network.parse(network), repeats) for case in cases]
+        found = cluster.call(_sweep, chosen, list(sizes), repeats, ranks=workers, network=network)
+    rows = [_row(case, workers, Network.parse(network), repeats) for case in found[0]]
     return rows if network is not None else _with_ratios(rows)
 
 
 def _sweep(
     communicator: Communicator, algorithms: list[str], sizes: list[int], repeats: int
 ) -> list[_Case]:
-    """On each rank: seconds of single calls, by repeat; the slowest rank's counts."""
+    """Time single calls on each rank, by repeat; a call lasts as long as on the slowest rank."""
     cases: dict[tuple[str, int], list[np.ndarray]] = {}
     correct: dict[tuple[str, int], bool] = {}
+    # One buffer for all algorithms that can work on it: what is timed is not how memory is got.
     buffers = {
         (shared, nbytes): communicator.allocate(nbytes // 4)
         if shared
@@ -81,6 +80,7 @@ def _sweep(
         for nbytes in sizes
         for shared in {algorithm == "shared_memory" for algorithm in algorithms}
     }
+    # All algorithms in every repeat: a machine that slows down does so for all of them.
     for _ in range(repeats):
         for nbytes in sizes:
             for algorithm in algorithms:
@@ -88,14 +88,11 @@ def _sweep(
                 case = (algorithm, nbytes)
                 right = check(communicator, algorithm, buffer)
                 correct[case] = correct.get(case, True) and right
-                cases.setdefault(case, []).append(_times(communicator, algorithm, buffer))
+                # One call, to learn how many fill a slice of time; then those.
+                first = timed(communicator, algorithm, buffer, 1)
+                calls = int(np.clip(SLICE / first[0], 3, 50))
+                cases.setdefault(case, []).append(timed(communicator, algorithm, buffer, calls))
     return [_Case(*case, seconds, correct[case]) for case, seconds in cases.items()]
-
-
-def _times(communicator: Communicator, algorithm: str, buffer: np.ndarray) -> np.ndarray:
-    """Seconds of single calls: one to learn how many fill a slice, then those."""
-    first = timed(communicator, algorithm, buffer, 1)
-    return timed(communicator, algorithm, buffer, int(np.clip(SLICE / first[0], 3, 50)))
 
 
 def _row(case: _Case, workers: int, network: Network | None, repeats: int) -> Row:
@@ -111,6 +108,7 @@ def _row(case: _Case, workers: int, network: Network | None, repeats: int) -> Ro
         "p99_ms": 1e3 * float(np.percentile(single, 99)),
         "calls": len(single),
         "algbw": algbw,
+        # What a link must carry at least for a sum, so that numbers of ranks can be compared.
         "busbw": algbw * 2 * (workers - 1) / workers,
         "correct": case.correct,
     }

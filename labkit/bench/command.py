@@ -28,6 +28,7 @@ def bench() -> None:
 
 def _numbers(_: click.Context, __: click.Parameter, text: str) -> list[int]:
     try:
+        # By way of float, so that 1e6 is a number of bytes.
         return [int(float(part)) for part in text.split(",")]
     except ValueError:
         raise click.BadParameter(f"{text!r} is no list of numbers such as 1e6,4e6") from None
@@ -49,30 +50,17 @@ def collectives(
     file: Path | None,
 ) -> None:
     """Time every allreduce algorithm beside the MPI library's own, or beside its closed form."""
+    # In the command: `labkit --help` waits for neither TensorFlow nor ipyparallel.
     from labkit.bench.collectives import measure
 
+    # None: which algorithms can run depends on the network, and `measure` knows.
     names = algorithms.split(",") if algorithms else None
     rows = measure(workers, network, names, sizes, repeats)
-    beside = (
-        {"ratio_to_mpi": "ratio"}
-        if network is None
-        else {"closed_form_ms": "formula ms", "error": "error"}
-    )
-    click.echo(
-        _table(
-            rows,
-            {
-                "algorithm": "algorithm",
-                "bytes": "bytes",
-                **TIMES,
-                "p99_ms": "p99 of calls",
-                "busbw": "busbw B/s",
-                **beside,
-                "correct": "correct",
-            },
-        )
-    )
-    _write(rows, file)
+    columns = {"algorithm": "algorithm", "bytes": "bytes"} | TIMES
+    columns |= {"p99_ms": "p99 of calls", "busbw": "busbw B/s"}
+    emulated = {"closed_form_ms": "formula ms", "error": "error"}
+    columns |= {"ratio_to_mpi": "ratio"} if network is None else emulated
+    _show(rows, columns | {"correct": "correct"}, file)
 
 
 @bench.command()
@@ -87,32 +75,19 @@ def link(rate: str, algorithms: str, sizes: list[int], repeats: int, file: Path 
     from labkit.bench.namespaces import FRAME
 
     rows = measure(rate.split(","), sizes, algorithms.split(","), repeats)
+    # Once a rate: the link is the same for all its rows.
     for facts in {row["rate"]: row for row in rows}.values():
         click.echo(
             f"{facts['rate']}: latency {1e6 * float(facts['latency'] or 0):.0f} us as measured; "
             f"payload {facts['payload']} of {FRAME} bytes of a frame; after a pause "
             f"{facts['burst']} bytes pass at line speed, {facts['burst_ms']:.2g} ms less"
         )
-    click.echo(
-        _table(
-            rows,
-            {
-                "rate": "rate",
-                "algorithm": "algorithm",
-                "bytes": "bytes",
-                "median_ms": "real ms",
-                "min_ms": "least",
-                "max_ms": "most",
-                "emulated_ms": "emulated ms",
-                "emulated_min_ms": "least",
-                "emulated_max_ms": "most",
-                "closed_form_ms": "formula ms",
-                "error": "error",
-                "correct": "correct",
-            },
-        )
-    )
-    _write(rows, file)
+    columns = {name: name for name in ("rate", "algorithm", "bytes")}
+    for kind, words in (("", "real ms"), ("emulated_", "emulated ms")):
+        columns |= {f"{kind}ms" if kind else "median_ms": words}
+        columns |= {f"{kind}min_ms": "least", f"{kind}max_ms": "most"}
+    columns |= {"closed_form_ms": "formula ms", "error": "error", "correct": "correct"}
+    _show(rows, columns, file)
 
 
 def _names(_: click.Context, __: click.Parameter, text: str | None) -> list[str]:
@@ -156,6 +131,7 @@ def exchange(
     from labkit.bench.exchange import measure
     from labkit.bench.peers import beside
 
+    # Before the engines: they take seconds to start.
     _check_exchange(workers, schedules, algorithm, network, repeats)
     beside.check(peers, network)
     rows = measure(workers, cases, schedules, algorithm, network, repeats, bucket_bytes)
@@ -169,6 +145,7 @@ def exchange(
             click.echo(_table([_with_spread(row) for row in found], EXCHANGE | {"version": ""}))
         for remark in remarks:
             click.echo(f"peer {remark}", err=True)
+        # A file has them together: `peer` tells them apart.
         rows += found
     _write(rows, file)
 
@@ -184,20 +161,10 @@ def compression(compressors: list[str], elements: int, repeats: int, file: Path 
 
     rows = measure(compressors or None, elements, repeats)
     errors = ["" if row["error"] is None else f"{row['error']:.2%}" for row in rows]
-    click.echo(
-        _table(
-            [row | {"lost": error} for row, error in zip(rows, errors, strict=True)],
-            {
-                "case": "compressor",
-                "what": "what",
-                **TIMES,
-                "to_copy": "copies",
-                "bytes": "bytes",
-                "ratio": "ratio",
-                "lost": "error",
-            },
-        )
-    )
+    columns = {"case": "compressor", "what": "what"} | TIMES
+    columns |= {"to_copy": "copies", "bytes": "bytes", "ratio": "ratio", "lost": "error"}
+    shown = [row | {"lost": error} for row, error in zip(rows, errors, strict=True)]
+    click.echo(_table(shown, columns))
     _write(rows, file)
 
 
@@ -213,17 +180,9 @@ def pipeline(workers: int, schedules: list[str], repeats: int, file: Path | None
     from labkit.bench.pipeline import measure
 
     rows = measure(workers, schedules, repeats=repeats)
-    columns = {
-        "case": "case",
-        **TIMES,
-        "one_ms": "one process ms",
-        "stage_ms": "ms a stage and micro-batch",
-        "speedup": "speed-up",
-        "at_most": "at most",
-        "share": "share",
-    }
-    click.echo(_table(rows, columns))
-    _write(rows, file)
+    columns = {"case": "case"} | TIMES | {"one_ms": "one process ms"}
+    columns |= {"stage_ms": "ms a stage and micro-batch", "speedup": "speed-up"}
+    _show(rows, columns | {"at_most": "at most", "share": "share"}, file)
 
 
 EXCHANGE = {
@@ -270,12 +229,18 @@ def _check_exchange(
         if unknown or not values:
             given = repr(unknown[0]) if unknown else "nothing"
             raise InvalidInput(f"{field}={given} is not known; allowed: {', '.join(allowed)}")
+    # A schedule that reaches into the next step cannot be timed step by step.
     if own := [name for name in schedules if SCHEDULES[name].into_next]:
         raise InvalidInput(
             f"schedule={own[0]!r} has a training loop of its own, which the plain steps of this "
             "benchmark are not; notebooks/scheduling.ipynb times it"
         )
     refuse_unmetered(algorithm, network)
+
+
+def _show(rows: Sequence[Row], columns: dict[str, str], file: Path | None) -> None:
+    click.echo(_table(rows, columns))
+    _write(rows, file)
 
 
 def _table(rows: Sequence[Row], columns: dict[str, str]) -> str:
@@ -287,6 +252,7 @@ def _table(rows: Sequence[Row], columns: dict[str, str]) -> str:
 
 def _shown(name: str, value: str | float | None) -> str:
     if value is None or isinstance(value, bool):
+        # Loud: a benchmark of a wrong sum is worth nothing.
         return {True: "yes", False: "NO", None: ""}[value]
     if isinstance(value, str):
         return value
@@ -294,6 +260,7 @@ def _shown(name: str, value: str | float | None) -> str:
         return f"{value:+.1%}"
     if isinstance(value, int):
         return str(value)
+    # Three figures in both forms; bandwidths are too long without a power of ten.
     return f"{value:.3g}" if value < 1e5 else f"{value:.2e}"
 
 

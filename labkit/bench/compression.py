@@ -64,12 +64,10 @@ def measure(
     if elements < 1 or repeats < 1:
         raise InvalidInput(f"elements={elements}, repeats={repeats}: both must be 1 or more")
     chosen = without_fields() if compressors is None else [parse(each) for each in compressors]
-    task = {
-        "compressors": [each.to_json() for each in chosen],
-        "elements": elements,
-        "repeats": repeats,
-    }
+    described = [each.to_json() for each in chosen]
+    task = {"compressors": described, "elements": elements, "repeats": repeats}
     one = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    # A process of its own: how many threads TensorFlow has is settled when it is imported.
     done = subprocess.run(
         [sys.executable, "-m", "labkit.bench.compression", json.dumps(task)],
         env={
@@ -86,19 +84,23 @@ def measure(
     if done.returncode:
         last = (done.stderr.splitlines() or ["no word of it"])[-1]
         raise LabkitError(f"the benchmark's process ended with {done.returncode}: {last}")
+    # The last line: libraries may have said something before.
     rows: list[Row] = json.loads(done.stdout.splitlines()[-1])
     return rows
 
 
 def without_fields() -> list[Compressor]:
     """One of each compressor that needs no fields."""
-    kinds = COMPRESSORS.values()
-    needy = [any(f.is_required() for f in kind.model_fields.values()) for kind in kinds]
-    return [kind() for kind, needs in zip(kinds, needy, strict=True) if not needs]
+    return [
+        kind()
+        for kind in COMPRESSORS.values()
+        if not any(field.is_required() for field in kind.model_fields.values())
+    ]
 
 
 def layers(elements: int) -> list[tuple[int, ...]]:
     """Weights and biases of an MLP 784-h-h-10 of about so many parameters."""
+    # The positive root of h² + 796 h = elements: weights and biases, but for the last ten.
     h = max(1, round((math.sqrt(796**2 + 4 * elements) - 796) / 2))
     return [(784, h), (h,), (h, h), (h,), (h, 10), (10,)]
 
@@ -166,9 +168,11 @@ class _Case:
         """Each work and a copy, in turns."""
         turns: dict[str, list[float]] = {what: [] for what in ("copy", *self.works)}
         for _ in range(CALLS):
+            # A copy is the least that any code on these bytes can take.
             turns["copy"].append(_seconds(lambda: np.copyto(self.copy, self.raw)))
             for what, work in self.works.items():
                 turns[what].append(_seconds(work))
+        # A ratio to the copies of the same repeat: the machine was as fast for both.
         copy = float(np.median(turns.pop("copy")))
         for what, seconds in turns.items():
             median = float(np.median(seconds))
@@ -177,8 +181,11 @@ class _Case:
 
     def rows(self) -> list[Row]:
         """What came out, a row a kind of work."""
+        # The name alone, where all fields are as they are by default.
+        ordinary = not self.compressor.model_dump(exclude_defaults=True)
+        name = type(self.compressor).__name__ if ordinary else repr(self.compressor)
         return [
-            head("compression", _called(self.compressor), what, 1, repeats=len(seconds))
+            head("compression", name, what, 1, repeats=len(seconds))
             | spread(seconds)
             | {
                 "bytes": self.bytes,
@@ -189,12 +196,6 @@ class _Case:
             }
             for what, seconds in self.seconds.items()
         ]
-
-
-def _called(compressor: Compressor) -> str:
-    """Its name, with all fields where one is not the default."""
-    ordinary = not compressor.model_dump(exclude_defaults=True)
-    return type(compressor).__name__ if ordinary else repr(compressor)
 
 
 def _handed_over(request: Request) -> int:

@@ -39,6 +39,8 @@ class Wire:
     """
 
     def __init__(self, connection: socket.socket) -> None:
+        # Both directions at once in one thread: a send that blocks would keep this rank from
+        # receiving.
         connection.setblocking(False)
         self._connection = connection
         self._sends: list[memoryview] = []
@@ -152,8 +154,11 @@ def main() -> None:
     with suppress(OSError):  # read-only in some containers; a paused connection then restarts slow
         IDLE.write_text("0")
     with _connected(rank, address) as connection:
+        # Nagle's algorithm would hold back the last part of each message until the first is
+        # acknowledged.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         pair = Pair(connection, rank)
+        # Both ways to use a link: both directions at a time, and one after the other.
         for algorithm in ("ring", "master_worker"):  # opens TCP's windows
             check(pair, algorithm, np.zeros(2**18, np.float32))
         payload = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)

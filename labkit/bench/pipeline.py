@@ -30,7 +30,7 @@ ITERATIONS = 6  # of delayed gradients in one measurement: they overlap
 
 def measure(
     workers: int = 2,
-    schedules: Sequence[str] = ("gpipe", "1f1b", "zero_bubble", "delayed"),
+    schedules: Sequence[str] = ("gpipe", "1f1b", "zero_bubble", DELAYED),
     microbatches: Sequence[int] = (1, 2, 4, 8),
     width: int = 1024,
     depth: int = 8,
@@ -86,6 +86,7 @@ def _row(name: str, count: int, workers: int, seconds: np.ndarray) -> Row:
         if idle is None:  # too few micro-batches for the formula
             idle = simulate_pipeline(table, 1.0, 1.0, 1.0).bubble_share
         case, most = f"{name}, m = {count}", workers * (1 - idle)
+    # By repeat, so that both times of a ratio are of the same moments.
     most *= float(np.median(one / all_))
     speedup = float(np.median(one / pipe))
     row = head("pipeline", case, "step", workers, repeats=len(one)) | spread(pipe.tolist())
@@ -107,12 +108,13 @@ def _measure(
     rows: int,
     repeats: int,
 ) -> list[list[float]]:
-    """On each rank: seconds of a step of one process, of all at once, and of the pipeline."""
+    """Time a step of one process, of all at once, and of the pipeline, on each rank; seconds."""
     import keras
 
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(width, "relu") for _ in range(depth)]
     model = keras.Sequential([keras.Input((width,)), *layers])
+    # A communicator of this rank alone: one process runs the very code of a pipeline.
     solo = communicator.split(communicator.rank)
     shape = (rows * microbatches, width)
     alone: Step
@@ -123,12 +125,14 @@ def _measure(
     else:
         alone = _step(solo, model, schedule, microbatches, shape)
         together = _step(communicator, model, schedule, microbatches, shape)
+    # Warm-up: the first step traces and compiles.
     for _ in range(WARM):
         alone()
         together()
     found = []
     for _ in range(repeats):
-        kinds = (alone if communicator.rank == 0 else _nothing, alone, together)
+        # While one process works alone, the others only wait for the next meeting.
+        kinds = (alone if communicator.rank == 0 else lambda: None, alone, together)
         found.append([_slowest(communicator, step) for step in kinds])
     if schedule == DELAYED:
         delayed.finish()
@@ -158,6 +162,7 @@ def _delayed(
     from labkit.model_parallel.stages import Delayed, Links
 
     own, inputs, outputs = _own_stages(communicator, model, communicator.size)
+    # One module a rank.
     ((number, module),) = own.items()
     delayed = Delayed(module, Links(communicator, inputs, outputs), _unrecorded)
     batch, update = _work(shape, own)
@@ -212,13 +217,10 @@ def _repeated(step: Step) -> Callable[[], None]:
     return several
 
 
-def _nothing() -> None:
-    """What the others do while one process works."""
-
-
 def _slowest(communicator: Communicator, step: Step) -> float:
     communicator.meet("the next step of a benchmark")
     start = time.perf_counter()
     step()
+    # The slowest rank's time: a step has ended when all have.
     own = time.perf_counter() - start
     return float(max(communicator.allgather(own)))

@@ -41,9 +41,11 @@ class Case:
 
     def arrays(self) -> list[np.ndarray]:
         """Weights and biases at the start, dense (in, out), convolutions (y, x, in, out)."""
+        # By NumPy: every framework starts from the same weights.
         rng = np.random.default_rng(7)
         found: list[np.ndarray] = []
         for shape in self.shapes:
+            # He's scale, so that activations neither vanish nor overflow while steps are timed.
             scale = np.float32(np.sqrt(2 / np.prod(shape[:-1])))
             found += [rng.standard_normal(shape, np.float32) * scale]
             found += [np.zeros(shape[-1], np.float32)]
@@ -111,17 +113,15 @@ class Model:
             loss = self.loss(x, y)
         gradients = mean(tape.gradient(loss, self.weights))
         for weight, momentum, gradient in zip(self.weights, self.momenta, gradients, strict=True):
+            # The operation of Keras's own optimizer, without the Python around it.
             tf.raw_ops.ResourceApplyKerasMomentum(
-                var=weight.handle,
-                accum=momentum.handle,
-                lr=RATE,
-                grad=gradient,
-                momentum=MOMENTUM,
+                var=weight.handle, accum=momentum.handle, lr=RATE, grad=gradient, momentum=MOMENTUM
             )
         return loss
 
     def checksum(self) -> float:
         """Equal where all weights are."""
+        # In float64, and of magnitudes, which cannot cancel each other.
         return float(sum(np.abs(w.numpy().astype(np.float64)).sum() for w in self.weights))
 
     def _perceptron(self, x: tf.Tensor) -> tf.Tensor:

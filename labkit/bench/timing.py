@@ -32,6 +32,7 @@ class Ranks(Protocol):
 
 def check(ranks: Ranks, algorithm: str, buffer: np.ndarray) -> bool:
     """Whether whole numbers, which add exactly, come out right on every rank; also the warm-up."""
+    # Small whole numbers: float32 adds them without rounding, in any order.
     index = np.arange(len(buffer)) % 1000
     buffer[...] = index * (ranks.rank + 1)
     ranks.allreduce(buffer, algorithm)
@@ -45,6 +46,7 @@ def timed(ranks: Ranks, algorithm: str, buffer: np.ndarray, calls: int) -> np.nd
     own = []
     for _ in range(calls):
         ranks.meet("the next call of a benchmark")
+        # After the meeting: to wait for the others is no part of the call.
         start = time.perf_counter()
         ranks.allreduce(buffer, algorithm)
         own.append(time.perf_counter() - start)
@@ -53,7 +55,7 @@ def timed(ranks: Ranks, algorithm: str, buffer: np.ndarray, calls: int) -> np.nd
 
 
 def sweep(ranks: Ranks, cases: list[tuple[str, int, int]]) -> list[tuple[float, bool]]:
-    """Of each (algorithm, bytes, calls): the median call in s, and whether sums are right."""
+    """The median call in s, and whether sums are right, of each (algorithm, bytes, calls)."""
     done = []
     for algorithm, nbytes, calls in cases:
         buffer = np.zeros(nbytes // 4, np.float32)

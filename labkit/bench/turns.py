@@ -60,6 +60,7 @@ def take(
     for _ in range(repeats):
         own: dict[str, list[float]] = {kind: [] for kind in steps}
         for number in range(STEPS // length):
+            # Backwards every other round: no kind always follows the same one.
             for kind in list(steps)[:: -1 if number % 2 else 1]:
                 own[kind] += _turn(meet, steps[kind], length)
         slowest = {kind: gather(values).max(axis=0) for kind, values in own.items()}
@@ -67,6 +68,8 @@ def take(
         for kind in steps:
             taken.seconds[kind].append(float(np.median(slowest[kind])))
             more = turns[kind] - turns["local"]
+            # Neighbouring rounds, one forwards, one backwards: a linear drift has the opposite sign
+            # in them.
             taken.added[kind].append(float(np.median((more[:-1] + more[1:]) / 2)))
     return taken
 

@@ -47,6 +47,7 @@ def measure(
     remarks: list[str] = []
     for peer in [find(name) for name in dict.fromkeys(names)]:
         if isinstance(peer, str):
+            # A peer that is absent or fails is a remark: the others are measured all the same.
             remarks.append(peer)
             continue
         try:

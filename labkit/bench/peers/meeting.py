@@ -60,6 +60,8 @@ class Meeting:
     def __init__(self, path: Path, rank: int, size: int) -> None:
         self.rank, self.size, self._count = rank, size, 0
         # A cache line and a row of results for each process.
+        # A line of its own for each: processes that write into one cache line would slow each
+        # other.
         whole = np.memmap(path, np.float64, "r+", shape=(size, 8 + STEPS))
         self._arrived, self._told = whole[:, 0], whole[:, 8:]
 
@@ -74,6 +76,8 @@ class Meeting:
         self._arrived[self.rank] = self._count
         start = time.monotonic()
         while self._arrived.min() < self._count:
+            # Polled, not slept: to wake up takes longer than some of the steps; it yields, for
+            # ranks may share a core.
             os.sched_yield()
             if time.monotonic() - start > LIMIT:
                 raise TimeoutError(f"rank {self.rank} has waited {LIMIT:.0f} s for the others")
@@ -83,6 +87,7 @@ class Meeting:
         self._told[self.rank, : len(values)] = values
         self.meet()
         told = np.array(self._told[:, : len(values)])
+        # Nobody may write the next numbers before all have read these.
         self.meet()
         return told
 

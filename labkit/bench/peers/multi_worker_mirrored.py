@@ -63,7 +63,8 @@ class Peer:
             "raw allreduce": lambda: add(buffer),
         }
         found = measure(self._meeting, steps, repeats)
-        right = np.allclose(add(tf.fill([8], float(rank + 1))), _sum_to(self._meeting.size))
+        total_of_ranks = self._meeting.size * (self._meeting.size + 1) / 2
+        right = np.allclose(add(tf.fill([8], float(rank + 1))), total_of_ranks)
         agree = same(self._meeting, together.checksum())
         return Agreed(**found, same_weights=agree and bool(right))
 
@@ -79,7 +80,3 @@ class Peer:
             values = tf.nest.map_structure(tf.identity, values)
         context = tf.distribute.get_replica_context()
         return context.all_reduce(operation, values, options=self._options)
-
-
-def _sum_to(size: int) -> float:
-    return size * (size + 1) / 2

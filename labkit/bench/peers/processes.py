@@ -140,8 +140,10 @@ def _mpirun(python: str) -> str:
 
 
 def _environment(peer: Found) -> dict[str, str]:
+    # Under mpirun these would make a peer's ranks believe that they belong to a job of ours.
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_"))}
     if peer.python != sys.executable:
+        # It would bring this Python's packages to another one.
         kept.pop("PYTHONPATH", None)
     return kept | {
         "TF_NUM_INTRAOP_THREADS": "1",
@@ -193,6 +195,7 @@ def _finish(
     end = time.monotonic() + limit
     while any(process.poll() is None for process in processes):
         failed = [number for number, process in enumerate(processes) if process.poll()]
+        # One that failed leaves the others waiting for it.
         if failed or time.monotonic() > end:
             break
         time.sleep(0.1)
@@ -212,6 +215,7 @@ def _free_ports(count: int) -> list[int]:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))
+        # All are held until the last is found, or one port would be found twice.
         return [each.getsockname()[1] for each in sockets]
 
 
