@@ -54,6 +54,7 @@ def unpack(packed: Tensor, bits: int, length: Tensor, value: Callable[[Tensor], 
         m = -(-length // each)
         counts = [tf.clip_by_value(length - index * m, 0, m) for index in range(each)]
         fields = [_shifted(packed[:n], -i * width, width) for i, n in enumerate(counts)]
+        # Codes of one piece are decoded stretch by stretch, without the vector of codes.
         if width == bits:
             return tf.concat([value(field) for field in fields], 0)
         part = _shifted(tf.concat(fields, 0), first, 8)
@@ -77,6 +78,7 @@ def stretches(tensor: Tensor, count: int) -> list[Tensor]:
 def _widths(bits: int) -> Iterator[tuple[int, int]]:
     """Widths that divide a byte and add up to `bits`, each with the first bit of its field."""
     first = 0
+    # The widest first, as `unpack` reads them.
     for width in (8, 4, 2, 1):
         if bits & width:
             yield width, first

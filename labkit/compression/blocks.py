@@ -46,6 +46,7 @@ def scaled(values: Tensor, scales: Tensor, size: int | None) -> Tensor:
 
     if size is None:
         return values * scales
+    # Asked while it runs: how many values a sparse payload has differs from step to step.
     whole = tf.size(values) // size
     rows = tf.reshape(values[: whole * size], [whole, size]) * scales[:whole, None]
     return tf.concat([tf.reshape(rows, [-1]), values[whole * size :] * scales[whole:]], 0)

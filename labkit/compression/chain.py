@@ -32,6 +32,8 @@ class Chain(Compressor):
     1906.02367. Differs from them: any pair; no local steps.
     """
 
+    paper: ClassVar[str] = "Sattler 2018, arXiv 1805.08768"
+
     # A payload's length differs from step to step.
     eager: ClassVar[tuple[str, ...]] = ("encode", "decode")
 
@@ -87,11 +89,17 @@ class Chain(Compressor):
         """The first one's parts but "values"; the second one's, "values.…" unless "values"."""
         first = dict(compiled(self.first, "encode")(tensor, key[0]))
         second = self.second.encode(first.pop(VALUES), key[1])
-        return {**first, **{_outer(name): part for name, part in second.items()}}
+        # Parts of the second stand below "values", or they could have the name of one of the first.
+        outer = {n if n == VALUES else f"{VALUES}.{n}": part for n, part in second.items()}
+        return first | outer
 
     def decode(self, payload: Payload) -> Tensor:
         """What both say together, (n,)."""
-        inner = {_inner(name): part for name, part in payload.items() if name.startswith(VALUES)}
+        inner = {
+            name.removeprefix(f"{VALUES}."): part
+            for name, part in payload.items()
+            if name.startswith(VALUES)
+        }
         first = {name: part for name, part in payload.items() if not name.startswith(VALUES)}
         return self.first.decode({**first, VALUES: self.second.decode(inner)})
 
@@ -107,11 +115,3 @@ def _unfit(second: Compressor) -> str | None:
     if second.votes:
         return "counts votes, but ranks choose different elements"
     return None
-
-
-def _outer(name: str) -> str:
-    return name if name == VALUES else f"{VALUES}.{name}"
-
-
-def _inner(name: str) -> str:
-    return name.removeprefix(f"{VALUES}.")

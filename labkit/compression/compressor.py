@@ -83,6 +83,7 @@ class Compressor(Checked):
     stand here.
 
     Attributes:
+        paper: author, year and number of the source, which the docstring cites in full.
         votes: `mean` is not the mean of what ranks sent.
         sparse: few elements are sent as they are, in the float part "values".
         memory: the state keeps what was not sent, `residual`.
@@ -91,6 +92,7 @@ class Compressor(Checked):
         eager: methods that are not compiled, since their shapes differ from step to step.
     """
 
+    paper: ClassVar[str] = ""
     votes: ClassVar[bool] = False
     sparse: ClassVar[bool] = False
     memory: ClassVar[bool] = False
@@ -142,6 +144,7 @@ class Compressor(Checked):
         """
         import tensorflow as tf
 
+        # A prime above any number of ranks: no rank of one seed has the key of another of the next.
         first = (seed * 65_537 + (0 if self.shared else rank + 1)) % 2**31
         return tf.constant([first, 0], tf.int32)
 
@@ -163,6 +166,8 @@ class Compressor(Checked):
         payload = compiled(self, "encode")(tensor, state)
         decode = compiled(self, "decode")
         if self.linear:
+            # Summed before it is decoded: that is what `linear` allows, and what saves work on the
+            # way.
             mean = decode({**payload, "values": (yield Mean(payload["values"]))})
             sent = decode(payload)
         else:
@@ -180,6 +185,7 @@ class Compressor(Checked):
     def average(self, payloads: Sequence[Payload]) -> Tensor:
         """What the payloads of all ranks say together."""
         decode = compiled(self, "decode")
+        # One after the other: all decoded at a time would take ranks times the memory.
         total = decode(payloads[0])
         for payload in payloads[1:]:
             total = total + decode(payload)
@@ -190,6 +196,7 @@ def next_key(key: Tensor) -> Tensor:
     """The key of the next step's random choices."""
     import tensorflow as tf
 
+    # The first number is a rank's own, so that no two ever draw alike.
     return key + tf.constant([0, 1], tf.int32)
 
 
@@ -200,6 +207,7 @@ def compiled(compressor: Compressor, method: str) -> tf.types.experimental.Polym
 
     if method in compressor.eager:
         return getattr(compressor, method)
+    # Without AutoGraph: these are operations only, and it would translate each again.
     return tf.function(getattr(compressor, method), jit_compile=compressor.xla, autograph=False)
 
 
@@ -218,6 +226,7 @@ def parse(value: Compressor | Mapping[str, JSON] | str) -> Compressor:
     if isinstance(value, str):
         return lookup(COMPRESSORS, value, "compressor")()
     if isinstance(value, Mapping):
+        # A copy, for the name is taken out of it.
         fields = dict(value)
         return lookup(COMPRESSORS, fields.pop("name", None), "compressor")(**fields)
     raise InvalidInput(

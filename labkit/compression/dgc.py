@@ -44,6 +44,7 @@ class DGC(Compressor):
     together; the threshold comes from a sample of 128 n/k elements; no Nesterov momentum.
     """
 
+    paper: ClassVar[str] = "Lin 2018, arXiv 1712.01887"
     memory: ClassVar[bool] = True
 
     ratio: float = Field(0.001, gt=0, le=1, kw_only=False)
@@ -87,6 +88,7 @@ class DGC(Compressor):
         mean = yield SparseMean(indices, payload["values"], tensor.shape[0])
         sent = top.decode(payload)
         nothing = tf.zeros_like(payload["values"])
+        # Momentum factor masking: what was sent shall not push once more.
         velocity = tf.tensor_scatter_nd_update(velocity, indices[:, None], nothing)
         return Reduced(mean, sent, (next_key(key), velocity, waiting - sent, limit))
 

@@ -30,6 +30,7 @@ class ErrorFeedback(Compressor):
     to what was left over before the change, too.
     """
 
+    paper: ClassVar[str] = "Stich 2018, arXiv 1809.07599"
     memory: ClassVar[bool] = True
     conserves: ClassVar[bool] = True
 
@@ -79,6 +80,7 @@ class ErrorFeedback(Compressor):
 
         residual, inner = state
         corrected = tensor + tf.cast(residual, tensor.dtype)
+        # The inner one asks for its own collectives; this one never needs to know which.
         mean, sent, inner = yield from self.inner.reduce(corrected, inner)
         return Reduced(mean, sent, (corrected - tf.cast(sent, tensor.dtype), inner))
 

@@ -28,6 +28,7 @@ def reduce_all(
         requests, ended = [], []
         for reduction, answer in zip(reductions, answers, strict=True):
             try:
+                # The first answer is None, as a generator that has not begun wants it.
                 requests.append(reduction.send(answer))
             except StopIteration as end:
                 ended.append(end.value)

@@ -21,6 +21,7 @@ def to_bytes(payload: Payload) -> np.ndarray:
     pieces: list[np.ndarray] = []
     for part in payload.values():
         array = np.asarray(part)
+        # With its length: ranks may send different numbers of elements.
         pieces += [np.array([array.size], COUNT).view(np.uint8), array.view(np.uint8)]
     return np.concatenate(pieces)
 

@@ -38,6 +38,7 @@ class PowerSGD(Compressor):
     of the paper's.
     """
 
+    paper: ClassVar[str] = "Vogels 2019, arXiv 1905.13727"
     by_layer: ClassVar[bool] = True
     shared: ClassVar[bool] = True
 
@@ -63,11 +64,14 @@ class PowerSGD(Compressor):
     def reduce(self, tensor: Tensor, state: State) -> Reduction:
         """Mean over the ranks, of rank `approximation_rank`."""
         key, q = state
+        # Factors would be as large: a bias, or a thin matrix.
         if self.elements(tensor.shape) == prod(tensor.shape):
             mean = yield Mean(tensor)
             return Reduced(mean, tensor, (next_key(key), q))
         if not self.warm_start:
+            # From the key that all ranks share, or their factors would not belong together.
             q = self.random(key, q.shape[0])
+        # A mean of products is the product of the mean: M is never sent itself.
         p = yield Mean(compiled(self, "project")(tensor, q))
         p, own = compiled(self, "project_back")(tensor, p)
         q = yield Mean(own)

@@ -30,6 +30,7 @@ class QSGD(Compressor):
     paper's experiments scale by the maximum, too.
     """
 
+    paper: ClassVar[str] = "Alistarh 2017, arXiv 1610.02132"
     unbiased: ClassVar[bool] = True
     xla: ClassVar[bool] = True
 
@@ -45,7 +46,7 @@ class QSGD(Compressor):
 
     @property
     def bits(self) -> int:
-        """Of an element."""
+        """Bits that an element takes on the wire."""
         return (2 * self.levels).bit_length()
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:

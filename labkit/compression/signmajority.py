@@ -30,6 +30,7 @@ class SignMajority(Compressor):
     optimizer's, after the vote, not before it.
     """
 
+    paper: ClassVar[str] = "Bernstein 2018, arXiv 1802.04434"
     votes: ClassVar[bool] = True
     xla: ClassVar[bool] = True
 
@@ -63,6 +64,7 @@ class SignMajority(Compressor):
         """The majority's sign, times the scale."""
         import tensorflow as tf
 
+        # Their mean is in units of the scale; times their number it counts votes.
         mean = super().average(payloads)
         votes = tf.round(mean * (len(payloads) / self.scale))  # whole again
         return self.scale * tf.sign(votes)

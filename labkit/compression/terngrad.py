@@ -27,6 +27,7 @@ class TernGrad(Compressor):
     not the greatest of all ranks.
     """
 
+    paper: ClassVar[str] = "Wen 2017, arXiv 1705.07878"
     spreads: ClassVar[bool] = True
     xla: ClassVar[bool] = True
 
@@ -41,6 +42,7 @@ class TernGrad(Compressor):
         """Packed "codes", uint8, "scale" (1,), and "length", int32 (1,)."""
         import tensorflow as tf
 
+        # Nothing has no deviation.
         if self.clip is not None and tensor.shape[0]:
             limit = self.clip * tf.math.reduce_std(tensor)
             tensor = tf.clip_by_value(tensor, -limit, limit)

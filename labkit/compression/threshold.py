@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from labkit.compression.payload import Tensor
@@ -18,6 +20,8 @@ class Threshold(Sparse):
     Interspeech 2015. Differs from it: elements are sent as they are, not as plus or minus the
     threshold; what is not sent is kept only under `ErrorFeedback`.
     """
+
+    paper: ClassVar[str] = "Strom 2015, Interspeech"
 
     value: float = Field(gt=0, kw_only=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -32,6 +32,8 @@ class TopK(Sparse):
     elements, not a fixed share of all.
     """
 
+    paper: ClassVar[str] = "Aji 2017, arXiv 1704.05021"
+
     ratio: float = Field(0.01, gt=0, le=1, kw_only=False)
     threshold: Literal["exact", "sampled"] = "sampled"
 
@@ -48,6 +50,7 @@ class TopK(Sparse):
 def _largest(tensor: Tensor, k: int) -> tuple[Tensor, Tensor]:
     import tensorflow as tf
 
+    # Ascending, as sums of sparse vectors are merged on their way.
     indices = tf.sort(tf.math.top_k(tf.abs(tensor), k, sorted=False).indices)
     return indices, tf.gather(tensor, indices)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
 from labkit.compression import (
+    COMPRESSORS,
     QSGD,
     BFloat16,
     Compressor,
@@ -286,6 +287,17 @@ def test_a_compressor_is_its_name_and_fields(case: Case) -> None:
     text = json.loads(json.dumps(case.compressor.to_json()))
     assert text["name"] == type(case.compressor).__name__
     assert parse(text) == case.compressor
+
+
+@pytest.mark.parametrize("kind", COMPRESSORS.values(), ids=list(COMPRESSORS))
+def test_a_compressor_names_the_paper_that_its_docstring_cites_in_full(
+    kind: type[Compressor],
+) -> None:
+    said = " ".join((kind.__doc__ or "").split())
+    author, year = kind.paper.split(", ")[0].rsplit(" ", 1)
+    assert author in said
+    assert year in said
+    assert kind.paper.split(", ")[1] in said
 
 
 def test_random_choices_differ_between_ranks_and_steps_and_repeat_with_the_seed() -> None:
