@@ -18,12 +18,7 @@ from .runs.heat import has_grid, heat_map
 from .runs.linked import linked
 from .runs.parallel import parallel_coordinates
 from .runs.pareto import pareto
-from .runs.precision import (
-    loss_scale_reading,
-    loss_scales,
-    memory_reading,
-    precision_table,
-)
+from .runs.precision import loss_scale_reading, loss_scales, memory_reading, precision_table
 from .runs.reading import reading
 from .runs.seed_by_seed import seed_by_seed, seed_reading
 from .runs.two_numbers import scatter
@@ -33,11 +28,7 @@ from .schedules.message_counts import counts_reading, counts_table
 from .schedules.message_trace import message_trace
 from .schedules.pipeline_gantt import pipeline_gantt
 from .schedules.pipeline_steps import pipeline_steps
-from .schedules.predictions import (
-    measurements,
-    predicted_and_measured,
-    prediction_reading,
-)
+from .schedules.predictions import measurements, predicted_and_measured, prediction_reading
 
 __all__ = [
     "bandwidth",

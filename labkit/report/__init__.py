@@ -11,6 +11,7 @@ from pathlib import Path
 from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
+from labkit.common.units import plural
 from labkit.figures import (
     comparison_reading,
     has_grid,
@@ -59,6 +60,7 @@ def _runs(runs: Runs) -> list[Run]:
     found = [
         run for item in items for run in ([item] if isinstance(item, Run) else load_runs(item))
     ]
+    # Each once: a run may be given, and lie in a folder that is given, too.
     return list(dict.fromkeys(found))
 
 
@@ -67,13 +69,14 @@ def _page(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
 
     shown = entries(runs)
     code = scripts()
+    # With autoescape: names of runs and notebooks are anybody's text.
     environment = Environment(
         loader=PackageLoader("labkit.report", "."), autoescape=True, trim_blocks=True
     )
     shared = _shared(runs)
     return environment.get_template("page.html").render(
         title=_title(runs, executed),
-        subtitle=f"{_count(runs)} · {clock_and_network(shown)}",
+        subtitle=f"{plural(len(runs), 'run')} · {clock_and_network(shown)}",
         date=datetime.now(UTC).date().isoformat(),
         policy=policy(code),
         style=Path(__file__).with_name("page.css").read_text(),
@@ -100,6 +103,7 @@ def _figures(runs: Sequence[Run]) -> list[dict[str, str]]:
     if has_grid(runs):
         drawn.append(("Two parameters", heat_map(runs)))
     examined = (run for run in runs if any(len(each.microscope) for each in seeds_of(run)))
+    # Four at most: such a figure has five panels, and a page of fifty would not open.
     drawn += [("Compression under the microscope", microscope(run)) for run in islice(examined, 4)]
     return [
         {"heading": heading, "html": figure_html(json.loads(figure.to_json()))}
@@ -122,11 +126,7 @@ def _title(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
         job = whole[0].parent
         name = job.parent.name if (job / "params.yaml").exists() else whole[0].stem
         return scrub(name).replace("_", " ")
-    return scrub(runs[0].name) if len(runs) == 1 else f"Comparison of {_count(runs)}"
-
-
-def _count(runs: Sequence[Run]) -> str:
-    return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    return scrub(runs[0].name) if len(runs) == 1 else f"Comparison of {plural(len(runs), 'run')}"
 
 
 def _rows(runs: Sequence[Run], shown: Sequence[Entry]) -> dict[str, JSON]:
@@ -193,5 +193,6 @@ def _environments(shown: Sequence[Entry]) -> list[dict[str, JSON]]:
     for entry in shown:
         record = {k: _parameter(v) for k, v in flatten(entry.run.environment).items()}
         if record:
+            # By its text, for a mapping has no hash.
             labels.setdefault(json.dumps(record), []).append(entry.label)
     return [{"labels": names, "values": json.loads(text)} for text, names in labels.items()]

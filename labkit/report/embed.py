@@ -36,8 +36,10 @@ def figure_html(content: Mapping[str, JSON]) -> str:
     text = json.dumps(_scrubbed(record), ensure_ascii=False).replace("<", "\\u003c")
     words = html.escape(scrub(_words(layout)))
     title = html.escape(scrub(_title(layout)))
-    kind = "figure" if _is_ours(layout) else "figure foreign"
+    # One of labkit's own has words, and looks well on light and dark.
+    kind = "figure foreign" if _alt(layout) is None else "figure"
     height = layout.get("height")
+    # The page keeps the room of a figure free before it is drawn, so that nothing jumps.
     pixels = int(height) if isinstance(height, int | float) else 450
     return (
         f'<figure class="{kind}" aria-label="{title}">'
@@ -45,11 +47,6 @@ def figure_html(content: Mapping[str, JSON]) -> str:
         f'<script type="application/json" class="labkit-figure">{text}</script>'
         f"<figcaption><details><summary>In words</summary>{words}</details></figcaption></figure>"
     )
-
-
-def _is_ours(layout: Mapping[str, JSON]) -> bool:
-    """Whether labkit made the figure: then it has words, and looks well on light and dark."""
-    return _alt(layout) is not None
 
 
 def _words(layout: Mapping[str, JSON]) -> str:

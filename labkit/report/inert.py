@@ -61,6 +61,7 @@ def render(path: Path, outputs: bool = True) -> str:
                 # A place name that the notebook's author could not foresee.
                 place = f"figure-{secrets.token_hex(16)}"
                 figures[place] = figure_html(content)
+                # As text first: what cleans the HTML would take the figure's script away.
                 output["data"] = {"text/html": f"<div>{place}</div>"}
     exporter = HTMLExporter(
         extra_loaders=[DictLoader({"labkit.html.j2": _TEMPLATE})],

@@ -40,20 +40,17 @@ def commands(runs: Sequence[Run]) -> list[str]:
 
     A run that lies in no job has a line of its own, unless a function or arrays are part of it.
     """
+    from labkit.experiment import Experiment
+
     alone = [run for run in runs if not (run.path.resolve().parent / "params.yaml").exists()]
-    usual = _defaults() if alone else {}
+    usual = Experiment().to_json()
     found = [*map(_command, jobs(runs)), *(_experiment(run, usual) for run in alone)]
     return list(dict.fromkeys(line for line in found if line))
 
 
-def _defaults() -> dict[str, JSON]:
-    from labkit.experiment import Experiment
-
-    return Experiment().to_json()
-
-
 def _experiment(run: Run, usual: dict[str, JSON]) -> str:
     fields = {k: v for k, v in run.experiment.items() if k not in usual or v != usual[k]}
+    # The record has its source or a checksum: from these no experiment can be made.
     if any(_is_own(value) for value in fields.values()):
         return ""
     file = f"{run.name}.yaml"

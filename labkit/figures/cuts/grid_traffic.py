@@ -54,6 +54,7 @@ def grid_traffic(layers: Sequence[Layer], grid: Grid, run: Run | None = None) ->
         said = _summary(layers, found, number, size, measured)
         rows.append([_tiles(layers, grid, found, number, said), _matrix(found, number, machines)])
         words.append(f"{said.replace(chr(10), ', ')}: {_messages(found, number)}")
+    # Every machine reads its own rows of the data set, so that the first layer needs no message.
     remark = "the input is on all machines: nothing crosses before the first layer"
     figure = sheet(rows, [], title, [remark], words, plot=PLOT)
     figure.update_layout(margin={"l": 40})
@@ -70,6 +71,7 @@ def _measured(run: Run, layers: Sequence[Layer], machines: int) -> list[tuple[fl
         )
     table = table[table["rank"] < machines]
     samples = run.history[run.history["rank"] == 0]["samples"].mean()
+    # A layer may have its name twice: its place tells which it is.
     places = table.groupby("rank").cumcount()  # rows of a rank are in the order of its layers
     sums = table.groupby(places)[["forward_bytes", "backward_bytes"]].sum() / samples
     return [(0.0, 0.0), *sums.itertuples(index=False, name=None)]
@@ -111,6 +113,7 @@ def _tiles(layers: Sequence[Layer], grid: Grid, found: Crossing, number: int, sa
     strip = before.kind == "units"  # units stand in one row
     rows, columns = (1, before.shape[2]) if strip else before.shape[:2]
     axes = (0, 2) if strip else (0, 1)
+    # How many machines read a place: boxes overlap where kernels do.
     readers = np.zeros((rows, columns), np.int64)
     for box in found.box[found.layer == number][:, axes]:
         readers[box[0, 0] : box[0, 1], box[1, 0] : box[1, 1]] += 1
@@ -175,11 +178,12 @@ def _lines(found: Crossing, number: int, centers: Points) -> list[Trace]:
 
 
 def _path(centers: Points, a: int, b: int) -> Points:
-    """From machine to machine, (points, 2): bent, where others stand in a straight line between."""
+    """The way between two machines, (points, 2): bent where others stand on the straight one."""
     along = np.linspace(0, 1, 13)[:, None]
     path: Points = centers[a] + along * (centers[b] - centers[a])
     for axis in (0, 1):
         others = np.unique(centers[:, 1 - axis])
+        # Only a line along a row or a column can pass another machine's middle.
         passed = np.count_nonzero(
             (others > path[:, 1 - axis].min()) & (others < path[:, 1 - axis].max())
         )

@@ -72,6 +72,7 @@ def _by_layer(run: Run) -> tuple[pandas.DataFrame, list[str]]:
             f"(lk.Pipeline, lk.Layerwise, lk.DelayedGradients with slices) has{where}"
         )
     columns = [f"{way}{kind}_bytes" for way in WAYS for kind in ("", "_wire")]
+    # The rank that sends most decides when a layer is done.
     most = table.groupby(["layer", "slices"], sort=False)[columns].max().reset_index()
     sends = most[columns].sum(axis=1) > 0
     return most[sends], list(most[~sends]["layer"])
@@ -80,6 +81,7 @@ def _by_layer(run: Run) -> tuple[pandas.DataFrame, list[str]]:
 def _weights(run: Run) -> tuple[int, int]:
     """Bytes that the rank which has most holds of the weights, and of all of them."""
     held = run.layers.groupby("rank")["weights_bytes"].sum()
+    # Every rank tells of every layer: the whole counts once.
     whole = run.layers.drop_duplicates("layer")["whole_weights_bytes"]
     return int(held.max()), int(whole.sum())
 

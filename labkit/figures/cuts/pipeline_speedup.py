@@ -32,7 +32,8 @@ def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> 
     table = pipeline_table(given, baseline)
     named = [f"{row.schedule}, {row.ranks} ranks" for row in table.itertuples()]
     looks = lines(named)
-    ideals = [_ideal(int(ranks), int(table["microbatches"].max())) for ranks in _ranks(table)]
+    most = int(table["microbatches"].max())
+    ideals = [_ideal(int(ranks), most) for ranks in sorted(set(table["ranks"]))]
     table = table.assign(
         hover=[f"m = {row.microbatches}: {row.speedup:.3g}" for row in table.itertuples()]
     )
@@ -55,10 +56,6 @@ def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> 
     return sheet([[panel]], legend, title, remarks, words, plot=300)
 
 
-def _ranks(table: pandas.DataFrame) -> list[int]:
-    return sorted(set(table["ranks"].tolist()))
-
-
 def _ideal(ranks: int, most: int) -> Trace:
     m = np.geomspace(1, max(most, 2), 50)
     said = {"hoverinfo": "y", "hovertemplate": f"ideal of {ranks} ranks: %{{y:.3g}}<extra></extra>"}
@@ -71,6 +68,7 @@ def _ticks(table: pandas.DataFrame) -> Trace:
 
 
 def _in_words(row: Any) -> str:
+    # A number that is not equal to itself is NaN: it was not measured, or the gate failed.
     said = "no speed-up known" if row.speedup != row.speedup else f"speed-up {row.speedup:.2f}"
     called = f"{row.schedule}, {row.ranks} ranks, m = {row.microbatches}"
     most = "" if row.bound != row.bound else f", at most {row.bound:.2f}"

@@ -46,6 +46,8 @@ def cut_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markd
     table["counted"] = table["bytes"].notna()
     table["bytes"] = table["bytes"].fillna(table["bytes_predicted"])
     by_run = table.groupby(level="run", sort=False).agg(
+        # The fullest rank must fit its machine, and the slowest sets the pace; idleness is
+        # everybody's.
         bytes=("bytes", "max"),
         counted=("counted", "all"),
         payload=("payload_bytes", "max"),
@@ -53,7 +55,9 @@ def cut_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markd
         step_ms=("step_ms", "max"),
     )
     base = baseline or next((run for run in given if run.experiment["workers"] == 1), None)
-    own = _of(base, given, by_run)
+    # The baseline's row by its place: the table keeps the order of the runs.
+    places = [number for number, run in enumerate(given) if base and run.path == base.path]
+    own = by_run.iloc[places[0]].to_dict() if places else None
     found = [
         Finding(f"**{label}**", said=(", ".join(_cut(row, own)),)) for label, row in _rows(by_run)
     ]
@@ -125,11 +129,5 @@ def _extremes(table: pandas.DataFrame) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def _of(baseline: Run | None, runs: list[Run], by_run: pandas.DataFrame) -> Row | None:
-    """The baseline's row: the table keeps the order of the runs."""
-    places = [number for number, run in enumerate(runs) if baseline and run.path == baseline.path]
-    return None if not places else by_run.iloc[places[0]].to_dict()
-
-
 def _known(value: float) -> bool:
-    return value == value
+    return value == value  # what is missing in a table is NaN, which equals nothing

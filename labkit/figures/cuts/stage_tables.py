@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
-from labkit.figures.kit.entries import Entry, entries
+from labkit.figures.kit.entries import completed
 from labkit.records.run import Run
 from labkit.records.stage_rows import pipeline_row, rank_row
 from labkit.records.staged_steps import measured_pipeline, predicted_pipeline, staged
@@ -35,7 +35,7 @@ def rank_table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
 
     rows = [
         {"run": entry.label, **rank_row(entry.run, part)}
-        for entry in _completed(runs)
+        for entry in completed(runs)
         for part in entry.metrics.get("memory", [])
     ]
     return pd.DataFrame(rows).set_index(["run", "rank"])
@@ -62,7 +62,8 @@ def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pa
     """
     import pandas as pd
 
-    shown = _completed(runs)
+    shown = completed(runs)
+    # The first with one worker, as a person would take it.
     base = baseline or next((e.run for e in shown if e.run.experiment["workers"] == 1), None)
     chosen = [
         entry
@@ -73,11 +74,3 @@ def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pa
         raise LabkitError("no runs of lk.Pipeline, lk.Layerwise or lk.DelayedGradients here")
     rows = [pipeline_row(entry.run, base) for entry in chosen]
     return pd.DataFrame(rows, index=pd.Index([entry.label for entry in chosen], name="run"))
-
-
-def _completed(runs: Iterable[Run] | Run) -> list[Entry]:
-    shown = entries(runs)
-    missing = [entry.label for entry in shown if not entry.metrics]
-    if missing:
-        raise LabkitError(f"no results of {', '.join(missing)}: give completed runs")
-    return shown

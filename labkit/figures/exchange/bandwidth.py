@@ -10,14 +10,7 @@ import numpy as np
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import bits_text, seconds_axis, seconds_text
-from labkit.figures.kit.entries import (
-    Entry,
-    Line,
-    clock_and_network,
-    entries,
-    labels,
-    lines,
-)
+from labkit.figures.kit.entries import Entry, Line, clock_and_network, entries, labels, lines
 from labkit.figures.kit.marks import crosses, curve, points
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import busy, sheet
@@ -70,7 +63,8 @@ def bandwidth(
         x_axis=_bandwidth_axis(*over),
         y_axis=seconds_axis(_ROOM * min(times), max(times)),
     )
-    title = f"Who wins at which bandwidth · simulation · {_measured_on(found)}"
+    measured = clock_and_network(entries(run for each in found for run in each.runs))
+    title = f"Who wins at which bandwidth · simulation · measured: {measured}"
     remarks = [
         f"lines: measured compute and codec + simulated links of {seconds_text(latency)}, "
         "no overlap; markers: measured; ✕: the winner changes"
@@ -103,6 +97,7 @@ def by_method(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
         groups.setdefault(json.dumps(fields_of(entry.run), sort_keys=True), []).append(entry)
     firsts = [group[0].run for group in groups.values()]
     names = [method(run) for run in firsts]
+    # Methods that differ in more than the compressor are called by what they differ in.
     if len(set(names)) < len(names):
         names = labels(firsts)
     return dict(zip(names, groups.values(), strict=True))
@@ -111,6 +106,7 @@ def by_method(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
 def _traces(each: Method, look: Line, latency: float, over: tuple[float, float]) -> list[Trace]:
     import pandas as pd
 
+    # Evenly over orders of magnitude, as the axis shows them.
     grid = np.geomspace(*over, 60)
     seconds = [each.seconds(one, latency) for one in grid.tolist()]
     said = [f"{bits_text(one)}: {seconds_text(t)}" for one, t in zip(grid, seconds, strict=True)]
@@ -134,10 +130,6 @@ def _bandwidth_axis(low: float, high: float) -> Trace:
         "tickvals": ticks,
         "ticktext": [bits_text(tick / 8) for tick in ticks],
     }
-
-
-def _measured_on(found: Sequence[Method]) -> str:
-    return f"measured: {clock_and_network(entries(run for each in found for run in each.runs))}"
 
 
 def _in_words(each: Method, over: tuple[float, float]) -> str:

@@ -89,10 +89,12 @@ def _pairs(shown: Sequence[Entry], baseline: Run | None) -> list[tuple[Entry, En
 
 def _gain(entry: Entry, base: Entry) -> Gain | None:
     """None where one of the two may show no speed, or where their networks differ."""
+    # On another network a ratio of times would be that of the networks.
     same = entry.run.experiment.get("network") == base.run.experiment.get("network")
     if not same or entry.gate_failed or base.gate_failed:
         return None
     own, other = entry.metrics["step_ms"], base.metrics["step_ms"]
+    # The worst and the best that the spreads allow: between them no difference is claimed.
     low, high = other["p10"] / own["p90"], other["p90"] / own["p10"]
     return Gain(entry, base, other["median"] / own["median"], low, high)
 
@@ -139,6 +141,7 @@ def _costs(entry: Entry, base: Entry, gain: Gain | None) -> list[str]:
         parts = ("codec", "wire", "wait")
         spent = ", ".join(f"{part} {seconds_text(getattr(costs, part))}" for part in parts)
         said.append(f"{spent} a step")
+    # As a null result, said like any other.
     if gain is None:
         return [*said, "no run without compression on this network, so no speed to compare"]
     spread = f"spread {gain.low:.2f} to {gain.high:.2f}"
@@ -150,6 +153,7 @@ def _accuracy(entry: Entry, base: Entry, target: float | None) -> list[str]:
     said = [judge_runs(entry.run, base.run).sentence]
     found = accuracies(base.run)
     if target is None and found:
+        # The least of the baseline's seeds: a target that every one of them reaches.
         target = min(found.values())
     if target is not None:
         mine, yours = (_arrival(each, target) for each in (entry, base))
@@ -160,6 +164,7 @@ def _accuracy(entry: Entry, base: Entry, target: float | None) -> list[str]:
 def _arrival(entry: Entry, target: float) -> str:
     """Medians over seeds; without seconds where the gate failed."""
     found = arrivals(entry.run, target)
+    # Seeds that did not reach it have no time; how many did is said beside.
     reached = [each for each in found.values() if each is not None]
     if not reached:
         return "not reached"

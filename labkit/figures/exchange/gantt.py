@@ -51,6 +51,7 @@ def timeline(runs: Iterable[Run] | Run, steps: Iterable[int] | None = None) -> F
     shown = entries(runs)
     wanted = None if steps is None else sorted(set(steps))
     drawn = {e.key: _activities(e, wanted) for e in shown if not e.gate_failed}
+    # One scale for all runs, so that a shorter step looks shorter.
     ends = [rows[rows["kind"] == "step"]["stop"].max() for rows in drawn.values()]
     ranks = max((rows["rank"].nunique() for rows in drawn.values()), default=1)
     panels, words = [], []
@@ -78,6 +79,7 @@ def _activities(entry: Entry, wanted: Sequence[int] | None) -> pandas.DataFrame:
 def _panel(title: str, rows: pandas.DataFrame) -> Lanes:
     ranks = sorted(rows["rank"].unique())[:MOST_RANKS]
     rows = rows[rows["rank"].isin(ranks)]
+    # The communication thread works beside training: on one lane its bars would cover the others.
     served = rows["kind"] == "communicate"
     ways = served.map({True: "communication", False: "training"})
     bars = rows.assign(
@@ -87,6 +89,7 @@ def _panel(title: str, rows: pandas.DataFrame) -> Lanes:
         text=rows["bucket"].map("{:.0f}".format).where(served, ""),
     )
     order = [f"rank {rank} {way}" for rank in ranks for way in ("training", "communication")]
+    # A step holds all of its parts: as a bar it would lie over them.
     steps = bars["kind"] == "step"
     details, below = ("step", "bucket"), [_begins(bars[steps])]
     return Lanes(title, order, bars[~steps], details, below)

@@ -69,6 +69,7 @@ def _baseline(run: Run, runs: Iterable[Run]) -> Run | None:
     """The sequential run that differs from this one in nothing but how buckets travel."""
     if run.experiment["strategy"].get("schedule") == "sequential":
         return None
+    # All else has to be equal, or the difference would not be the schedule's.
     sequential = (o for o in runs if o.experiment["strategy"].get("schedule") == "sequential")
     return next((other for other in sequential if _rest(other) == _rest(run)), None)
 
@@ -83,6 +84,7 @@ def _words(row: dict[str, float]) -> tuple[str, ...]:
         f"a step takes {row['step_ms']:.3g} ms; {many} {row['communication_ms']:.3g} ms, and "
         f"training waits {row['exposed_ms']:.3g} ms a step"
     ]
+    # NaN: there was nothing to hide.
     if row["reached"] != row["reached"]:
         said.append("nothing could be hidden, for no bucket is ready before training waits for it")
     elif row["hidden_ms"] <= 0:

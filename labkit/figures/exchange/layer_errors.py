@@ -71,6 +71,7 @@ def microscope_reading(run: Run) -> Markdown:
     Raises: LabkitError, where nothing was looked at.
     """
     observed = observations(run)
+    # An error relative to a gradient of zeros is infinite; a mean over it would be, too.
     finite = observed.replace([np.inf, -np.inf], np.nan)
     layers = finite.groupby("layer", sort=False)[list(MEASURES)].mean()
     cosine = layers["cosine"].dropna()
@@ -111,6 +112,7 @@ def _residuals(finite: pandas.DataFrame) -> list[str]:
     if not quarter or not norms.max() > 0:
         return []
     late, before = norms.iloc[-quarter:].mean(), norms.iloc[-2 * quarter : -quarter].mean()
+    # Five percent: norms of two quarters of a run differ by chance.
     grows = "still grows" if late > 1.05 * before else "has stopped growing"
     return [
         f"The residual {grows}: its mean norm is {late:.3g} in the last quarter of the steps, "
@@ -126,6 +128,7 @@ def _panel(observed: pandas.DataFrame, measure: str, looks: dict[str, Line]) -> 
     table.columns = ["layer", "step", "value", "value_low", "value_high"]
     if len(looks) > _BANDS:
         table = table[["layer", "step", "value"]]
+    # Each n-th point: with every step a file of many layers takes a browser seconds.
     thinned = table.groupby("layer").cumcount() % (len(table) // len(looks) // POINTS + 1) == 0
     traces = line_with_band(table[thinned], "step", "value", looks, by="layer")
     look = {} if measure == "cosine" else {"rangemode": "tozero"}

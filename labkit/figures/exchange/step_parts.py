@@ -64,6 +64,7 @@ def step_parts(runs: Iterable[Run] | Run) -> Figure:
     below = 36 + _LINE * max(map(len, names), default=0)
     said = [*words, refusals(shown)]
     figure = sheet([[panel]], looks, title, busy(shown), said, plot=280, below=below)
+    # The parts add up to a step, which the diamond shows as measured.
     figure.update_layout(barmode="stack")
     return figure
 
@@ -113,6 +114,7 @@ def _measured(drawn: list[tuple[Entry, StepCosts]]) -> Trace:
 
 def _short(label: str, bars: int) -> list[str]:
     """Lines of a label; a word too long for one is broken behind brackets and underscores."""
+    # Nine letters at least: less would break every word.
     width = max(9, _LETTERS // bars)
     words = [w if len(w) <= width else re.sub(r"(?<=[(_])", " ", w) for w in label.split()]
     found = textwrap.wrap(" ".join(words), width, max_lines=_LINES, placeholder=" …")

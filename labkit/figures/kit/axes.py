@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias
 
+from labkit.common.content import is_number
 from labkit.common.privacy import scrub
 from labkit.records.compressors import called
 
@@ -41,6 +42,7 @@ def scale(values: Sequence[Value], measured: bool) -> Scale:
 
 def ordered(values: Sequence[Value]) -> list[Value]:
     """The distinct values: numbers by size, then words as they come; what is missing first."""
+    # By their text: True and 1 are equal to Python, and different words to a reader.
     distinct = list({repr(value): value for value in values}.values())
     numbers = sorted(value for value in distinct if is_number(value))
     words = [value for value in distinct if value is not None and not is_number(value)]
@@ -64,18 +66,15 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if size >= 999.5 else f"{value:.3g}"
 
 
-def is_number(value: Value) -> TypeGuard[float]:
-    """Whether a value is a number; True and False are words."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _proportional(values: Sequence[Value], known: list[float]) -> Scale:
     low, high = min(known, default=0.0), max(known, default=1.0)
+    # Where values differ so much, most of them would lie on one end of a scale in proportion.
     logarithmic = low > 0 and high / low >= _WIDE
     way = math.log if logarithmic else float
     span = way(high) - way(low)
 
     def place(value: float) -> float:
+        # One value for all stands in the middle.
         return (way(value) - way(low)) / span if span else 0.5
 
     ends = [low, high] if span else [low]

@@ -84,6 +84,7 @@ def draw(
     """
     head = HEAD + (REMARK if remark else 0)
     heights = [ABOVE + plot + below + _notes_height(panels) for panels in rows]
+    # Computed before anything is drawn: Plotly would take the legend's room from the panels.
     legend = _legend_height(shown)
     inner = sum(heights)  # what Plotly's "paper" spans
     figure = Figure()
@@ -99,16 +100,20 @@ def draw(
             end = "" if number == 1 else str(number)
             x_axis = axis(panel.x, domain=x_domain, anchor=f"y{end}", **panel.x_axis)
             y_axis = axis(panel.y, domain=y_domain, anchor=f"x{end}", **panel.y_axis)
+            # The first panel of a link holds the axis that the others follow.
             if panel.link and linked.setdefault(panel.link, f"x{end}") != f"x{end}":
                 x_axis["matches"] = linked[panel.link]
             if not panel.traces:
+                # A note alone: axes around it would look like those of lost data.
                 x_axis["visible"] = y_axis["visible"] = False
             layout |= {f"xaxis{end}": x_axis, f"yaxis{end}": y_axis}
             layout["annotations"] += _words(panel, x_domain, y_domain, below)
             axes = {"xaxis": f"x{end}", "yaxis": f"y{end}"}
+            # So many have no legend, whose clicks need traces of their own.
             traces = panel.traces if len(shown) <= MANY else gathered(panel.traces)
             figure.add_traces([{"type": "scatter"} | trace | axes for trace in traces])
     if legend:
+        # Traces of their own, so that a run is named once, in however many panels it is drawn.
         figure.add_traces([_legend_trace(entry) for entry in shown])
     figure.update_layout(layout)
     return figure
@@ -200,6 +205,8 @@ def base_layout(title: str, remark: str, alt: str) -> Trace:
     under = {"subtitle": {"text": safe_text(remark), "font": {"size": 12}}} if remark else {}
     legend = {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"}
     return {
+        # Plotly's templates bring colours for one kind of page; these have to do on light and dark
+        # ones.
         "template": "none",
         "title": heading | place | under,
         "paper_bgcolor": CLEAR,

@@ -45,7 +45,8 @@ def cells(
 
 
 def towards(color: str, alpha: float = 1.0) -> Scale:
-    """From clear to this colour ("213,94,0") at an opacity, so that text stays legible on it."""
+    """Colours from clear to this one ("213,94,0"), at an opacity on which text stays legible."""
+    # Clear at the low end, so that the page's own colour shows: light or dark.
     return [(0, f"rgba({color},0)"), (1, f"rgba({color},{alpha})")]
 
 

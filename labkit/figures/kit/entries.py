@@ -103,6 +103,7 @@ def entries(runs: Iterable[Run] | Run) -> list[Entry]:
             label=label,
             color=PALETTE[place % len(PALETTE)],
             dash=DASHES[place // len(PALETTE) % len(DASHES)],
+            # Symbols change with the dashes, when colours come round again.
             symbol=SYMBOLS[place // len(PALETTE) % len(SYMBOLS)],
             metrics=run.metrics,
         )
@@ -110,8 +111,18 @@ def entries(runs: Iterable[Run] | Run) -> list[Entry]:
     ]
 
 
+def completed(runs: Iterable[Run] | Run) -> list[Entry]:
+    """The same, of runs with results; raises LabkitError where one has none."""
+    shown = entries(runs)
+    missing = [entry.label for entry in shown if not entry.metrics]
+    if missing:
+        raise LabkitError(f"no results of {', '.join(missing)}: give completed runs")
+    return shown
+
+
 def key(run: Run) -> str:
     """What names the run in all figures, wherever its folder is moved: content and start."""
+    # With the start: the same experiment may have been run twice.
     text = json.dumps([run.experiment, run.status.get("started")], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -128,6 +139,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     found = []
     for place, name in enumerate(names):
         seen[name] = seen.get(name, 0) + 1
+        # Runs that differ in nothing that is recorded still need two names.
         marker = "" if names.count(name) == 1 else f" ({seen[name]})"
         star = " *" if runs[place].metrics.get("oversubscribed") else ""
         found.append(f"{name}{marker}{star}")
@@ -159,6 +171,7 @@ def _differs(name: str, rows: Sequence[dict[str, Value]]) -> bool:
     """
     if not name.startswith("strategy."):
         return len({repr(row.get(name)) for row in rows}) > 1
+    # By strategy: its fields mean nothing to runs of another one.
     kinds: dict[str, set[str]] = {}
     for row in rows:
         kinds.setdefault(repr(row.get("strategy")), set()).add(repr(row.get(name)))
@@ -181,6 +194,7 @@ def plain_parameters(run: Run) -> dict[str, Value]:
 
 def _word(name: str, value: Value) -> str:
     """`workers 2`; a name that the user gave stands for itself, and so does a compressor."""
+    # The name of a compressor says what it is.
     if name == "compressor":
         return called(value)
     shown = "none" if value is None else scrub(str(value))

@@ -45,6 +45,7 @@ class Finding:
         if self.value is None:
             return ""
         number = f"{self.text(self.value)}{self.unit}"
+        # One seed has no spread, nor have equal values.
         if self.band is None or self.seeds == 1 or self.band[0] == self.band[1]:
             return number
         count = f"{self.seeds} seeds, " if self.seeds else "spread "

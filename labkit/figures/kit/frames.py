@@ -62,6 +62,7 @@ def played(
         go.Frame(name=str(number), data=state, traces=places)
         for number, state in enumerate(states, first)
     ]
+    # The frames' traces come last: a frame names those that it replaces by their place.
     figure = Animation(data=[*fixed, *states[shown]], frames=frames)
     margin = {"t": HEAD, "b": LEGEND + CONTROLS, "l": 16, "r": 16, "pad": 0}
     figure.update_layout(
@@ -76,6 +77,7 @@ def played(
 
 def words(points: ArrayLike, texts: Sequence[str], letters: int, **changes: object) -> Trace:
     """Words at points, shape (points, 2), as a trace: frames of traces need no new layout."""
+    # In half the digits: frames repeat all their points, and a figure stays small.
     x, y = np.array(points, np.float32).reshape(-1, 2).T.round(3)
     look = {"mode": "text", "textfont": {"size": letters, "color": INK}, "showlegend": False}
     quiet = {"cliponaxis": False, "hoverinfo": "skip"}
@@ -96,6 +98,7 @@ def arrows(
     which `side` of it.
     """
     sizes = [len(path) for path in paths]
+    # Plotly breaks a line at what is not a number.
     gap = np.full((1, 2), np.nan)
     parts = [part for path in paths for part in (path, gap)]
     points = np.concatenate([gap[:0], *parts]).astype(np.float32)
@@ -111,6 +114,7 @@ def arrows(
         "line": {"color": color, "dash": dash, "width": 2},
         "marker": {
             "symbol": "arrow",
+            # The head points along the last piece of its curve.
             "angleref": "previous",
             "size": [size for many in sizes for size in (*[0] * (many - 1), 13, 0)],
             "color": color,

@@ -66,6 +66,7 @@ def lanes(
         title, remark, words: as for a sheet; lane: its height in pixels; end: of the axis, ms.
         more: what else the legend names.
     """
+    # Only what is drawn: a legend of eleven kinds for three colours explains nothing.
     present = {kind for panel in panels if panel.bars is not None for kind in panel.bars["kind"]}
     legend = [*(kinds[kind] for kind in kinds if kind in present), *more]
     figure = sheet(
@@ -77,6 +78,8 @@ def lanes(
         lane * max((len(panel.order) for panel in panels), default=1),
     )
     longest = max((len(name) for panel in panels for name in panel.order), default=0)
+    # Plotly's own margin would differ from figure to figure, and times would not stand below each
+    # other.
     room = {"l": 80 if longest < 12 else 150}
     figure.update_layout(barmode="overlay", bargap=0.12, margin=room)
     return figure

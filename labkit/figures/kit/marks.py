@@ -49,10 +49,7 @@ def line_with_band(
     return [
         trace
         for look, own in _groups(table, looks, by)
-        for trace in (
-            *_under(own, x, y, look, faint),
-            _line(own, x, y, look, marks) | changes,
-        )
+        for trace in (*_under(own, x, y, look, faint), _line(own, x, y, look, marks) | changes)
     ]
 
 
@@ -65,6 +62,7 @@ def points_with_bars(
     """
     drawn = []
     for look, own in _groups(table, looks, by):
+        # A trace a row, since markers of one trace have their run in common.
         for row in own.to_dict("records"):
             symbol = f"{look.symbol}-open" if row.get("open") else look.symbol
             outline = {"width": 2, "color": look.color}
@@ -87,9 +85,11 @@ def bars(
     Hatches tell them apart where colours come round again. horizontal: x is the length, y the
     place.
     """
+    # The column along which bars reach, and so the one that has a spread.
     length = x if horizontal else y
     drawn = []
     for look, own in _groups(table, looks, by):
+        # Bars have no dash: what a line shows by it, a bar shows by its hatch.
         pattern = {"shape": _HATCHES[look.dash]}
         trace: Trace = {"type": "bar", "x": list(own[x]), "y": list(own[y])}
         trace |= {"marker": {"color": look.color, "pattern": pattern}, "showlegend": False}
@@ -167,6 +167,7 @@ def whisker(
     least, value, most = (np.asarray(each, float) for each in (low, middle, high))
     return {
         "array": np.maximum(most - value, 0).tolist(),
+        # Rounding may put a mean a little beyond its ends; Plotly wants lengths.
         "arrayminus": np.maximum(value - least, 0).tolist(),
         "symmetric": False,
         "color": color,
@@ -197,6 +198,7 @@ def _under(own: pd.DataFrame, x: str, y: str, look: Entry | Line, faint: str) ->
     """The band between the least and the greatest; without a spread the faint line, if any."""
     quiet = {"x": _thin(own[x]), "mode": "lines"} | QUIET | look.style
     low, high = f"{y}_low", f"{y}_high"
+    # A band of no width would be an invisible trace that still answers to the pointer.
     if low in own and not own[low].equals(own[high]):
         # Two lines of no width, and the colour between them.
         fill = {"fill": "tonexty", "fillcolor": transparent(look.color, 0.2)}
@@ -207,5 +209,5 @@ def _under(own: pd.DataFrame, x: str, y: str, look: Entry | Line, faint: str) ->
 
 
 def _thin(values: pd.Series) -> np.ndarray:
-    """Of many values half the digits: six are more than a figure shows."""
+    """Keep half the digits of many values: six are more than a figure shows."""
     return np.asarray(values, np.float32 if len(values) > _FEW else float)

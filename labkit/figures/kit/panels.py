@@ -38,6 +38,7 @@ def lanes_axis(lanes: Sequence[str]) -> Trace:
     return {
         "type": "category",
         "categoryorder": "array",
+        # Plotly counts categories from below.
         "categoryarray": list(lanes[::-1]),
         "range": [-0.5, len(lanes) - 0.5],
         "showgrid": False,

@@ -36,6 +36,7 @@ def sheet(
     from labkit.figures.kit.canvas import draw
 
     said = [part for part in remarks if part]
+    # What is seen and what is heard are made of the same words.
     alt = ". ".join(part for part in (title, *said, *words) if part) + "."
     return draw(rows, list(shown), title, " · ".join(said), alt, plot, below)
 

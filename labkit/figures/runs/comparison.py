@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
+from labkit.common.units import plural
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.axes import Value
 from labkit.figures.kit.entries import Entry, clock_and_network
@@ -84,6 +85,7 @@ def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
         row | {"state": _state(run), "gate": verdict(run)} | key_metrics(run)
         for run, row in zip(found, differences, strict=True)
     ]
+    # A dict, for its order: parameters stand as the experiment has them.
     differing = dict.fromkeys(name for row in differences for name in row)
     measured = [name for name in KEY_METRICS if any(name in row for row in rows)]
     index = pd.Index(naming.labels(found), name="run")
@@ -92,6 +94,7 @@ def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
 
 def _apart(row: dict[str, Value]) -> dict[str, Value]:
     """Parameters whose names are those of other columns, under names of their own."""
+    # A strategy or a model may call a field of its own like that.
     return {f"{k} (asked)" if k in ("state", "gate") else k: v for k, v in row.items()}
 
 
@@ -104,6 +107,7 @@ def show(figure: Figure) -> None:
         from IPython.display import display
     except ImportError:
         get_ipython = None
+    # IPython may be installed where no notebook runs.
     if get_ipython is not None and get_ipython() is not None:
         display(figure)
     else:
@@ -117,19 +121,17 @@ def _speed_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[str]]:
 
 
 def _figure(
-    shown: Sequence[Entry],
-    rows: Sequence[Sequence[Panel]],
-    words: Sequence[str],
-    what: str = "",
+    shown: Sequence[Entry], rows: Sequence[Sequence[Panel]], words: Sequence[str], what: str = ""
 ) -> Figure:
-    count = "1 run" if len(shown) == 1 else f"{len(shown)} runs"
-    title = " · ".join(part for part in (what, count, clock_and_network(shown)) if part)
+    parts = (what, plural(len(shown), "run"), clock_and_network(shown))
+    title = " · ".join(part for part in parts if part)
     return sheet(rows, shown, title, _remarks(shown), words)
 
 
 def _remarks(shown: Sequence[Entry]) -> list[str]:
     """What a reader must know of all panels: too few cores, runs without results."""
     empty = [entry for entry in shown if not entry.metrics]
+    # Two by name: more would fill the line, and the table has all.
     lines = [f"{e.label}: no results ({_state(e.run)})" for e in empty[:2]]
     more = [f"{len(empty) - 2} more without results"] if len(empty) > 2 else []
     single = [entry for entry in shown if entry.metrics and _is_one_step(entry)]

@@ -44,6 +44,7 @@ class Method:
         """Samples/s: the median run, the slowest and the fastest; None where none may be said."""
         known = [e for e in self.runs if e.metrics.get("samples_per_second") and not e.gate_failed]
         middle = [float(e.metrics["samples_per_second"]) for e in known]
+        # Ends of seeds within a run, and of runs among each other.
         ends = middle + [edge for e in known for edge in spread(e, "samples_per_second") or ()]
         if not known:
             return None
@@ -90,6 +91,7 @@ def methods(shown: Sequence[Entry]) -> list[Method]:
     """Runs with results, by all their parameters but the seed."""
     groups: dict[str, list[Entry]] = {}
     for entry in shown:
+        # Runs that differ by chance are one method, on however many folders they lie.
         fields = {k: v for k, v in entry.run.experiment.items() if k not in _CHANCE}
         if entry.metrics:
             groups.setdefault(json.dumps(fields, sort_keys=True), []).append(entry)
@@ -133,57 +135,58 @@ def _ranked(measured: Iterable[tuple[Finding | None, Method]], sign: int) -> lis
 _Place = tuple[Finding, Method]
 
 
+def _lead(ranked: Sequence[_Place], verdict: Callable[[_Place, _Place], str]) -> Finding:
+    """The best beside the next best, and what may be said of their difference."""
+    best, *others = ranked
+    return best[0].ahead_of(others[0][0], verdict(best, others[0])) if others else best[0]
+
+
 def _best(found: Sequence[Method]) -> Finding:
-    ranked = _ranked(((method.accuracy(), method) for method in found), 1)
-    if not ranked:
-        return _least_loss(found)
-    (first, own), *others = ranked
-    if not others:
-        return first
-    next_best, second = others[0]
-    own_seeds, others_seeds = (
-        [value for run in each.runs for value in accuracies(run.run).values()]
-        for each in (own, second)
+    if ranked := _ranked(((method.accuracy(), method) for method in found), 1):
+        return _lead(ranked, _by_seeds)
+    # What tasks without an accuracy are judged by.
+    ranked = _ranked(((method.loss(), method) for method in found), -1)
+    return _lead(ranked, _lower) if ranked else Finding("No completed run has a test result")
+
+
+def _by_seeds(first: _Place, second: _Place) -> str:
+    if _of_one(first, second):
+        return _CHANCE_OF_ONE
+    own, others = (
+        [value for run in method.runs for value in accuracies(run.run).values()]
+        for _, method in (first, second)
     )
-    known = {
+    # The other way round: whether the second loses accuracy against the first.
+    return {
         "loss": "more than their seeds explain",
         "no loss": "its seeds reach as high",
         "none": "the seeds do not tell them apart",
-    }[judge(others_seeds, own_seeds).kind]
-    return first.ahead_of(next_best, _CHANCE_OF_ONE if _of_one(first, next_best) else known)
+    }[judge(others, own).kind]
 
 
-def _least_loss(found: Sequence[Method]) -> Finding:
-    """What tasks without an accuracy are judged by."""
-    ranked = _ranked(((method.loss(), method) for method in found), -1)
-    if not ranked:
-        return Finding("No completed run has a test result")
-    (first, _), *others = ranked
-    if not others:
-        return first
-    second = others[0][0]
-    apart = first.band and second.band and first.band[1] < second.band[0]
-    known = "each of its seeds is lower" if apart else "within the spread of their seeds"
-    return first.ahead_of(second, _CHANCE_OF_ONE if _of_one(first, second) else known)
+def _lower(first: _Place, second: _Place) -> str:
+    if _of_one(first, second):
+        return _CHANCE_OF_ONE
+    one, other = first[0].band, second[0].band
+    apart = one and other and one[1] < other[0]
+    return "each of its seeds is lower" if apart else "within the spread of their seeds"
 
 
 _CHANCE_OF_ONE = "with one seed this may be chance"
 
 
-def _of_one(one: Finding, other: Finding) -> bool:
-    return min(one.seeds, other.seeds) < 2
+def _of_one(one: _Place, other: _Place) -> bool:
+    return min(one[0].seeds, other[0].seeds) < 2
 
 
 def _fastest(found: Sequence[Method]) -> Finding:
     ranked = _ranked(((method.speed(), method) for method in found), 1)
-    if not ranked:
-        return Finding("No speed may be said")
-    (first, _), *others = ranked
-    if not others:
-        return first
-    second = others[0][0]
-    apart = first.band and second.band and first.band[0] > second.band[1]
-    return first.ahead_of(second, "" if apart else "within the spread of their seeds")
+    return _lead(ranked, _faster) if ranked else Finding("No speed may be said")
+
+
+def _faster(first: _Place, second: _Place) -> str:
+    one, other = first[0].band, second[0].band
+    return "" if one and other and one[0] > other[1] else "within the spread of their seeds"
 
 
 def _fewest(found: Sequence[Method]) -> Finding | None:
@@ -197,6 +200,7 @@ def _fewest(found: Sequence[Method]) -> Finding | None:
 
 def _on_the_front(shown: Sequence[Entry]) -> list[Finding]:
     best = front(spending({entry.label: entry.run for entry in shown}), MEASURES)
+    # A single run is beaten by nobody.
     if len(shown) < 2 or best.empty:
         return []
     what = "No run beats these in accuracy, bytes and seconds on their network"

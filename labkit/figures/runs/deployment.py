@@ -54,15 +54,14 @@ def deployment_reading(table: pandas.DataFrame) -> Markdown:
         f"answers right, {bytes_text(original['bytes'])} on disk, {original['inference_ms']:.3g} "
         f"ms for a batch of {original['batch_size']:.0f}"
     ]
-    found += [f"**{name}**: {_of_method(row)}" for name, row in rows.items() if name != ORIGINAL]
     others = {name: row for name, row in _measured(table).items() if name != ORIGINAL}
+    for name, row in rows.items():
+        if name in others:
+            parts = (row["what"], _accuracy(row), _bytes(row), _time(row))
+            found.append(f"**{name}**: {'; '.join(parts)}")
+        elif name != ORIGINAL:
+            found.append(f"**{name}**: not possible with this model. {row['what']}")
     return sentences(map(Finding, [*found, *_together(others)]))
-
-
-def _of_method(row: Row) -> str:
-    if row["bytes"] != row["bytes"]:
-        return f"not possible with this model. {row['what']}"
-    return f"{row['what']}; {_accuracy(row)}; {_bytes(row)}; {_time(row)}"
 
 
 def _accuracy(row: Row) -> str:
@@ -79,6 +78,7 @@ def _bytes(row: Row) -> str:
     text = f"{bytes_text(row['bytes'])}, {_times(row['smaller'], 'smaller', 'larger')}"
     if row["file"].endswith(".keras"):
         return text
+    # Against the zipped original: anybody has so much for nothing.
     zipped = row["keras_gzip_bytes"]
     against = _times(zipped / row["bytes"], "smaller", "larger")
     return f"{text}, {against} than gzip leaves of its .keras file ({bytes_text(zipped)})"
@@ -136,6 +136,7 @@ def _rows(table: pandas.DataFrame) -> dict[str, Row]:
 
 
 def _measured(table: pandas.DataFrame) -> dict[str, Row]:
+    # NaN, which is not equal to itself, is what a method has that the model does not allow.
     return {name: row for name, row in _rows(table).items() if row["bytes"] == row["bytes"]}
 
 

@@ -50,6 +50,8 @@ class Curve:
         self._next.clear()
         if len(self.x) == MOST:
             self.x, self.y = _halved(self.x), _halved(self.y)
+            # The points now stand for twice as many; so memory and drawing stay bounded in a long
+            # run.
             self.each *= 2
 
 
@@ -94,6 +96,7 @@ class LiveFigure:
         looks = [_metric(name, place) for place, name in enumerate(self._metrics)]
         if new := [look for look in looks if look["name"] not in known]:
             self.widget.add_traces(new)
+        # One message to the browser for all traces.
         with self.widget.batch_update():
             for trace in self.widget.data:
                 self._fill(trace, shares)
@@ -102,6 +105,7 @@ class LiveFigure:
         rank, step = int(row["rank"]), row["step"] + 1
         self._curves["loss", rank].add(step, row["loss"])
         speed = row["samples"] / max(row["seconds"], 1e-9)
+        # A step without rows of this rank has no speed; a 0 would pull the curve down.
         self._curves["speed", rank].add(step, speed or math.nan)
         self._sent[rank] += row.get("wire_bytes", 0) / _MIB
         self._curves["sent", rank].add(step, self._sent[rank])
@@ -115,6 +119,7 @@ class LiveFigure:
             self._metrics.setdefault(named, Curve()).add(epoch["step"], value)
 
     def _fill(self, trace: go.Scatter | go.Bar, shares: Mapping[int, Mapping[str, float]]) -> None:
+        # Bars have no meta: they show shares, which are told anew each time.
         if trace.meta is None:
             trace.x = [100 * shares.get(r, {}).get(trace.name, 0.0) for r in range(self.workers)]
             return

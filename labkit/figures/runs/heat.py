@@ -101,6 +101,7 @@ def _grid(shown: Sequence[Entry], x: str | None, y: str | None) -> Grid:
             "no two parameters of these runs have runs for most of their combinations; name "
             f"two of those that differ as x and y: {', '.join(given) or 'there are none'}"
         )
+    # The largest grid may have the parameter that was asked for on the other axis.
     swap = (x is not None and found.x != x) or (y is not None and found.y != y)
     return _crossed(given, found.y, found.x) if swap else found
 
@@ -122,6 +123,7 @@ def _words(values: Sequence[Value]) -> bool:
 
 
 def _crossed(given: dict[str, list[Value]], x: str, y: str) -> Grid:
+    # Both sorted, so that a trend is seen as one.
     columns, rows = ordered(given[x]), ordered(given[y])
     places: list[dict[str, int]] = [
         {repr(value): place for place, value in enumerate(values)} for values in (columns, rows)
@@ -133,6 +135,7 @@ def _crossed(given: dict[str, list[Value]], x: str, y: str) -> Grid:
 
 
 def _default_measures(shown: Sequence[Entry]) -> list[str]:
+    # A regression has no accuracy.
     judged = "test_accuracy" if any(measured(shown, "test_accuracy")) else "test_loss"
     return [judged, "samples_per_second"]
 
@@ -196,6 +199,7 @@ def _blanks(text: list[list[str]], values: dict[tuple[int, int], float]) -> Trac
 
 def _dots(shown: Sequence[Entry], grid: Grid) -> Trace:
     """A dot at the left of each cell with runs, seen only where one of them is chosen."""
+    # Cells of a heat map cannot be chosen in Plotly: a point in each stands for them.
     cells = list(grid.cells)
     return {
         "x": [column - 0.38 for _, column in cells],

@@ -37,6 +37,7 @@ def learning_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[Panel], s
     found = [epoch_results(e.run, curves[e.key]).assign(run=e.key) for e in shown]
     epochs = pd.concat(found)
     words = "; ".join(f"{e.label}: {_in_words(e, curves[e.key])}" for e in shown)
+    # A task without classes is judged by its loss.
     judged = "val_accuracy" if "val_accuracy" in epochs else "val_loss"
     what = "Test accuracy" if judged == "val_accuracy" else "Test loss"
     tests = epochs.dropna(subset=[judged]) if judged in epochs else epochs.iloc[:0]
@@ -50,6 +51,7 @@ def learning_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[Panel], s
 
 def thinned(table: pd.DataFrame, points: int = POINTS) -> pd.DataFrame:
     """So many rows, evenly over all; the first and the last among them."""
+    # Each once: of a short table there are fewer rows than points.
     places = np.unique(np.linspace(0, len(table) - 1, points).round().astype(int))
     return table.iloc[places[: len(table)]]
 
@@ -71,6 +73,7 @@ def _panel(
         table = table[~table["run"].isin([entry.key for entry in shown if entry.gate_failed])]
     elif over == "bytes":  # need a second worker
         table = table[table["run"].isin(sending.index)]
+    # A row without a place on this axis may have one on another.
     table = table.dropna(subset=[over])
     faint = "loss" if is_loss and len(shown) <= FEW else ""
     marks = not is_loss and len(shown) <= MANY

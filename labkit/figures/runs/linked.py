@@ -45,6 +45,7 @@ class Linked:
         for panel in panels:
             # Drawn before it has a place on the page, it would be as wide as Plotly thinks.
             panel.layout.width = panel.layout.width or WIDTH
+        # The empty key is nobody's.
         options = [(_NOBODY, ""), *((label, key) for key, label in self.labels.items())]
         choice = ipywidgets.Dropdown(options=options, value="", description="stands out:")
 
@@ -121,6 +122,8 @@ def _from_legend(
     with panel.batch_update():
         for trace in panel.data:
             if trace.legendgroup == line.legendgroup:
+                # A click in the legend means "choose" here, and Plotly has already hidden the
+                # trace.
                 trace.visible = True
     choose(line.meta["run"])
 

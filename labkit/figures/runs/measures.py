@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
+from labkit.common.content import is_number
 from labkit.common.errors import InvalidInput
 from labkit.figures.kit import entries as naming
-from labkit.figures.kit.axes import Value, is_number, number_text, word
+from labkit.figures.kit.axes import Value, number_text, word
 from labkit.figures.kit.entries import Entry
 from labkit.records.run import flatten
 
@@ -51,6 +52,7 @@ def values_of(shown: Sequence[Entry], name: str) -> list[Value]:
 
 def unknown(shown: Sequence[Entry], name: str) -> InvalidInput:
     """What to say of a name that no run knows."""
+    # Parameters first: a misspelt name is more often one of them.
     known = list(dict.fromkeys([*parameters(shown), *numbers(shown)]))
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""

@@ -62,6 +62,7 @@ def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None =
 def _axes(shown: Sequence[Entry], names: Sequence[str] | None) -> list[Axis]:
     given = parameters(shown)
     if names is None:
+        # Chance and a label explain no result.
         names = [name for name in given if name not in ("seed", "name")][: _MOST - len(MEASURES)]
         names += [name for name in MEASURES if len(set(measured(shown, name))) > 1]
     chosen = list(names) or list(given) or list(MEASURES)[:1]
@@ -92,6 +93,7 @@ def _side_by_side(each: Scale) -> list[float | None]:
     """Places where runs of the same slot do not cover each other."""
     if not each.slots:
         return list(each.places)
+    # Half of a slot stays free, or runs of neighbouring slots could not be told apart.
     room = _SPREAD / len(each.ticks)
     members: dict[float | None, list[int]] = {}
     for place, value in enumerate(each.places):

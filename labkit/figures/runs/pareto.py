@@ -35,6 +35,7 @@ def pareto(runs: Iterable[Run] | Run) -> Figure:
     shown = entries(runs)
     looks: dict[str, Entry] = {entry.key: entry for entry in shown}
     table = spending({key: entry.run for key, entry in looks.items()})
+    # Filled by all three measures, though a panel shows two: no run looks beaten that is not.
     table["open"] = ~table.index.isin(front(table, MEASURES).index)
     panels = [_panel(table, looks, cost, refusals(shown)) for cost in _COSTS]
     remarks = [
@@ -44,9 +45,8 @@ def pareto(runs: Iterable[Run] | Run) -> Figure:
     remarks += [f"not completed, or without test accuracy: {', '.join(missing)}"] if missing else []
     title = f"Accuracy × bytes × seconds · {clock_and_network(shown)}"
     words = [f"{looks[row['run']].label}: {_said(row)}" for row in table.to_dict("records")]
-    return sheet(
-        [panels], shown, title, [*remarks, *busy(shown)], [*words, refusals(shown)], plot=280
-    )
+    said = [*words, refusals(shown)]
+    return sheet([panels], shown, title, [*remarks, *busy(shown)], said, plot=280)
 
 
 def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:
@@ -75,6 +75,7 @@ def _fronts(drawn: pd.DataFrame, cost: str) -> list[Trace]:
     """Steps from the cheapest run to the best; by seconds, a front a network."""
     best = front(drawn, ("accuracy", cost)).sort_values(cost)
     groups = [best] if cost == "bytes" else [own for _, own in best.groupby("network", sort=False)]
+    # Steps, not straight lines: between two runs nothing was measured.
     line = rule([], [], "dot")["line"] | {"width": 1.5, "shape": "hv"}
     look = {"name": "Pareto front", "line": line}
     return [rule(list(own[cost]), list(own["accuracy"])) | look for own in groups if len(own)]

@@ -36,6 +36,7 @@ def _of_run(entry: Entry) -> list[str]:
     said.append(f"equivalence {verdict(entry.run)}")
     history = entry.run.history
     parts = ("compute_seconds", "communicate_seconds", "wait_seconds")
+    # The first step traces and compiles, which no later one does.
     steady = history[history["step"] > 0]
     total = steady["seconds"].sum()
     if metrics.get("workers", 1) > 1 and total > 0:

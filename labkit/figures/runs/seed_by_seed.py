@@ -3,52 +3,18 @@
 from __future__ import annotations
 
 from math import comb
-from typing import TYPE_CHECKING
 
-from labkit.common.errors import LabkitError
 from labkit.figures.kit.findings import Markdown
 from labkit.records.compressors import method
+from labkit.records.questions.seeds import LAST, seed_by_seed
 from labkit.records.run import Run
-from labkit.records.verdict import seeds_of
 
-if TYPE_CHECKING:
-    import pandas
+__all__ = ["seed_by_seed", "seed_reading"]
 
-LAST = 20  # steps over which a training loss is averaged: one batch alone is noise
 _LOSSES = {
     "training_loss": f"training loss (mean of the last {LAST} steps)",
     "test_loss": "test loss",
 }
-
-
-def seed_by_seed(candidate: Run, baseline: Run) -> pandas.DataFrame:
-    """Losses at the end of both runs, a row a seed that both completed; where the first is lower.
-
-    `training_loss` is the mean over ranks and the last 20 steps, `test_loss` that of the trained
-    model on the test data. Raises LabkitError where the runs share no completed seed.
-    """
-    import pandas as pd
-
-    mine, yours = _ends(candidate), _ends(baseline)
-    both = [seed for seed in mine if seed in yours]
-    if not both:
-        raise LabkitError(
-            f"{candidate.name} and {baseline.name} share no completed seed: run both with the "
-            "same seed and repeats"
-        )
-    rows = [
-        {
-            part: value
-            for name in _LOSSES
-            for part, value in (
-                (name, mine[seed][name]),
-                (f"baseline_{name}", yours[seed][name]),
-                (f"lower_{name}", mine[seed][name] < yours[seed][name]),
-            )
-        }
-        for seed in both
-    ]
-    return pd.DataFrame(rows, index=pd.Index(both, name="seed"))
 
 
 def seed_reading(candidate: Run, baseline: Run) -> Markdown:
@@ -71,18 +37,6 @@ def seed_reading(candidate: Run, baseline: Run) -> Markdown:
     ]
     head = f"On {fields['dataset']}, after {steps} steps on {fields['workers']} workers:"
     return Markdown("\n".join([head, "", *(f"- {line}" for line in lines)]))
-
-
-def _ends(run: Run) -> dict[int, dict[str, float]]:
-    found = {}
-    for each in seeds_of(run):
-        history = each.history
-        late = history[history["step"] > history["step"].max() - LAST]
-        found[int(each.experiment["seed"])] = {
-            "training_loss": float(late["loss"].mean()),
-            "test_loss": float(each.metrics["test_loss"]),
-        }
-    return found
 
 
 def _chance(wins: int, trials: int) -> float:

@@ -57,6 +57,7 @@ def throughput_panel(shown: Sequence[Entry]) -> Panel:
         traces=bars(pd.DataFrame(rows), "place", "speed", looks) if rows else [],
         note=refusals(shown) or "no speed was measured",
         always_note=bool(refusals(shown)),
+        # Who is who says the legend: labels of runs are longer than a bar is wide.
         x_axis={"showticklabels": False, "range": [-0.6, len(shown) - 0.4], "showgrid": False},
         y_axis={"rangemode": "tozero"},
     )
@@ -78,6 +79,7 @@ def scaling_panels(shown: Sequence[Entry]) -> list[Panel]:
             y=unit,
             traces=_scaling_traces(table, shown, y) if len(table) else [],
             note=note,
+            # Once: the panels stand beside each other.
             always_note=bool(note) and y == "speedup",
             x_axis={"tickvals": ticks} if ticks else {},
             y_axis={"rangemode": "tozero"},
@@ -115,6 +117,7 @@ def speedup_in_words(shown: Sequence[Entry]) -> str:
 def _speeds(entry: Entry) -> dict[str, float | str]:
     speed, step = entry.metrics["samples_per_second"], entry.metrics.get("step_ms") or {}
     middle = step.get("median") or 0.0
+    # A step that takes longer is fewer samples a second.
     slow, fast = (speed * middle / step[edge] if step.get(edge) else speed for edge in _EDGES)
     return {
         "speed": speed,
@@ -141,6 +144,7 @@ def _scaling_traces(table: pd.DataFrame, shown: Sequence[Entry], y: str) -> list
     lines = {
         line: Line(
             label=f"{own['kind'].iloc[0]} scaling",
+            # A line through several runs has the colour of its first.
             color=looks[own["runs"].iloc[0][0]].color,
             dash="solid" if own["kind"].iloc[0] == "strong" else "dot",
             symbol="circle",

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from labkit.figures.kit.axes import Value, is_number, ordered, word
+from labkit.common.content import is_number
+from labkit.figures.kit.axes import Value, ordered, word
 from labkit.figures.kit.entries import Entry, clock_and_network, entries, safe_text
 from labkit.figures.kit.marks import points_with_bars
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import busy, sheet
-from labkit.figures.runs.measures import (
-    is_timed,
-    parameters,
-    spread,
-    text_of,
-    title_of,
-    values_of,
-)
+from labkit.figures.runs.measures import is_timed, parameters, spread, text_of, title_of, values_of
 from labkit.figures.runs.speed import refusals
 from labkit.records.run import Run
 
@@ -72,6 +66,7 @@ def _table(
         for axis, (name, values) in (("x", x), ("y", y)):
             if values[place] is not None:
                 row[axis] = _place(values, values[place])
+                # One seed has no spread: ends at the value draw no bar.
                 ends = spread(entry, name) or (row[axis], row[axis])
                 row[f"{axis}_low"], row[f"{axis}_high"] = ends
         row["hover"] = safe_text(f"{text_of(y[0], y[1][place])}, {text_of(x[0], x[1][place])}")

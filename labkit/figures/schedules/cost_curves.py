@@ -15,13 +15,15 @@ from labkit.figures.kit.marks import crosses, curve, points
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import sheet
 from labkit.network import Network
+from labkit.schedules import ALLREDUCE
 from labkit.simulate import closed_form
 from labkit.simulate.fastest import Costs, costs
 
 if TYPE_CHECKING:
     from labkit.figures.kit.canvas import Figure
 
-ALGORITHMS = ("all_to_all", "master_worker", "tree", "butterfly", "rabenseifner", "ring")
+# Those of one switch: the others are laid out on hosts or links, which these networks have not.
+ALGORITHMS = tuple(name for name, each in ALLREDUCE.items() if each.layout is None)
 NETWORKS = ("100Gb-infiniband", "10GbE", "1GbE", "wan")
 RANGE = (64, 2**26)  # bytes
 IN_A_ROW = 2  # panels
@@ -74,7 +76,7 @@ def cost_reading(
     nbytes: tuple[float, float] = RANGE,
     gamma: float = 0.0,
 ) -> Markdown:
-    """On each network which algorithm is fastest from which size on; arguments of `cost_curves`."""
+    """Say which algorithm is fastest on each network, from which size on; see `cost_curves`."""
     found = []
     for each in costs(algorithms, size, networks, nbytes, gamma):
         last = dict(zip(algorithms, each.seconds[:, -1].tolist(), strict=True))
@@ -98,9 +100,11 @@ def _traces(each: Costs, looks: dict[str, Line], size: int, gamma: float) -> lis
             traces.append(curve(sizes, form, look))
         said = [f"{bytes_text(n)}: {seconds_text(t)}" for n, t in zip(sizes, seconds, strict=True)]
         table = pd.DataFrame({"bytes": sizes, "seconds": seconds, "hover": said})
+        # Every other size: with all of them markers hide the line of the closed form.
         traces.append(points(table[::2], "bytes", "seconds", look, size=6))
     edges = [stretch.last for stretch in each.fastest[:-1]]
     best = each.seconds.min(axis=0)
+    # Between the sizes as the axes show it: straight where both are logarithmic.
     height = np.exp(np.interp(np.log(edges), np.log(each.nbytes), np.log(best)))
     hover = [
         f"{bytes_text(one.last)}: {' or '.join(one.algorithms)} → {' or '.join(other.algorithms)}"

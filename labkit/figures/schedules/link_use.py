@@ -85,6 +85,7 @@ def link_reading(
     said = []
     for name, each in found.items():
         slower = "the fastest of these"
+        # A thousandth is rounding: algorithms of the same cost are equally fast.
         if each.seconds > least * 1.001:
             slower = f"{each.seconds / least:.2f} times the fastest"
         taken = f"{seconds_text(each.seconds)}, {slower}"
@@ -109,6 +110,7 @@ def _summary(each: Simulation) -> str:
     if not each.seconds:
         return "no link is used"
     share = each.occupied / each.seconds
+    # Links that do the same differ in the last digits.
     busiest = np.flatnonzero(share >= share.max() * (1 - 1e-9))
     who = " and ".join(each.links[place] for place in busiest)
     if len(busiest) > 2:
@@ -123,6 +125,7 @@ def _heat(each: Simulation) -> Trace:
     edges, shares = each.utilisation(BINS)
     places = np.arange(len(each.links))
     if len(places) > MOST_LINKS:
+        # The busiest, but in their own order, in which neighbours stand beside each other.
         places = np.sort(np.argsort(-each.occupied, kind="stable")[:MOST_LINKS])
     return cells(
         (100 * shares[places]).round(1).astype(np.float32),

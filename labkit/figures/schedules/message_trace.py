@@ -69,6 +69,7 @@ def message_trace(
         alt=_in_words(title, holdings, captions),
         table=_as_table(holdings, texts),
         step="after round ",
+        # The first round, not the start: a still picture then has arrows.
         shown=min(1, len(states) - 1),
     )
 

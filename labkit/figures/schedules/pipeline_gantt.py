@@ -115,6 +115,7 @@ def _bars(each: PipelineSimulation) -> pandas.DataFrame:
 def _messages(each: PipelineSimulation) -> list[Trace]:
     """A line a message, from its sender to its receiver; none where messages take no time."""
     table = each.table
+    # A message without duration would be a vertical line through the bars.
     rows = np.flatnonzero((table.action == "send") & (each.stop > each.start))
     if not len(rows):
         return []

@@ -94,12 +94,13 @@ def _state(actions: Sequence[str], step: Tick, caption: str) -> list[Trace]:
         _arrows(step, -1, BELOW, BACK),
         *(_boxes(step, action) for action in actions),
         words([[stage, HELD] for stage in range(len(held))], held, 12),
+        # As a trace, not as a title: a frame changes traces only.
         words([[-0.4, CAPTION]], [caption], 13, textposition="middle right"),
     ]
 
 
 def _arrows(step: Tick, way: int, height: float, color: str) -> Trace:
-    """From the middle of a stage to that of the next one, the value's name on the way."""
+    """Arrows from the middle of a stage to that of the next one, with the value's name."""
     sent = [(source, number) for source, to, number in step.sent if to - source == way]
     paths = [
         np.array([[source + part * way, height] for part in (0.15, 0.5, 0.85)])

@@ -69,6 +69,7 @@ def _figure(
     shown = table[["measured_ms", "min_ms", "p90_ms", "predicted_ms"]].to_numpy() / 1e3
     if table["measured_ms"].isna().all():
         raise InvalidInput("all of these rows have wrong results: there is no time to draw")
+    # One size alone still gets an axis with some width.
     sizes_shown = [table["bytes"].min() / 1.5, table["bytes"].max() * 1.5]
     sizes = bytes_axis(*sizes_shown)
     panels = [
@@ -95,6 +96,7 @@ def _figure(
     ranks = ", ".join(str(count) for count in sorted(table["workers"].unique()))
     title = f"Predicted and measured, {ranks} ranks · wall clock · network {network}"
     remark = f"prediction: {source}"
+    # Of a wrong sum no time is shown, however fast it was.
     wrong = int((~table["correct"]).sum())
     if wrong:
         remark += f"; {wrong} rows with wrong results are left out"
@@ -153,7 +155,7 @@ def _of_errors(group: pandas.DataFrame) -> str:
 
 
 def _of_master(table: pandas.DataFrame) -> list[str]:
-    """At the largest buffer: measured and predicted ratio of master_worker to each other."""
+    """How long master_worker takes at the largest buffer, beside each other algorithm."""
     largest = table[table["bytes"] == table["bytes"].max()].set_index("algorithm")
     if "master_worker" not in largest.index:
         return []

@@ -97,12 +97,13 @@ def _place(size: int) -> Points:
 
 
 def _curve(start: Points, stop: Points) -> Points:
-    """From near one rank to near another, bent to the right so that both directions show."""
+    """A curve between two ranks, bent to the right so that both directions show."""
     way = stop - start
     side = np.array([way[1], -way[0]])
     middle = (start + stop) / 2 + 0.14 * side
     t = np.linspace(0, 1, 25)[:, None]
     points = (1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * stop
+    # Not under the circles of the two ranks.
     clear = np.minimum(np.hypot(*(points - start).T), np.hypot(*(points - stop).T)) > 0.15
     seen: Points = points[clear]
     return seen
@@ -142,12 +143,14 @@ def _strip_edges(chunks: int, size: int) -> Points:
 
 
 def _strips(holdings: Holdings, number: int) -> Trace:
-    """Under each chunk a strip with a segment a rank: whose values are in it."""
+    """A strip under each chunk, with a segment a rank: it shows whose values are in it."""
     held = holdings.held[number]
     size, chunks, _ = held.shape
     kind = np.where(held > 0, 2, 1)
     kind = np.where((held == 1).all(axis=2, keepdims=True), 4, kind)
+    # Last, so that what has just come is seen even in a sum that is now complete.
     kind = np.where(holdings.new(number) > 0, 3, kind)
+    # Every other row and column is a gap: a heat map has no room of unequal size between cells.
     picture: Integers = np.zeros((2 * size - 1, 2 * chunks * size - 1), np.int64)
     picture[::2, ::2] = kind.reshape(size, chunks * size)
     return cells(
