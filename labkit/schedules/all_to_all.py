@@ -28,5 +28,6 @@ def all_to_all(size: int) -> Iterator[Round]:
     Source: folklore; the least that any allreduce needs is one round.
     """
     if size > 1:
+        # Around the circle: in the order of ranks all would send to rank 0 first.
         source, destination = circle(size)
         yield Round(source, destination, reduce=True)

@@ -59,5 +59,6 @@ def _doubling(size: int) -> Iterator[Round]:
     ranks = np.arange(size)
     distance = 1
     while distance < size:
+        # The partner differs in one bit.
         yield Round(ranks, ranks ^ distance, reduce=True)
         distance *= 2

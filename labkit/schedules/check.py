@@ -62,6 +62,7 @@ def _after(each: Round, before: Buffers, edges: Integers) -> Buffers:
             after[destination, part] = before[source, part]
     for (rank, chunk), ranks in contributors.items():
         part = slice(edges[chunk], edges[chunk + 1])
+        # In order of rank, as `Round` says: floats depend on it.
         first, *others = sorted(ranks)
         total = before[first, part]
         for other in others:
@@ -113,11 +114,13 @@ def _check_rows(each: Round, size: int, number: int) -> None:
 
 
 def _check_values(schedule: list[Round], ends: Integers) -> None:
+    # Wide numbers: sums of other contributions are then never equal by chance.
     start = np.random.default_rng(0).integers(-(2**40), 2**40, ends.shape)
     total = start.sum(axis=0)
     owned = np.take_along_axis(start, np.maximum(ends, 0), axis=0)
     wanted = np.where(ends == SUM, total, owned)
     wrong = (result(schedule, start) != wanted) & (ends != ANY)
+    # The first one is enough.
     for rank, chunk in np.argwhere(wrong):
         promise = "the sum" if ends[rank, chunk] == SUM else f"that of rank {ends[rank, chunk]}"
         raise ScheduleError(f"rank {rank} does not end with {promise} in chunk {chunk}")

@@ -35,6 +35,7 @@ class Drawn:
         for name in WRAPPER_ASSIGNMENTS:
             if hasattr(drawing, name):  # not of a `partial`
                 object.__setattr__(self, name, getattr(drawing, name))
+        # The dataclass is frozen; `inspect.signature` follows this to the function's own arguments.
         object.__setattr__(self, "__wrapped__", drawing)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:

@@ -63,6 +63,7 @@ class Cost:
         """The size in bytes at which both take as long; None where one is always ahead."""
         fixed = (self.alpha - other.alpha) * network.latency
         growth = (other.beta - self.beta) / network.bandwidth + (other.gamma - self.gamma) * gamma
+        # Parallel lines, or such as meet where sizes are negative.
         if growth == 0 or fixed / growth <= 0:
             return None
         return fixed / growth

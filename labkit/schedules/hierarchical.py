@@ -25,6 +25,7 @@ def _counts(size: int, hosts: Hosts | None = None) -> Counts:
     for group in groups:
         inside = tree.counts(len(group)).messages
         messages[group], volume[group] = inside, inside * chunks
+        # The ring of leaders, in as many chunks as there are hosts.
         messages[group[0]] += 2 * (chunks - 1)
         volume[group[0]] += 2 * (chunks - 1)
     return Counts(messages, volume, chunks)
@@ -61,6 +62,7 @@ def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
     """
     groups = _groups(size, hosts)
     yield from _inside(groups, reduce_tree)
+    # Leaders alone take part: the others' links between hosts stay free.
     for each in ring(len(groups)):
         yield each.on([group[0] for group in groups])
     yield from _inside(groups, broadcast_tree)

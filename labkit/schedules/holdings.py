@@ -83,6 +83,7 @@ def sum_name(held: Integers, chunk: int, room: int = 80) -> str:
     long = "+".join(terms)
     if len(long) <= room:
         return long
+    # Only a schedule that adds a value twice, which is wrong, comes here.
     if held.max() > 1:
         return f"{held.sum()} values"
     short = name + "+".join(_range(run) for run in _runs(ranks))

@@ -69,13 +69,8 @@ class Round:
 
     def take(self, index: Integers | Booleans) -> Round:
         """The rows that an index or a mask selects, in its order."""
-        return Round(
-            self.source[index],
-            self.destination[index],
-            self.chunk[index],
-            self.span[index],
-            reduce=self.reduce[index],
-        )
+        columns = (self.source, self.destination, self.chunk, self.span)
+        return Round(*(column[index] for column in columns), reduce=self.reduce[index])
 
     def sent_by(self, rank: int) -> Round:
         """The messages that this rank sends, in the order of its link."""
@@ -83,6 +78,7 @@ class Round:
 
     def received_by(self, rank: int) -> Round:
         """The messages that this rank receives, in order of their sources."""
+        # By source, for contributions are added in order of rank.
         index = np.flatnonzero(self.destination == rank)
         return self.take(index[np.argsort(self.source[index], kind="stable")])
 
@@ -121,20 +117,16 @@ Schedule: TypeAlias = Callable[[int], Iterable[Round]]
 
 
 def _column(values: ArrayLike, length: int, dtype: type[np.generic]) -> NDArray[np.generic]:
+    # One value stands for all rows, so that schedules need not repeat it.
     array = np.asarray(values, dtype)
     return np.full(length, array) if array.ndim == 0 else array
 
 
 def join(rounds: Iterable[Round]) -> Round:
     """One round with the messages of several."""
-    several = list(rounds)
-    return Round(
-        np.concatenate([each.source for each in several]),
-        np.concatenate([each.destination for each in several]),
-        np.concatenate([each.chunk for each in several]),
-        np.concatenate([each.span for each in several]),
-        reduce=np.concatenate([each.reduce for each in several]),
-    )
+    columns = [(r.source, r.destination, r.chunk, r.span, r.reduce) for r in rounds]
+    *messages, reduce = map(np.concatenate, zip(*columns, strict=True))
+    return Round(*messages, reduce=reduce)
 
 
 def beside(schedules: Iterable[Iterable[Round | None]]) -> Iterator[Round]:
@@ -142,6 +134,7 @@ def beside(schedules: Iterable[Iterable[Round | None]]) -> Iterator[Round]:
 
     `None` is a round in which a schedule pauses.
     """
+    # The longest: schedules that end earlier have no more messages to join.
     for rounds in zip_longest(*schedules):
         yield join(each for each in rounds if each is not None)
 
@@ -156,6 +149,7 @@ def boundaries(length: int, chunks: int) -> Integers:
 
     boundaries(7, 3) = [0, 2, 4, 7]
     """
+    # Multiplied first: divided first, all of the rest would go to the last chunk.
     return np.arange(chunks + 1, dtype=np.int64) * length // chunks
 
 

@@ -48,6 +48,8 @@ def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> It
     start = 0
     for tree, weight in trees.items():
         for piece in range(pieces):
+            # Each piece starts a round later than the one before: they follow each other through
+            # the levels.
             streams.append(chain(repeat(None, piece), _up_and_down(tree, start, weight)))
             start += weight
     for each in beside(streams):
@@ -74,10 +76,12 @@ def pack(size: int, links: Links, shares: int | None = None) -> dict[Tree, int]:
         with np.errstate(divide="ignore"):
             edges = _minimum_tree((load + 1) / bandwidth)
         for one, other in edges:
+            # Both ways: the sum goes up the tree, and comes down it again.
             load[[one, other], [other, one]] += 1
         root = min(_centres(size, edges), key=lambda rank: roots[rank])
         roots[root] += 1
         taken[_levels(size, edges, root)] += 1
+    # Shares are whole numbers of chunks: the fewer, the less is divided.
     common = math.gcd(*taken.values())
     return {tree: weight // common for tree, weight in taken.items()}
 
@@ -137,6 +141,7 @@ def _centres(size: int, edges: list[Edge]) -> list[int]:
     """The one or two ranks in the middle of a tree: peel off leaves until no more remain."""
     left = _neighbours(size, edges)
     while len(left) > 2:
+        # A list, for the tree changes while its leaves go.
         for leaf in [rank for rank, near in left.items() if len(near) == 1]:
             left[left.pop(leaf).pop()].discard(leaf)
     return sorted(left)

@@ -34,6 +34,7 @@ def _to_children(size: int) -> Counts:
     """Children in the binomial tree: r + 2ᵏ < p for 2ᵏ below the lowest set bit of r."""
     lowest = [(rank & -rank).bit_length() - 1 if rank else size for rank in range(size)]
     room = [ceil_lg(size - rank) for rank in range(size)]
+    # The last ranks have fewer children than their place would allow.
     children = np.minimum(lowest, room)
     return Counts(children, children, 1)
 

@@ -42,7 +42,7 @@ class Crossing:
 
     @property
     def values_back(self) -> Integers:
-        """Likewise backward."""
+        """Numbers in each message backward, for one sample."""
         return np.where(self.returns, self.values, 0)
 
     def sent(self, machine: int, layer: int) -> tuple[int, int]:
@@ -75,6 +75,7 @@ def crossing(layers: Sequence[Layer], grid: Grid) -> Crossing:
     for number in range(2, len(layers)):
         before = layers[number - 1]
         has, wants = held(before, grid), read(layers[number], before.shape, grid)
+        # Boxes overlap where the greater of their begins lies before the lesser of their ends.
         start = np.maximum(has[:, None, :, 0], wants[None, :, :, 0])  # (source, destination, 3)
         stop = np.minimum(has[:, None, :, 1], wants[None, :, :, 1])
         crosses = (stop > start).all(axis=2) & ~np.eye(machines, dtype=np.bool_)
@@ -82,5 +83,6 @@ def crossing(layers: Sequence[Layer], grid: Grid) -> Crossing:
         columns.append((np.full(len(source), number), source, destination))
         boxes.append(np.stack([start[crosses], stop[crosses]], axis=2))
     layer, source, destination = map(np.concatenate, zip(*columns, strict=True))
+    # Layers up to the first with weights need no gradient of what they read.
     first = next((n for n, each in enumerate(layers) if n and each.trains), len(layers))
     return Crossing(layer, source, destination, np.concatenate(boxes), layer > first)

@@ -18,7 +18,7 @@ def fitting(layers: Sequence[Layer], workers: int) -> list[Grid]:
 
 
 def squarest(workers: int) -> Grid:
-    """As many machines as workers, with as many rows as columns, or fewer.
+    """The grid of all workers that is nearest to a square; it has no more rows than columns.
 
     squarest(6) = (2, 3)
     """
@@ -45,6 +45,7 @@ def check_fit(grid: Grid, workers: int, layers: Sequence[Layer] = ()) -> None:
         sides = abs(other[0] - grid[0]) + abs(other[1] - grid[1])
         return sides, abs(other[0] * other[1] - machines)
 
+    # Those nearest in shape: a person who asked for 2 × 3 wants no list of all.
     nearest = sorted(fitting(layers, workers), key=distance)
     more = " …" if len(nearest) > SHOWN else ""
     raise InvalidInput(

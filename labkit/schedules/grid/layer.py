@@ -93,12 +93,13 @@ def read(layer: Layer, before: Shape, grid: Grid) -> Boxes:
         boxes[:, 2] = (0, before[2])
     else:
         boxes[:, :, 0] = 0
+        # A machine without outputs, as for the loss all but machine 0, reads nothing.
         boxes[:, :, 1] = np.where(boxes[:, :, 1] > 0, before, 0)
     return boxes
 
 
 def _parts(length: int, parts: int) -> Integers:
-    """From and to of each part, (parts, 2)."""
+    """Where each part begins and ends, (parts, 2)."""
     edges = boundaries(length, parts)
     return np.stack([edges[:-1], edges[1:]], axis=1)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from labkit.common.errors import InvalidInput
+from labkit.schedules.pipeline.layout import as_table
 from labkit.schedules.pipeline.table import Action, Table
 
 
@@ -33,19 +32,7 @@ def delayed(modules: int, iterations: int) -> Table:
         for module in range(modules)
         for place, phase, action, number, peer in _iteration(modules, iterations, iteration, module)
     ]
-    rows.sort(key=lambda row: row[:3])
-    tick, _, stage, action, microbatch, peer = (list(column) for column in zip(*rows, strict=True))
-    return Table(
-        name="delayed gradients",
-        ranks=modules,
-        chunks=1,
-        microbatches=iterations,
-        tick=np.array(tick, np.int64),
-        stage=np.array(stage, np.int64),
-        action=np.array(action),
-        microbatch=np.array(microbatch, np.int64),
-        peer=np.array(peer, np.int64),
-    )
+    return as_table("delayed gradients", rows, modules, iterations)
 
 
 def _iteration(

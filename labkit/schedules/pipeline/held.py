@@ -72,6 +72,7 @@ class Tick(NamedTuple):
 
 def ticks(table: Table) -> list[Tick]:
     """The ticks of a schedule in their order."""
+    # Only what computes has no peer.
     rows = [row for row in table.rows() if row[4] < 0]
     held: list[set[int]] = [set() for _ in range(table.stages)]
     found = []
@@ -82,8 +83,10 @@ def ticks(table: Table) -> list[Tick]:
             work[stage] = (action, number)
             if action == "forward":
                 held[stage].add(number)
+            # The weight part still needs the activation.
             elif action != "backward_input":
                 held[stage].discard(number)
+            # A gradient goes one stage back, and a weight part nowhere.
             onward = stage + {"forward": 1, "backward_weight": 0}.get(action, -1)
             if onward != stage and 0 <= onward < table.stages:
                 sent.append((stage, onward, number))

@@ -39,6 +39,7 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Table:
             f"interleaved moves micro-batches in groups of {ranks}, one a rank, and {ranks} does "
             f"not divide {microbatches}: give {near} micro-batches"
         )
+    # Computations of a rank in each direction.
     total = microbatches * chunks
 
     def work(number: int, rank: int, backward: bool) -> Work:

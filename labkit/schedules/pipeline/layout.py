@@ -13,15 +13,13 @@ from labkit.schedules.check import ScheduleError
 from labkit.schedules.pipeline.table import Action, Table
 
 Work: TypeAlias = tuple[Action, int, int]  # action, stage, micro-batch
+Row: TypeAlias = tuple[int, int, int, Action, int, int]  # tick, phase, stage, action, number, peer
 
 
-def lay_out(
-    name: str,
-    order: Callable[[int], Iterable[Work]],
-    ranks: int,
-    microbatches: int,
-    chunks: int = 1,
-) -> Table:
+Order: TypeAlias = Callable[[int], Iterable[Work]]
+
+
+def lay_out(name: str, order: Order, ranks: int, microbatches: int, chunks: int = 1) -> Table:
     """The table of a schedule: each computation in the earliest tick that its needs allow.
 
     Args: order: rank -> what it computes, in this order; ranks, microbatches, chunks: from 1.
@@ -38,20 +36,15 @@ def lay_out(
         for work, tick in _earliest(name, orders, ranks * chunks).items()
         for row in _with_messages(work, tick, ranks, ranks * chunks)
     ]
+    return as_table(name, rows, ranks, microbatches, chunks)
+
+
+def as_table(name: str, rows: list[Row], ranks: int, microbatches: int, chunks: int = 1) -> Table:
+    """The table of these rows, in any order: (tick, phase, stage, action, micro-batch, peer)."""
     # In a tick: all receive, then all compute, then all send.
     rows.sort(key=lambda row: (row[0], row[1], row[2] % ranks))
-    tick, _, stage, action, microbatch, peer = (list(column) for column in zip(*rows, strict=True))
-    return Table(
-        name=name,
-        ranks=ranks,
-        chunks=chunks,
-        microbatches=microbatches,
-        tick=np.array(tick, np.int64),
-        stage=np.array(stage, np.int64),
-        action=np.array(action),
-        microbatch=np.array(microbatch, np.int64),
-        peer=np.array(peer, np.int64),
-    )
+    tick, _, stage, action, microbatch, peer = map(np.array, zip(*rows, strict=True))
+    return Table(name, ranks, chunks, microbatches, tick, stage, action, microbatch, peer)
 
 
 def _earliest(name: str, orders: list[list[Work]], stages: int) -> dict[Work, int]:
@@ -65,9 +58,11 @@ def _earliest(name: str, orders: list[list[Work]], stages: int) -> dict[Work, in
             if places[rank] < len(order)
             and all(need in done for need in _needs(order[places[rank]], stages))
         ]
+        # All are done, or wait for each other; `stuck` tells which.
         if not turn:
             break
         for rank, work in turn:
+            # After all have looked: what is computed in a tick is of use in the next one.
             done[work] = tick
             places[rank] += 1
     stuck = [
@@ -92,12 +87,11 @@ def _needs(work: Work, stages: int) -> Iterator[Work]:
             yield action, stage + 1, microbatch
 
 
-def _with_messages(
-    work: Work, tick: int, ranks: int, stages: int
-) -> Iterator[tuple[int, int, int, Action, int, int]]:
-    """(tick, phase, stage, action, micro-batch, peer) of a computation and its messages."""
+def _with_messages(work: Work, tick: int, ranks: int, stages: int) -> Iterator[Row]:
+    """The rows of a computation and of its messages."""
     action, stage, microbatch = work
     yield tick, 1, stage, action, microbatch, -1
+    # A weight part stays with its stage.
     if ranks == 1 or action == "backward_weight":
         return
     onward = 1 if action == "forward" else -1

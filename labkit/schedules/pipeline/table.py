@@ -96,6 +96,7 @@ class Table:
 
     def take(self, index: Integers | Booleans) -> Table:
         """The rows that an index or a mask selects, in its order."""
+        # The columns; what is known of the whole table stays.
         names = ("tick", "stage", "action", "microbatch", "peer")
         return replace(self, **{name: getattr(self, name)[index] for name in names})
 
@@ -105,6 +106,7 @@ class Table:
 
     def forwards(self) -> Table:
         """The forward pass alone: what inference runs."""
+        # A message belongs to the forward pass where it goes from a stage to a later one.
         onward = np.where(self.action == "send", self.peer > self.stage, self.peer < self.stage)
         return self.take(np.where(self.computes, self.action == "forward", onward))
 
@@ -129,6 +131,7 @@ class Table:
         lost = self.bubble(forward, backward_input, backward_weight)
         if lost is None:
             return None
+        # All time of a rank is what it computes, and what it waits.
         return lost / (lost + self.microbatches * (forward + backward_input + backward_weight))
 
     def most_in_flight(self) -> Integers:
@@ -137,6 +140,7 @@ class Table:
         Raises: InvalidInput, for a table of no known schedule.
         """
         bound = self._known().most(self, np.arange(self.ranks))
+        # No more than there are, however many a schedule would let in.
         most: Integers = np.minimum(
             np.broadcast_to(bound, (self.ranks,)), self.microbatches * self.chunks
         )

@@ -73,6 +73,7 @@ def _order(stage: int, microbatches: int, ahead: int, late: int) -> Iterator[Wor
         yield "forward", stage, microbatch
     for microbatch in range(microbatches):
         yield "backward_input", stage, microbatch
+        # A weight part waits until the gap that it fills has come.
         if microbatch >= late:
             yield "backward_weight", stage, microbatch - late
         if microbatch + ahead < microbatches:
