@@ -29,6 +29,7 @@ class Attached(Live):
 
     def __init__(self, directory: Path, show: bool = False) -> None:
         record = store.read_json(directory / "experiment.json")
+        # The record alone: the experiment itself may hold functions, which no other process has.
         super().__init__(Outline(directory.name, record["workers"], record["epochs"]), directory)
         _OWN[directory] = self
         self.begin(show)
@@ -36,6 +37,7 @@ class Attached(Live):
     def _watch(self) -> Iterator[None]:
         while store.read_status(self.directory)["state"] == "running":
             yield
+            # Polled: the end of another process's thread reaches nobody here but by the record.
             time.sleep(READ_EVERY)
 
     def _keep(self) -> Run:
@@ -75,6 +77,7 @@ def last(folder: Path, show: bool = False) -> Live:
         raise LabkitError(
             f"nothing was submitted to cluster {folder.name!r} yet: use submit(experiment)"
         ) from None
+    # Of this process: the very Live, whose `stop` and `result` are those that were given before.
     own = _OWN.get(directory)
     if own is None:
         return Attached(directory, show)

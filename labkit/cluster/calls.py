@@ -121,6 +121,7 @@ class Asked:
 
     def _order(self, rank: int) -> tuple[bool, str]:
         # As text: what an engine that is gone never sent was never received.
+        # Echoes last: a rank that only says that another one failed is not the cause.
         is_echo = self.failure(rank).name == RankFailed.__name__
         return is_echo, str(self._calls[rank].metadata["received"])
 
@@ -150,13 +151,18 @@ class Calls(Asked, Generic[T]):
 
         from labkit.worker.work import main
 
+        # Pickled here and once: ipyparallel would do so for each engine, and by reference to
+        # modules that an engine may not have.
         task = cloudpickle.dumps(
             {
+                # A pickle in a pickle: a rank unpacks the call after it has joined the others, so
+                # that its errors are told like any other.
                 "call": cloudpickle.dumps((function, arguments)),
                 "ranks": list(range(ranks)),
                 "limit": cluster.limit,
                 "network": network,
                 "folder": os.getcwd(),
+                # Engines were started by whoever came first, with that process's environment.
                 "environment": {k: v for k, v in os.environ.items() if k == "LABKIT_DATA"},
                 **extra,
             }
@@ -181,6 +187,8 @@ class Calls(Asked, Generic[T]):
             time.sleep(LOOK_EVERY)
             yield
             if self.first_failure() is not None:
+                # Others notice by themselves, and their tracebacks tell more than that they were
+                # killed.
                 self.wait(PATIENCE)
                 break
             if self.why_ended() is not None:
@@ -213,6 +221,7 @@ class Calls(Asked, Generic[T]):
             self._turn.release()
 
     def _raise_first_failure(self) -> None:
+        # Before any rank's own failure: engines that end take all answers with them.
         if (message := self.why_ended()) is not None:
             raise RankError(f"the engines ended during the call: {message}", None)
         rank = self.first_failure()
@@ -221,6 +230,7 @@ class Calls(Asked, Generic[T]):
         name, value, remote = self.failure(rank)
         stuck = ", ".join(map(str, self.running()))
         note = f"; rank {stuck} did not end: the engines start anew" if stuck else ""
+        # By name: an exception of an engine comes as text.
         if name == InvalidInput.__name__:
             raise Refused(f"{' '.join(value.split())}{note}", rank, remote)
         raise RankError(f"rank {rank} failed: {name}: {_gist(value)}{note}", rank, remote)

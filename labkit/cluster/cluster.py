@@ -58,6 +58,7 @@ class Cluster:
         for field, value in (("workers", workers), ("threads", threads)):
             if not isinstance(value, int) or value < 1:
                 raise InvalidInput(f"{field}={value!r} is impossible; give a whole number from 1")
+        # Engines of another interpreter, or of an older source, would run other code than this one.
         own = digest([sys.executable, fingerprint()])[:8]
         held = Path(os.environ.get(HOLD, "")).name
         self.name = name or "-".join(filter(None, [f"{workers}x{threads}", own, held]))
@@ -71,7 +72,9 @@ class Cluster:
     def start(self) -> None:
         """Attach to the engines, starting them where they are not up."""
         self.folder.mkdir(exist_ok=True, mode=0o700)
+        # One at a time: two who find no engines would both start some.
         with locked(self.folder / "start.lock"):
+            # Before the engines are looked for: a keeper that is about to end sees it, and stays.
             self._lease = Lease(self.folder)
             hold(self.folder)
             try:
@@ -88,6 +91,7 @@ class Cluster:
 
         What was submitted here and still runs is stopped, and kept as interrupted.
         """
+        # A list: the set lets go of what ends meanwhile.
         for live in list(self._submitted):
             live.end()
         self._let_go()
@@ -106,11 +110,13 @@ class Cluster:
         self._let_go()
         if pid is not None and launch.is_up(self.folder):
             os.kill(pid, signal.SIGTERM)
+            # The next start wants the keeper's place, and its lock is the last that it gives up.
             wait_until_free(self.folder / "keeper.lock", 30)
 
     @property
     def client(self) -> ipyparallel.Client:
         """The ipyparallel client; a cluster that has ended is started again."""
+        # Also where another process has ended it: the client would wait for engines that are gone.
         if self._client is None or not launch.is_up(self.folder):
             self._let_go()
             self.start()
@@ -187,6 +193,7 @@ class Cluster:
         Raises:
             RankError: a rank failed; those that waited for it have ended too.
         """
+        # Fewer, so that one cluster serves experiments of several sizes.
         count = self.workers if ranks is None else ranks
         if not 1 <= count <= self.workers:
             raise InvalidInput(f"ranks={ranks} is impossible; allowed: 1 to {self.workers}")
@@ -309,6 +316,7 @@ class Cluster:
         if isinstance(experiment.dataset, str):
             from labkit import datasets
 
+            # Here, once: ranks that fetch the same file at a time would get in each other's way.
             datasets.ensure(experiment.dataset)
 
 

@@ -23,10 +23,13 @@ def watch(lock_path: Path, with_group: bool) -> None:
 
     def look() -> None:
         lock = Lock(lock_path)
+        # The lock is the keeper's for as long as it lives: nothing has to be sent that could be
+        # lost.
         while lock.is_held():
             time.sleep(LOOK_EVERY)
         if with_group:
             os.killpg(os.getpgid(0), signal.SIGKILL)
+        # At once: a rank that is inside MPI would never come to its end otherwise.
         os._exit(1)
 
     threading.Thread(target=look, name="labkit-lease", daemon=True).start()
@@ -35,6 +38,7 @@ def watch(lock_path: Path, with_group: bool) -> None:
 if __name__ == "__main__":
     role = sys.argv.pop(1)
     keeper = Path(os.environ["LABKIT_KEEPER"])
+    # Before ipyparallel is imported, which starts threads: they inherit the blocked signal.
     if role == "engine":
         answer(keeper.parent)
     # The controller leads a group of its own, with its schedulers in it.

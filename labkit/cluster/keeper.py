@@ -19,7 +19,6 @@ import ipyparallel as ipp
 import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
 
-from labkit.cluster.launch import State
 from labkit.cluster.lease import Lock, is_wanted, locked
 from labkit.common.errors import LabkitError
 from labkit.communicator import launcher
@@ -72,6 +71,8 @@ class Keeper:
 
     def start(self) -> None:
         """Start controller and engines; write cluster.json when all engines have registered."""
+        # Of this process, and so of all that it starts: threads are settled when TensorFlow is
+        # imported.
         os.environ.update(launcher.environment(self.threads))
         os.environ["LABKIT_KEEPER"] = str(self.folder / "keeper.lock")
         for left in reversed(range(TRIES)):
@@ -92,6 +93,7 @@ class Keeper:
             cluster_id="labkit",
             profile_dir=str(self.folder / "profile"),
             controller_args=[
+                # Its database of tasks keeps every result; ours go straight to the client.
                 "--nodb",
                 f"--HeartMonitor.period={round(1e3 * BEAT)}",
                 f"--HeartMonitor.max_heartmonitor_misses={round(GIVEN_UP / BEAT)}",
@@ -126,6 +128,8 @@ class Keeper:
                 return "the engines have ended"
             if is_wanted(self.folder):
                 last_wanted = time.monotonic()
+            # Twice: a cell that makes its cluster anew lets go of one lease before it takes the
+            # next.
             elif time.monotonic() - last_wanted > 2 * LOOK_EVERY:
                 return "nobody holds a lease"
 
@@ -146,18 +150,14 @@ class Keeper:
 
     def say(self, state: str, message: str = "") -> None:
         """Write cluster.json."""
-        said = State(
-            state=state,
-            message=message,
-            workers=self.workers,
-            threads=self.threads,
-            engines=self.engines,
-            pid=os.getpid(),
-        )
+        shape = {"workers": self.workers, "threads": self.threads, "engines": self.engines}
+        said = {"state": state, "message": message, **shape, "pid": os.getpid()}
         store.write_json(self.folder / "cluster.json", said)
 
     def stop(self) -> None:
         """End every process that this one has started."""
+        # Recursive, and asked before any has ended: the children of one that is gone have another
+        # parent.
         children = psutil.Process().children(recursive=True)
         for child in children:
             _signal(child, signal.SIGTERM)
@@ -194,6 +194,7 @@ def main(folder: Path, workers: int, threads: int) -> None:
     keeper = Keeper(folder, workers, threads)
 
     def end(message: str) -> None:
+        # Whoever is impatient must not interrupt the tidying up.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         keeper.say("ended", message)
         keeper.stop()

@@ -33,6 +33,8 @@ class State(TypedDict):
 def state(folder: Path) -> State:
     """What the keeper of this folder's cluster has said last."""
     try:
+        # No schema is asked for: keeper and reader are of one labkit, whose name holds its
+        # fingerprint.
         said: State = json.loads((folder / "cluster.json").read_text())
     except FileNotFoundError:
         return State(state="ended", message="", workers=0, threads=0, engines=[], pid=None)
@@ -57,13 +59,12 @@ def launch(folder: Path, workers: int, threads: int) -> None:
     # A keeper that is just ending must be through before its place is taken.
     if not wait_until_free(folder / "keeper.lock", 30):
         raise LabkitError(f"cluster {folder.name!r} is ending but does not end")
+    # What it says is of an earlier cluster, which may have been "ready".
     (folder / "cluster.json").unlink(missing_ok=True)
     with (folder / "keeper.log").open("wb") as log:
+        command = [sys.executable, "-m", "labkit.cluster.keeper", str(folder)]
         keeper = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "labkit.cluster.keeper", str(folder)),
-                *(str(workers), str(threads)),
-            ],
+            [*command, str(workers), str(threads)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -73,6 +74,7 @@ def launch(folder: Path, workers: int, threads: int) -> None:
     begin, shown = time.monotonic(), _Ticker(f"starting {workers} MPI engines")
     while (said := state(folder))["state"] != "ready":
         shown.tick()
+        # The keeper's own end is seen at once, instead of after the limit.
         if keeper.poll() is not None or time.monotonic() - begin > START_LIMIT:
             raise LabkitError(
                 f"the engines did not start: {said['message'] or _last_line(folder / 'keeper.log')}"
@@ -128,6 +130,7 @@ class _Ticker:
     def __init__(self, what: str) -> None:
         self.what, self.begin = what, time.monotonic()
         self.visible = sys.stderr.isatty()
+        # In a log, one line: what is rewritten there would stand as many.
         if not self.visible:
             print(what, end=" … ", file=sys.stderr, flush=True)
 

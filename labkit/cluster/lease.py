@@ -102,6 +102,7 @@ def is_wanted(folder: Path) -> bool:
         lock.release()
         if held:
             return True
+        # Nobody holds it: its process has ended without saying so.
         path.unlink(missing_ok=True)
     return False
 
@@ -116,6 +117,7 @@ class Turn:
     _here: ClassVar[dict[Path, threading.Lock]] = {}
 
     def __init__(self, folder: Path) -> None:
+        # One lock a folder: several Cluster objects of a process may be of the same cluster.
         self._own = self._here.setdefault(folder, threading.Lock())
         if not self._own.acquire(blocking=False):
             print("waiting for the ranks, which work for another call", file=sys.stderr, flush=True)

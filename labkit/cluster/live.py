@@ -116,6 +116,7 @@ class Live:
 
     def begin(self, show: bool = False) -> None:
         """Follow it from here on, and show it."""
+        # A daemon: an interpreter that ends does not wait for ranks.
         threading.Thread(target=self._follow, name="labkit-live", daemon=True).start()
         if show:
             try:
@@ -133,12 +134,14 @@ class Live:
             try:
                 self._lose(error)
             finally:
+                # Kept whatever becomes of the record: who waits in `result` must hear of it.
                 self._error = error  # for the one who waits, see result()
         finally:
             try:
                 self._close()
                 self._draw(last=True)
             finally:
+                # Last, when all is written, drawn and let go: then `result` returns.
                 self._ended.set()
 
     def _watch(self) -> Iterator[None]:
@@ -161,6 +164,7 @@ class Live:
         now = time.monotonic()
         if last or now - self._taken_at > READ_EVERY:
             self._taken_at = now
+            # Read outside the lock: files may be slow, and a click waits for it.
             told = self._stream.read()
             with self._drawing:
                 self._add(told)

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 
 from labkit.cluster.calls import LOOK_EVERY, Asked, RankError, Ranks
@@ -83,7 +82,8 @@ class _Cell(Asked):
         name, value, traceback = self.failure(first)
         _say(f"rank {first} failed:\n{traceback or value}")
         self.wait(GRACE)
-        told = "; ".join([f"rank {first} failed: {name}: {_first_line(value)}", *self._end()])
+        gist = value.strip().split("\n")[0]
+        told = "; ".join([f"rank {first} failed: {name}: {gist}", *self._end()])
         raise CellFailed(told, first, traceback)
 
     def _watch(self) -> None:
@@ -113,11 +113,12 @@ class _Cell(Asked):
             _say("\n".join(where))
             for rank in stuck:
                 with suppress(ProcessLookupError):
+                    # By signal, not by message: an engine in a cell reads none.
                     os.kill(self._processes[rank], signal.SIGINT)
             self.wait(PATIENCE)
         self._show()
         if lost := self.running():
-            _say(_LOST.format(ranks=_and(lost), seconds=PATIENCE))
+            _say(_LOST.format(ranks=", ".join(map(str, lost)), seconds=PATIENCE))
             self._cluster.restart()
             _ = self._cluster.client  # %%px, too, finds ranks in the next cell
         return where
@@ -135,6 +136,7 @@ class _Cell(Asked):
 
         for rank, call in enumerate(self._calls):
             if call.ready():
+                # A result may arrive before what the cell has printed: they take different sockets.
                 call.wait_for_output(1)
             said = call.metadata
             shown = [*said["outputs"], *filter(None, [said["execute_result"]])]
@@ -154,11 +156,3 @@ _LOST = (
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _and(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
-
-
-def _first_line(text: str) -> str:
-    return str(text).strip().split("\n")[0]

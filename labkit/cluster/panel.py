@@ -39,6 +39,7 @@ class Panel:
     def draw(self, live: Shown) -> None:
         """Draw what has come since the last time."""
         rows, epochs = live.rows[self._rows :], live.epochs[self._epochs :]
+        # Only what is new is drawn: a figure that were made anew each time would lose its zoom.
         self._rows, self._epochs = self._rows + len(rows), self._epochs + len(epochs)
         if rows or epochs:
             shares = {number: rank.shares for number, rank in live.tally.ranks.items()}

@@ -97,6 +97,7 @@ def check_rows(x: Batch, batch_size: int) -> None:
 def together(parts: Sequence[Batch | None]) -> Batch:
     """One result of what the ranks returned, in their order; None where a rank holds nothing."""
     held = [part for part in parts if part is not None]
+    # A nest of outputs is joined leaf by leaf.
     if named := [part for part in held if isinstance(part, dict)]:
         return {key: together([part[key] for part in named]) for key in named[0]}
     if arrays := [part for part in held if isinstance(part, np.ndarray)]:

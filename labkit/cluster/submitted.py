@@ -61,6 +61,8 @@ class Submitted(Live):
         self._interrupted = True
         self.stop()
         if not self._ended.wait(PATIENCE):
+            # Ranks that did not end when asked: the thread lets go of them, and their engines start
+            # anew.
             self._given_up.set()
             self._ended.wait(PATIENCE)
 
@@ -99,6 +101,7 @@ class Submitted(Live):
         try:
             self._calls.close()
         finally:
+            # All that was told stands in the history now.
             shutil.rmtree(self.directory / FOLDER, ignore_errors=True)
 
 
@@ -132,6 +135,7 @@ def run_seeds(experiment: Experiment, run: Callable[[Experiment, Path], Run]) ->
     except BaseException as error:
         store.fail(top, f"{type(error).__name__}: {error}", getattr(error, "rank", None))
         raise
+    # Rows know their seed, so that one table holds them all.
     history = pd.concat([seed.history for seed in seeds], ignore_index=True)
     store.finish(top, aggregate(seeds), history)
     return Run(top)

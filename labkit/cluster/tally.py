@@ -102,12 +102,14 @@ class Tally:
                 self.doing = record["what"]
             elif kind == "plan":
                 self.steps_per_epoch = record["steps"]
+            # Where nobody could plan, the end of the first epoch tells its length.
             elif kind == "epoch" and record["epoch"] == 0:
                 self.steps_per_epoch = record["step"]
             elif kind == "step":
                 self._step(record)
         if self.steps > self._last[1]:
             self._last = self._clock(), self.steps
+            # The pace counts from here: what came before held the tracing of the first step.
             self._first = self._first or self._last
 
     def _step(self, row: Row) -> None:
@@ -119,6 +121,7 @@ class Tally:
     @property
     def steps(self) -> int:
         """Steps that all ranks which have told anything have taken."""
+        # The slowest: a step is taken when all have taken it.
         return min((rank.steps for rank in self.ranks.values()), default=0)
 
     @property

@@ -18,7 +18,7 @@ def in_notebook() -> bool:
 
 
 def line() -> Line:
-    """In a terminal a line that is rewritten; in a batch job's log a few that stay."""
+    """The line of a terminal, which is rewritten; in a batch job's log a few lines that stay."""
     if sys.stderr.isatty() and "LABKIT_JOB" not in os.environ:
         return Line(every=0.2, end="")
     return Line(every=5.0, end="\n")
@@ -42,6 +42,7 @@ class Line:
 
     def _print(self, live: Shown, end: str) -> None:
         text = _text(live)
+        # A line that says nothing new would fill a log.
         if not live.rows or text + end == self._shown:
             return
         self._shown_at, self._shown = time.monotonic(), text + end

@@ -58,6 +58,7 @@ def place(innermost: FrameType) -> str:
     frames = list(_outward(innermost))
     wait = _labkit_wait(frames)
     inner = next((f for f in frames if not (wait and _is_communicator(f))), innermost)
+    # The user's own line, however deep in a library the call is.
     cell = next((frame for frame in frames if _is_cell(frame)), inner)
     text = f"{wait or _call(inner)} ({_location(inner)})"
     return text if cell is inner else f"{text}, from line {cell.f_lineno} of the cell"
@@ -71,6 +72,7 @@ def _tell(folder: Path, thread: int) -> None:
     file = _file(folder, os.getpid())
     whole = file.with_suffix(".part")
     whole.write_text(json.dumps(told))
+    # Renamed when it is whole: who waits for it reads as soon as it is there.
     whole.replace(file)
 
 

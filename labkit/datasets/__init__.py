@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.datasets.catalogue import (
-    DATASETS,
-    available,
-    check,
-    count,
-    ensure,
-    load,
-    locate,
-)
+from labkit.datasets.catalogue import DATASETS, available, check, count, ensure, load, locate
 from labkit.datasets.dataset import Dataset, DatasetSpec, Shapes
 
 __all__ = [

@@ -41,6 +41,7 @@ def find(file: DataFile) -> Path | None:
 
     Raises LabkitError when a file of that name has another checksum.
     """
+    # In their order, so that one's own folder wins over what was downloaded.
     for folder in search_folders():
         path = folder / file.folder / file.name
         if path.is_file():
@@ -68,9 +69,11 @@ def fetch(file: DataFile) -> Path:
     """
     import pooch
 
+    # A shared folder of data is often not ours to write to.
     writable = [folder for folder in search_folders() if os.access(folder, os.W_OK)]
     folder = [*writable, Path("data")][0] / file.folder
     try:
+        # pooch holds it against the checksum, and renames it only then.
         return Path(pooch.retrieve(file.url, f"sha256:{file.sha256}", file.name, folder))
     except OSError as error:
         raise LabkitError(f"{how_to_get(file)}; fetching it failed: {_cause(error)}") from error

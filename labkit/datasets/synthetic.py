@@ -45,6 +45,7 @@ def read_synthetic(options: SyntheticOptions, paths: Sequence[Path]) -> Arrays:
     random = np.random.default_rng(options.seed)
     features = int(np.prod(options.shape))
     mixing = random.standard_normal((LATENT, features), np.float32) / np.float32(LATENT**0.5)
+    # Divided by the root of the inputs, so that tanh neither saturates nor is a straight line.
     first = random.standard_normal((LATENT, 4 * LATENT), np.float32) / np.float32(LATENT**0.5)
     second = random.standard_normal((4 * LATENT, options.outputs), np.float32)
     z = random.standard_normal((rows + test_rows, LATENT), np.float32)

@@ -71,6 +71,7 @@ def compare(
 
     _check(methods, batch_size=batch_size, repeats=repeats, calls=calls)
     data = _data(trained, data)
+    # A copy: what it saves holds no optimizer state, which would count as bytes of the model.
     original = copy_of(trained.model() if isinstance(trained, Run) else trained)
     before = yardsticks.right_answers(original, data, batch_size)  # refuses what has no accuracy
     if folder is None and isinstance(trained, Run):
@@ -81,6 +82,7 @@ def compare(
         models[ORIGINAL], rows[ORIGINAL] = _written(Method(), original, ORIGINAL, place)
         rows[ORIGINAL] |= {"family": ORIGINAL, "what": "as it was trained", "extra_epochs": 0}
         for method in methods:
+            # Anew for each: what a method gives shall not depend on which ones came before it.
             keras.utils.set_random_seed(seed)
             row: Row = {"family": method.family, "extra_epochs": method.extra_epochs}
             try:
@@ -138,6 +140,7 @@ def _add_times(
 ) -> None:
     times = yardsticks.inference_ms(models, batch, repeats, calls)
     for name, milliseconds in times.items():
+        # By repeat: both were measured within the same moments.
         ratios = milliseconds / times[ORIGINAL]
         rows[name] |= {
             "inference_ms": float(np.median(milliseconds)),

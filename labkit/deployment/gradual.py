@@ -81,8 +81,10 @@ class GradualPruning(keras.callbacks.Callback):
             share = self.sparsity(self._step)
             gone = smallest(self._kernels, share, self.scope)
             set_to_zero(self._kernels, gone)
+            # Tensors, once a pruning: they are used after every step.
             self._masks = [keras.ops.convert_to_tensor(mask) for mask in gone]
             self.reached.append((self._step, share))
+        # Counted here: Keras begins anew in each epoch.
         self._step += 1
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:

@@ -67,6 +67,7 @@ class LowRank(FineTuned):
 
 def factors(kernel: Array, approximation_rank: int) -> tuple[Array, Array]:
     """Two factors of a kernel (m, n): shapes (m, r) and (r, n), r at most min(m, n)."""
+    # In float64, which the kernel's own precision is then rounded from.
     left, values, right = np.linalg.svd(np.asarray(kernel, np.float64), full_matrices=False)
     root = np.sqrt(values[:approximation_rank])
     first = left[:, :approximation_rank] * root  # (m, r)
@@ -87,6 +88,7 @@ def factorise(model: keras.Model, approximation_rank: int) -> keras.Model:
     def replaced(layer: keras.Layer) -> keras.Layer:
         if _is_dense(layer) and saves(layer.kernel.shape, approximation_rank):
             return _two(layer, approximation_rank)
+        # A new layer: the copy shares none with the model.
         return type(layer).from_config(layer.get_config())
 
     plain = copy_of(model)

@@ -86,6 +86,7 @@ class Prune(FineTuned):
         """Training steps from the first pruning to the last, and between two."""
         last = int(RAMP * (self.epochs * math.ceil(rows / self.batch_size) - 1))
         every = max(1, last // PRUNINGS)
+        # A multiple, so that the last pruning reaches the whole sparsity.
         return last // every * every, every
 
     def write(self, model: keras.Model, path: Path) -> None:

@@ -70,6 +70,7 @@ class Quantize(Method):
 
 def _leaves(model: keras.Model) -> list[keras.Layer]:
     """The layers that hold the weights, in order: those that Keras's own walk reaches."""
+    # Private, but what `quantize` itself walks: any other order could match layers wrongly.
     found = model._flatten_layers(include_self=False, recursive=True)
     return [layer for layer in found if not layer._layers]
 

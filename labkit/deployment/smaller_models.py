@@ -98,6 +98,7 @@ class FineTuned(Method):
         """Train the model, and return an uncompiled copy: its file holds no optimizer state."""
         import keras
 
+        # A model of the user's own may end in a softmax; ours end in scores.
         scores = getattr(model.layers[-1], "activation", None) is not keras.activations.softmax
         model.compile(
             optimizer=keras.optimizers.Adam(self.learning_rate),
@@ -120,6 +121,7 @@ def config_of(model: keras.Model) -> dict[str, JSON]:
     import keras
 
     config = dict(keras.saving.serialize_keras_object(model))
+    # Else Keras would compile the copy, and save the optimizer's state with it.
     config.pop("compile_config", None)
     return config
 

@@ -85,6 +85,7 @@ def read_sparse(path: Path | str) -> keras.Model:
     content = path.read_bytes()
     header, start = _header(content, path.name)
     expected = start + sum(_bytes_of(record) for record in header["tensors"])
+    # A torn file is refused before any weight is read from it.
     if len(content) != expected:
         raise LabkitError(
             f"{path.name} has {len(content)} bytes instead of {expected}: write it again"
@@ -101,6 +102,7 @@ def pack(tensor: Array) -> tuple[TensorRecord, bytes]:
     """A tensor's record (shape, dtype, coding, kept) and its bytes; -0.0 and NaN are kept."""
     tensor = np.ascontiguousarray(tensor)
     flat = tensor.reshape(-1)
+    # As bits: -0.0 equals zero, but is another value, and NaN equals nothing.
     bits = flat.view(f"u{flat.itemsize}")
     places = np.flatnonzero(bits)
     sizes = coded_bytes(flat.size, len(places), flat.itemsize)

@@ -45,6 +45,7 @@ def chance(lost: int, gained: int) -> float:
     of the test data, and nothing of other seeds.
     """
     changed, fewer = lost + gained, min(lost, gained)
+    # Exactly, as whole numbers: floats overflow where thousands of answers have changed.
     tail = sum(math.comb(changed, k) for k in range(fewer + 1))
     return min(1.0, float(Fraction(tail, 2**changed)) * 2)
 
@@ -71,6 +72,7 @@ def inference_ms(
     import tensorflow as tf
 
     batch = tf.constant(x)
+    # Compiled, as a server would have it: Keras's own overhead is the same for all.
     functions = {name: _compiled(model) for name, model in models.items()}
     for function in functions.values():
         for _ in range(WARM_UP):

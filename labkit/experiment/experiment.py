@@ -32,20 +32,8 @@ Given = TypeVar("Given")
 
 # By name here, so that a wrong one is refused without importing Keras.
 OPTIMIZERS = [
-    "sgd",
-    "rmsprop",
-    "adam",
-    "adamw",
-    "adadelta",
-    "adagrad",
-    "adamax",
-    "adafactor",
-    "nadam",
-    "ftrl",
-    "lion",
-    "lamb",
-    "muon",
-    "schedulefreeadamw",
+    *("sgd", "rmsprop", "adam", "adamw", "adadelta", "adagrad", "adamax", "adafactor", "nadam"),
+    *("ftrl", "lion", "lamb", "muon", "schedulefreeadamw"),
 ]
 
 
@@ -166,6 +154,8 @@ class Experiment(Checked):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        # Without shapes only a model's own options are checked: what data of the user's own are,
+        # ranks find out.
         shapes = None
         if isinstance(self.dataset, str):
             shapes = datasets.check(self.dataset, self.dataset_options)
@@ -182,6 +172,7 @@ class Experiment(Checked):
             )
         if self.feed == "scatter" and callable(self.dataset):
             raise InvalidInput("feed='scatter' wants arrays or a named data set, not a callable")
+        # Last: strategies may ask for blocks and rows, which have been checked by then.
         self.strategy.check(self)
         return self
 
@@ -210,7 +201,7 @@ class Experiment(Checked):
 
     @property
     def rows(self) -> int | None:
-        """Of its training data; None where only ranks know."""
+        """How many rows its training data have; None where only ranks know."""
         if isinstance(self.dataset, tuple):
             return len(leaves(self.dataset)[0])
         if callable(self.dataset):
@@ -219,7 +210,7 @@ class Experiment(Checked):
 
     @property
     def time_steps(self) -> int | None:
-        """Of a sample, which a recurrent model goes through; None where only ranks know.
+        """Steps of a sample that a recurrent model goes through; None where only ranks know.
 
         Raises InvalidInput for a named model that is not recurrent.
         """
@@ -246,6 +237,7 @@ class Experiment(Checked):
     @cached_property
     def hash8(self) -> str:
         """Eight hexadecimal digits that name the content: equal experiments have equal ones."""
+        # Without the name, which is a label: what computes the same has the same hash.
         return digest({k: v for k, v in self.to_json().items() if k != "name"})[:8]
 
     def to_json(self) -> dict[str, JSON]:
@@ -264,6 +256,7 @@ class Experiment(Checked):
 
     def replace(self, **fields: Any) -> Experiment:
         """The same experiment with other values, checked again."""
+        # Not pydantic's `model_copy`, which checks nothing.
         return Experiment(**{f: getattr(self, f) for f in type(self).model_fields} | fields)
 
 

@@ -102,6 +102,7 @@ def planes(name: str, options: Mapping[str, object], shapes: Shapes) -> list[Lay
     """
     layers = check(name, options, shapes).hidden([first_plane(shapes)])
     if layers is None:
+        # Those that say more than the base, which knows of no such layers.
         able = [one for one, its in MODELS.items() if its.options.hidden is not ModelOptions.hidden]
         raise InvalidInput(
             f"model {name!r} cannot be cut over a grid of machines; allowed: {', '.join(able)}"

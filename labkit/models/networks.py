@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -15,7 +15,10 @@ from labkit.schedules.grid import Layer
 if TYPE_CHECKING:
     import keras
 
-Activation = Literal["relu", "gelu", "tanh", "sigmoid", "elu", "selu", "silu", "softplus"]
+Activation = Annotated[
+    Literal["relu", "gelu", "tanh", "sigmoid", "elu", "selu", "silu", "softplus"],
+    Field(description="relu, gelu, tanh, sigmoid, elu, selu, silu or softplus"),
+]
 
 
 class LinearOptions(ModelOptions):
@@ -41,18 +44,18 @@ class MlpOptions(ModelOptions):
     widths: tuple[Count, ...] = Field(
         (128, 64), description="units of each hidden layer, whole numbers from 1, such as [128, 64]"
     )
-    activation: Activation = Field(
-        "relu", description="relu, gelu, tanh, sigmoid, elu, selu, silu or softplus"
-    )
+    activation: Activation = "relu"
     dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped, 0 to below 1")
 
     @property
     def blocks(self) -> int:
         """Layers: those that are hidden, one that flattens before them, the scores behind them."""
+        # A Dropout is a layer of its own, between which and the next a model may be cut.
         return len(self.widths) * (2 if self.dropout else 1) + 2
 
     def widest(self, shapes: Shapes) -> int:
         """The widest hidden layer, or the scores."""
+        # The 1 for a model without hidden layers: `max` wants two values at least.
         return max(*self.widths, shapes.outputs, 1)
 
     def hidden(self, layers: list[Layer]) -> list[Layer]:
@@ -63,6 +66,7 @@ class MlpOptions(ModelOptions):
                 "use dropout=0"
             )
         for width in self.widths:
+            # A new list: the names of layers count those that stand before them.
             layers = [*layers, dense_plane(layers, width)]
         return layers
 
@@ -80,6 +84,7 @@ class CnnOptions(ModelOptions):
     @property
     def smallest(self) -> int:
         """Height and width, in pixels, below which the pooled image is empty."""
+        # Each convolution without padding takes a row and a column at each side; pooling wants two.
         return 2 * len(self.filters) + 2
 
     @property
@@ -131,9 +136,7 @@ class LocallyConnectedOptions(ModelOptions):
     )
     kernel: Count = Field(3, description="rows and columns of each kernel, 1 or more")
     stride: Count = Field(1, description="from a kernel to the next, 1 to kernel")
-    activation: Activation = Field(
-        "relu", description="relu, gelu, tanh, sigmoid, elu, selu, silu or softplus"
-    )
+    activation: Activation = "relu"
 
     @field_validator("stride")
     @classmethod
@@ -152,6 +155,7 @@ class LocallyConnectedOptions(ModelOptions):
         """Height and width, in pixels, of which the last layer has one place."""
         size = 1
         for _ in self.filters:
+            # Backwards, from one place of the last layer: what each layer needs of the one before.
             size = (size - 1) * self.stride + self.kernel
         return size
 
@@ -212,6 +216,7 @@ def rnn(options: RnnOptions, shapes: Shapes) -> keras.Model:
         hidden = [layers.Embedding(shapes.outputs, options.embedding)]
     else:
         hidden = [layers.Reshape((shapes.input_shape[0], -1))]
+    # All but the last hand every step on to the next layer.
     hidden += [cell(options.units, return_sequences=True) for _ in range(options.layers - 1)]
     hidden += [cell(options.units, return_sequences=each)]
     return _sequential("rnn", shapes, hidden)
@@ -240,6 +245,7 @@ def _sequential(
     import keras
 
     codes = shapes.task == "next_character"
+    # Integers for characters: an embedding looks them up.
     first: list[keras.KerasTensor | keras.Layer] = [
         keras.Input(shapes.input_shape, dtype="int32" if codes else None)
     ]

@@ -66,6 +66,6 @@ def dense_plane(layers: Sequence[Layer], units: int) -> Layer:
 
 
 def _named(kind: str, layers: Sequence[Layer]) -> str:
-    """As Keras names the layers of the first model of a process: dense, dense_1, …"""
+    """The name that Keras gives in the first model of a process: dense, dense_1, …"""
     before = sum(each.name.startswith(kind) for each in layers)
     return f"{kind}_{before}" if before else kind

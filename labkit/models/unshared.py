@@ -69,6 +69,7 @@ class LocallyConnected2D(keras.layers.Layer):
                 f"{tuple(input_shape[1:3])}"
             )
         inputs = self.kernel_size[0] * self.kernel_size[1] * input_shape[-1]
+        # Glorot's limit of one place: Keras's own initializer would count all places as inputs.
         limit = (6 / (inputs + filters)) ** 0.5
         self.kernel = self.add_weight(
             shape=(rows, columns, inputs, filters),
