@@ -85,6 +85,7 @@ def _asked(
 
     axes, drawn = plan.read_file(read_text(file), str(file)) if file else ({}, {})
     values = dict(fixed)
+    # A value that is fixed on the command line wins over the file's list of it.
     axes = {name: axis for name, axis in axes.items() if name not in values}
     axes |= plan.read_assignments(assignments)
     if not axes and repeats is None:

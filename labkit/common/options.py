@@ -46,6 +46,7 @@ def parse(options: type[Parsed], owner: str, given: Mapping[str, object]) -> Par
     try:
         return options.model_validate(dict(given))
     except ValidationError as error:
+        # One error at a time: the next may go with it.
         first = error.errors()[0]
     option = str(first["loc"][0])
     fields = options.model_fields

@@ -48,6 +48,7 @@ def from_bytes(
 
 def nbytes(payload: Payload) -> int:
     """What a payload takes on the wire, and in a file."""
+    # As `to_bytes` writes it, counts included, but without writing.
     return sum(COUNT.itemsize + np.asarray(part).nbytes for part in payload.values())
 
 

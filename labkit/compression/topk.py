@@ -69,5 +69,6 @@ def _sampled(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Tensor, 
         places, greatest = _largest(values, k)
         return tf.gather(found, places), greatest
 
+    # A sample may have been unlucky: then far too many lie above its threshold.
     found, values = tf.cond(tf.size(found) > 2 * k, k_of_them, lambda: (found, values))
     return found, values

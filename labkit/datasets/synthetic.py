@@ -48,6 +48,8 @@ def read_synthetic(options: SyntheticOptions, paths: Sequence[Path]) -> Arrays:
     # Divided by the root of the inputs, so that tanh neither saturates nor is a straight line.
     first = random.standard_normal((LATENT, 4 * LATENT), np.float32) / np.float32(LATENT**0.5)
     second = random.standard_normal((4 * LATENT, options.outputs), np.float32)
+    # Drawn together, so that test rows are of the same teacher; the order of draws is part of the
+    # data.
     z = random.standard_normal((rows + test_rows, LATENT), np.float32)
     scores = np.tanh(z @ first) @ second
     x = (z @ mixing).reshape(-1, *options.shape)

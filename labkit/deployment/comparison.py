@@ -88,6 +88,7 @@ def compare(
             try:
                 compressed = method.apply(original, data)
             except InvalidInput as error:
+                # What cannot be done is a row of the table, too: a person asked for it.
                 rows[method.label] = row | {"what": str(error)}
                 continue
             models[method.label], files = _written(method, compressed.model, method.label, place)

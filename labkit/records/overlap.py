@@ -60,6 +60,7 @@ class Overlap:
         """
         urgency = [0] * len(self.ready)
         for place, (bucket, _, _) in enumerate(self.waits):
+            # The order in which training waited is the order in which it needs them.
             urgency[bucket] = place
         # Neither order is the best for all ready times, so that both are tried.
         coming = sorted(range(len(self.ready)), key=lambda bucket: self.ready[bucket])
@@ -69,6 +70,7 @@ class Overlap:
     def _finish(self, order: Iterable[int]) -> list[float]:
         finish, free = [0.0] * len(self.ready), float("-inf")
         for bucket in order:
+            # The line begins a bucket when it is ready, and the one before has passed.
             free = max(self.ready[bucket], free) + self.seconds[bucket]
             finish[bucket] = free
         return finish

@@ -110,6 +110,7 @@ def _memory(part: Part) -> dict[str, Value]:
         own, expected = (_number(each.get(kind)) for each in (measured, predicted))
         total += own, expected
         found |= {f"{kind}_bytes": own, f"{kind}_predicted": expected}
+        # A kind that a rank has none of has no relative error.
         found[f"{kind}_error"] = own / expected - 1 if expected else MISSING
     return found | {"bytes": float(total[0]), "bytes_predicted": float(total[1])}
 
@@ -143,6 +144,7 @@ def _speedup(run: Run, baseline: Run | None) -> dict[str, float]:
     names = ("speedup", "speedup_low", "speedup_high")
     if baseline is None or gate_failed(run):
         return dict.fromkeys(names, MISSING)
+    # Batches may differ: the baseline is counted for as many rows as the run's.
     rows = run.experiment["batch_size"] / baseline.experiment["batch_size"]
     work = rows * baseline.metrics["step_ms"]["median"]
     step = run.metrics["step_ms"]

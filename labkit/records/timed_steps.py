@@ -69,6 +69,7 @@ def activities(timeline: pandas.DataFrame, steps: Sequence[int]) -> pandas.DataF
         has = every["step"]
         raise InvalidInput(f"none of steps {steps}; its timeline has {has.min()} to {has.max()}")
     begin, end = own["start"].min(), own["stop"].max()
+    # By time, not by step: a bucket of the step before may still be on its way.
     events = timeline[(timeline["stop"] > begin) & (timeline["start"] < end)]
     # The communication thread may be a step ahead or behind.
     events = events[(events["kind"] == "communicate") | events["step"].isin(steps)]
@@ -97,6 +98,7 @@ def _without(whole: Interval, taken: Iterable[Interval]) -> list[Interval]:
     left, end = whole
     found = []
     for start, stop in taken:
+        # Intervals may overlap, and reach beyond the whole.
         if start > left and left < end:
             found.append((left, min(start, end)))
         left = max(left, stop)

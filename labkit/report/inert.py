@@ -73,6 +73,7 @@ def render(path: Path, outputs: bool = True) -> str:
     )
     text = sanitized(exporter.from_notebook_node(notebook)[0])
     for place, figure in figures.items():
+        # After the cleaning, which has left the text of the place alone.
         text = text.replace(f"<div>{place}</div>", figure)
     return text
 

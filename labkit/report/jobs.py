@@ -31,6 +31,7 @@ def notebooks(runs: Sequence[Run]) -> dict[Path, bool]:
     executed: dict[str, Path] = {}
     for job in found:
         if (path := job / "output.ipynb").exists():
+            # The first job of each notebook stands for all of them.
             executed.setdefault(_name(job), path)
     return dict.fromkeys(executed.values(), whole)
 

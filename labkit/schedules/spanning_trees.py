@@ -78,6 +78,7 @@ def pack(size: int, links: Links, shares: int | None = None) -> dict[Tree, int]:
         for one, other in edges:
             # Both ways: the sum goes up the tree, and comes down it again.
             load[[one, other], [other, one]] += 1
+        # In the middle, so that a tree is shallow; of two middles the one that is root less often.
         root = min(_centres(size, edges), key=lambda rank: roots[rank])
         roots[root] += 1
         taken[_levels(size, edges, root)] += 1

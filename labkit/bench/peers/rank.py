@@ -32,6 +32,7 @@ def main(task: dict[str, Any]) -> None:
         found = peer.measure(CASES[name], task["repeats"])
         if rank == 0:
             print(json.dumps({"case": name, "version": peer.version} | found), flush=True)
+    # A peer that leaves early may end what the others still use.
     meeting.meet()
     peer.leave()
 

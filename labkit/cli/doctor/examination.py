@@ -44,6 +44,7 @@ def output(
             capture_output=True,
             text=True,
             timeout=LIMIT,
+            # A tool that asks something would wait for an answer until the limit.
             stdin=subprocess.DEVNULL,
             env=os.environ | (variables or {}),
             check=False,

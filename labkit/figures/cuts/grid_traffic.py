@@ -167,6 +167,8 @@ def _lines(found: Crossing, number: int, centers: Points) -> list[Trace]:
         if layer == number:
             pair = (min(source, destination), max(source, destination))
             pairs[pair] = pairs.get(pair, 0) + values
+    # Thickness in proportion to the thickest line of this layer: layers differ by orders of
+    # magnitude.
     most = max(pairs.values(), default=1)
     found_lines = []
     for (a, b), values in pairs.items():

@@ -79,6 +79,7 @@ def methods(shown: Sequence[Entry]) -> list[Method]:
 
     Raises: LabkitError, where no run has a history of several ranks.
     """
+    # One worker has no link whose bandwidth could matter.
     usable = [e for e in shown if not e.gate_failed and (e.metrics.get("workers") or 1) > 1]
     groups = {name: [e.run for e in group] for name, group in by_method(usable).items()}
     found = bandwidths.methods(groups)

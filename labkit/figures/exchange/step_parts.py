@@ -116,6 +116,7 @@ def _short(label: str, bars: int) -> list[str]:
     """Lines of a label; a word too long for one is broken behind brackets and underscores."""
     # Nine letters at least: less would break every word.
     width = max(9, _LETTERS // bars)
+    # A blank where a word may be broken; it is taken out again below.
     words = [w if len(w) <= width else re.sub(r"(?<=[(_])", " ", w) for w in label.split()]
     found = textwrap.wrap(" ".join(words), width, max_lines=_LINES, placeholder=" …")
     return [re.sub(r"(?<=[(_]) ", "", line) for line in found]

@@ -94,6 +94,7 @@ def draw(
     number = 0
     for row, panels in enumerate(rows):
         top = 1 - (sum(heights[:row]) + ABOVE) / inner
+        # In shares of the whole, as Plotly wants domains, though heights are pixels.
         y_domain = [top - plot / inner, top]
         for x_domain, panel in zip(_columns(len(panels)), panels, strict=True):
             number += 1
@@ -175,6 +176,7 @@ def _words(panel: Panel, x: Sequence[float], y: Sequence[float], below: int) -> 
 
 def _note_lines(panel: Panel, width: float) -> list[str]:
     """The note, broken to fit a panel of this share of the canvas."""
+    # By the width of a narrow page, where the note must fit, too.
     letters = int(width * NARROW / SMALL_LETTER)
     return [line for part in panel.note.split("\n") for line in textwrap.wrap(part, letters)]
 

@@ -97,6 +97,7 @@ def arrows(
     Args: paths: the points of each; hover: what each says; names: what stands at its middle, on
     which `side` of it.
     """
+    # One trace for all arrows: a frame has to have as many traces as any other.
     sizes = [len(path) for path in paths]
     # Plotly breaks a line at what is not a number.
     gap = np.full((1, 2), np.nan)

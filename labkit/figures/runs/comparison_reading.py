@@ -95,6 +95,7 @@ def methods(shown: Sequence[Entry]) -> list[Method]:
         fields = {k: v for k, v in entry.run.experiment.items() if k not in _CHANCE}
         if entry.metrics:
             groups.setdefault(json.dumps(fields, sort_keys=True), []).append(entry)
+    # By the first run of each: the others differ in chance only.
     labels = naming.labels([group[0].run for group in groups.values()])
     return [Method(label, tuple(g)) for label, g in zip(labels, groups.values(), strict=True)]
 
@@ -191,6 +192,7 @@ def _faster(first: _Place, second: _Place) -> str:
 
 def _fewest(found: Sequence[Method]) -> Finding | None:
     ranked = _ranked(((method.bytes(), method) for method in found), -1)
+    # All send the same: there is no fewest.
     if len({finding.value for finding, _ in ranked}) < 2:
         return None
     least, most = ranked[0][0], ranked[-1][0]

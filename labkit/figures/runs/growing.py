@@ -49,6 +49,7 @@ class Curve:
         self.y.append(sum(point[1] for point in self._next) / self.each)
         self._next.clear()
         if len(self.x) == MOST:
+            # Halved, not cut: the whole course of the training stays in view.
             self.x, self.y = _halved(self.x), _halved(self.y)
             # The points now stand for twice as many; so memory and drawing stay bounded in a long
             # run.
@@ -94,6 +95,7 @@ class LiveFigure:
             self._epoch(epoch)
         known = {trace.name for trace in self.widget.data}
         looks = [_metric(name, place) for place, name in enumerate(self._metrics)]
+        # Which metrics there are is known when the first epoch has ended.
         if new := [look for look in looks if look["name"] not in known]:
             self.widget.add_traces(new)
         # One message to the browser for all traces.

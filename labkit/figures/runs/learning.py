@@ -32,6 +32,7 @@ def learning_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[Panel], s
     import pandas as pd
 
     curves = {entry.key: loss_curve(entry.run.history) for entry in shown}
+    # The more runs, the fewer points of each: what a browser draws stays about the same.
     points = POINTS if len(shown) <= FEW else POINTS // 2 if len(shown) <= MANY else POINTS // 4
     losses = pd.concat([thinned(c, points).assign(run=key) for key, c in curves.items()])
     found = [epoch_results(e.run, curves[e.key]).assign(run=e.key) for e in shown]
@@ -76,6 +77,7 @@ def _panel(
     # A row without a place on this axis may have one on another.
     table = table.dropna(subset=[over])
     faint = "loss" if is_loss and len(shown) <= FEW else ""
+    # Epochs are few, and each is a measurement; steps are many.
     marks = not is_loss and len(shown) <= MANY
     looks = {entry.key: entry for entry in shown}
     refused = speed.refusals(shown) if over == "seconds" else ""

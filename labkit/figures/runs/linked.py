@@ -41,6 +41,7 @@ class Linked:
 
         from labkit.figures.kit.canvas import WIDTH
 
+        # Copies: the figures themselves stay as they are for a report.
         panels = [go.FigureWidget(figure) for figure in self.figures]
         for panel in panels:
             # Drawn before it has a place on the page, it would be as wide as Plotly thinks.

@@ -64,6 +64,7 @@ def _axes(shown: Sequence[Entry], names: Sequence[str] | None) -> list[Axis]:
     if names is None:
         # Chance and a label explain no result.
         names = [name for name in given if name not in ("seed", "name")][: _MOST - len(MEASURES)]
+        # A result that is the same for all tells nobody from anybody.
         names += [name for name in MEASURES if len(set(measured(shown, name))) > 1]
     chosen = list(names) or list(given) or list(MEASURES)[:1]
     columns = [(name, values_of(shown, name)) for name in chosen]
@@ -133,6 +134,7 @@ def _slot_words(name: str, on: Scale, first: bool) -> list[tuple[float, str, str
 
 
 def _ends(name: str, on: Scale) -> list[tuple[float, str, str]]:
+    # One value for all is named once, above.
     ends = [on.ticks[0], on.ticks[-1]] if len(on.ticks) > 1 else [(1.0, on.ticks[0][1])]
     return [(_BELOW if at == 0 else _ABOVE, text_of(name, value), "center") for at, value in ends]
 

@@ -39,6 +39,7 @@ def _of_run(entry: Entry) -> list[str]:
     # The first step traces and compiles, which no later one does.
     steady = history[history["step"] > 0]
     total = steady["seconds"].sum()
+    # One worker neither exchanges nor waits.
     if metrics.get("workers", 1) > 1 and total > 0:
         shares = " / ".join(f"{max(steady[part].sum(), 0) / total:.0%}" for part in parts)
         said.append(f"of its step time {shares} went into computing / exchange / waiting for ranks")

@@ -95,6 +95,7 @@ def _axis(shown: Sequence[Entry], name: str, values: Sequence[Value]) -> Trace:
         return {"tickvals": list(range(len(slots))), "ticktext": texts}
     known = [value for value in values if is_number(value)]
     ticks: Trace = {"tickformat": ".1%"} if name.endswith("accuracy") else {}
+    # Parameters are chosen by a person, who looks for just these values on the axis.
     if name in parameters(shown) and len(set(known)) <= 8:
         ticks = {"tickvals": sorted(set(known))}
     wide = bool(known) and min(known) > 0 and max(known) / min(known) >= _WIDE

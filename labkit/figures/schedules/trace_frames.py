@@ -101,6 +101,7 @@ def _curve(start: Points, stop: Points) -> Points:
     way = stop - start
     side = np.array([way[1], -way[0]])
     middle = (start + stop) / 2 + 0.14 * side
+    # A quadratic Bézier curve.
     t = np.linspace(0, 1, 25)[:, None]
     points = (1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * stop
     # Not under the circles of the two ranks.
@@ -122,6 +123,7 @@ def _arrows(sent: Round, size: int, verb: str, color: str, dash: str) -> Trace:
 
 def _labels(sent: Round, size: int, chunks: int) -> Trace:
     """The chunk beside each arrow, nearer to its source: arrows cross in the middle."""
+    # One chunk is the whole buffer, of which nothing need be said.
     rows = sent.rows() if chunks > 1 and len(sent) <= LABELLED else []
     place = _place(size)
     points, texts = [], []

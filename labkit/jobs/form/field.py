@@ -32,6 +32,7 @@ class Field:
 
         self.parameter = parameter
         self.input = _input(parameter)
+        # As the widget has it, which may round or reshape what the notebook says.
         self._initial = self.input.value
         self._error = ipywidgets.HTML()
         # Escaped: a comment of the notebook is text, whatever signs it holds.

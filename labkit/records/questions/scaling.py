@@ -34,6 +34,7 @@ def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
     """
     import pandas as pd
 
+    # No speed is told of a run that failed its gate, nor by means of one.
     usable = {n: run for n, run in runs.items() if _median(run) and not gate_failed(run)}
     rows = []
     for name, run in usable.items():

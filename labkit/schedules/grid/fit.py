@@ -12,6 +12,7 @@ SHOWN = 6  # allowed grids in a message
 
 def fitting(layers: Sequence[Layer], workers: int) -> list[Grid]:
     """Grids of which each machine has a place or a unit of every layer, and that divide workers."""
+    # What is left of the workers are replicas of the grid.
     machines = [number for number in range(1, workers + 1) if workers % number == 0]
     grids = [(r, n // r) for n in machines for r in range(1, n + 1) if n % r == 0]
     return [grid for grid in grids if _too_small(layers, grid) is None]

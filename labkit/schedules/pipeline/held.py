@@ -52,6 +52,7 @@ def stashed(table: Table) -> Integers:
             elif action in ("backward", "backward_weight"):
                 needed.discard(int(microbatch))
                 newest += table.asynchronous
+            # A set: several micro-batches may have met the same version.
             kept = {int(met[stage, each]) for each in needed} | {newest}
             most[stage] = max(most[stage], len(kept))
     return most
