@@ -14,6 +14,7 @@ from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.options import lookup
 from labkit.compression.payload import Payload, Tensor
+from labkit.compression.waiting import Waiting
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -177,6 +178,14 @@ class Compressor(Checked):
     def residual(self, state: State) -> Tensor | None:
         """What the state carries over to the next step, or None for compressors without memory."""
         return None
+
+    def waiting(self, ranks: int) -> Waiting | None:
+        """New books of what must wait by the method's law; None: it has no such law.
+
+        Args:
+            ranks: how many take part.
+        """
+        return Waiting() if self.conserves else None
 
     def to_json(self) -> dict[str, JSON]:
         """Name and fields."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from labkit.common.errors import InvalidInput
@@ -19,6 +20,7 @@ from labkit.compression.compressor import (
 )
 from labkit.compression.payload import Tensor
 from labkit.compression.topk import TopK
+from labkit.compression.waiting import Waiting
 
 STAGES = 4  # of the warm-up: 75, 93.75, 98.4375 and 99.6 % are not sent
 
@@ -106,3 +108,31 @@ class DGC(Compressor):
     def residual(self, state: State) -> Tensor:
         """The accumulation v, (n,)."""
         return state[2]
+
+    def waiting(self, ranks: int) -> Waiting:
+        """Books of the accumulation v, by the paper's law."""
+        return Accumulated(self, ranks)
+
+
+class Accumulated(Waiting):
+    r"""What waits is all velocities, less all that was sent; what was sent has no velocity left.
+
+    \(u_t = m (1 - M_{t-1}) u_{t-1} + g_t\) and \(v_T = \sum_t u_t - \sum_t s_t\), where M marks the
+    elements that were sent and g is clipped: momentum correction and factor masking of the paper.
+    """
+
+    def __init__(self, compressor: DGC, ranks: int) -> None:
+        super().__init__()
+        self._momentum, norm = compressor.momentum, compressor.clip_norm
+        # Rounded as the compressor keeps it.
+        self._limit = None if norm is None else float(np.float32(norm * ranks**0.5))
+        self._velocity: np.ndarray | float = 0.0
+
+    def after(self, given: np.ndarray, sent: np.ndarray) -> np.ndarray:
+        """What must wait after one more step; all of them (n,)."""
+        wide = given.astype(np.float64)
+        if self._limit is not None:
+            wide *= self._limit / max(float(np.linalg.norm(wide)), self._limit)
+        velocity = self._momentum * self._velocity + wide
+        self._velocity = np.where(sent != 0, 0.0, velocity)
+        return super().after(velocity, sent)

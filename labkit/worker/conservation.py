@@ -1,85 +1,105 @@
-"""The law that a lossy exchange is held to: nothing is lost but what is carried over."""
+"""The law that a lossy exchange is held to: nothing is lost between a gradient and its use."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from labkit.communicator import Communicator
+from labkit.compression import Compressor
+from labkit.compression.waiting import Waiting
 from labkit.exchange import Layer, Seen
 
 TOLERANCE = {4: 1e-5, 8: 1e-12}  # of the greatest values of all steps, by bytes of a value
+
+
+class Found(NamedTuple):
+    """By how much a law is violated, what rounding allows, and what is then wrong."""
+
+    difference: float
+    allowed: float
+    what: str
+
+    @property
+    def excess(self) -> float:
+        """The difference in units of what is allowed; what is not a number is worst of all."""
+        finite = self.allowed and np.isfinite(self.difference)
+        return self.difference / self.allowed if finite else np.inf
 
 
 @dataclass
 class _Sums:
     """Of one bucket over all steps, in float64."""
 
-    given: np.ndarray
     sent: np.ndarray
     mean: np.ndarray
-    residual: np.ndarray | None
+    waiting: Waiting | None
     itemsize: int
-    size: float = 0.0  # of the greatest values given, over all steps
+    size: float = 0.0  # of the greatest values, over all steps
+    lost: float = 0.0  # the worst violation of the first law in any step
 
 
 @dataclass
 class Audit:
     r"""Keeps its own books on every bucket of an exchange with a compressor.
 
-    Over T steps, on each rank, what was sent and what is carried over are what was given:
-    \(\sum_t s_t + e_T = \sum_t g_t\). Over the ranks, what was applied is the mean of what was
-    sent: \(\frac1n \sum_r \sum_t s_{r,t} = \sum_t \hat g_t\).
+    After every step, on each rank, what it keeps is what must wait by the method's law (see
+    `Waiting`): \(e_T = \sum_t g_t - \sum_t s_t\), and for DGC the same of its velocities. Over the
+    ranks, the mean is that of what was sent: \(\frac1n \sum_r \sum_t s_{r,t} = \sum_t \hat g_t\).
 
     Both hold up to rounding; the second one only as exactly as payloads are summed on the way.
 
     Args:
         communicator: the ranks.
-        remembers: whether the first law holds: error is fed back.
-        rounding: relative error of a sum on the way.
+        compressor: whose law it is.
     """
 
     communicator: Communicator
-    remembers: bool
-    rounding: float = 0.0
+    compressor: Compressor
     _books: dict[int, _Sums] = field(default_factory=dict)
 
     def look(self, bucket: int, layers: Sequence[Layer], seen: Seen) -> None:
         """A watcher of `Exchange`."""
         if bucket not in self._books:
             zero = np.zeros(len(seen.given))
-            self._books[bucket] = _Sums(
-                zero, zero.copy(), zero.copy(), None, seen.given.dtype.itemsize
-            )
+            law = self.compressor.waiting(self.communicator.size)
+            self._books[bucket] = _Sums(zero, zero.copy(), law, seen.given.dtype.itemsize)
         books = self._books[bucket]
-        books.size += float(np.abs(seen.given).max(initial=0.0))
-        books.given += seen.given
         books.sent += seen.sent
         books.mean += seen.mean
-        books.residual = seen.residual
+        expected = np.zeros(0)
+        if books.waiting is not None:
+            expected = books.waiting.after(seen.given, seen.sent)
+            kept = np.nan if seen.residual is None else seen.residual
+            books.lost = float(np.max([books.lost, _largest(kept - expected)]))
+        books.size += max(_largest(seen.given), _largest(expected), _largest(seen.sent))
 
     def difference(self) -> tuple[float, float]:
         """The worst violation of both laws on any rank, and what rounding allows (collective)."""
+        worst = self.verdict()
+        return worst.difference, worst.allowed
+
+    def verdict(self, more: Sequence[Found] = ()) -> Found:
+        """The worst violation of both laws, or of more, on any rank (collective)."""
         # Books without an entry prove nothing: a compressor that was passed by would pass.
-        found: list[tuple[float, float]] = [] if self._books else [(np.inf, 0.0)]
-        for books in self._books.values():
+        nothing = Found(np.inf, 0.0, "nothing went through the compressor")
+        found = [*(self._violations() if self._books else [nothing]), *more]
+        told = self.communicator.allgather([tuple(each) for each in found], "the audit")
+        return max((Found(*each) for own in told for each in own), key=lambda each: each.excess)
+
+    def _violations(self) -> Iterator[Found]:
+        for number, books in sorted(self._books.items()):
             exact = TOLERANCE[max(books.itemsize, 4)] * max(books.size, 1e-3)
             shared = self.communicator.tally(books.sent, "the audit") / self.communicator.size
-            summed = exact + 2 * self.rounding * books.size
-            found.append((_largest(shared - books.mean), summed))
-            if self.remembers and books.residual is not None:
-                found.append((_largest(books.sent + books.residual - books.given), exact))
-        told = self.communicator.allgather(found, "the audit")
-        everyones: list[tuple[float, float]] = [pair for own in told for pair in own]
-        return max(everyones, key=_excess)
-
-
-def _excess(pair: tuple[float, float]) -> float:
-    """By how much a difference is more than allowed; what is not a number is worst of all."""
-    difference, allowed = pair
-    return difference / allowed if allowed and np.isfinite(difference) else np.inf
+            summed = exact + 2 * self.compressor.rounding * books.size
+            what = f"the mean of bucket {number} is not that of what ranks have sent"
+            yield Found(_largest(shared - books.mean), summed, what)
+            if books.waiting is not None:
+                what = f"of bucket {number} a rank keeps other than what it was given and not sent"
+                yield Found(books.lost, exact, what)
 
 
 def _largest(values: np.ndarray) -> float:

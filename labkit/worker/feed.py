@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -81,6 +81,12 @@ class Source:
         train = _scattered if plan.owned else _sharded
         rows = train(self.arrays, plan, communicator, experiment.epochs)
         return Feed(rows, plan.steps_per_epoch, validation, self.shapes)
+
+    def first(self, rows: int) -> Source:
+        """The same with so many rows of the training data; all of a data set of the user's own."""
+        if self.arrays is None:
+            return self
+        return replace(self, train=keras.tree.map_structure(lambda leaf: leaf[:rows], self.arrays))
 
     def rows(self, communicator: Communicator) -> int:
         """How many rows rank 0 has read of the training data (collective)."""

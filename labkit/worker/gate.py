@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from labkit.common.places import cache_folder, fingerprint
-from labkit.communicator import Communicator, alone
+from labkit.communicator import Communicator
 from labkit.compression import Compressor
-from labkit.exchange.seam import Hook, Rows, Variables, seam
+from labkit.exchange.seam import seam
 from labkit.experiment.experiment import Experiment, digest
 from labkit.records.result import Verdict
 from labkit.records.store import read_json, write_json
-from labkit.strategies import AllReduce
-from labkit.worker.conservation import Audit
-from labkit.worker.feed import Source, global_batches, plan_of
-from labkit.worker.session import TrainingSession, build_model, reset
+from labkit.worker import by_nature, reference
+from labkit.worker.conservation import Audit, Found
+from labkit.worker.feed import Source
+from labkit.worker.notes import Applied, Brought, disagreement
+from labkit.worker.session import TrainingSession
 
 STEPS = 20
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # of the largest weight
@@ -30,12 +30,17 @@ _IRRELEVANT = ("name", "epochs", "steps", "repeats", "threads", "seed", "gate", 
 def verify(experiment: Experiment, communicator: Communicator, source: Source) -> Verdict:
     r"""Train 20 steps on the ranks and in one process, in float64, and compare every weight.
 
-    A lossy exchange is held against its conservation law instead, see `labkit.worker.conservation`.
+    A lossy exchange is held against its conservation law instead, see `labkit.worker.conservation`,
+    from the gradients that backpropagation has made to those that the optimizer applies. In both
+    cases ranks that hold the same weights must have applied the same bits, step by step.
+
     Passed when \(\max|w_\mathrm{ranks} - w_\mathrm{one}| \le 10^{-9} \max|w|\); a model that keeps
-    float32 weights in spite of the policy is held to 1e-4. Collective over the communicator; the
-    verdict is the same on all ranks and is cached by what it depends on.
+    float32 weights in spite of the policy is held to 1e-4. Large batches are made smaller, so that
+    they leave the same remainders, see `labkit.worker.reference`. Collective over the communicator;
+    the verdict is the same on all ranks and is cached by what it depends on, and so are the
+    weights of the one process, for all strategies on the same batches.
     """
-    reason = _why_not(experiment, source)
+    reason = _why_not(experiment)
     if reason:
         return _verdict("not applicable", reason)
     place = cache_folder("gates") / f"{_key(experiment)}.json"
@@ -45,95 +50,120 @@ def verify(experiment: Experiment, communicator: Communicator, source: Source) -
     known = communicator.share(known, what="the gate's cache")
     if known is not None:
         return known
-    found = _compare(experiment, communicator, source)
+    found = _hold(*_shortened(experiment, communicator, source), communicator)
     verdict: Verdict = communicator.share(found, what="the gate")
     if communicator.rank == 0:
         write_json(place, {"equivalence": verdict})
     return verdict
 
 
-def _compare(experiment: Experiment, communicator: Communicator, source: Source) -> Verdict | None:
-    short = _shortened(experiment, communicator, source)
-    ranks = TrainingSession(short, communicator, source)
-    ranks.feed.validation = None
-    if (lossy := short.strategy.lossy) is not None:
-        return _audit(short, ranks, lossy)
-    short.strategy.train(ranks)
+class Watched(TrainingSession):
+    """A session that writes down what its optimizers are given to apply."""
+
+    def __init__(self, short: Experiment, communicator: Communicator, source: Source) -> None:
+        super().__init__(short, communicator, source)
+        self.feed.validation = None
+        lossy = short.strategy.lossy
+        # Who is the only one to hold its weights has nobody to differ from.
+        self.applied = Applied(marks=self.readers.size > 1, sums=lossy is not None)
+        self.brought: Brought | None = None
+
+    def optimizer(self) -> keras.optimizers.Optimizer:
+        """As without a gate, but for the notes."""
+        return self.applied.watch(super().optimizer())
+
+    def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """As without a gate; gradients to be compressed are written down on their way there."""
+        super().compile(optimizer)
+        if self.experiment.strategy.lossy is not None:
+            self.brought = Brought(self.communicator, optimizer.exchange)
+            seam(self.model).put_on(self.brought)
+            self.watchers.append(self.brought.look)
+
+
+def _hold(short: Experiment, source: Source, communicator: Communicator) -> Verdict | None:
+    ranks = Watched(short, communicator, source)
+    strategy, workers = short.strategy, communicator.size
+    divided = by_nature.division(strategy, short.batch_size, workers, ranks.readers.size)
+    if reason := by_nature.why_not(ranks.model, divided):
+        ranks.close()
+        return _verdict("not applicable", reason)
+    if strategy.lossy is not None:
+        return _audit(short, ranks, strategy.lossy)
+    strategy.train(ranks)
+    differ = disagreement(ranks.applied.marks, ranks.readers)
+    everyones = communicator.allgather(differ, "what replicas differ in")
     ranks.close()
     if communicator.rank > 0:
         return None
-    process = alone()
-    single = short.replace(workers=1, capacities=None, strategy=AllReduce())
-    one = TrainingSession(single, process, source)
-    one.feed.validation = None
-    one.feed.train = _for_one_process(short, communicator.size, process, source, one)
-    process.close()
-    one.compile(ranks.optimizer())  # the rate is scaled by the number of ranks in both
-    seam(one.model).put_on(AddUpRows())
-    one.fit([])
-    # Not all variables: beside weights whose size is 1, states of random numbers reach 2³².
-    pairs = list(zip(ranks.model.weights, one.model.weights, strict=True))
-    # NumPy's maximum, unlike Python's, is not a number where one of its values is not.
-    difference = float(np.max([np.abs(a.numpy() - b.numpy()).max(initial=0) for a, b in pairs]))
-    scale = float(np.max([np.abs(b.numpy()).max(initial=0) for _, b in pairs]))
-    kept = {b.dtype for b in one.model.trainable_variables}
+    one = reference.weights(short, source, workers, ranks)
+    worst = _furthest(ranks.model, one)
+    kept = {variable.dtype for variable in ranks.model.trainable_variables}
+    scale = float(np.max([np.abs(b).max(initial=0) for b in one]))
     tolerance = TOLERANCE["float64" if kept == {"float64"} else "float32"] * max(scale, 1.0)
-    passed = difference <= tolerance  # False where a weight is not a number
-    what = f"{STEPS} steps on {communicator.size} ranks against one process, {'/'.join(kept)}"
-    return _verdict("passed" if passed else "failed", what, difference, tolerance)
+    what = (
+        f"{STEPS} steps of {short.batch_size} rows on {workers} ranks against one process, "
+        f"{'/'.join(sorted(kept))}"
+    )
+    differ = next(filter(None, everyones), "")
+    if worst.difference <= tolerance and not differ:  # False where a weight is not a number
+        return _verdict("passed", what, worst.difference, tolerance)
+    why = differ or f"{worst.name} is furthest apart"
+    return _verdict("failed", f"{what}: {why}", worst.difference, tolerance)
 
 
-class AddUpRows(Hook):
-    """Lets the optimizer see one gradient a row of an embedding, as ranks that add up do.
-
-    Of a word that comes twice, Keras's Adam and its kin square each part of its gradient alone.
-    """
-
-    name: ClassVar[str] = "dense"
-
-    def apply(
-        self,
-        inner: Callable[..., tf.Tensor],
-        rows: Rows,
-        gradients: list[tf.Tensor],
-        variables: Variables = None,
-    ) -> tf.Tensor:
-        """Each gradient as a tensor of its variable's shape."""
-        whole = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
-        return inner(whole, variables)
+@dataclass(frozen=True)
+class _Furthest:
+    name: str
+    difference: float
 
 
-def _audit(short: Experiment, ranks: TrainingSession, compressor: Compressor) -> Verdict:
+def _furthest(model: keras.Model, one: list[np.ndarray]) -> _Furthest:
+    """The weight that differs most."""
+    # Not all variables: beside weights whose size is 1, states of random numbers reach 2³².
+    pairs = zip(model.weights, one, strict=True)
+    apart = [float(np.abs(a.numpy() - b).max(initial=0)) for a, b in pairs]
+    # NumPy's choice, unlike Python's, is what is not a number where there is one.
+    place = int(np.argmax(apart))
+    return _Furthest(model.weights[place].path, apart[place])
+
+
+def _audit(short: Experiment, ranks: Watched, compressor: Compressor) -> Verdict:
     """Hold a compressor against its conservation law."""
-    audit = Audit(ranks.communicator, compressor.conserves, compressor.rounding)
+    audit = Audit(ranks.communicator, compressor)
     ranks.watchers.append(audit.look)
     short.strategy.train(ranks)
-    difference, tolerance = audit.difference()
-    law = "sent + residual = gradient, and " if compressor.conserves else ""
+    more: list[Found] = []
+    if ranks.brought is not None:
+        more += ranks.brought.found(ranks.applied)
+    if differ := disagreement(ranks.applied.marks, ranks.readers):
+        more.append(Found(np.inf, 0.0, differ))
+    worst = audit.verdict(more)
+    remembers = compressor.waiting(ranks.communicator.size) is not None
+    law = "sent + residual = gradient, and " if remembers else ""
     what = f"{STEPS} steps of {type(compressor).__name__}: {law}applied = mean of what was sent"
-    return _verdict("passed" if difference <= tolerance else "failed", what, difference, tolerance)
+    if worst.difference <= worst.allowed:
+        return _verdict("passed", what, worst.difference, worst.allowed)
+    return _verdict("failed", f"{what}; but {worst.what}", worst.difference, worst.allowed)
 
 
-def _shortened(experiment: Experiment, communicator: Communicator, source: Source) -> Experiment:
-    if callable(source.train):
-        return experiment.replace(precision="float64", epochs=1, steps=STEPS, callbacks=None)
-    steps = min(STEPS, -(-source.rows(communicator) // experiment.batch_size))
-    return experiment.replace(
-        precision="float64", epochs=-(-STEPS // steps), steps=steps, callbacks=None
-    )
+def _shortened(
+    experiment: Experiment, communicator: Communicator, source: Source
+) -> tuple[Experiment, Source]:
+    """The first steps of an experiment in float64, with batches of fewer rows, and their data."""
+    fields = {"precision": "float64", "callbacks": None}
+    if callable(source.train):  # who knows where it ends
+        return experiment.replace(epochs=1, steps=STEPS, **fields), source
+    given = experiment.batch_size
+    at_once = experiment.strategy.rows(given, communicator.size)
+    parts = -(-given // at_once) if at_once else given
+    rows, size = reference.fewer(source.rows(communicator), given, parts)
+    steps = min(STEPS, -(-rows // size))
+    short = experiment.replace(epochs=-(-STEPS // steps), steps=steps, batch_size=size, **fields)
+    return short, source.first(rows)
 
 
-def _for_one_process(
-    short: Experiment, workers: int, process: Communicator, source: Source, one: TrainingSession
-) -> tf.data.Dataset:
-    """The global batches that the ranks have seen together."""
-    if callable(source.train):
-        return one.feed.train
-    plan = plan_of(short, source.rows(process), short.capacities or (1.0,) * workers)
-    return global_batches(source, plan, short.epochs)
-
-
-def _why_not(experiment: Experiment, source: Source) -> str | None:
+def _why_not(experiment: Experiment) -> str | None:
     if not experiment.gate:
         return "gate=False"
     if experiment.workers == 1:
@@ -143,26 +173,7 @@ def _why_not(experiment: Experiment, source: Source) -> str | None:
         return f"{type(experiment.strategy).__name__} is not exact"
     if lossy is not None and lossy.votes:
         return f"{type(lossy).__name__} is a vote, not a mean of what ranks have sent"
-    reset(experiment)
-    model = build_model(experiment, source)
-    if type(model).train_step is not keras.Model.train_step:
-        return "the model has a train_step of its own, which need not be a mean over samples"
-    for layer in model._flatten_layers(include_self=False):
-        if isinstance(layer, keras.layers.BatchNormalization):
-            return f"layer {layer.name!r} normalises by each rank's own batch"
-        if _is_random(layer):
-            return f"layer {layer.name!r} draws random numbers on each rank"
     return None
-
-
-def _is_random(layer: keras.layers.Layer) -> bool:
-    """Whether it draws numbers; a recurrent cell has a generator also where it drops nothing."""
-    shares = [
-        getattr(layer, name)
-        for name in ("rate", "stddev", "dropout", "recurrent_dropout")
-        if hasattr(layer, name)
-    ]
-    return hasattr(layer, "seed_generator") and (any(shares) or not shares)
 
 
 def _key(experiment: Experiment) -> str:

@@ -68,6 +68,14 @@ class TrainingSession:
             return copy_of(self._given)
         return _optimizer_class(self.experiment.optimizer)(**self._optimizer_options())
 
+    def optimizer_record(self) -> JSON:
+        """What its settings are, the effective learning rate among them."""
+        if self._given is not None:
+            return "as the model was compiled"
+        options = self._optimizer_options()
+        rate = options.get("learning_rate")
+        return options | ({"learning_rate": rate.get_config()} if isinstance(rate, WarmUp) else {})
+
     def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Compile the model with the experiment's loss and metrics."""
         self.model.compile(optimizer=optimizer, jit_compile=False, **self._options)

@@ -1,0 +1,728 @@
+"""Faults that are planted in labkit's own code while it trains: what each one is, as data.
+
+A fault replaces one thing of labkit's, on the ranks, for one run. `hunt` goes through a list of
+them in one job: each experiment must pass without a fault, and the gate must see each fault.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from labkit import Experiment, compression
+from labkit.strategies import AllReduce, Pipeline, TensorParallel
+
+# Wraps a function: gets the rank and the function, returns what stands in its place.
+Around = Callable[[int, Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        name: what goes wrong.
+        where: what is replaced: a module of labkit, and a dotted name in it.
+        new: what stands there instead, made of the rank and of what stood there.
+        shown_by: the experiment that shows it, a name of EXPERIMENTS.
+        says: what the verdict says of it beside "failed".
+    """
+
+    name: str
+    where: str
+    new: Around
+    shown_by: str = "plain"
+    says: str = ""
+    sample: bool = field(default=False, kw_only=True)
+
+
+BASE: dict[str, Any] = {
+    "dataset": "digits",
+    "dataset_options": {"rows": 50, "test_rows": 10},
+    "model_options": {"widths": [6, 6]},
+    "batch_size": 20,
+    "workers": 2,
+    "learning_rate": 0.05,
+}
+MOMENTUM = {"optimizer_options": {"momentum": 0.9}}
+
+
+def lossy(compressor: compression.Compressor, **fields: Any) -> dict[str, Any]:
+    return {"strategy": AllReduce("ring", compressor=compressor), **fields}
+
+
+FEEDBACK = compression.ErrorFeedback(compression.TopK(0.1))
+EXPERIMENTS: dict[str, dict[str, Any]] = {
+    "plain": {"strategy": AllReduce("ring"), **MOMENTUM},
+    "three": {"strategy": AllReduce("ring"), "workers": 3},
+    "adam": {"strategy": AllReduce("ring"), "optimizer": "adam"},
+    "uneven": {"strategy": AllReduce("ring"), "capacities": (1, 4)},
+    "memory": {"strategy": AllReduce("shared_memory")},
+    "buckets": {"strategy": AllReduce("ring", schedule="overlap", bucket_bytes=400)},
+    "priority": {"strategy": AllReduce("ring", schedule="priority")},
+    "feedback": lossy(FEEDBACK),
+    "feedback, uneven": lossy(FEEDBACK, capacities=(1, 4)),
+    "feedback in buckets": {
+        "strategy": AllReduce("ring", schedule="overlap", bucket_bytes=400, compressor=FEEDBACK)
+    },
+    "dgc": lossy(compression.DGC(ratio=0.1, clip_norm=0.5)),
+    "topk": lossy(compression.TopK(0.1)),
+    "float16": lossy(compression.Float16()),
+    "powersgd": lossy(compression.ErrorFeedback(compression.PowerSGD(1))),
+    "qsgd": lossy(compression.QSGD()),
+    "1f1b": {"strategy": Pipeline("1f1b", microbatches=3)},
+    "zero bubble": {"strategy": Pipeline("zero_bubble", microbatches=3)},
+    "replicas": {"strategy": Pipeline("gpipe", microbatches=2, stages=1)},
+    "slices": {"strategy": TensorParallel()},
+}
+
+
+def experiment(name: str) -> Experiment:
+    return Experiment(**BASE | EXPERIMENTS[name])
+
+
+@contextmanager
+def planted(fault: Fault, rank: int) -> Iterator[None]:
+    """Put a fault in its place, and afterwards what stood there."""
+    from importlib import import_module
+
+    module, _, path = fault.where.partition(":")
+    holder: Any = import_module(f"labkit.{module}")
+    *way, name = path.split(".")
+    for step in way:
+        holder = getattr(holder, step)
+    own = vars(holder)[name]
+    inside = own.fget if isinstance(own, property) else own
+    new = fault.new(rank, inside)
+    setattr(holder, name, property(new) if isinstance(own, property) else new)
+    try:
+        yield
+    finally:
+        setattr(holder, name, own)
+
+
+def hunt(communicator: Any, faults: Sequence[Fault], cache: str) -> dict[str, dict[str, Any]]:
+    """The verdict of each fault, and of each experiment without one."""
+    import os
+    from contextlib import nullcontext
+    from pathlib import Path
+
+    from labkit.worker import gate
+    from labkit.worker.feed import read
+
+    os.environ["LABKIT_CACHE"] = cache
+    found: dict[str, dict[str, Any]] = {}
+    wanted = [(name, None) for name in dict.fromkeys(fault.shown_by for fault in faults)]
+    for name, fault in [*wanted, *((fault.shown_by, fault) for fault in faults)]:
+        one = experiment(name)
+        if one.workers != communicator.size:
+            continue
+        if communicator.rank == 0:  # the verdict is asked for anew, one process is as it was
+            shutil.rmtree(Path(cache) / "gates", ignore_errors=True)
+        # A communicator of its own: it keeps what it has planned.
+        ranks = communicator.split(0)
+        with planted(fault, communicator.rank) if fault else nullcontext():
+            verdict = gate.verify(one, ranks, read(one, ranks))
+        ranks.close()
+        found[fault.name if fault else f"without a fault: {name}"] = dict(verdict)
+    return found
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+def after(change: Callable[..., Any]) -> Around:
+    """What is returned is changed: by the rank, what was returned, and the arguments."""
+
+    def around(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            found = own(*given, **named)
+            return change(rank, found, *given)
+
+        return call
+
+    return around
+
+
+def before(change: Callable[..., Any]) -> Around:
+    """What is given is changed: by the rank and the arguments, of which it returns others."""
+
+    def around(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            return own(*change(rank, *given), **named)
+
+        return call
+
+    return around
+
+
+def in_buffer(change: Callable[[int, np.ndarray], None]) -> Around:
+    """The buffer of a mean is changed after it."""
+
+    def changed(rank: int, found: Any, self: Any, buffer: np.ndarray, *_: Any) -> Any:
+        change(rank, buffer)
+        return found
+
+    return after(changed)
+
+
+def nothing(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
+    """Nothing is done."""
+    return lambda *given, **named: None
+
+
+def at_step(number: int, change: Around) -> Around:
+    """Only the so-many-th call is wrong."""
+
+    def around(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
+        calls = iter(range(10**9))
+        wrong = change(rank, own)
+        return lambda *given, **named: (wrong if next(calls) == number else own)(*given, **named)
+
+    return around
+
+
+def on_rank(one: int, change: Around) -> Around:
+    """Only one rank is wrong."""
+    return lambda rank, own: change(rank, own) if rank == one else own
+
+
+def only_first(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
+    """Each object does it once."""
+    done: set[int] = set()
+
+    def call(self: Any, *given: Any) -> Any:
+        if id(self) in done:
+            return None
+        done.add(id(self))
+        return own(self, *given)
+
+    return call
+
+
+def zero_last(rank: int, buffer: np.ndarray) -> None:
+    buffer[-1] = 0
+
+
+def halve(rank: int, buffer: np.ndarray) -> None:
+    buffer *= 0.5
+
+
+def err(rank: int, buffer: np.ndarray) -> None:
+    buffer[0] += 1e-6
+
+
+def times_ranks(rank: int, found: Any, self: Any, buffer: np.ndarray, *_: Any) -> None:
+    buffer *= self.size
+
+
+def wrong_total(rank: int, found: float, *_: Any) -> float:
+    return found + 1
+
+
+def rows_are_one(rank: int, self: Any, number: int, arrays: Any, rows: Any, step: int) -> Any:
+    return self, number, arrays, np.int64(1), step
+
+
+def no_last_round(rank: int, rounds: Any, whose: int, length: int) -> Any:
+    return list(rounds)[:-1], whose, length
+
+
+def shorter_slot(rank: int, buckets: Any, *_: Any) -> Any:
+    """The first bucket ends an element early; one element of a variable is never packed."""
+    from dataclasses import replace
+
+    first = buckets[0]
+    slot = first.slots[0]
+    short = replace(slot, stop=slot.stop - 1)
+    return [replace(first, slots=(short, *first.slots[1:]), stop=first.stop), *buckets[1:]]
+
+
+def rolled(rank: int, means: list[np.ndarray], *_: Any) -> list[np.ndarray]:
+    """Each variable's mean is read one element too early."""
+    return [np.roll(mean, 1) for mean in means]
+
+
+def zeros_like(rank: int, means: list[np.ndarray], *_: Any) -> list[np.ndarray]:
+    return [np.zeros_like(mean) for mean in means]
+
+
+def shifted_seed(rank: int, plan: Any, *_: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(plan, seed=plan.seed + rank)
+
+
+def last_twice(rank: int, batches: list[np.ndarray], *_: Any) -> list[np.ndarray]:
+    return [*batches[:-1], np.concatenate([batches[-1], batches[-1][:2]])]
+
+
+def first_rows(rank: int, batches: list[np.ndarray], *_: Any) -> list[np.ndarray]:
+    """Rank 1 takes the rows of the first batch in each step."""
+    return batches if rank == 0 else [batches[0][: len(each)] for each in batches]
+
+
+def with_option(name: str, value: Any) -> Around:
+    def changed(rank: int, optimizer: Any, *_: Any) -> Any:
+        setattr(optimizer, name, value(getattr(optimizer, name)))
+        return optimizer
+
+    return after(changed)
+
+
+def unlike(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
+    """Rank 1 keeps the weights that it has made, which are not those of rank 0."""
+
+    def broadcast(variables: Sequence[Any], communicator: Any) -> None:
+        for variable in variables:
+            if rank == 1 and "float" in str(variable.dtype):
+                variable.assign(variable + 0.01)
+
+    return broadcast
+
+
+def spoil_slots(rank: int, found: Any, self: Any, *_: Any) -> Any:
+    """Rank 1 begins with another momentum than the others."""
+    for variable in self.model.optimizer.variables[2:] if rank == 1 else []:
+        variable.assign(variable + 0.01)
+    return found
+
+
+def halved_means(rank: int, means: list[Any], *_: Any) -> list[Any]:
+    return [None if mean is None else mean * 0.5 for mean in means]
+
+
+def without_last(rank: int, means: list[Any], *_: Any) -> list[Any]:
+    """The last element is lost between the exchange and the optimizer."""
+    import tensorflow as tf
+
+    last = tf.concat([tf.reshape(means[-1], [-1])[:-1], tf.zeros([1], means[-1].dtype)], 0)
+    return [*means[:-1], tf.reshape(last, means[-1].shape)]
+
+
+def doubled_residual(rank: int, self: Any, tensor: Any, state: Any) -> Any:
+    residual, inner = state
+    return self, tensor, (2 * residual, inner)
+
+
+def forgets(place: int) -> Around:
+    """A compressor starts each step as if there had been none before: one part of its state."""
+
+    def changed(rank: int, self: Any, tensor: Any, state: Any) -> Any:
+        import tensorflow as tf
+
+        parts = list(state)
+        parts[place] = tf.zeros_like(parts[place])
+        return self, tensor, tuple(parts)
+
+    return before(changed)
+
+
+def keeps_nothing(place: int) -> Around:
+    """The state after a step has lost one of its parts."""
+
+    def around(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
+        def reduce(self: Any, tensor: Any, state: Any) -> Any:
+            import tensorflow as tf
+
+            mean, sent, after = yield from own(self, tensor, state)
+            parts = list(after)
+            parts[place] = tf.zeros_like(parts[place])
+            return compression.Reduced(mean, sent, tuple(parts))
+
+        return reduce
+
+    return around
+
+
+def keeps_velocity(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
+    """No factor masking: what was sent keeps its velocity."""
+
+    def reduce(self: Any, tensor: Any, state: Any) -> Any:
+        velocity, _ = self.accumulate(tensor, *state[1:])
+        mean, sent, (key, _, waiting, limit) = yield from own(self, tensor, state)
+        return compression.Reduced(mean, sent, (key, velocity, waiting, limit))
+
+    return reduce
+
+
+def mean_error(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
+    """An error after the mean, the same on all ranks."""
+
+    def reduce(self: Any, tensor: Any, state: Any) -> Any:
+        mean, sent, state = yield from own(self, tensor, state)
+        return compression.Reduced(mean + 1e-6, sent, state)
+
+    return reduce
+
+
+def rolled_tensors(rank: int, tensors: list[Any], *_: Any) -> list[Any]:
+    import tensorflow as tf
+
+    return [tf.roll(tf.reshape(each, [-1]), 1, 0) for each in tensors]
+
+
+def dropped_payload(rank: int, payloads: list[list[Any]], *_: Any) -> list[list[Any]]:
+    """Rank 0's payload is taken for that of all."""
+    return [[own[0]] * len(own) for own in payloads]
+
+
+def zero_packed(rank: int, found: Any, self: Any, number: int, *_: Any) -> Any:
+    """An element of a bucket is not packed."""
+    self.gradients(number)[3] = 0
+    return found
+
+
+def zero_first_input(rank: int, x: Any, *_: Any) -> Any:
+    return x * 0.999
+
+
+def other_targets(rank: int, self: Any, number: int) -> Any:
+    return self, number - 1 if number else 0
+
+
+def equal_share(rank: int, share: float, self: Any, number: int) -> float:
+    return 1 / 3
+
+
+def skip_weights(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
+    """The weight gradients of the first micro-batch are computed and lost."""
+
+    def add(self: Any, number: int, found: Any) -> Any:
+        return own(self, number, [each * 0 for each in found] if number == 0 else found)
+
+    return add
+
+
+def stale_gradients(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
+    """Each step applies the gradients of the step before."""
+    kept: dict[int, Any] = {}
+
+    def take(self: Any) -> Any:
+        found = own(self)
+        last = kept.get(id(self), [each * 0 for each in found])
+        kept[id(self)] = found
+        return last
+
+    return take
+
+
+def swapped(rank: int, found: Any, self: Any) -> Any:
+    """The weights of two layers of one shape are collected in the wrong order."""
+    from labkit.model_parallel.weights import put
+
+    shapes = [tuple(variable.shape) for variable in self._variables]
+    first = shapes.index((6,))
+    second = shapes.index((6,), first + 1)
+    one, two = (self._variables[place] for place in (first, second))
+    left, right = one.numpy() + 0, two.numpy() + 0
+    put(one, right)
+    put(two, left)
+    return found
+
+
+def own_gradients(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
+    """Replicas apply their own gradients."""
+
+    def mean(self: Any, gradients: Any, *given: Any, **named: Any) -> Any:
+        own(self, gradients, *given, **named)
+        return list(gradients)
+
+    return mean
+
+
+def no_sum_backward(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
+    def total(self: Any, x: Any, way: str) -> Any:
+        return x if way == "backward" else own(self, x, way)
+
+    return total
+
+
+def reversed_parts(rank: int, parts: list[np.ndarray], *_: Any) -> list[np.ndarray]:
+    return parts[::-1]
+
+
+FAULTS: list[Fault] = [
+    # The mean of gradients.
+    Fault(
+        "an element of the sum is dropped",
+        "communicator.communicator:Communicator.mean",
+        in_buffer(zero_last),
+        sample=True,
+    ),
+    Fault(
+        "the mean is halved",
+        "communicator.communicator:Communicator.mean",
+        in_buffer(halve),
+    ),
+    Fault(
+        "a sum instead of a mean",
+        "communicator.communicator:Communicator.mean",
+        after(times_ranks),
+        sample=True,
+    ),
+    Fault("the wrong n", "communicator.communicator:Communicator.total", after(wrong_total)),
+    Fault(
+        "an error after the mean",
+        "communicator.communicator:Communicator.mean",
+        in_buffer(err),
+    ),
+    Fault(
+        "an error after the mean on one rank",
+        "communicator.communicator:Communicator.mean",
+        on_rank(1, in_buffer(err)),
+        says="is not the same on ranks 0 and 1",
+        sample=True,
+    ),
+    Fault("a round is missing", "communicator.reductions:plan", before(no_last_round), "three"),
+    Fault(
+        "the weights of rows are ignored",
+        "exchange.layout:Layout.pack",
+        before(rows_are_one),
+        "uneven",
+    ),
+    Fault("a bucket ends an element early", "exchange.layout:pack", after(shorter_slot), "buckets"),
+    Fault("the wrong slice is read", "exchange.layout:Layout.means", after(rolled)),
+    Fault(
+        "the wrong slice is read in shared memory",
+        "exchange.layout:Layout.means",
+        after(rolled),
+        "memory",
+    ),
+    Fault("an element is not packed", "exchange.layout:Layout.pack", after(zero_packed)),
+    Fault(
+        "gradients of the first step are sent for ever",
+        "exchange.arena:Packing.__call__",
+        only_first,
+    ),
+    Fault(
+        "one rank skips a step",
+        "exchange.layout:Layout.means",
+        on_rank(1, at_step(3, after(zeros_like))),
+        says="is not the same on ranks 0 and 1",
+    ),
+    Fault(
+        "all ranks skip a step",
+        "exchange.layout:Layout.means",
+        at_step(19, after(zeros_like)),
+    ),
+    # What is trained, from where on, and how.
+    Fault("one rank's seed of rows", "worker.feed:plan_of", after(shifted_seed)),
+    Fault("the last batch is doubled", "common.rows:Plan.local", after(last_twice)),
+    Fault("one rank sees the first rows for ever", "common.rows:Plan.local", after(first_rows)),
+    Fault(
+        "the learning rate is scaled twice",
+        "keras.optimizer:copy_of",
+        with_option("learning_rate", lambda rate: 2 * rate),
+    ),
+    Fault(
+        "the momentum is forgotten",
+        "keras.optimizer:copy_of",
+        with_option("momentum", lambda momentum: 0.0),
+        sample=True,
+    ),
+    Fault(
+        "a slot of the optimizer is not synchronised",
+        "keras.replicas:Synchronize.on_train_begin",
+        after(spoil_slots),
+        "adam",
+        says="is not the same on ranks 0 and 1 after a step",
+    ),
+    Fault("the initial weights are broadcast to nobody", "keras.replicas:broadcast", unlike),
+    Fault(
+        "the last step of an epoch is not applied",
+        "exchange.priority:PriorityTraining._update_all",
+        nothing,
+        "priority",
+    ),
+    # Compressed gradients.
+    Fault(
+        "compressed means are halved on their way to the optimizer",
+        "exchange.exchange:Exchange.mean",
+        after(halved_means),
+        "feedback",
+        says="was applied",
+        sample=True,
+    ),
+    Fault(
+        "compressed means lack their last element on their way to the optimizer",
+        "exchange.exchange:Exchange.mean",
+        after(without_last),
+        "feedback",
+        says="was applied",
+    ),
+    Fault(
+        "means in halves are halved on their way to the optimizer",
+        "exchange.exchange:Exchange.mean",
+        after(halved_means),
+        "float16",
+        says="was applied",
+    ),
+    Fault(
+        "means of low rank are halved on their way to the optimizer",
+        "exchange.exchange:Exchange.mean",
+        after(halved_means),
+        "powersgd",
+        says="was applied",
+    ),
+    Fault(
+        "the wrong slice of a compressed bucket is read",
+        "exchange.layout:Layout.means",
+        after(rolled),
+        "feedback in buckets",
+        says="was applied",
+    ),
+    Fault(
+        "an element is not packed for the compressor",
+        "exchange.layout:Layout.pack",
+        after(zero_packed),
+        "topk",
+        says="was exchanged",
+    ),
+    Fault(
+        "the weights of rows are ignored by a compressor",
+        "exchange.layout:Layout.pack",
+        before(rows_are_one),
+        "feedback, uneven",
+        says="was exchanged",
+    ),
+    Fault(
+        "the residual is lost",
+        "compression.errorfeedback:ErrorFeedback.reduce",
+        keeps_nothing(0),
+        "feedback",
+        says="keeps other",
+    ),
+    Fault(
+        "the residual is not added",
+        "compression.errorfeedback:ErrorFeedback.reduce",
+        forgets(0),
+        "feedback",
+        says="keeps other",
+    ),
+    Fault(
+        "the residual is added twice",
+        "compression.errorfeedback:ErrorFeedback.reduce",
+        before(doubled_residual),
+        "feedback",
+        says="keeps other",
+    ),
+    Fault(
+        "DGC forgets what waits",
+        "compression.dgc:DGC.reduce",
+        keeps_nothing(2),
+        "dgc",
+        says="keeps other",
+        sample=True,
+    ),
+    Fault(
+        "DGC forgets its momentum",
+        "compression.dgc:DGC.reduce",
+        forgets(1),
+        "dgc",
+        says="keeps other",
+    ),
+    Fault(
+        "DGC does not mask the momentum of what was sent",
+        "compression.dgc:DGC.reduce",
+        keeps_velocity,
+        "dgc",
+        says="keeps other",
+    ),
+    Fault(
+        "an error after the mean of sparse gradients",
+        "compression.selection:Sparse.reduce",
+        mean_error,
+        "topk",
+        says="not that of what ranks have sent",
+    ),
+    Fault(
+        "sparse sums are an element off",
+        "exchange.compressed:CompressedMean._sum",
+        after(rolled_tensors),
+        "topk",
+        says="not that of what ranks have sent",
+    ),
+    Fault(
+        "sums in halves are a thousandth too large",
+        "exchange.compressed:CompressedMean._mean",
+        after(lambda rank, tensors, *_: [each * 1.02 for each in tensors]),
+        "float16",
+        says="not that of what ranks have sent",
+    ),
+    Fault(
+        "one rank's payload counts for all",
+        "exchange.compressed:CompressedMean._gather",
+        after(dropped_payload),
+        "qsgd",
+        says="not that of what ranks have sent",
+    ),
+    Fault(
+        "one rank applies other compressed means",
+        "exchange.exchange:Exchange.mean",
+        on_rank(1, after(lambda rank, means, *_: [each * (1 + 1e-15) for each in means])),
+        "feedback",
+    ),
+    # Models in parts.
+    Fault(
+        "a micro-batch has the targets of another",
+        "model_parallel.stages.microbatches:MicroBatches.targets",
+        before(other_targets),
+        "1f1b",
+    ),
+    Fault(
+        "unequal micro-batches count the same",
+        "model_parallel.stages.microbatches:MicroBatches.share",
+        after(equal_share),
+        "1f1b",
+        sample=True,
+    ),
+    Fault(
+        "a micro-batch's weight gradients are lost",
+        "model_parallel.stages.stage:Stage._add",
+        skip_weights,
+        "zero bubble",
+    ),
+    Fault(
+        "stages apply stale gradients",
+        "model_parallel.stages.stage:Stage.take_gradients",
+        stale_gradients,
+        "1f1b",
+    ),
+    Fault(
+        "a message between stages arrives changed",
+        "model_parallel.stages.passing:Links.receive",
+        after(zero_first_input),
+        "1f1b",
+    ),
+    Fault(
+        "the weights of two stages are swapped",
+        "model_parallel.weights:Whole.collect",
+        after(swapped),
+        "1f1b",
+    ),
+    Fault(
+        "replicas of a stage apply their own gradients",
+        "exchange.exchange:Exchange.mean",
+        own_gradients,
+        "replicas",
+        says="is not the same on ranks 0 and 1",
+    ),
+    Fault(
+        "slices do not add up going backward",
+        "model_parallel.tensor.slice_link:Link._sum",
+        no_sum_backward,
+        "slices",
+    ),
+    Fault(
+        "slices are gathered in the wrong order",
+        "communicator.payloads:Payloads.gather_bytes",
+        after(reversed_parts),
+        "slices",
+    ),
+]

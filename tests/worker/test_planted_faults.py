@@ -1,0 +1,43 @@
+"""Faults planted in labkit's own code: the gate finds each, and passes the same run without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import cloudpickle
+import faults
+import pytest
+from faults import FAULTS, Fault, experiment, hunt
+
+from labkit import Cluster
+
+cloudpickle.register_pickle_by_value(faults)
+
+
+def missed(cluster: Cluster, planted: Iterable[Fault]) -> list[str]:
+    """What should have been found and was not, or not as it should, or where nothing was."""
+    wrong = []
+    chosen, cache = list(planted), str(Path.cwd() / "cache")
+    for ranks in (2, 3):
+        own = [fault for fault in chosen if experiment(fault.shown_by).workers == ranks]
+        if not own:
+            continue
+        told = cluster.call(hunt, own, cache, ranks=ranks)
+        assert told == [told[0]] * ranks, "ranks have other verdicts"
+        says = {fault.name: fault.says for fault in own}
+        for name, verdict in told[0].items():
+            wanted = "failed" if name in says else "passed"
+            if verdict["verdict"] != wanted or says.get(name, "") not in verdict["reason"]:
+                wrong.append(f"{name}: {verdict}")
+    return wrong
+
+
+def test_faults_of_each_kind_are_found(cluster: Cluster) -> None:
+    assert missed(cluster, [fault for fault in FAULTS if fault.sample]) == []
+
+
+@pytest.mark.slow
+def test_every_planted_fault_is_found_and_no_run_without_one_fails(cluster: Cluster) -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 30
+    assert missed(cluster, FAULTS) == []
