@@ -185,6 +185,25 @@ def pipeline(workers: int, schedules: list[str], repeats: int, file: Path | None
     _show(rows, columns | {"at_most": "at most", "share": "share"}, file)
 
 
+@bench.command()
+@click.option("--count", default=50, show_default=True, type=click.IntRange(1), help="How many.")
+@click.option("--seed", default=0, show_default=True, help="Of the choice among all.")
+@click.option("--rooms", default="exchange,compression,strategies", callback=_names)
+@AS_JSON
+def mutants(count: int, seed: int, rooms: list[str], file: Path | None) -> None:
+    """Change labkit's own code a little, many times, and list what no test has noticed."""
+    from labkit.bench.mutants import measure
+
+    rows = []
+    for row in measure(count, seed, rooms):
+        rows.append(row)
+        click.echo(f"{row['outcome']}: {row['case']}:{row['line']}: {row['what']}")
+    survivors = [row for row in rows if row["outcome"] == "survived"]
+    click.echo(f"{len(rows) - len(survivors)} of {len(rows)} were noticed; survivors:")
+    click.echo(_table(survivors, {"case": "file", "line": "line", "what": "change"}))
+    _write(rows, file)
+
+
 EXCHANGE = {
     "case": "case",
     "what": "what",

@@ -98,6 +98,10 @@ class Exchange:
         """What travels together; nothing before the first step is traced."""
         return self._layout.buckets
 
+    def length(self, variable: int) -> int:
+        """Elements of a gradient, by its number among those that there are."""
+        return int(np.prod(self._layout.signature[variable][1]))
+
     @property
     def choice(self) -> Choice:
         """How buckets are summed, and why so."""

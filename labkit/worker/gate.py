@@ -78,7 +78,7 @@ class Watched(TrainingSession):
         if self.experiment.strategy.lossy is not None:
             self.brought = Brought(self.communicator, optimizer.exchange)
             seam(self.model).put_on(self.brought)
-            self.watchers.append(self.brought.look)
+            optimizer.exchange.watchers.append(self.brought.look)
 
 
 def _hold(short: Experiment, source: Source, communicator: Communicator) -> Verdict | None:
@@ -133,9 +133,7 @@ def _audit(short: Experiment, ranks: Watched, compressor: Compressor) -> Verdict
     audit = Audit(ranks.communicator, compressor)
     ranks.watchers.append(audit.look)
     short.strategy.train(ranks)
-    more: list[Found] = []
-    if ranks.brought is not None:
-        more += ranks.brought.found(ranks.applied)
+    more = list(ranks.brought.found(ranks.applied)) if ranks.brought is not None else []
     if differ := disagreement(ranks.applied.marks, ranks.readers):
         more.append(Found(np.inf, 0.0, differ))
     worst = audit.verdict(more)

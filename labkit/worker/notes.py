@@ -112,12 +112,11 @@ class Brought(Hook):
     def __init__(self, communicator: Communicator, exchange: Exchange) -> None:
         self._communicator, self._exchange = communicator, exchange
         self._now: dict[int, tuple[np.ndarray, float]] = {}  # gradient and rows, by number
-        self._names: list[str] = []
-        self.sums: dict[str, np.ndarray] = {}
-        self.means: dict[str, np.ndarray] = {}  # as the exchange says that they came out
-        self.sizes: dict[str, float] = {}  # of the greatest values, over all steps
-        self.itemsize = 8
-        self.handed: dict[str, np.ndarray] = {}  # what the exchange says that it was given
+        # By variable, sums over all steps: gradients as they were brought, as the exchange says
+        # that they were handed to it, and the means as it says that they came out.
+        self._books: dict[str, dict[str, np.ndarray]] = {"brought": {}, "handed": {}, "mean": {}}
+        self._sizes: dict[str, float] = {}  # of the greatest values, over all steps
+        self._itemsize = 8
 
     def apply(
         self,
@@ -144,36 +143,43 @@ class Brought(Hook):
 
     def look(self, bucket: int, layers: Sequence[Layer], seen: Seen) -> None:
         """A watcher of `Exchange`: puts a bucket beside the gradients that it was made of."""
-        self.itemsize = seen.given.dtype.itemsize
+        self._itemsize = seen.given.dtype.itemsize
         slots = sorted(self._exchange.buckets[bucket].slots, key=lambda slot: slot.offset)
         _, rows = self._now.get(slots[0].variable, (None, 0.0))
         # Asked here: watchers are called in one order on all ranks.
         total = float(self._communicator.tally(np.array([rows]), "the rows of a step")[0])
         share = rows * self._communicator.size / total if total else 0.0
         for slot, layer in zip(slots, layers, strict=True):
-            length, part = len(self._now[slot.variable][0]), slice(slot.start, slot.stop)
-            for books, values in (
-                (self.sums, share * self._now[slot.variable][0][part] if rows else 0.0),
-                (self.handed, seen.given[layer.start : layer.stop]),
-                (self.means, seen.mean[layer.start : layer.stop]),
-            ):
-                books.setdefault(layer.name, np.zeros(length))[part] += values
-            size = np.abs(seen.given[layer.start : layer.stop]).max(initial=0.0)
-            self.sizes[layer.name] = self.sizes.get(layer.name, 0.0) + float(size)
+            elements = slice(slot.start, slot.stop)
+            ours = slice(layer.start, layer.stop)
+            length = self._exchange.length(slot.variable)
+            books = {"handed": seen.given[ours], "mean": seen.mean[ours]}
+            if slot.variable in self._now:  # some schedules hand gradients over by themselves
+                books["brought"] = share * self._now[slot.variable][0][elements] if rows else 0.0
+            for book, values in books.items():
+                self._add(book, layer.name, length, elements, values)
+            size = _most(seen.given[ours]) + _most(seen.mean[ours])
+            self._sizes[layer.name] = self._sizes.get(layer.name, 0.0) + size
+
+    def _add(
+        self, book: str, name: str, length: int, elements: slice, values: np.ndarray | float
+    ) -> None:
+        whole = self._books[book].setdefault(name, np.zeros(length))
+        whole[elements] += values
 
     def found(self, applied: Applied) -> Iterator[Found]:
         """Both ends of the exchange: what it took, and what became of what it gave."""
-        for name, means in self.means.items():
-            exact = 4 * TOLERANCE[max(self.itemsize, 4)] * max(self.sizes[name], 1e-3)
-            lost = self.handed[name] - self.sums[name]
-            yield Found(_most(lost), exact, f"other than the gradient of {name} was exchanged")
-            what = f"other than the mean gradient of {name} was applied"
-            if len(applied.sums.get(name, ())) != len(means):
-                yield Found(np.inf, 0.0, what)
-            else:
-                size = max(self.sizes[name], _most(means), 1e-3)
-                exact = 4 * TOLERANCE[max(self.itemsize, 4)] * size
-                yield Found(_most(applied.sums[name] - means), exact, what)
+        handed, brought, means = (self._books[book] for book in ("handed", "brought", "mean"))
+        if not means:
+            yield Found(np.inf, 0.0, "no gradients were compressed on their way to an optimizer")
+        for name, mean in means.items():
+            allowed = 4 * TOLERANCE[max(self._itemsize, 4)] * max(self._sizes[name], 1e-3)
+            if name in brought:
+                lost = _most(handed[name] - brought[name])
+                yield Found(lost, allowed, f"other than the gradient of {name} was exchanged")
+            there = applied.sums.get(name)
+            off = np.inf if there is None or len(there) != len(mean) else _most(there - mean)
+            yield Found(off, allowed, f"other than the mean gradient of {name} was applied")
 
 
 def _call(function: Callable[..., None], *values: tf.Tensor | float) -> tf.Operation | None:

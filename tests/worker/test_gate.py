@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from labkit import Cluster, Experiment
-from labkit.strategies import AllReduce, Strategy
+from labkit.strategies import AllReduce, Layerwise, Pipeline, Strategy
 
 SMALL = {
     "dataset": "digits",
@@ -183,6 +183,87 @@ def test_where_it_cannot_tell_it_says_why(
     assert verdict["verdict"] == "not applicable"
     assert reason in verdict["reason"]
     assert verdict["max_abs_difference"] is None
+
+
+def flipped() -> Any:
+    import keras
+
+    layers = [keras.layers.RandomFlip(name="flips"), keras.layers.Flatten(), keras.layers.Dense(10)]
+    return keras.Sequential([keras.Input((8, 8, 1)), *layers])
+
+
+def spectral() -> Any:
+    import keras
+
+    inner = keras.layers.Dense(6, activation="relu")
+    layers = [
+        keras.layers.Flatten(),
+        keras.layers.SpectralNormalization(inner, name="bounded"),
+        keras.layers.Dense(10),
+    ]
+    return keras.Sequential([keras.Input((8, 8, 1)), *layers])
+
+
+def frozen() -> Any:
+    model = normalised()
+    model.layers[1].trainable = False
+    return model
+
+
+IN_PARTS = Pipeline("gpipe", microbatches=2)
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "verdict", "says"),
+    [
+        (flipped, AllReduce(), "not applicable", "layer 'flips' (RandomFlip) draws random numbers"),
+        (spectral, AllReduce(), "passed", "20 steps"),
+        (spectral, Layerwise(), "passed", "20 steps"),
+        (spectral, IN_PARTS, "not applicable", "layer 'bounded' (SpectralNormalization) updates"),
+        (normalised, IN_PARTS, "not applicable", "(BatchNormalization) normalises by each micro"),
+        (normalised, Layerwise(), "passed", "20 steps"),
+        (frozen, AllReduce(), "passed", "20 steps"),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__ if value else ""),
+)
+def test_what_differs_by_nature_is_named_and_nothing_else_is_excused(
+    cluster: Cluster, model: Any, strategy: Strategy, verdict: str, says: str
+) -> None:
+    fields = SMALL | {"model": model, "model_options": {}, "strategy": strategy}
+    found = verdict_of(cluster, Experiment(**fields))
+    assert found["verdict"] == verdict, found
+    assert says in found["reason"]
+
+
+def test_one_process_serves_all_strategies_on_the_same_batches(cluster: Cluster) -> None:
+    for strategy in (AllReduce(), AllReduce("ring"), Layerwise()):
+        assert verdict_of(cluster, Experiment(**SMALL, strategy=strategy))["verdict"] == "passed"
+        (kept,) = Path("cache/references").iterdir()
+    # Spoilt, so that a use of it is seen.
+    with np.load(kept) as whole:
+        np.savez(kept, *[value + 1e-3 for value in whole.values()])
+    again = Experiment(**SMALL, strategy=Layerwise(recompute=True), capacities=None)
+    assert verdict_of(cluster, again)["verdict"] == "failed"
+    # Another effective learning rate is another process; the same in other words is not.
+    for rate in ({"learning_rate": 0.02}, {"learning_rate_scaling": "linear"}):
+        assert verdict_of(cluster, Experiment(**SMALL | rate))["verdict"] == "passed"
+    assert len(list(Path("cache/references").iterdir())) == 2
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 8, 16])
+@pytest.mark.parametrize("batch_size", [32, 240, 241, 1000, 1024, 4096])
+@pytest.mark.parametrize("rows", [100, 5000, 8292, 60_000])
+def test_fewer_rows_leave_the_same_remainders(rows: int, batch_size: int, parts: int) -> None:
+    from labkit.worker.reference import UNIT, fewer
+
+    less, size = fewer(rows, batch_size, parts)
+    assert size <= batch_size
+    assert less <= rows
+    assert size % parts == batch_size % parts
+    assert less // size == rows // batch_size  # as many whole batches
+    assert (less % size > 0) == (rows % batch_size > 0)
+    assert (less % size) % parts == (rows % batch_size) % parts
+    assert size <= max(2 * UNIT * parts, 2 * UNIT)
 
 
 def test_dropout_of_share_zero_is_held_to_it(cluster: Cluster) -> None:

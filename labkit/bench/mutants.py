@@ -1,0 +1,128 @@
+"""Does a test notice? Seeded changes of labkit's own code, each held against its own tests."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from labkit.bench.mutations import Mutant, mutants
+from labkit.bench.timing import Row
+from labkit.common.errors import InvalidInput, LabkitError
+
+ROOMS = ("exchange", "compression", "strategies")
+LIMIT = 300.0  # seconds for the tests of one mutant
+
+Outcome: TypeAlias = Literal["noticed", "survived", "ran too long"]
+
+
+def measure(count: int, seed: int, rooms: Sequence[str] = ROOMS) -> Iterator[Row]:
+    """A row a mutant, as soon as its tests have ended.
+
+    Args:
+        count: how many, drawn from all that there are.
+        seed: of the draw.
+        rooms: of the package, which are changed.
+
+    Raises:
+        InvalidInput: a room that is not there, or no tests beside the package.
+        LabkitError: the tests fail without a change.
+    """
+    root = Path(__file__).parents[2]
+    if not (root / "tests").is_dir():
+        raise InvalidInput("mutants are held against labkit's tests: run this in its repository")
+    files = [file for room in rooms for file in _modules(root, room)]
+    everyone = [one for file in files for one in mutants(file.relative_to(root), file.read_text())]
+    chosen = random.Random(seed).sample(everyone, min(count, len(everyone)))
+    sound: set[Path] = set()
+    for one in chosen:
+        tests = tests_of(root, one.file)
+        for test in tests:  # or a test that fails anyway would have noticed everything
+            if test not in sound and _outcome(root, [test], None) != "survived":
+                raise LabkitError(f"{test} fails without a change: mend it first")
+            sound.add(test)
+        outcome = _outcome(root, tests, one)
+        yield {
+            "bench": "mutants",
+            "case": one.file.as_posix(),
+            "line": one.line,
+            "what": one.change,
+            "outcome": outcome,
+            "tests": " ".join(test.as_posix() for test in tests),
+        }
+
+
+def tests_of(root: Path, module: Path) -> list[Path]:
+    """The test files that mirror a module.
+
+    Those of its name; else those of its room that name it, or what it defines; else all of these.
+    """
+    room = root / "tests" / module.parts[1]
+    files = sorted(room.glob("test_*.py"))
+    name = module.stem
+    named = [file for file in files if file.stem.removeprefix("test_").startswith(name)]
+    words = {name, *_public(root / module)}
+    told = [file for file in files if words & set(_words(file.read_text()))]
+    return [file.relative_to(root) for file in named or told or files]
+
+
+def _modules(root: Path, room: str) -> list[Path]:
+    found = sorted((root / "labkit" / room).rglob("*.py")) if room.isidentifier() else []
+    if not found:
+        raise InvalidInput(f"labkit has no room {room!r}; allowed: {', '.join(ROOMS)} and others")
+    return found
+
+
+def _public(file: Path) -> Iterable[str]:
+    for line in file.read_text().splitlines():
+        kind, _, rest = line.partition(" ")
+        if kind in ("class", "def") and not rest.startswith("_"):
+            yield rest.split("(")[0].split(":")[0]
+
+
+def _words(text: str) -> list[str]:
+    return "".join(each if each.isalnum() or each == "_" else " " for each in text).split()
+
+
+def _outcome(root: Path, tests: Sequence[Path], mutant: Mutant | None) -> Outcome:
+    """What the tests say of a copy of the package, with a change or without."""
+    with tempfile.TemporaryDirectory(prefix="labkit-mutant-") as folder:
+        place = Path(folder)
+        for name in ("labkit", "tests"):
+            shutil.copytree(root / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md", "CHANGELOG.md"):
+            if (root / name).exists():
+                shutil.copy(root / name, place / name)
+        if mutant is not None:
+            (place / mutant.file).write_text(mutant.source)
+        options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow"]
+        command = [sys.executable, "-m", "pytest", *options, *(str(test) for test in tests)]
+        # First on the path, also of the engines that the tests start.
+        process = subprocess.Popen(
+            command,
+            cwd=place,
+            env=os.environ | {"PYTHONPATH": str(place)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            return "survived" if process.wait(LIMIT) == 0 else "noticed"
+        except subprocess.TimeoutExpired:
+            return "ran too long"
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the tests and all that they have started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
