@@ -56,7 +56,7 @@ def mutants(file: Path, source: str) -> list[Mutant]:
     tree = ast.parse(source)
     found = []
     for number, (node, change) in enumerate(_places(tree)):
-        other = copy.deepcopy(tree)
+        other: ast.AST = copy.deepcopy(tree)
         twin, _ = next(each for n, each in enumerate(_places(other)) if n == number)
         before, line = ast.unparse(node), getattr(node, "lineno", 0)
         new = change(twin)

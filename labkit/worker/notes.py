@@ -155,17 +155,13 @@ class Brought(Hook):
             length = self._exchange.length(slot.variable)
             books = {"handed": seen.given[ours], "mean": seen.mean[ours]}
             if slot.variable in self._now:  # some schedules hand gradients over by themselves
-                books["brought"] = share * self._now[slot.variable][0][elements] if rows else 0.0
+                own = self._now[slot.variable][0][elements]
+                books["brought"] = share * own if rows else np.zeros(len(own))
             for book, values in books.items():
-                self._add(book, layer.name, length, elements, values)
+                whole = self._books[book].setdefault(layer.name, np.zeros(length))
+                whole[elements] += values
             size = _most(seen.given[ours]) + _most(seen.mean[ours])
             self._sizes[layer.name] = self._sizes.get(layer.name, 0.0) + size
-
-    def _add(
-        self, book: str, name: str, length: int, elements: slice, values: np.ndarray | float
-    ) -> None:
-        whole = self._books[book].setdefault(name, np.zeros(length))
-        whole[elements] += values
 
     def found(self, applied: Applied) -> Iterator[Found]:
         """Both ends of the exchange: what it took, and what became of what it gave."""

@@ -22,7 +22,7 @@ from labkit.worker.session import TrainingSession
 from labkit.worker.shelf import Shelf
 
 LIMIT = 2**29  # bytes of weights that are kept
-UNIT = 120  # rows: 2, 3, 4, 5, 6, 8 and 10 parts have the same remainders as of a large batch
+UNIT = 24  # rows: 2, 3, 4, 6, 8 and 12 parts have the same remainders as of a large batch
 
 # What one process is not told, or what does not change its weights.
 _OF_RANKS = (
@@ -35,7 +35,7 @@ _OF_RANKS = (
 def fewer(rows: int, batch_size: int, parts: int) -> tuple[int, int]:
     """Rows of a data set and of a batch that leave the same remainders when they are cut.
 
-    8,292 rows in batches of 1024, each in 8 parts -> 1572 in batches of 184: there are as many
+    8,292 rows in batches of 1024, each in 8 parts -> 548 in batches of 64: there are as many
     batches, 8 whole ones and one of a part, and what is wrong with these is wrong with those.
 
     Args:
@@ -44,11 +44,13 @@ def fewer(rows: int, batch_size: int, parts: int) -> tuple[int, int]:
         parts: into which a batch is cut.
     """
     unit = math.lcm(UNIT, parts)
-    if batch_size <= 2 * unit:
+    if batch_size <= 3 * unit:
         return rows, batch_size
-    size = unit + 1 + (batch_size - 1) % unit  # more than a unit, so that a rest is less
     full, rest = divmod(rows, batch_size)
-    return full * size + (1 + (rest - 1) % unit if rest else 0), size
+    size = 2 * unit + 1 + (batch_size - 1) % unit  # more than any rest
+    if rest > 2 * unit:
+        rest = unit + 1 + (rest - 1) % unit
+    return full * size + rest, size
 
 
 def weights(
