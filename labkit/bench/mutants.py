@@ -43,23 +43,23 @@ def measure(count: int, seed: int, rooms: Sequence[str] = ROOMS) -> Iterator[Row
     chosen = random.Random(seed).sample(everyone, min(count, len(everyone)))
     sound: set[Path] = set()
     for one in chosen:
-        tests = tests_of(root, one.file)
+        tests = mirrors(root, one.file)
         for test in tests:  # or a test that fails anyway would have noticed everything
-            if test not in sound and _outcome(root, [test], None) != "survived":
+            if test not in sound and outcome(root, [test], None) != "survived":
                 raise LabkitError(f"{test} fails without a change: mend it first")
             sound.add(test)
-        outcome = _outcome(root, tests, one)
+        found = outcome(root, tests, one)
         yield {
             "bench": "mutants",
             "case": one.file.as_posix(),
             "line": one.line,
             "what": one.change,
-            "outcome": outcome,
+            "outcome": found,
             "tests": " ".join(test.as_posix() for test in tests),
         }
 
 
-def tests_of(root: Path, module: Path) -> list[Path]:
+def mirrors(root: Path, module: Path) -> list[Path]:
     """The test files that mirror a module.
 
     Those of its name; else those of its room that name it, or what it defines; else all of these.
@@ -91,7 +91,7 @@ def _words(text: str) -> list[str]:
     return "".join(each if each.isalnum() or each == "_" else " " for each in text).split()
 
 
-def _outcome(root: Path, tests: Sequence[Path], mutant: Mutant | None) -> Outcome:
+def outcome(root: Path, tests: Sequence[Path], mutant: Mutant | None) -> Outcome:
     """What the tests say of a copy of the package, with a change or without."""
     with tempfile.TemporaryDirectory(prefix="labkit-mutant-") as folder:
         place = Path(folder)

@@ -35,7 +35,7 @@ _OF_RANKS = (
 def fewer(rows: int, batch_size: int, parts: int) -> tuple[int, int]:
     """Rows of a data set and of a batch that leave the same remainders when they are cut.
 
-    8,292 rows in batches of 1024, each in 8 parts -> 548 in batches of 64: there are as many
+    8,292 rows in batches of 1024, each in 8 parts -> 540 in batches of 64: there are as many
     batches, 8 whole ones and one of a part, and what is wrong with these is wrong with those.
 
     Args:
