@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.bench.mutants import outcome, mirrors
+from labkit.bench.mutants import mirrors, outcome
 from labkit.bench.mutations import mutants
 
 ROOT = Path(__file__).parents[2]
