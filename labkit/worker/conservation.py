@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from labkit.communicator import Communicator
-from labkit.compression import Compressor
 from labkit.compression.waiting import Waiting
 from labkit.exchange import Layer, Seen
 
@@ -54,18 +53,22 @@ class Audit:
 
     Args:
         communicator: the ranks.
-        compressor: whose law it is.
+        remembers: whether the first law holds: what is not sent waits.
+        rounding: relative error of a sum on the way.
+        law: makes the books of what must wait in a bucket.
     """
 
     communicator: Communicator
-    compressor: Compressor
+    remembers: bool
+    rounding: float = 0.0
+    law: Callable[[], Waiting | None] = Waiting
     _books: dict[int, _Sums] = field(default_factory=dict)
 
     def look(self, bucket: int, layers: Sequence[Layer], seen: Seen) -> None:
         """A watcher of `Exchange`."""
         if bucket not in self._books:
             zero = np.zeros(len(seen.given))
-            law = self.compressor.waiting(self.communicator.size)
+            law = self.law() if self.remembers else None
             self._books[bucket] = _Sums(zero, zero.copy(), law, seen.given.dtype.itemsize)
         books = self._books[bucket]
         books.sent += seen.sent
@@ -94,7 +97,7 @@ class Audit:
         for number, books in sorted(self._books.items()):
             exact = TOLERANCE[max(books.itemsize, 4)] * max(books.size, 1e-3)
             shared = self.communicator.tally(books.sent, "the audit") / self.communicator.size
-            summed = exact + 2 * self.compressor.rounding * books.size
+            summed = exact + 2 * self.rounding * books.size
             what = f"the mean of bucket {number} is not that of what ranks have sent"
             yield Found(_largest(shared - books.mean), summed, what)
             if books.waiting is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import keras
@@ -130,16 +131,17 @@ def _furthest(model: keras.Model, one: list[np.ndarray]) -> _Furthest:
 
 def _audit(short: Experiment, ranks: Watched, compressor: Compressor) -> Verdict:
     """Hold a compressor against its conservation law."""
-    audit = Audit(ranks.communicator, compressor)
+    law = partial(compressor.waiting, ranks.communicator.size)
+    remembers = law() is not None
+    audit = Audit(ranks.communicator, remembers, compressor.rounding, law)
     ranks.watchers.append(audit.look)
     short.strategy.train(ranks)
     more = list(ranks.brought.found(ranks.applied)) if ranks.brought is not None else []
     if differ := disagreement(ranks.applied.marks, ranks.readers):
         more.append(Found(np.inf, 0.0, differ))
     worst = audit.verdict(more)
-    remembers = compressor.waiting(ranks.communicator.size) is not None
-    law = "sent + residual = gradient, and " if remembers else ""
-    what = f"{STEPS} steps of {type(compressor).__name__}: {law}applied = mean of what was sent"
+    kept = "sent + residual = gradient, and " if remembers else ""
+    what = f"{STEPS} steps of {type(compressor).__name__}: {kept}applied = mean of what was sent"
     if worst.difference <= worst.allowed:
         return _verdict("passed", what, worst.difference, worst.allowed)
     return _verdict("failed", f"{what}; but {worst.what}", worst.difference, worst.allowed)

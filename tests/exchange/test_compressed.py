@@ -60,7 +60,7 @@ def over_mpi(communicator: Any, family: list[Any], algorithm: str) -> list[Any]:
     found: list[Any] = []
     for compressor in family:
         exchange = Exchange(communicator, algorithm, compressor=compressor)
-        audit = Audit(communicator, compressor)
+        audit = Audit(communicator, compressor.conserves, compressor.rounding)
         exchange.watchers.append(audit.look)
         rng = np.random.default_rng(communicator.rank)
         means = []

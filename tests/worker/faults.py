@@ -462,7 +462,6 @@ FAULTS: list[Fault] = [
         "a sum instead of a mean",
         "communicator.communicator:Communicator.mean",
         after(times_ranks),
-        sample=True,
     ),
     Fault("the wrong n", "communicator.communicator:Communicator.total", after(wrong_total)),
     Fault(
@@ -522,7 +521,6 @@ FAULTS: list[Fault] = [
         "the momentum is forgotten",
         "keras.optimizer:copy_of",
         with_option("momentum", lambda momentum: 0.0),
-        sample=True,
     ),
     Fault(
         "a slot of the optimizer is not synchronised",
@@ -678,7 +676,6 @@ FAULTS: list[Fault] = [
         "model_parallel.stages.microbatches:MicroBatches.share",
         after(equal_share),
         "1f1b",
-        sample=True,
     ),
     Fault(
         "a micro-batch's weight gradients are lost",
