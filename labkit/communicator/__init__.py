@@ -5,7 +5,9 @@ from labkit.communicator.board import Mismatch, RankFailed, WaitTooLong
 from labkit.communicator.clock import WALL, Clock, WallClock
 from labkit.communicator.communicator import Communicator
 from labkit.communicator.computing import computing
+from labkit.communicator.numbers import scale
 from labkit.communicator.shared_memory import Aside
+from labkit.communicator.sparse import merged
 from labkit.communicator.traffic import Traffic
 from labkit.communicator.window import Window
 from labkit.communicator.world import alone, world
@@ -25,6 +27,8 @@ __all__ = [
     "alone",
     "check_algorithm",
     "computing",
+    "merged",
     "refuse_unmetered",
+    "scale",
     "world",
 ]

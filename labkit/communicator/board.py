@@ -99,8 +99,8 @@ class Board:
             if row["failed"][0] and row is not self._own
         ]
 
-    def deadlock(self, seconds: float) -> str | None:
-        """The calls of all ranks, if each waits for all others in a call, and not in the same one.
+    def deadlock(self, seconds: float) -> dict[int, str]:
+        """The call of each rank, if each waits for all others in one, and not all in the same.
 
         Args:
             seconds: for which they must have waited.
@@ -108,11 +108,9 @@ class Board:
         latest = self._clock.now() - seconds
         rows = sorted(self._rows.items())
         if not all(row["waiting"][0] and row["since"][0] < latest for _, row in rows):
-            return None
+            return {}
         places = {rank: row["place"][0].decode(errors="replace") for rank, row in rows}
-        if len(set(places.values())) == 1:
-            return None
-        return "; ".join(f"rank {rank} waits in {place}" for rank, place in places.items())
+        return places if len(set(places.values())) > 1 else {}
 
     def stop_after(self, step: int) -> None:
         """Ask all ranks to stop when they have done this step."""

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.common.errors import InvalidInput
 from labkit.communicator.board import Board
 from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.messages import Messages
+from labkit.communicator.numbers import check_summable, scale
 from labkit.communicator.patience import Patience
 from labkit.communicator.payloads import Payloads
 from labkit.communicator.reductions import Reductions
@@ -50,7 +52,7 @@ class Communicator:
             waits: a loop would take its core, and hold the interpreter's lock for milliseconds.
         meet: waits until all ranks have come, see `Patience`.
         send, recv, post, finish: messages from rank to rank, see `Messages`.
-        gather_bytes, sparse_sum: collectives over values of unequal size, see `Payloads`.
+        gather_bytes, sparse_sum, sum_rows: of values of unequal size, see `Payloads`.
         own_part: the elements of a buffer that this rank adds up with "shared_memory".
     """
 
@@ -83,7 +85,8 @@ class Communicator:
         self.own_part = self._memory.own_part
         self._reductions = Reductions(patience, emulation, self._memory, self.allgather)
         payloads = Payloads(patience, emulation, self._reductions)
-        self.gather_bytes, self.sparse_sum = payloads.gather_bytes, payloads.sparse_sum
+        self.gather_bytes = payloads.gather_bytes
+        self.sparse_sum, self.sum_rows = payloads.sparse_sum, payloads.sum_rows
 
     def allreduce(
         self, buffer: np.ndarray, algorithm: str = "mpi", what: str = "allreduce"
@@ -99,8 +102,9 @@ class Communicator:
             what: name of the call in messages about waits.
 
         Raises:
-            InvalidInput: the algorithm is not known, or cannot run on an emulated network.
-            Mismatch: ranks differ in algorithm, dtype or length.
+            InvalidInput: the algorithm is not known, or cannot run on an emulated network; values
+                that cannot be added, such as bool.
+            Mismatch: ranks differ in algorithm, dtype or length, or in what the call is for.
             RankFailed, WaitTooLong: see the class.
         """
         self._reductions.allreduce(buffer, algorithm, what)
@@ -121,10 +125,11 @@ class Communicator:
     ) -> None:
         r"""Replace the ranks' buffers by their mean \(b_r \leftarrow \sum_s w_s b_s / \sum_s w_s\).
 
-        Weights travel beside the buffers, outside the traffic and any emulated network.
+        Weights travel beside the buffers, outside the traffic and any emulated network. Values are
+        weighted before they are added, so that no sum is larger than the largest of them.
 
         Args:
-            buffer, algorithm, what: as for `allreduce`.
+            buffer, algorithm, what: as for `allreduce`; of floats.
             weight: of this rank, 0 or more; where all are 0 the mean is 0.
             total: the sum of the weights, where it is known already.
             aside: what of them lies elsewhere; only for "shared_memory".
@@ -133,21 +138,24 @@ class Communicator:
         if algorithm == "shared_memory" and self.size > 1:
             self._reductions.allreduce(buffer, algorithm, what, weight, aside)
             return
+        check_summable(buffer.dtype, mean=True)
         if total is None:
             total = self.total(weight, what)
-        buffer *= buffer.dtype.type(weight / total if total else 0.0)
-        self.allreduce(buffer, algorithm, what)
+        share = weight / total if total else 0.0
+        if self.size == 1:
+            scale(buffer, share)
+        self._reductions.allreduce(buffer, algorithm, what, share)
 
     def total(self, weight: float, what: str = "the mean") -> float:
         """The sum of the ranks' weights, outside the traffic and any emulated network."""
-        from mpi4py import MPI
+        return float(np.sum(self.everyone(weight, f"the weights of {what}")))
 
+    def everyone(self, value: float, what: str) -> np.ndarray:
+        """Every rank's number, in rank order, outside the traffic and any emulated network."""
         if self.size == 1:
-            return weight
-        self.patience.enter(f"the weights of {what}")
-        total = np.array([weight])
-        self.patience.gather_here([self._comm.Iallreduce(MPI.IN_PLACE, total, MPI.SUM)])
-        return float(total[0])
+            return np.array([value])
+        self.patience.enter(what)
+        return self.patience.gather_here(value)
 
     def allocate(self, length: int, dtype: Any = np.float32, common: bool = False) -> np.ndarray:
         """A buffer aligned to cache lines, zero at first (collective).
@@ -156,7 +164,8 @@ class Communicator:
         without copies. Common: one for all ranks, as `Aside` wants it.
         """
         if self.on_one_host:
-            self.meet("the allocation of shared memory")
+            kind = "common " if common else ""
+            self.meet(f"the allocation of {kind}shared memory, {np.dtype(dtype).name}[{length}]")
         nbytes = length * np.dtype(dtype).itemsize
         return self._memory.allocate(nbytes, common).view(dtype)
 
@@ -164,7 +173,7 @@ class Communicator:
         """Copy the root's buffer into everyone's, in place."""
         if self.size == 1:
             return
-        self.meet(what)
+        self.meet(f"{what} (broadcast of {_named(buffer)} from rank {root})")
         start = self.clock.now()
         self._comm.Bcast(buffer.view(np.uint8) if buffer.ndim else buffer, root)
         sent = buffer.nbytes if self.rank == root else 0
@@ -175,21 +184,29 @@ class Communicator:
 
     def share(self, value: Any, root: int = 0, what: str = "share") -> Any:
         """The root's Python object, on every rank (pickled)."""
-        self.meet(what)
+        self.meet(f"{what} (share from rank {root})")
         return self._comm.bcast(value, root)
 
     def allgather(self, value: Any, what: str = "allgather") -> list[Any]:
         """Every rank's Python object, in rank order (pickled)."""
-        self.meet(what)
+        self.meet(f"{what} (allgather)")
         return list(self._comm.allgather(value))
 
     def tally(self, values: np.ndarray, what: str = "tally") -> np.ndarray:
         """The sum of small arrays for bookkeeping, outside traffic and emulated network."""
-        return np.asarray(np.sum(self.allgather(values, what), axis=0))
+        self.meet(f"{what} (tally of {_named(values)})")
+        return np.asarray(np.sum(self._comm.allgather(values), axis=0))
 
     def scatter(self, parts: Sequence[Any] | None, root: int = 0, what: str = "scatter") -> Any:
-        """The part that the root holds for this rank; `parts` counts at the root only."""
-        self.meet(what)
+        """The part that the root holds for this rank; `parts` counts at the root only.
+
+        Raises:
+            InvalidInput: the root has not as many parts as there are ranks.
+        """
+        if self.rank == root and (parts is None or len(parts) != self.size):
+            given = "None" if parts is None else f"{len(parts)}"
+            raise InvalidInput(f"scatter of {given} parts: give one for each of {self.size} ranks")
+        self.meet(f"{what} (scatter from rank {root})")
         return self._comm.scatter(parts, root)
 
     def split(self, colour: int, key: int | None = None) -> Communicator:
@@ -234,3 +251,7 @@ class Communicator:
             self._emulation.close()
         self.board.close()
         self._comm.Free()
+
+
+def _named(values: np.ndarray) -> str:
+    return f"{values.dtype.name}{list(values.shape)}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -23,10 +23,15 @@ SHARE = 0.01  # of what has been waited: a nap of a long wait
 LATE = 300e-6  # seconds by which a sleep may last too long
 SPINS = 250  # polls before the first nap; about 0.3 ms
 _CHECK_EVERY = 16  # polls between two looks at the board and the clock
+_TAGS = 1 << 27  # as many tags of collectives, above those of single messages
 
 
 class Patience:
     """Waits of one rank, each in a call that has a name; what makes waiting pointless is raised.
+
+    The name of a call says all that ranks must agree on: what it is for, and which operation on
+    what. Its code travels with the handshake that the call has anyway, or is the tag of its
+    messages, so that ranks in different calls never take each other's data for their own.
 
     Args:
         comm: the mpi4py communicator of the ranks that wait for each other.
@@ -39,6 +44,7 @@ class Patience:
     Attributes:
         comm, board, traffic, clock: as given, for what this rank does besides waiting.
         on_one_host: whether the board tells of all ranks, so that a deadlock can be seen on it.
+        place, code: the name of the call that this rank is in, and 32 bits of it.
         trouble: the first error that a wait has raised.
         polite: sleep between polls instead of spinning.
     """
@@ -59,12 +65,24 @@ class Patience:
         self.comm, self._outer = comm, outer
         self.trouble: LabkitError | None = None
         self.polite = False
-        self.place = ""
+        self.place, self.code = "", 0
         self._collective, self._since = False, 0.0
 
-    def enter(self, place: str, collective: bool = True) -> None:
-        """Name the call whose waits come next; collective: it waits for all others."""
-        self.place, self._collective = place, collective
+    def enter(self, place: str, collective: bool = True, told: str = "") -> None:
+        """Name the call whose waits come next.
+
+        Args:
+            place: the same on all ranks that are in it.
+            collective: it waits for all others.
+            told: what else is told of this rank's call; ranks may differ in it.
+        """
+        self.place, self._collective = place + told, collective
+        self.code = zlib.crc32(place.encode())
+
+    @property
+    def tag(self) -> int:
+        """Of messages of this call, which no other call's can be taken for."""
+        return _TAGS + self.code % _TAGS
 
     def begin(self) -> float:
         """A wait begins now; the time."""
@@ -97,24 +115,31 @@ class Patience:
         self.gather_here()
         self.board.enter(f"work after {what}")
 
-    def gather_here(self, others: Sequence[MPI.Request] = ()) -> None:
-        """A barrier in which ranks tell each other which call they are in.
+    def gather_here(self, value: float = 0.0) -> np.ndarray:
+        """A barrier in which ranks tell each other which call they are in, and a number.
+
+        Returns:
+            everybody's number, by rank.
+        """
+        told = np.zeros((self.size, 2))
+        self.complete([self.comm.Iallgather(np.array([self.code, value], np.float64), told)])
+        if np.any(told[:, 0] != self.code):
+            self.disagree()
+        self.look_around()  # who failed after coming here goes no further with us
+        return told[:, 1]
+
+    def disagree(self, told: str = "") -> NoReturn:
+        """Tell every rank which calls the ranks are in (collective: all know that they differ).
 
         Args:
-            others: requests of the same call, to be completed with it.
-        """
-        from mpi4py import MPI
+            told: what else to tell of this rank's call.
 
-        code = zlib.crc32(self.place.encode())
-        told, most = np.array([code, -code]), np.zeros(2, np.int64)
-        self.complete([self.comm.Iallreduce(told, most, MPI.MAX), *others])
-        if most[0] != -most[1]:
-            self.trouble = Mismatch(
-                f"ranks wait for each other in different calls: rank {self.rank} waits in "
-                f"{self.place}; {self.board.elsewhere(self.place)}"
-            )
-            raise self.trouble
-        self.look_around()  # who failed after coming here goes no further with us
+        Raises:
+            Mismatch: always.
+        """
+        places = self.comm.allgather(self.place + told)
+        self.trouble = Mismatch(_different(dict(enumerate(places))))
+        raise self.trouble
 
     def sleep_until(self, moment: float) -> None:
         """Sleep until a moment of the clock: a message is on its way, nobody is late."""
@@ -146,10 +171,11 @@ class Patience:
         try:
             for each in self._whole():
                 each.board.check()
-            if waited > DEADLOCK and self.on_one_host and self._collective:
-                calls = self.board.deadlock(DEADLOCK)
-                if calls:
-                    raise Mismatch(f"ranks wait for each other in different calls: {calls}")
+            around = waited > DEADLOCK and self.on_one_host and self._collective
+            if around and (calls := self.board.deadlock(DEADLOCK)):
+                told = _different(calls)
+                self.board.fail(f"Mismatch: {told}")  # whoever looks later is told the same
+                raise Mismatch(told)
             if waited > self.limit:
                 raise WaitTooLong(
                     f"rank {self.rank} has waited {waited:.0f} s in {self.place}: "
@@ -167,3 +193,8 @@ class Patience:
         while at is not None:
             yield at
             at = at._outer
+
+
+def _different(calls: dict[int, str]) -> str:
+    told = "; ".join(f"rank {rank} waits in {place}" for rank, place in calls.items())
+    return f"ranks wait for each other in different calls: {told}"

@@ -1,4 +1,4 @@
-"""Collectives over values of unequal size: payloads gathered, sparse vectors summed."""
+"""Collectives over values of unequal size: payloads gathered, sparse vectors and rows summed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ import numpy as np
 
 from labkit.communicator.algorithms import UNMETERED
 from labkit.communicator.emulation import Emulation
+from labkit.communicator.numbers import check_summable
 from labkit.communicator.patience import Patience
-from labkit.communicator.reductions import Reductions
-from labkit.communicator.sparse import Part, SparseSum, cut_sparse
+from labkit.communicator.reductions import Reductions, library_sum
+from labkit.communicator.sparse import (
+    INDEX,
+    Part,
+    SparseSum,
+    cut_sparse,
+    merged,
+    row_bytes,
+    rows_of,
+)
 from labkit.communicator.variable import Courier
 from labkit.schedules import ALLREDUCE, Round, boundaries, count_chunks
 
@@ -51,7 +60,7 @@ class Payloads:
                 allgather.
             what: name of the call in messages about waits.
         """
-        with self._metered(f"{what} ({algorithm})", data.nbytes, algorithm):
+        with self._metered(f"{what} ({algorithm} gather)", data.nbytes, algorithm):
             return self._gather(data, algorithm)
 
     def sparse_sum(
@@ -72,15 +81,46 @@ class Payloads:
                 cheaper.
             what: name of the call in messages about waits.
         """
-        nbytes = indices.nbytes + values.nbytes
-        with self._metered(f"{what} ({algorithm})", nbytes, algorithm):
-            if self._size == 1 or algorithm in UNMETERED:
-                return self._sum_of_gathered(indices, values, length, algorithm)
+        parts, _ = self._sum(indices, values, length, algorithm, what)
+        return np.concatenate([part.dense() for part in parts])
+
+    def sum_rows(
+        self,
+        indices: np.ndarray,
+        rows: np.ndarray,
+        length: int,
+        algorithm: str = "mpi",
+        what: str = "sum_rows",
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The sum of the ranks' tables of which each has a few rows, to the same bits on all.
+
+        Args:
+            indices, length, algorithm, what: as for `sparse_sum`, of rows.
+            rows: (k, …), contiguous.
+
+        Returns:
+            indices: of the rows that some rank has; or of all, where these were no fewer bytes.
+            rows: their sums.
+        """
+        parts, edges = self._sum(indices, rows, length, algorithm, what)
+        return rows_of(parts, edges)
+
+    def _sum(
+        self, indices: np.ndarray, values: np.ndarray, length: int, algorithm: str, what: str
+    ) -> tuple[list[Part], list[int]]:
+        """The parts of the sum, and where they begin and end."""
+        check_summable(values.dtype)
+        row = values.shape[1:]
+        place = f"{what} ({algorithm} of sparse {values.dtype.name}{[length, *row]})"
+        with self._metered(place, indices.nbytes + values.nbytes, algorithm):
+            if self._size == 1:
+                return [Part(length, indices, values)], [0, length]
+            if algorithm in UNMETERED:
+                return [self._library_sum(indices, values, length)], [0, length]
             rounds = self._rounds(algorithm)
-            edges = boundaries(length, count_chunks(rounds)).tolist()
-            parts: list[Part] = cut_sparse(indices, values, edges)
-            summed = self._courier.run(rounds, parts, SparseSum(edges, values.dtype))
-            return np.concatenate([part.dense() for part in summed])
+            edges: list[int] = boundaries(length, count_chunks(rounds)).tolist()
+            parts = cut_sparse(indices, values, edges)
+            return self._courier.run(rounds, parts, SparseSum(edges, values.dtype, row)), edges
 
     def _gather(self, data: np.ndarray, algorithm: str) -> list[np.ndarray]:
         if self._size == 1:
@@ -97,21 +137,24 @@ class Payloads:
         chunks = cut(data, self._rank, count_chunks(rounds))
         return joined(self._courier.run(rounds, chunks, Union()), self._size)
 
-    def _sum_of_gathered(
-        self, indices: np.ndarray, values: np.ndarray, length: int, algorithm: str
-    ) -> np.ndarray:
-        data = np.concatenate([indices.view(np.uint8), values.view(np.uint8)])
-        total = np.zeros(length, values.dtype)
-        for piece in self._gather(data, algorithm):
-            held = len(piece) // (indices.itemsize + values.itemsize) * indices.itemsize
-            places = piece[:held].copy().view(indices.dtype)  # copies are aligned
-            total[places] += piece[held:].copy().view(values.dtype)
-        return total
+    def _library_sum(self, indices: np.ndarray, values: np.ndarray, length: int) -> Part:
+        """By a gathering, or dense where that would be twice the bytes of all values or more."""
+        held = self._patience.gather_here(len(indices)).astype(int)
+        row = row_bytes(values)
+        if held.sum() * (INDEX.itemsize + row) >= 2 * length * row:
+            total = Part(length, indices, values).dense()
+            library_sum(self._patience, total.reshape(-1))
+            return Part(length, None, total)
+        places = np.empty(held.sum(), indices.dtype)
+        found = np.empty((held.sum(), *values.shape[1:]), values.dtype)
+        self._comm.Allgatherv(indices, (places, held))
+        self._comm.Allgatherv(as_bytes(values), (as_bytes(found), held * row))
+        self._courier.meter((self._size - 1) * (indices.nbytes + values.nbytes))
+        return Part(length, *merged(places, found))
 
     def _library_gather(self, data: np.ndarray) -> list[np.ndarray]:
-        self._patience.gather_here()
-        lengths = self._comm.allgather(data.nbytes)
-        whole = np.zeros(sum(lengths), np.uint8)
+        lengths = self._patience.gather_here(data.nbytes).astype(int)
+        whole = np.zeros(lengths.sum(), np.uint8)
         self._comm.Allgatherv(data, (whole, lengths))
         self._courier.meter((self._size - 1) * data.nbytes)  # the least that it can send
         return np.split(whole, np.cumsum(lengths)[:-1])
@@ -159,3 +202,8 @@ def cut(data: np.ndarray, rank: int, chunks: int) -> list[Pieces]:
 def joined(chunks: Sequence[Pieces], size: int) -> list[np.ndarray]:
     """The payload of each rank."""
     return [np.concatenate([chunk[rank] for chunk in chunks]) for rank in range(size)]
+
+
+def as_bytes(values: np.ndarray) -> np.ndarray:
+    """The memory of a contiguous array."""
+    return values.reshape(-1).view(np.uint8)

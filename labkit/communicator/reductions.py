@@ -14,16 +14,17 @@ from labkit.communicator.algorithms import check_algorithm, refuse_unmetered, sc
 from labkit.communicator.board import Mismatch
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.executor import Executor
+from labkit.communicator.numbers import check_summable, is_narrow, scale
 from labkit.communicator.patience import Patience
 from labkit.communicator.rank_plan import plan
 from labkit.communicator.shared_memory import Aside, SharedMemory
 from labkit.schedules import Round
 
-Reduce: TypeAlias = Callable[..., None]  # of a flat buffer in place; some take weights behind it
+Reduce: TypeAlias = Callable[..., None]  # of a flat buffer in place; what weighs it stands behind
 Key: TypeAlias = tuple[str, str, int]  # algorithm, dtype and length
 
 
-def library_sum(patience: Patience, flat: np.ndarray) -> None:
+def library_sum(patience: Patience, flat: np.ndarray, share: float = 1.0) -> None:
     """Sum in place, by whatever the library chooses; 16-bit floats by way of float32.
 
     The library does not say what it sent: the least that any allreduce must send per rank
@@ -35,12 +36,13 @@ def library_sum(patience: Patience, flat: np.ndarray) -> None:
     # MPI's blocking collective runs at full speed.
     patience.gather_here()
     comm = patience.comm
-    if flat.dtype.itemsize == 2:
-        wide = flat.astype(np.float32)
-        comm.Allreduce(MPI.IN_PLACE, wide)
+    narrow = is_narrow(flat.dtype)
+    wide = flat.astype(np.float32) if narrow else flat
+    if share != 1.0:
+        scale(wide, share)
+    comm.Allreduce(MPI.IN_PLACE, wide)
+    if narrow:
         flat[...] = wide.astype(flat.dtype)
-    else:
-        comm.Allreduce(MPI.IN_PLACE, flat)
     patience.traffic.messages += 1
     patience.traffic.wire_bytes += 2 * (comm.size - 1) * flat.nbytes // comm.size
 
@@ -77,15 +79,22 @@ class Reductions:
     def allreduce(
         self, buffer: np.ndarray, algorithm: str, what: str, *weighing: float | Aside | None
     ) -> None:
-        """Sum in place, see `Communicator`; weighing: what shared memory takes for a mean."""
+        """Sum in place, see `Communicator`.
+
+        Args:
+            weighing: for a mean, the factor of this rank's values, at most 1; in shared memory its
+                weight, and what lies aside.
+        """
         check_algorithm(algorithm)
+        check_summable(buffer.dtype, mean=bool(weighing))
         if self._patience.size == 1:
             return
         flat = buffer.reshape(-1)
         if not buffer.flags.c_contiguous:
             raise InvalidInput("allreduce works in place: give a contiguous array")
-        place = f"{what} ({algorithm} of {flat.dtype.name}[{flat.size}])"
-        reduce = self._get(algorithm, flat)
+        kind = "mean of" if weighing else "of"
+        place = f"{what} ({algorithm} {kind} {flat.dtype.name}[{flat.size}])"
+        reduce = self._get(algorithm, flat, place)
         with self.metered(place, flat.nbytes, algorithm):
             reduce(flat, *weighing)
 
@@ -109,7 +118,7 @@ class Reductions:
             self._rounds[algorithm] = list(schedule(self._patience.size))
         return self._rounds[algorithm]
 
-    def _get(self, algorithm: str, buffer: np.ndarray) -> Reduce:
+    def _get(self, algorithm: str, buffer: np.ndarray, place: str) -> Reduce:
         """What sums flat buffers like this one.
 
         Raises:
@@ -117,7 +126,9 @@ class Reductions:
         """
         key = (algorithm, buffer.dtype.str, buffer.size)
         if key not in self._agreed:
-            told = self._allgather(key, "the agreement on an allreduce")
+            self._patience.enter("the agreement on an allreduce", told=f": {place}")
+            self._patience.gather_here()
+            told: list[Key] = self._patience.comm.allgather(key)
             if len(set(told)) > 1:
                 names = [f"rank {r}: {a} of {d}[{n}]" for r, (a, d, n) in enumerate(told)]
                 raise Mismatch(f"ranks differ in an allreduce: {'; '.join(names)}")
@@ -127,9 +138,14 @@ class Reductions:
         return self._agreed[key]
 
     def _scheduled(self, algorithm: str, length: int) -> Reduce:
-        """A schedule of its own tag, which no other buffer's messages can be taken for."""
         steps = plan(self.rounds(algorithm), self._patience.rank, length)
-        return partial(self._executor.run, steps, tag=len(self._agreed) + 1)
+
+        def run(flat: np.ndarray, share: float = 1.0) -> None:
+            if share != 1.0:
+                scale(flat, share)
+            self._executor.run(steps, flat, self._patience.tag)
+
+        return run
 
     def _hosts(self) -> list[list[int]]:
         """The ranks of each real host."""

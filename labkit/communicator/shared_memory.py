@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from labkit.common.errors import InvalidInput
+from labkit.communicator.numbers import is_narrow
 from labkit.communicator.patience import Patience
 from labkit.schedules import boundaries
 
@@ -34,8 +36,24 @@ class Aside(NamedTuple):
     into: np.ndarray | None = None
 
 
+class Place(NamedTuple):
+    """The same elements in every rank's memory.
+
+    Attributes:
+        views: of each rank's.
+        told: where they are, in words; ranks must agree on it.
+        code: 32 bits of that.
+    """
+
+    views: list[np.ndarray]
+    told: str
+    code: int
+
+
 class Flags:
-    """By which ranks of one host see how far each has come, and what weight it has (collective).
+    """By which ranks of one host see how far each has come, in which call, with which weight.
+
+    They are made together (collective).
 
     Args:
         patience: how this rank waits; its meter counts the seconds.
@@ -49,6 +67,23 @@ class Flags:
         self._window, views = _shared(patience.comm, LINE)
         self._phases = [view[:8].view(np.int64) for view in views]
         self.weights = [view[8:16].view(np.float64) for view in views]
+        self._codes = [view[16:24].view(np.int64) for view in views]
+
+    def agree(self, told: str = "", code: int = 0) -> None:
+        """Wait until every rank has come to this call.
+
+        Args:
+            told: where it works, in words.
+            code: of these.
+
+        Raises:
+            Mismatch: ranks are in different calls, or work in different places.
+        """
+        own = self._patience.code ^ code
+        self._codes[self._rank][0] = own  # stays until all have read it: nobody is ahead by a call
+        self.meet()
+        if any(other[0] != own for other in self._codes):
+            self._patience.disagree(told)
 
     def meet(self) -> None:
         """Wait until every rank has come to this phase; writes before it are then visible."""
@@ -66,6 +101,7 @@ class Flags:
     def close(self) -> None:
         """Free them (collective)."""
         self._phases.clear()
+        self._codes.clear()
         self.weights.clear()
         self._window.Free()
 
@@ -88,7 +124,7 @@ class SharedMemory:
         self._buffers: list[tuple[Any, list[np.ndarray]]] = []
         self._commons: list[Any] = []
         self._staging: list[np.ndarray] | None = None
-        self._known: dict[tuple[int, int, str], list[np.ndarray]] = {}  # views by address
+        self._known: dict[tuple[int, int, str], Place] = {}  # by address
 
     def allocate(self, nbytes: int, common: bool = False) -> np.ndarray:
         """This rank's buffer of so many bytes, which the others of one host see (collective).
@@ -122,17 +158,18 @@ class SharedMemory:
         """
         self._patience.begin()
         flags = self._ready()
-        views = self._views_of(buffer)
-        if views is not None:
-            self._reduce(flags, views, weight, aside or Aside())
+        place = self._place_of(buffer)
+        if place is not None:
+            self._reduce(flags, place, weight, aside or Aside())
             return
         if self._staging is None or self._staging[0].nbytes < buffer.nbytes:
+            flags.agree(", in new memory")
             self.allocate(buffer.nbytes)
             self._staging = self._buffers[-1][1]
         views = [view[: buffer.nbytes].view(buffer.dtype) for view in self._staging]
         staged = views[self._comm.rank]
         staged[...] = buffer
-        self._reduce(flags, views, weight, Aside())
+        self._reduce(flags, _place(views, ", in memory of its own"), weight, Aside())
         buffer[...] = staged  # nobody writes here before this rank comes to the next call
 
     def close(self) -> None:
@@ -159,12 +196,14 @@ class SharedMemory:
             self._flags = Flags(self._patience)
         return self._flags
 
-    def _reduce(
-        self, flags: Flags, buffers: list[np.ndarray], weight: float | None, aside: Aside
-    ) -> None:
+    def _reduce(self, flags: Flags, place: Place, weight: float | None, aside: Aside) -> None:
+        buffers = place.views
         if weight is not None:
             flags.weights[self._comm.rank][0] = weight
-        flags.meet()
+        if aside.into is None:
+            flags.agree(place.told, place.code)
+        else:
+            flags.agree(f"{place.told}, into common memory", ~place.code)
         shares = None
         if weight is not None:
             weights = [float(each[0]) for each in flags.weights]
@@ -209,34 +248,45 @@ class SharedMemory:
                 if number != first:
                     place[block] = total
 
-    def _views_of(self, buffer: np.ndarray) -> list[np.ndarray] | None:
-        """The same elements in every rank's memory, when the buffer lies in an allocated one."""
+    def _place_of(self, buffer: np.ndarray) -> Place | None:
+        """Where the buffer lies, when it does so in an allocated memory."""
         address = buffer.__array_interface__["data"][0]
         key = (address, buffer.nbytes, buffer.dtype.str)
         if key not in self._known:
-            for _, views in self._buffers:
+            for number, (_, views) in enumerate(self._buffers):
                 start = address - views[self._comm.rank].ctypes.data
                 if start >= 0 and start + buffer.nbytes <= views[self._comm.rank].nbytes:
                     parts = [view[start : start + buffer.nbytes] for view in views]
-                    self._known[key] = [part.view(buffer.dtype) for part in parts]
+                    told = f", from byte {start} of memory {number}"
+                    self._known[key] = _place([part.view(buffer.dtype) for part in parts], told)
         return self._known.get(key)
+
+
+def _place(views: list[np.ndarray], told: str) -> Place:
+    return Place(views, told, zlib.crc32(told.encode()))
 
 
 def _sum(values: list[np.ndarray], shares: list[float] | None, total: np.ndarray) -> None:
     """The sum of two or more arrays in their order, weighted where shares are given.
 
-    `total` may be the first of the values, or none of them.
+    Each is weighted before it is added: the sum of large values would overflow where their mean
+    does not. Floats of 16 bits are added in float32 and rounded once. `total` may be the first of
+    the values, or none of them.
     """
-    if shares is not None and len(set(shares)) > 1:
-        np.multiply(values[0], total.dtype.type(shares[0]), out=total)
+    kind = np.dtype(np.float32) if is_narrow(total.dtype) else total.dtype
+    found = total if kind == total.dtype else np.empty(len(total), kind)
+    if shares is None:
+        np.add(values[0], values[1], out=found, dtype=kind)
+        for value in values[2:]:
+            np.add(found, value, out=found, dtype=kind)
+    else:
+        np.multiply(values[0], kind.type(shares[0]), out=found, dtype=kind)
+        weighted = np.empty_like(found)
         for value, share in zip(values[1:], shares[1:], strict=True):
-            total += value * total.dtype.type(share)
-        return
-    np.add(values[0], values[1], out=total)
-    for value in values[2:]:
-        np.add(total, value, out=total)
-    if shares is not None:
-        np.multiply(total, total.dtype.type(shares[0]), out=total)
+            np.multiply(value, kind.type(share), out=weighted, dtype=kind)
+            np.add(found, weighted, out=found)
+    if found is not total:
+        total[...] = found.astype(total.dtype)
 
 
 def _shared(comm: MPI.Intracomm, nbytes: int, common: bool = False) -> tuple[Any, list[np.ndarray]]:

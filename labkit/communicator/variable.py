@@ -12,7 +12,6 @@ from labkit.communicator.patience import Patience
 from labkit.schedules import Round
 
 Value = TypeVar("Value")
-TAG = (1 << 14) - 1  # no plan has so many before it
 
 
 class Kind(Protocol[Value]):
@@ -41,7 +40,7 @@ class Courier:
 
     def __init__(self, patience: Patience, emulation: Emulation | None) -> None:
         self._comm, self._rank, self._emulation = patience.comm, patience.rank, emulation
-        self._traffic, self._wait = patience.traffic, patience.complete
+        self._patience, self._traffic, self._wait = patience, patience.traffic, patience.complete
         self._sleep_until = patience.sleep_until
 
     def run(self, rounds: Sequence[Round], chunks: list[Value], kind: Kind[Value]) -> list[Value]:
@@ -67,9 +66,9 @@ class Courier:
         self, outgoing: list[tuple[int, np.ndarray]], sources: list[int]
     ) -> list[np.ndarray]:
         """All messages of a round; back when those for this rank are delivered."""
-        headers = [np.zeros(2) for _ in sources]
+        headers, tag = [np.zeros(2) for _ in sources], self._patience.tag
         requests = [
-            self._comm.Irecv(h, source, TAG) for h, source in zip(headers, sources, strict=True)
+            self._comm.Irecv(h, source, tag) for h, source in zip(headers, sources, strict=True)
         ]
         for destination, data in outgoing:
             first_byte = 0.0
@@ -78,15 +77,15 @@ class Courier:
                 if self._emulation.paced:
                     self._sleep_until(first_byte)
             header = np.array([first_byte, float(data.nbytes)])
-            requests.append(self._comm.Isend(header, destination, TAG))
+            requests.append(self._comm.Isend(header, destination, tag))
             self.meter(data.nbytes)
         self._wait(requests)
         incoming = [np.zeros(int(header[1]), np.uint8) for header in headers]
         requests = [
-            self._comm.Irecv(data, source, TAG)
+            self._comm.Irecv(data, source, tag)
             for data, source in zip(incoming, sources, strict=True)
         ]
-        requests += [self._comm.Isend(data, destination, TAG) for destination, data in outgoing]
+        requests += [self._comm.Isend(data, destination, tag) for destination, data in outgoing]
         self._wait(requests)
         if self._emulation and sources:
             arrivals = [

@@ -2,6 +2,7 @@
 
 from labkit.exchange.compressed import Layer, Seen
 from labkit.exchange.exchange import BUCKET_BYTES, Exchange
+from labkit.exchange.gradient import weighed
 from labkit.exchange.reduction import NotFinite
 from labkit.exchange.schedules import SCHEDULES
 from labkit.exchange.timeline import Timeline, timeline_rows
@@ -15,4 +16,5 @@ __all__ = [
     "Seen",
     "Timeline",
     "timeline_rows",
+    "weighed",
 ]

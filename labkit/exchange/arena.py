@@ -36,9 +36,9 @@ class Arena:
     ) -> None:
         names = [dtype.name for dtype in dtypes]
         starts = places(lengths, names, [dtype.itemsize for dtype in dtypes])
-        ends: dict[str, int] = {}
+        ends = dict.fromkeys(names, 0)
         for bucket in buckets:
-            ends[bucket.dtype] = max(ends.get(bucket.dtype, 0), bucket.stop)
+            ends[bucket.dtype] = max(ends[bucket.dtype], bucket.stop)
         kinds = dict(zip(names, dtypes, strict=True))
 
         def arenas(common: bool) -> dict[str, np.ndarray]:

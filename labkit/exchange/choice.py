@@ -1,20 +1,18 @@
-"""What ranks settle before the first step: that their gradients are the same, and the algorithm.
+"""What ranks settle before the first step: the algorithm, and what may travel as rows.
 
-The one that is fastest here: measured on real ranks, computed on an emulated network.
+What is fastest here: measured on real ranks, computed on an emulated network.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
-from labkit.communicator import Communicator, Mismatch
+from labkit.communicator import Communicator
 
 CALLS = 7
-
-Signature: TypeAlias = list[tuple[str, tuple[int, ...], str]]  # name, shape, dtype of each
+LEAST = 2**20  # bytes, of which a sum on one host takes as long as a call
 
 
 @dataclass(frozen=True)
@@ -28,27 +26,6 @@ class Choice:
     def in_place(self) -> bool:
         """Whether ranks add up in memory that they share, so that one copy serves all of them."""
         return self.algorithm == "shared_memory"
-
-
-def agree(communicator: Communicator, signature: Signature) -> None:
-    """Check that all ranks have the same gradients.
-
-    Raises:
-        Mismatch: names the first rank, tensor and shapes that differ.
-    """
-    told = communicator.allgather(signature, what="the agreement on the gradients")
-    for rank, other in enumerate(told):
-        if len(other) != len(told[0]):
-            raise Mismatch(
-                f"rank {rank} has {len(other)} gradients, rank 0 has {len(told[0])}: "
-                "every rank must train the same model"
-            )
-        for (name, shape, dtype), mine in zip(other, told[0], strict=True):
-            if (shape, dtype) != mine[1:]:
-                raise Mismatch(
-                    f"rank {rank} has {dtype}{list(shape)} for {name}, rank 0 has "
-                    f"{mine[2]}{list(mine[1])} for {mine[0]}: every rank must train the same model"
-                )
 
 
 def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool = True) -> Choice:
@@ -69,6 +46,26 @@ def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool 
     if communicator.on_one_host:
         candidates.append("shared_memory")
     return _measured(communicator, candidates, nbytes)
+
+
+def rows_pay(communicator: Communicator, algorithm: str, nbytes: int) -> bool:
+    """Whether a table of so many bytes is worth a call of its own, in which rows travel alone.
+
+    They do so by one more call, which is spared only where the sum of all takes twice as long as
+    that of next to nothing. How many rows there are is known in each step only; where they are too
+    many, the parts of the table turn dense on their way.
+    """
+    from labkit.simulate import simulate
+
+    network = communicator.network
+    if network is None:
+        return nbytes >= LEAST
+    if algorithm == "auto":
+        algorithm = _simulated(communicator, nbytes).algorithm
+    whole, nothing = (
+        simulate(algorithm, communicator.size, count, network).seconds for count in (nbytes, 64)
+    )
+    return whole >= 2 * nothing
 
 
 def _simulated(communicator: Communicator, nbytes: int) -> Choice:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.common.errors import LabkitError
-from labkit.communicator import Communicator
+from labkit.communicator import Communicator, scale
 from labkit.compression import (
     Compressor,
     Gather,
@@ -177,8 +177,7 @@ class CompressedMean:
         if len({array.dtype for array in arrays}) > 1:
             raise LabkitError("values that are averaged together must have one dtype")
         flat = np.concatenate([array.reshape(-1) for array in arrays])
-        self._communicator.allreduce(flat, algorithm, what)
-        flat *= flat.dtype.type(1 / self._communicator.size)
+        self._communicator.mean(flat, 1.0, algorithm, what, float(self._communicator.size))
         ends = np.cumsum([array.size for array in arrays])[:-1]
         pieces = zip(np.split(flat, ends), arrays, strict=True)
         return [tf.constant(piece.reshape(array.shape)) for piece, array in pieces]
@@ -202,8 +201,8 @@ class CompressedMean:
             [np.asarray(r.indices) + a for r, a in zip(requests, starts[:-1], strict=True)]
         ).astype("<i4", copy=False)
         values = np.concatenate([np.asarray(request.values) for request in requests])
+        scale(values, 1 / self._communicator.size)
         total = self._communicator.sparse_sum(indices, values, int(starts[-1]), algorithm, what)
-        total *= total.dtype.type(1 / self._communicator.size)
         return [tf.constant(piece) for piece in np.split(total, starts[1:-1])]
 
 

@@ -11,9 +11,11 @@ from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.compression import Compressor, parse
-from labkit.exchange.bucket import Bucket, holders
-from labkit.exchange.choice import Choice, agree, choose
+from labkit.exchange.bucket import Bucket
+from labkit.exchange.choice import LEAST, Choice, choose, rows_pay
+from labkit.exchange.gradient import added_up, agree, dtypes_of, signature_of
 from labkit.exchange.layout import Layout, in_buckets
+from labkit.exchange.operations import Operations
 from labkit.exchange.order import by_priority
 from labkit.exchange.reduction import BucketMean, Compressed, Plain, Watcher
 from labkit.exchange.schedules import SCHEDULES
@@ -36,6 +38,8 @@ class Exchange:
 
     Gradients are copied once, into buckets that stay where they are (in shared memory where all
     ranks are on one host); the means are read there, without a copy, until the next step.
+    `IndexedSlices` of a large table (an embedding) travel as rows, and come out as slices with
+    each row once; where the table is small, or a compressor stands between, they are made dense.
 
     Args:
         communicator: the ranks that take part.
@@ -86,9 +90,7 @@ class Exchange:
         self.compressed = self._compressed.mean if self._compressed else None
         self.watchers: list[Watcher] = self._compressed.watchers if self._compressed else []
         self.timeline = Timeline(self.clock)
-        self._layout = Layout(communicator, [], [], [], Choice(algorithm, "as asked for"))
-        self._types: list[tf.DType] = []
-        self.service = Service(self._serve, [], self.timeline, self._attend)
+        self._lay_out(Layout(communicator, [], [], [], Choice(algorithm, "as asked for")))
         self._left = self.clock.now()  # the last exchange
         self._attend(self.schedule.after)
         communicator.pace(self.schedule.turns)
@@ -117,7 +119,7 @@ class Exchange:
         """The mean gradients, in the order given; called while the training step is traced.
 
         Args:
-            gradients: tensors, `IndexedSlices` (made dense) or None (stays None).
+            gradients: tensors, `IndexedSlices` or None (stays None).
             rows: scalar tensor, the number of samples behind this rank's gradients.
             names: of the variables, for messages.
             scale: scalar tensor, by which the loss was multiplied; compressors see gradients
@@ -131,7 +133,7 @@ class Exchange:
         import tensorflow as tf
 
         if self.communicator.size == 1 and self.compressor is None:
-            return list(gradients)
+            return [added_up(gradient) for gradient in gradients]
         traced = tf.autograph.experimental.do_not_convert(self._mean)
         if scale is None or self._compressed is None:
             return list(traced(gradients, rows, names))
@@ -152,11 +154,15 @@ class Exchange:
         import tensorflow as tf
 
         index = [i for i, g in enumerate(gradients) if g is not None]
-        dense = [tf.convert_to_tensor(gradients[i]) for i in index]
-        self.prepare(dense, [names[i] if i < len(names) else f"gradient {i}" for i in index])
+        given = [
+            gradients[i] if self._as_rows(gradients[i]) else tf.convert_to_tensor(gradients[i])
+            for i in index
+        ]
+        self.prepare(given, [names[i] if i < len(names) else f"gradient {i}" for i in index])
         count = tf.constant(1, tf.int64) if rows is None else tf.cast(rows, tf.int64)
-        exchange = self._all_at_once if self.schedule.after else self._one_by_one
-        means = dict(zip(index, exchange(dense, count), strict=True))
+        traced = self._operations
+        exchange = traced.all_at_once if self.schedule.after else traced.one_by_one
+        means = dict(zip(index, exchange(given, count), strict=True))
         return [means.get(i) for i in range(len(gradients))]
 
     def describe(self) -> dict[str, JSON]:
@@ -167,83 +173,31 @@ class Exchange:
             "schedule": self.schedule.name,
             "bucket_bytes": [bucket.nbytes for bucket in self.buckets],
             "compressor": None if self.compressor is None else self.compressor.to_json(),
+            "rows": [self._layout.signature[table].name for table in self._layout.tables],
         }
 
-    def _all_at_once(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-        """One operation after backpropagation: pack, sum, hand out."""
+    def _as_rows(self, gradient: tf.Tensor) -> bool:
+        """Whether a gradient may travel as rows, by what is the same on all ranks."""
         import tensorflow as tf
 
-        traced = self._layout
-
-        def exchange(count: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
-            self._check_layout(traced)
-            self._attend(True)  # another exchange of these ranks may have said otherwise
-            self.communicator.pace(self.schedule.turns)
-            for number, bucket in enumerate(traced.buckets):
-                self._pack(number, [arrays[slot.variable] for slot in bucket.slots], count)
-            for number in range(len(traced.buckets)):
-                start = self.clock.now()
-                self._serve(number)
-                self.timeline.add("communicate", number, start)
-                self.timeline.add("wait", number, start)
-            return traced.means
-
-        means = tf.numpy_function(exchange, [rows, *gradients], [g.dtype for g in gradients])
-        return _shaped(means, gradients)
-
-    def _one_by_one(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-        """An issue operation for each bucket, run when its gradients are there; then the waits."""
-        import tensorflow as tf
-
-        # Waits stand still in a thread of TensorFlow's: none before the last issue.
-        with tf.control_dependencies(self.issue(gradients, rows)):
-            return self.wait(range(len(gradients)))
+        if not isinstance(gradient, tf.IndexedSlices) or self.compressor is not None:
+            return False
+        shape = gradient.shape
+        return (
+            bool(shape.is_fully_defined())
+            and shape[0] <= np.iinfo(np.int32).max
+            and rows_pay(
+                self.communicator, self.algorithm, shape.num_elements() * gradient.dtype.size
+            )
+        )
 
     def issue(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-        """Operations that hand each bucket to the communication thread; their tokens."""
-        return [self._issue(number, gradients, rows) for number in range(len(self.buckets))]
+        """See `Operations`, as for `wait`: of the gradients that were prepared last."""
+        return self._operations.issue(gradients, rows)
 
     def wait(self, variables: Iterable[int]) -> list[tf.Tensor]:
-        """The means of these variables, as soon as the last of their buckets is there."""
-        import tensorflow as tf
-
-        chosen = list(variables)
-        first: dict[int, int] = {}  # each bucket is waited for once, by the first variable in it
-        for variable in chosen:
-            for number in holders(self.buckets, variable):
-                first.setdefault(number, variable)
-        means: list[tf.Tensor] = []
-        before: list[tf.Tensor] = []
-        for variable in chosen:
-            own = [number for number, waiter in first.items() if waiter == variable]
-
-            def fetch(
-                numbers: tuple[int, ...] = tuple(own), variable: int = variable
-            ) -> np.ndarray:
-                for number in numbers:
-                    self.service.wait(number)
-                return self._layout.means[variable]
-
-            _, shape, _ = self._layout.signature[variable]
-            with tf.control_dependencies(before):
-                mean = tf.numpy_function(fetch, [], self._types[variable])
-            before = [mean]
-            means.append(tf.reshape(mean, shape))
-        return means
-
-    def _issue(self, number: int, gradients: list[tf.Tensor], rows: tf.Tensor) -> tf.Tensor:
-        import tensorflow as tf
-
-        traced = self._layout
-
-        def issue(count: np.ndarray, *arrays: np.ndarray) -> np.int64:
-            self._check_layout(traced)
-            self._pack(number, arrays, count)
-            self.service.issue(number)
-            return np.int64(number)
-
-        own = [gradients[slot.variable] for slot in self.buckets[number].slots]
-        return tf.numpy_function(issue, [rows, *own], tf.int64)
+        """The means of these variables, as soon as they are there."""
+        return self._operations.wait(variables)
 
     def prepare(
         self, gradients: list[tf.Tensor], names: list[str], groups: Sequence[int] | None = None
@@ -251,17 +205,14 @@ class Exchange:
         """Lay out the buckets; all ranks must have the same ones.
 
         Args:
-            gradients: tensors, or the variables that they are of.
+            gradients: tensors, slices that travel as rows, or the variables that they are of.
             names: for messages.
             groups: of each gradient; those of one group are waited for together.
         """
-        signature = [
-            (name, tuple(g.shape.as_list()), g.dtype.name)
-            for name, g in zip(names, gradients, strict=True)
-        ]
-        if self.buckets and signature == self._layout.signature:
+        signature = signature_of(gradients, names)
+        if self._layout.parcels and signature == self._layout.signature:
             return
-        agree(self.communicator, signature)
+        agree(self.communicator, signature, self._options())
         if not signature:
             raise InvalidInput(
                 "no variable has a gradient: is the loss made of the model's output?"
@@ -269,33 +220,52 @@ class Exchange:
         after, compressor = self.schedule.after, self.compressor
         limit = None if after else self.bucket_bytes
         by_layer = compressor is not None and compressor.by_layer
-        dtypes = [np.dtype(g.dtype.as_numpy_dtype) for g in gradients]
+        dtypes = dtypes_of(gradients)
         buckets = in_buckets(signature, dtypes, limit, cut=not (after or by_layer), groups=groups)
-        self._types = [g.dtype for g in gradients]
-        self.service = Service(self._serve, range(len(buckets)), self.timeline, self._attend)
-        largest, dense = max(bucket.nbytes for bucket in buckets), compressor is None
+        largest = max((bucket.nbytes for bucket in buckets), default=LEAST)
+        dense = compressor is None
         choice = choose(self.communicator, self.algorithm, largest, dense)
-        self._layout = Layout(self.communicator, signature, dtypes, buckets, choice, dense, after)
+        self._lay_out(Layout(self.communicator, signature, dtypes, buckets, choice, dense, after))
 
     def by_priority(self, ready: list[float], seconds: list[float]) -> list[int]:
         """The order that serves front layers first, the same on all ranks (collective)."""
         told = self.communicator.allgather((ready, seconds), what="the order of the buckets")
         means = np.mean(told, axis=0)
-        urgency = [min(slot.variable for slot in bucket.slots) for bucket in self.buckets]
+        urgency = [min(held) for held in self._layout.parcels]
         return by_priority(means[0].tolist(), means[1].tolist(), urgency)
+
+    def _lay_out(self, layout: Layout) -> None:
+        self._layout, numbers = layout, range(len(layout.parcels))
+        self.service = Service(self._serve, numbers, self.timeline, self._attend)
+        self._operations = Operations(
+            layout, self.service, self._begin, self._pack, self._serve_standing
+        )
+
+    def _options(self) -> dict[str, str]:
+        """What ranks must have said alike."""
+        options = {
+            "algorithm": self.algorithm,
+            "schedule": self.schedule.name,
+            "bucket_bytes": self.bucket_bytes,
+            "compressor": self.compressor and self.compressor.to_json(),
+        }
+        return {name: repr(option) for name, option in options.items()}
 
     def _pack(self, number: int, arrays: Sequence[np.ndarray], count: np.ndarray) -> None:
         start = self.clock.now()
         self._layout.pack(number, arrays, count, self.timeline.step)
         self.timeline.add("pack", number, start)
 
-    def _check_layout(self, traced: Layout) -> None:
-        """Refuse a step that was traced before another one laid out the buckets anew."""
+    def _begin(self, traced: Layout, standing: bool) -> None:
+        """Refuse a step that was traced before another one laid out the parcels anew."""
         if traced is not self._layout:
             raise InvalidInput(
                 "two compiled training steps with different variables share one distributed "
                 "optimizer; give each step an optimizer of its own"
             )
+        if standing:  # another exchange of these ranks may have said otherwise
+            self._attend(True)
+            self.communicator.pace(self.schedule.turns)
 
     def _attend(self, standing: bool) -> None:
         """While the training step stands still, waits may take its core."""
@@ -307,9 +277,8 @@ class Exchange:
         self._reduce(self._layout, number, first=number == self.service.order[0])
         self._left = self.clock.now()
 
-
-def _shaped(means: tf.Tensor | list[tf.Tensor], gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-    import tensorflow as tf
-
-    found = means if isinstance(means, list | tuple) else [means]
-    return [tf.reshape(mean, g.shape) for mean, g in zip(found, gradients, strict=True)]
+    def _serve_standing(self, number: int) -> None:
+        start = self.clock.now()
+        self._serve(number)
+        self.timeline.add("communicate", number, start)
+        self.timeline.add("wait", number, start)

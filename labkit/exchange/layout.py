@@ -7,11 +7,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from labkit.communicator import Aside, Communicator
+from labkit.communicator import Aside, Communicator, merged
 from labkit.exchange.arena import Arena, Packing, Piece
-from labkit.exchange.bucket import Bucket, pack
-from labkit.exchange.choice import Choice, Signature
+from labkit.exchange.bucket import Bucket, holders, pack
+from labkit.exchange.choice import Choice
 from labkit.exchange.compressed import Layer
+from labkit.exchange.gradient import Signature
 
 Dtypes: TypeAlias = Sequence["np.dtype[np.generic]"]
 
@@ -19,15 +20,24 @@ Dtypes: TypeAlias = Sequence["np.dtype[np.generic]"]
 class Layout:
     """The buckets of one set of gradients, and what of a step is in them.
 
+    A gradient that travels as rows is a parcel of its own, behind the buckets, and lies nowhere:
+    it has other rows in each step.
+
     Args:
         communicator: the ranks, whose layouts are equal.
-        signature: name, shape and dtype of each gradient.
+        signature: what the gradients are.
         dtypes: the same as NumPy has them.
         buckets: which gradients travel together.
         choice: how they are summed.
         dense: they travel as they are: what ranks of one host share need not be copied.
         after: they are packed while the training step stands still, so that what this rank adds up
             itself need not be copied either.
+
+    Attributes:
+        tables: the variables whose gradients travel as rows.
+        parcels: the variables of each bucket, in the order of its slots, then each table.
+        weights: of this rank in each parcel: rows of its batch.
+        steps: of training, in which each parcel was packed.
     """
 
     def __init__(
@@ -41,6 +51,10 @@ class Layout:
         after: bool = True,
     ) -> None:
         self.signature, self.buckets, self.choice = signature, buckets, choice
+        self.tables = [number for number, each in enumerate(signature) if each.rows]
+        in_buckets = [[slot.variable for slot in bucket.slots] for bucket in buckets]
+        self.parcels = in_buckets + [[table] for table in self.tables]
+        self._rows: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by parcel
         shares = choice.in_place and dense
         self._arena = Arena(communicator, _lengths(signature), dtypes, buckets, shares)
         self._packings = [
@@ -52,18 +66,50 @@ class Layout:
             for bucket in buckets
         ]
         self._pieces: dict[int, list[Piece] | None] = {}
-        self.weights: dict[int, float] = {}  # of this rank in each bucket: rows
-        self.steps: dict[int, int] = {}  # of training, in which each bucket was packed
+        self.weights: dict[int, float] = {}
+        self.steps: dict[int, int] = {}
 
-    @property
-    def means(self) -> list[np.ndarray]:
-        """Of each variable, flat; they are read where they lie."""
-        return self._arena.means
+    def mean(self, variable: int) -> list[np.ndarray]:
+        """A variable's mean, flat, read where it lies; of a table, rows and whose they are."""
+        if variable not in self.tables:
+            return [self._arena.means[variable]]
+        indices, values = self._rows[self.holders(variable)[0]]
+        return [values, indices]
+
+    def holders(self, variable: int) -> list[int]:
+        """Numbers of the parcels that hold elements of a variable."""
+        if variable in self.tables:
+            return [len(self.buckets) + self.tables.index(variable)]
+        return holders(self.buckets, variable)
+
+    def is_table(self, number: int) -> bool:
+        """Whether a parcel holds rows of a table."""
+        return number >= len(self.buckets)
 
     def pack(self, number: int, arrays: Sequence[np.ndarray], rows: np.ndarray, step: int) -> None:
-        """Copy gradients into their bucket, and keep their weight."""
+        """Copy gradients into their parcel, and keep their weight.
+
+        Args:
+            number: of the parcel.
+            arrays: whole gradients; of a table, rows and whose they are, some perhaps twice.
+            rows: of the batch, behind these gradients.
+            step: of training.
+        """
         self.weights[number], self.steps[number] = float(rows), step
-        self._pieces[number] = self._packings[number](arrays, bool(rows))
+        if self.is_table(number):
+            values, indices = arrays
+            kept = slice(None) if rows else slice(0)
+            self._rows[number] = merged(indices[kept].astype(np.int32), values[kept])
+        else:
+            self._pieces[number] = self._packings[number](arrays, bool(rows))
+
+    def rows(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which rows of a table its parcel holds, ascending, and their values."""
+        return self._rows[number]
+
+    def put_rows(self, number: int, indices: np.ndarray, values: np.ndarray) -> None:
+        """Replace the rows in a table's parcel."""
+        self._rows[number] = indices, values
 
     def gradients(self, number: int) -> np.ndarray:
         """All of a bucket, flat."""
@@ -80,7 +126,7 @@ class Layout:
         found: list[Layer] = []
         stop = 0
         for slot in sorted(bucket.slots, key=lambda slot: slot.offset):
-            name, shape, _ = self.signature[slot.variable]
+            name, shape, *_ = self.signature[slot.variable]
             whole = slot.length == int(np.prod(shape))
             start, stop = stop, stop + slot.length
             found.append(Layer(name, start, stop, shape if whole else (slot.length,)))
@@ -103,4 +149,5 @@ def in_buckets(
 
 
 def _lengths(signature: Signature) -> list[int]:
-    return [int(np.prod(shape)) for _, shape, _ in signature]
+    """Elements of each gradient that lies in a bucket."""
+    return [0 if each.rows else int(np.prod(each.shape)) for each in signature]

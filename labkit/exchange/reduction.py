@@ -9,9 +9,10 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from labkit.common.errors import LabkitError
-from labkit.communicator import Communicator
+from labkit.communicator import Communicator, scale
 from labkit.compression import Compressor
 from labkit.exchange.compressed import CompressedMean, Layer, Seen
+from labkit.exchange.gradient import counted
 from labkit.exchange.layout import Layout
 
 Watcher: TypeAlias = Callable[[int, Sequence[Layer], Seen], None]
@@ -25,11 +26,11 @@ class BucketMean(Protocol):
     """What takes the mean of buckets, the same on all ranks."""
 
     def __call__(self, layout: Layout, number: int, first: bool) -> None:
-        """Put the mean of a bucket where it is read.
+        """Put the mean of a parcel where it is read.
 
         Args:
             layout: has the gradients, and this rank's weight.
-            number: of the bucket.
+            number: of the parcel.
             first: it is the first of its step.
         """
 
@@ -50,8 +51,12 @@ class Plain:
     def __call__(self, layout: Layout, number: int, first: bool) -> None:
         """See `BucketMean`."""
         weight, choice = layout.weights[number], layout.choice
-        if first and not choice.in_place:  # who adds up in shared memory reads the weights there
+        # Who adds up in shared memory reads the weights there.
+        if first and (layout.tables or not choice.in_place):
             self._total = self._communicator.total(weight, self.what)
+        if layout.is_table(number):
+            self._rows(layout, number, weight / self._total if self._total else 0.0)
+            return
         self._communicator.mean(
             layout.gradients(number),
             weight,
@@ -60,6 +65,14 @@ class Plain:
             self._total,
             layout.aside(number),
         )
+
+    def _rows(self, layout: Layout, number: int, share: float) -> None:
+        table = layout.signature[layout.parcels[number][0]]
+        indices, values = layout.rows(number)
+        scale(values, share)
+        what = f"{self.what} for {counted([table.name])[0]}"
+        rows = indices, values, table.shape[0], layout.choice.algorithm, what
+        layout.put_rows(number, *self._communicator.sum_rows(*rows))
 
 
 class Compressed:

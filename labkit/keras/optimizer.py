@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypedDict, Unpack
 
 import keras
@@ -12,7 +12,7 @@ from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.compression import Compressor
-from labkit.exchange import SCHEDULES, Exchange
+from labkit.exchange import SCHEDULES, Exchange, weighed
 from labkit.exchange.seam import Rows, Variables, optimizers
 
 
@@ -36,6 +36,12 @@ def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
     It stands outside Keras's loss scaling: the scaled gradients are averaged first, so an
     overflow on one rank is an overflow on all, and all skip the step together. It is saved as
     the plain optimizer, so a saved model opens without labkit.
+
+    With `gradient_accumulation_steps` gradients are added up on each rank and travel with every
+    k-th step only; in the others, ranks tell each other their rows. (Scaled losses travel with
+    every step: all ranks must see the same overflow.) Gradients of a large embedding travel and
+    are applied as rows, each once: a row that several words share counts as one, as in a dense
+    gradient.
 
     `fit` switches XLA off for it and counts each rank by its rows; for `train_on_batch` call
     `attach(model)` after `compile`, which does the same. In a loop of your own set `rows` of the
@@ -63,6 +69,22 @@ def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
         plain = keras.optimizers.LossScaleOptimizer(plain)
     kind = type(plain)
 
+    distributed = copy_of(plain, type(kind.__name__, (kind,), _members(kind)))
+    distributed.exchange = Exchange(communicator, **exchange)
+    if distributed.exchange.compressor is not None:
+        check_compressor(distributed.exchange.compressor, plain)
+    if plain.built:
+        distributed.build(plain._trainable_variables)
+        for own, given in zip(distributed.variables, plain.variables, strict=True):
+            own.assign(given)
+    return distributed
+
+
+def _members(
+    kind: type[keras.optimizers.Optimizer],
+) -> dict[str, Callable[..., object] | str | None]:
+    """What a distributed optimizer has of its own."""
+
     def apply(
         self: keras.optimizers.Optimizer,
         grads: list[tf.Tensor],
@@ -73,19 +95,29 @@ def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
         names = [variable.path for variable in variables]
         scale = getattr(self, "dynamic_scale", None)
         counted = self.rows if rows is None else rows
-        mean = self.exchange.mean(list(grads), counted, names, scale)
-        return kind.apply(self, mean, trainable_variables)
+        if self.gradient_accumulation_steps:
+            given = weighed(self.exchange.communicator, grads, counted)
+        else:
+            given = self.exchange.mean(list(grads), counted, names, scale)
+        if self.loss_scale_factor is not None:  # by which Keras divides no slices
+            given = [each if each is None else tf.convert_to_tensor(each) for each in given]
+        return kind.apply(self, given, trainable_variables)
 
-    members = {"apply": apply, "rows": None, "__module__": kind.__module__}
-    distributed = copy_of(plain, type(kind.__name__, (kind,), members))
-    distributed.exchange = Exchange(communicator, **exchange)
-    if distributed.exchange.compressor is not None:
-        check_compressor(distributed.exchange.compressor, plain)
-    if plain.built:
-        distributed.build(plain._trainable_variables)
-        for own, given in zip(distributed.variables, plain.variables, strict=True):
-            own.assign(given)
-    return distributed
+    def clip(self: keras.optimizers.Optimizer, grads: list[tf.Tensor]) -> list[tf.Tensor]:
+        """What comes here has been added up, in the branch of every k-th step."""
+        if self.gradient_accumulation_steps:
+            known = self._trainable_variables
+            names = [v.path for v in known] if len(known) == len(grads) else []
+            grads = self.exchange.mean(list(grads), names=names)
+        clipped: list[tf.Tensor] = kind._clip_gradients(self, grads)
+        return clipped
+
+    return {
+        "apply": apply,
+        "rows": None,
+        "_clip_gradients": clip,
+        "__module__": kind.__module__,
+    }
 
 
 def check_compressor(compressor: Compressor, optimizer: keras.optimizers.Optimizer) -> None:

@@ -1,0 +1,251 @@
+"""Ranks that disagree about a collective are told who disagrees about what, each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from labkit import Cluster
+
+Call = Callable[[Any], object]
+BYTES = np.arange(9, dtype=np.uint8)
+FEW = np.array([1, 3], "<i4")
+
+
+def zeros(length: int, dtype: str = "float32") -> np.ndarray:
+    return np.zeros(length, dtype)
+
+
+def added(algorithm: str, what: str, length: int = 8, **more: Any) -> Call:
+    return lambda c: c.allreduce(zeros(length, **more), algorithm, what)
+
+
+def averaged(algorithm: str, what: str, **more: Any) -> Call:
+    return lambda c: c.mean(zeros(8), 1.0, algorithm, what, **more)
+
+
+def agreed(call: Call, *lengths: int) -> Call:
+    """The call, when ranks have agreed on sums of these lengths before."""
+
+    def calls(communicator: Any) -> None:
+        for length in lengths:
+            communicator.allreduce(zeros(length), "shared_memory")
+            communicator.allreduce(zeros(length), "ring")
+        call(communicator)
+
+    return calls
+
+
+def in_memory(start: int, stop: int, then: str = "allreduce") -> Call:
+    """A sum of a part of shared memory."""
+
+    def call(communicator: Any) -> None:
+        buffer = communicator.allocate(16)
+        communicator.allreduce(buffer[start:stop], "shared_memory", then)
+
+    return call
+
+
+def in_common(common: bool) -> Call:
+    def call(communicator: Any) -> None:
+        from labkit.communicator import Aside
+
+        buffer, place = communicator.allocate(8), communicator.allocate(8, common=True)
+        aside = Aside(into=place) if common else Aside()
+        communicator.mean(buffer, 1.0, "shared_memory", aside=aside)
+
+    return call
+
+
+# What the two ranks call, and what both are told of it: ranks meet in each of these, so that they
+# can go on afterwards.
+MET: dict[str, tuple[Call, Call, str, str]] = {
+    "shared memory, for another purpose": (
+        *(added("shared_memory", "sum A"), added("shared_memory", "sum B")),
+        *("sum A (shared_memory of float32[8])", "sum B (shared_memory of float32[8])"),
+    ),
+    "shared memory, of another length that is known": (
+        *(
+            agreed(added("shared_memory", "s", 8), 8, 9),
+            agreed(added("shared_memory", "s", 9), 8, 9),
+        ),
+        *("s (shared_memory of float32[8])", "s (shared_memory of float32[9])"),
+    ),
+    "shared memory, of another part": (
+        *(in_memory(0, 8), in_memory(8, 16)),
+        *("from byte 0 of memory", "from byte 32 of memory"),
+    ),
+    "shared memory, of memory of its own": (
+        *(in_memory(0, 8), lambda c: (c.allocate(16), added("shared_memory", "allreduce")(c))),
+        *("from byte 0 of memory", "in memory of its own"),
+    ),
+    "shared memory, into common memory": (
+        *(in_common(True), in_common(False)),
+        *("into common memory", "from byte 0 of memory"),
+    ),
+    "a mean in shared memory": (
+        *(added("shared_memory", "s"), averaged("shared_memory", "s")),
+        *("s (shared_memory of float32[8])", "s (shared_memory mean of float32[8])"),
+    ),
+    "the library, for another purpose": (
+        *(added("mpi", "sum A"), added("mpi", "sum B")),
+        *("sum A (mpi of float32[8])", "sum B (mpi of float32[8])"),
+    ),
+    "a mean by the library": (
+        *(added("mpi", "s"), averaged("mpi", "s", total=2.0)),
+        *("s (mpi of float32[8])", "s (mpi mean of float32[8])"),
+    ),
+    "a sum of another dtype": (
+        *(added("mpi", "s", dtype="int32"), added("mpi", "s", dtype="int64")),
+        *("mpi of <i4[8]", "mpi of <i8[8]"),
+    ),
+    "weights": (
+        *(lambda c: c.total(1.0, "a"), lambda c: c.total(1.0, "b")),
+        *("the weights of a", "the weights of b"),
+    ),
+    "weights and a barrier": (
+        *(lambda c: c.total(1.0, "a"), lambda c: c.meet("b")),
+        *("the weights of a", "waits in b"),
+    ),
+    "broadcast of another length": (
+        *(lambda c: c.broadcast(zeros(10)), lambda c: c.broadcast(zeros(11))),
+        *("float32[10] from rank 0", "float32[11] from rank 0"),
+    ),
+    "broadcast of another dtype": (
+        *(lambda c: c.broadcast(zeros(8)), lambda c: c.broadcast(zeros(8, "int32"))),
+        *("float32[8] from rank 0", "int32[8] from rank 0"),
+    ),
+    "broadcast from another rank": (
+        *(lambda c: c.broadcast(zeros(8), 0), lambda c: c.broadcast(zeros(8), 1)),
+        *("float32[8] from rank 0", "float32[8] from rank 1"),
+    ),
+    "share from another rank": (
+        *(lambda c: c.share("a", 0), lambda c: c.share("b", 1)),
+        *("share from rank 0", "share from rank 1"),
+    ),
+    "share and allgather of one name": (
+        *(lambda c: c.share("a", what="it"), lambda c: c.allgather("b", what="it")),
+        *("it (share from rank 0)", "it (allgather)"),
+    ),
+    "scatter from another rank": (
+        *(lambda c: c.scatter("ab", 0), lambda c: c.scatter("ab", 1)),
+        *("scatter from rank 0", "scatter from rank 1"),
+    ),
+    "tally of another shape": (
+        *(lambda c: c.tally(zeros(3)), lambda c: c.tally(zeros(1))),
+        *("tally of float32[3]", "tally of float32[1]"),
+    ),
+    "split and allgather": (
+        *(lambda c: c.split(0), lambda c: c.allgather(0, "split")),
+        *("rank 0 waits in split", "split (allgather)"),
+    ),
+    "a window and memory": (
+        *(lambda c: c.window(8), lambda c: c.allocate(8)),
+        *("the making of a window", "the allocation of shared memory, float32[8]"),
+    ),
+    "memory of another length": (
+        *(lambda c: c.allocate(8), lambda c: c.allocate(9)),
+        *("shared memory, float32[8]", "shared memory, float32[9]"),
+    ),
+    "payloads, for another purpose": (
+        *(lambda c: c.gather_bytes(BYTES, what="a"), lambda c: c.gather_bytes(BYTES, what="b")),
+        *("a (mpi gather)", "b (mpi gather)"),
+    ),
+    "sparse vectors of another length": (
+        *(lambda c: c.sparse_sum(FEW, zeros(2), 9), lambda c: c.sparse_sum(FEW, zeros(2), 10)),
+        *("sparse float32[9]", "sparse float32[10]"),
+    ),
+    "rows of another width": (
+        *(
+            lambda c: c.sum_rows(FEW, np.ones((2, 3)), 9),
+            lambda c: c.sum_rows(FEW, np.ones((2, 4)), 9),
+        ),
+        *("sparse float64[9, 3]", "sparse float64[9, 4]"),
+    ),
+}
+
+# Here no handshake is spared: messages carry the call in their tag, and find nobody.
+MISSED: dict[str, tuple[Call, Call, str, str]] = {
+    "a schedule, for another purpose": (
+        *(agreed(added("ring", "sum A"), 8), agreed(added("ring", "sum B"), 8)),
+        *("sum A (ring of float32[8])", "sum B (ring of float32[8])"),
+    ),
+    "a schedule, of a length that is new to one": (
+        *(agreed(added("ring", "s", 8), 8), agreed(added("ring", "s", 9), 8)),
+        *("s (ring of float32[8])", "the agreement on an allreduce: s (ring of float32[9])"),
+    ),
+    "a mean by a schedule": (
+        *(agreed(averaged("ring", "s", total=2.0), 8), agreed(added("ring", "s"), 8)),
+        *("s (ring mean of float32[8])", "s (ring of float32[8])"),
+    ),
+    "payloads by a schedule, for another purpose": (
+        lambda c: c.gather_bytes(BYTES, "ring", "a"),
+        lambda c: c.gather_bytes(BYTES, "ring", "b"),
+        *("a (ring gather)", "b (ring gather)"),
+    ),
+    "sparse vectors of another length by a schedule": (
+        lambda c: c.sparse_sum(FEW, zeros(2), 9, "butterfly"),
+        lambda c: c.sparse_sum(FEW, zeros(2), 10, "butterfly"),
+        *("butterfly of sparse float32[9]", "butterfly of sparse float32[10]"),
+    ),
+    "rows of another dtype by a schedule": (
+        lambda c: c.sum_rows(FEW, np.ones((2, 3)), 9, "ring"),
+        lambda c: c.sum_rows(FEW, np.ones((2, 3), "float32"), 9, "ring"),
+        *("ring of sparse float64[9, 3]", "ring of sparse float32[9, 3]"),
+    ),
+}
+
+
+def told(communicator: Any) -> dict[str, str]:
+    """What this rank of a pair is told in each case; two pairs share the waits."""
+    from labkit.communicator import Mismatch, RankFailed
+
+    number, pair = communicator.rank // 2, communicator.split(communicator.rank // 2)
+    found = {}
+
+    def hear(case: str, call: Call, ranks: Any) -> None:
+        try:
+            call(ranks)
+        except (Mismatch, RankFailed) as error:
+            found[case] = str(error)
+        else:
+            found[case] = "nothing"
+
+    if number == 0:
+        for case, calls in MET.items():
+            hear(case, calls[pair.rank], pair)
+        pair.meet("the rest")  # as if nothing had been
+    for case in list(MISSED)[number::2]:
+        hear(case, MISSED[case][pair.rank], pair.split(0))  # out of step afterwards
+    return found
+
+
+@pytest.fixture(scope="module")
+def heard(cluster: Cluster) -> list[dict[str, str]]:
+    """What the ranks were told, of all cases."""
+    return cluster.call(told)
+
+
+@pytest.mark.parametrize("case", [*MET, *MISSED])
+def test_each_rank_is_told_who_disagrees_about_what(heard: list[dict[str, str]], case: str) -> None:
+    *_, first, second = (MET | MISSED)[case]
+    texts = [found[case] for found in heard if case in found]
+    assert len(texts) == 2
+    for text in texts:
+        own, other = text.split("rank 1", 1) if "rank 1 failed" not in text else (text, text)
+        assert "rank 0" in own
+        assert first in own
+        assert second in other
+
+
+def test_a_scatter_of_too_few_parts_is_refused_and_nobody_hangs(cluster: Cluster) -> None:
+    from labkit.common.errors import InvalidInput
+
+    def scatter(communicator: Any) -> None:
+        communicator.scatter(["a"] if communicator.rank == 0 else None)
+
+    with pytest.raises(InvalidInput, match="scatter of 1 parts: give one for each of 2 ranks"):
+        cluster.call(scatter, ranks=2)
