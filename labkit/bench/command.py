@@ -101,7 +101,7 @@ def _names(_: click.Context, __: click.Parameter, text: str | None) -> list[str]
     default="mlp-1024,mlp-2048,cnn",
     show_default=True,
     callback=_names,
-    help="Models, with commas; there is deep-mlp, too.",
+    help="Models, with commas; there are deep-mlp and embedding, too.",
 )
 @click.option("--schedules", default="sequential,overlap", show_default=True, callback=_names)
 @click.option("--algorithm", default="auto", show_default=True, help="How buckets are summed.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.bench.steps import CASES, Model
+from labkit.bench.steps import CASES, WORD_CASES, Averaging, Model, WordModel
 from labkit.bench.timing import Row, added, head, spread
 from labkit.bench.turns import STEPS, WARM, Step, take
 from labkit.cluster import Cluster
@@ -17,7 +17,12 @@ from labkit.communicator import Communicator
 from labkit.network import Network
 
 if TYPE_CHECKING:
+    import tensorflow as tf
+
     from labkit.exchange import Exchange, Timeline
+
+KNOWN = CASES | WORD_CASES
+DENSE = ", dense"  # a schedule that gets the gradients of a table whole
 
 
 def measure(
@@ -36,7 +41,7 @@ def measure(
 
     Args:
         workers: ranks of one thread.
-        cases: names of `labkit.bench.steps.CASES`.
+        cases: names of `labkit.bench.steps.CASES` and `WORD_CASES`.
         schedules: of the exchange.
         algorithm: see `Exchange`.
         network: a network to emulate; None: this machine's own.
@@ -49,11 +54,12 @@ def measure(
         step, by repeat and as the median, and whether all ranks ended with the same weights.
         Beside "sequential", the others say what they save of its step, and what they would save
         if a line without delay served the same buckets, ready when they were, in the best order
-        (`labkit.records.overlap.Overlap`).
+        (`labkit.records.overlap.Overlap`). Of words, each schedule stands there twice: gradients
+        as rows, and dense.
     """
-    unknown = [name for name in cases if name not in CASES]
+    unknown = [name for name in cases if name not in KNOWN]
     if unknown:
-        raise InvalidInput(f"case {unknown[0]!r} is not known; allowed: {', '.join(CASES)}")
+        raise InvalidInput(f"case {unknown[0]!r} is not known; allowed: {', '.join(KNOWN)}")
     network = Network.parse(network)
     rows = []
     with Cluster(workers=workers) as cluster:
@@ -83,15 +89,19 @@ def _measure(
     """On each rank: seconds of steps, a median a repeat, by kind."""
     from labkit.exchange import Exchange
 
-    steps: dict[str, Step] = {
-        "local": Model(CASES[name], communicator.rank).step(lambda gradients: gradients)
-    }
+    kind_of_model = WordModel if name in WORD_CASES else Model
+    if name in WORD_CASES:
+        schedules = [each + more for each in schedules for more in ("", DENSE)]
+    local = kind_of_model(KNOWN[name], communicator.rank)
+    steps: dict[str, Step] = {"local": local.step(lambda gradients: gradients)}
     exchanges, models = {}, {}
-    for schedule in schedules:
-        exchanges[schedule] = Exchange(communicator, algorithm, schedule, bucket_bytes)
-        models[schedule] = Model(CASES[name], communicator.rank)
-        steps[schedule] = models[schedule].step(exchanges[schedule].mean)
-    buffer = communicator.allocate(CASES[name].parameters)
+    for kind in schedules:
+        schedule = kind.removesuffix(DENSE)
+        exchanges[kind] = Exchange(communicator, algorithm, schedule, bucket_bytes)
+        models[kind] = kind_of_model(KNOWN[name], communicator.rank)
+        mean = exchanges[kind].mean
+        steps[kind] = models[kind].step(mean if schedule == kind else _dense(mean))
+    buffer = communicator.allocate(KNOWN[name].parameters)
     buffer[...] = 0.0  # stays so: sums of sums would overflow
 
     def sum_raw() -> None:
@@ -113,7 +123,7 @@ def _measure(
         "seconds": taken.seconds,
         "added": taken.added,
         "same": same,
-        "nbytes": 4 * CASES[name].parameters,
+        "nbytes": 4 * KNOWN[name].parameters,
         "why": {kind: exchange.describe() for kind, exchange in exchanges.items()},
         "events": {
             kind: _events(exchange, WARM + repeats * STEPS) for kind, exchange in exchanges.items()
@@ -123,6 +133,17 @@ def _measure(
             for kind, exchange in exchanges.items()
         },
     }
+
+
+def _dense(mean: Averaging) -> Averaging:
+    """The mean of gradients as tensors, whatever they are."""
+
+    def call(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        import tensorflow as tf
+
+        return mean([tf.convert_to_tensor(gradient) for gradient in gradients])
+
+    return call
 
 
 def _events(exchange: Exchange, steps: int) -> dict[str, float]:

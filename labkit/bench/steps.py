@@ -69,6 +69,37 @@ CASES = {
 }
 
 
+@dataclass(frozen=True)
+class WordCase:
+    """An embedding of many words before a small layer, and a batch of words."""
+
+    name: str
+    words: int
+    width: int
+    batch: int
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        return (self.words + 10) * self.width
+
+    def arrays(self) -> list[np.ndarray]:
+        """The table (words, width) and the layer (width, 10) at the start."""
+        rng = np.random.default_rng(7)
+        return [
+            rng.standard_normal(shape, np.float32)
+            for shape in ((self.words, self.width), (self.width, 10))
+        ]
+
+    def data(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        """A rank's batch: words x and classes y, both (batch,)."""
+        own = np.random.default_rng(1000 + rank)
+        return own.integers(0, self.words, self.batch), own.integers(0, 10, self.batch)
+
+
+WORD_CASES = {case.name: case for case in (WordCase("embedding", 100_000, 64, 2_000),)}
+
+
 class Model:
     """The model of a case, its data on one rank, and SGD with momentum.
 
@@ -77,11 +108,10 @@ class Model:
         rank: whose data.
     """
 
-    def __init__(self, case: Case, rank: int) -> None:
+    def __init__(self, case: Case | WordCase, rank: int) -> None:
         import tensorflow as tf
 
         x, y = case.data(rank)
-        self.case = case
         self.weights = [tf.Variable(array) for array in case.arrays()]
         self.momenta = [tf.Variable(tf.zeros_like(weight)) for weight in self.weights]
         self.x, self.y = tf.constant(x), tf.constant(y.astype(np.int32))
@@ -90,10 +120,13 @@ class Model:
         """Mean cross-entropy of the batch."""
         import tensorflow as tf
 
-        scores = self._perceptron(x) if self.case.widths else self._convolutions(x)
         return tf.reduce_mean(
-            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=scores)
+            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=self.scores(x))
         )
+
+    def scores(self, x: tf.Tensor) -> tf.Tensor:
+        """Of each class, (batch, 10)."""
+        return self._convolutions(x) if len(self.weights[0].shape) == 4 else self._perceptron(x)
 
     def step(self, mean: Averaging) -> Callable[[], np.ndarray]:
         """A compiled training step; `mean` stands between gradients and update."""
@@ -111,13 +144,18 @@ class Model:
 
         with tf.GradientTape() as tape:
             loss = self.loss(x, y)
-        gradients = mean(tape.gradient(loss, self.weights))
+        self.update(mean(tape.gradient(loss, self.weights)))
+        return loss
+
+    def update(self, gradients: list[tf.Tensor]) -> None:
+        """Change the weights."""
+        import tensorflow as tf
+
         for weight, momentum, gradient in zip(self.weights, self.momenta, gradients, strict=True):
             # The operation of Keras's own optimizer, without the Python around it.
             tf.raw_ops.ResourceApplyKerasMomentum(
                 var=weight.handle, accum=momentum.handle, lr=RATE, grad=gradient, momentum=MOMENTUM
             )
-        return loss
 
     def checksum(self) -> float:
         """Equal where all weights are."""
@@ -142,3 +180,25 @@ class Model:
         x = tf.reshape(tf.nn.max_pool2d(x, 2, 2, "VALID"), (-1, 9216))
         x = tf.nn.relu(tf.nn.bias_add(x @ w[4], w[5]))
         return tf.nn.bias_add(x @ w[6], w[7])
+
+
+class WordModel(Model):
+    """The model of words, and plain SGD: of a table, it changes the rows of the batch alone."""
+
+    def scores(self, x: tf.Tensor) -> tf.Tensor:
+        """See `Model`."""
+        import tensorflow as tf
+
+        table, layer = self.weights
+        return tf.gather(table, x) @ layer
+
+    def update(self, gradients: list[tf.Tensor]) -> None:
+        """See `Model`."""
+        import tensorflow as tf
+
+        for weight, gradient in zip(self.weights, gradients, strict=True):
+            if isinstance(gradient, tf.IndexedSlices):
+                rows = tf.IndexedSlices(RATE * gradient.values, gradient.indices)
+                weight.scatter_sub(rows)
+            else:
+                weight.assign_sub(RATE * gradient)

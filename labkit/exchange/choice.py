@@ -55,10 +55,11 @@ def rows_pay(communicator: Communicator, algorithm: str, nbytes: int) -> bool:
     that of next to nothing. How many rows there are is known in each step only; where they are too
     many, the parts of the table turn dense on their way.
     """
+    from labkit.schedules import ALLREDUCE
     from labkit.simulate import simulate
 
     network = communicator.network
-    if network is None:
+    if network is None or algorithm not in ("auto", *ALLREDUCE):
         return nbytes >= LEAST
     if algorithm == "auto":
         algorithm = _simulated(communicator, nbytes).algorithm

@@ -182,7 +182,7 @@ class Exchange:
 
         if not isinstance(gradient, tf.IndexedSlices) or self.compressor is not None:
             return False
-        shape = gradient.shape
+        shape = tf.TensorShape(tf.get_static_value(gradient.dense_shape))
         return (
             bool(shape.is_fully_defined())
             and shape[0] <= np.iinfo(np.int32).max

@@ -41,8 +41,12 @@ def signature_of(gradients: Sequence[tf.Tensor], names: Sequence[str]) -> Signat
     """What these are: tensors, `IndexedSlices`, or the variables that they are of."""
     import tensorflow as tf
 
+    def shape(of: tf.Tensor) -> tuple[int, ...]:
+        rows = isinstance(of, tf.IndexedSlices)
+        return tuple(tf.get_static_value(of.dense_shape).tolist() if rows else of.shape.as_list())
+
     return [
-        Gradient(name, tuple(g.shape.as_list()), g.dtype.name, isinstance(g, tf.IndexedSlices))
+        Gradient(name, shape(g), g.dtype.name, isinstance(g, tf.IndexedSlices))
         for name, g in zip(names, gradients, strict=True)
     ]
 

@@ -32,7 +32,7 @@ def measure(
 
     Args:
         names: of `PEERS`.
-        cases: names of `labkit.bench.steps.CASES`.
+        cases: names of `labkit.bench.steps.CASES`; others have no peer.
         workers: processes of one thread, on this machine, over loopback.
         repeats: rounds over the peer's kinds of steps; a median each.
 
@@ -45,13 +45,14 @@ def measure(
     """
     rows: list[Row] = []
     remarks: list[str] = []
+    known = [case for case in cases if case in CASES]
     for peer in [find(name) for name in dict.fromkeys(names)]:
         if isinstance(peer, str):
             # A peer that is absent or fails is a remark: the others are measured all the same.
             remarks.append(peer)
             continue
         try:
-            found = run(peer, cases, workers, repeats)
+            found = run(peer, known, workers, repeats)
         except LabkitError as error:
             remarks.append(str(error))
             continue
