@@ -42,8 +42,9 @@ def signature_of(gradients: Sequence[tf.Tensor], names: Sequence[str]) -> Signat
     import tensorflow as tf
 
     def shape(of: tf.Tensor) -> tuple[int, ...]:
-        rows = isinstance(of, tf.IndexedSlices)
-        return tuple(tf.get_static_value(of.dense_shape).tolist() if rows else of.shape.as_list())
+        if isinstance(of, tf.IndexedSlices):
+            return tuple(int(length) for length in tf.get_static_value(of.dense_shape))
+        return tuple(of.shape.as_list())
 
     return [
         Gradient(name, shape(g), g.dtype.name, isinstance(g, tf.IndexedSlices))

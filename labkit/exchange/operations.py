@@ -36,8 +36,6 @@ class Operations:
 
     def all_at_once(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
         """One operation after backpropagation: pack, sum, hand out."""
-        import tensorflow as tf
-
         layout = self.layout
         tensors = [tensors_of(gradient) for gradient in gradients]
         spans = _spans(tensors)
@@ -51,8 +49,7 @@ class Operations:
             return [part for v in range(len(spans)) for part in layout.mean(v)]
 
         given = [tensor for own in tensors for tensor in own]
-        means = tf.numpy_function(exchange, [rows, *given], self._types(range(len(spans))))
-        found = means if isinstance(means, list | tuple) else [means]
+        found = _call(exchange, [rows, *given], self._types(range(len(spans))))
         pairs = zip(spans, layout.signature, strict=True)
         return [from_tensors(found[span], each) for span, each in pairs]
 
@@ -91,7 +88,7 @@ class Operations:
                 return self.layout.mean(variable)
 
             with tf.control_dependencies(before):
-                before = tf.numpy_function(fetch, [], self._types([variable]))
+                before = _call(fetch, [], self._types([variable]))
             means.append(from_tensors(before, self.layout.signature[variable]))
         return means
 
@@ -112,6 +109,16 @@ class Operations:
         """Of what an operation returns as the means of these."""
         chosen = [self.layout.signature[variable] for variable in variables]
         return [kind for each in chosen for kind in [each.dtype, "int32"][: 1 + each.rows]]
+
+
+def _call(
+    function: Callable[..., list[np.ndarray]], given: list[tf.Tensor], types: list[str]
+) -> list[tf.Tensor]:
+    """What the operation returns: outside a graph, TensorFlow makes of one tensor no list."""
+    import tensorflow as tf
+
+    found = tf.numpy_function(function, given, types)
+    return list(found) if isinstance(found, list | tuple) else [found]
 
 
 def _spans(tensors: Sequence[Sequence[tf.Tensor]]) -> list[slice]:
