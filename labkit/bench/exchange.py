@@ -184,7 +184,8 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, Row]]:
                 **events,
                 **found["why"][kind],
             }
-            if kind != "sequential" and "sequential" in found["same"]:
+            other = kind != "sequential" and not kind.endswith(DENSE)
+            if other and "sequential" in found["same"]:
                 row |= _saved(found["added"], kind, found["delay"][kind])
         yield kind, row
 

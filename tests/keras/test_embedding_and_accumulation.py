@@ -21,23 +21,17 @@ FEW: Optimizers = {
     "accumulated": ("Adam", {"gradient_accumulation_steps": 3, "global_clipnorm": 0.5}),
 }
 OTHERS: Optimizers = {
-    "plain SGD": ("SGD", {}),
     "momentum": ("SGD", {"momentum": 0.9, "nesterov": True}),
     "amsgrad": ("Adam", {"amsgrad": True}),
-    "AdamW": ("AdamW", {"weight_decay": 0.1}),
     "RMSprop": ("RMSprop", {"centered": True, "momentum": 0.5}),
     "Adagrad": ("Adagrad", {}),
     "Adadelta": ("Adadelta", {}),
-    "Adamax": ("Adamax", {}),
     "Nadam": ("Nadam", {}),
     "Ftrl": ("Ftrl", {}),
     "Lion": ("Lion", {}),
-    "Lamb": ("Lamb", {}),
     "Adafactor": ("Adafactor", {}),
     "clipnorm": ("Adam", {"clipnorm": 0.05}),
     "global_clipnorm": ("SGD", {"global_clipnorm": 0.05}),
-    "clipvalue": ("Adagrad", {"clipvalue": 0.01}),
-    "use_ema": ("SGD", {"use_ema": True, "ema_overwrite_frequency": 2}),
 }
 
 
