@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labkit.common.terminal import say
+
 if TYPE_CHECKING:
     from labkit.bench.timing import Row
 
@@ -77,7 +79,7 @@ def link(rate: str, algorithms: str, sizes: list[int], repeats: int, file: Path 
     rows = measure(rate.split(","), sizes, algorithms.split(","), repeats)
     # Once a rate: the link is the same for all its rows.
     for facts in {row["rate"]: row for row in rows}.values():
-        click.echo(
+        say(
             f"{facts['rate']}: latency {1e6 * float(facts['latency'] or 0):.0f} us as measured; "
             f"payload {facts['payload']} of {FRAME} bytes of a frame; after a pause "
             f"{facts['burst']} bytes pass at line speed, {facts['burst_ms']:.2g} ms less"
@@ -135,16 +137,16 @@ def exchange(
     _check_exchange(workers, schedules, algorithm, network, repeats)
     beside.check(peers, network)
     rows = measure(workers, cases, schedules, algorithm, network, repeats, bucket_bytes)
-    click.echo(_table([_with_spread(row) for row in rows], EXCHANGE | OVERLAP))
+    say(_table([_with_spread(row) for row in rows], EXCHANGE | OVERLAP))
     for row in rows:
         if "why" in row:
-            click.echo(f"{row['case']} {row['what']}: {row['algorithm']}, {row['why']}")
+            say(f"{row['case']} {row['what']}: {row['algorithm']}, {row['why']}")
     if peers:
         found, remarks = beside.measure(peers, cases, workers, repeats)
         if found:
-            click.echo(_table([_with_spread(row) for row in found], EXCHANGE | {"version": ""}))
+            say(_table([_with_spread(row) for row in found], EXCHANGE | {"version": ""}))
         for remark in remarks:
-            click.echo(f"peer {remark}", err=True)
+            say(f"peer {remark}", err=True)
         # A file has them together: `peer` tells them apart.
         rows += found
     _write(rows, file)
@@ -164,7 +166,7 @@ def compression(compressors: list[str], elements: int, repeats: int, file: Path 
     columns = {"case": "compressor", "what": "what"} | TIMES
     columns |= {"to_copy": "copies", "bytes": "bytes", "ratio": "ratio", "lost": "error"}
     shown = [row | {"lost": error} for row, error in zip(rows, errors, strict=True)]
-    click.echo(_table(shown, columns))
+    say(_table(shown, columns))
     _write(rows, file)
 
 
@@ -197,10 +199,10 @@ def mutants(count: int, seed: int, rooms: list[str], file: Path | None) -> None:
     rows = []
     for row in measure(count, seed, rooms):
         rows.append(row)
-        click.echo(f"{row['outcome']}: {row['case']}:{row['line']}: {row['what']}")
+        say(f"{row['outcome']}: {row['case']}:{row['line']}: {row['what']}")
     survivors = [row for row in rows if row["outcome"] == "survived"]
-    click.echo(f"{len(rows) - len(survivors)} of {len(rows)} were noticed; survivors:")
-    click.echo(_table(survivors, {"case": "file", "line": "line", "what": "change"}))
+    say(f"{len(rows) - len(survivors)} of {len(rows)} were noticed; survivors:")
+    say(_table(survivors, {"case": "file", "line": "line", "what": "change"}))
     _write(rows, file)
 
 
@@ -258,7 +260,7 @@ def _check_exchange(
 
 
 def _show(rows: Sequence[Row], columns: dict[str, str], file: Path | None) -> None:
-    click.echo(_table(rows, columns))
+    say(_table(rows, columns))
     _write(rows, file)
 
 
@@ -289,7 +291,7 @@ def _write(rows: Sequence[Row], file: Path | None) -> None:
     from labkit.records.store import write_atomically
 
     write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
-    click.echo(f"rows: {file}")
+    say(f"rows: {file}")
 
 
 @click.command()
@@ -305,7 +307,7 @@ def simulate(algorithm: str, workers: int, nbytes: float, network: str, gamma: f
     from labkit.simulate import simulate as predict
 
     result = predict(algorithm, workers, nbytes, network, gamma=gamma)
-    click.echo(
+    say(
         f"{algorithm}, {workers} ranks, {nbytes:,.0f} bytes, {network}, simulated: "
         f"{1e3 * result.seconds:,.3f} ms; most messages of a rank {result.messages.max():,.0f}, "
         f"most bytes sent by a rank {result.sent.max():,.0f}"
@@ -314,4 +316,4 @@ def simulate(algorithm: str, workers: int, nbytes: float, network: str, gamma: f
         from labkit.network import Network
 
         form = closed_form(algorithm, workers, nbytes, Network.named(network), gamma)
-        click.echo(f"closed form: {1e3 * form:,.3f} ms")
+        say(f"closed form: {1e3 * form:,.3f} ms")

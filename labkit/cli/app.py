@@ -14,6 +14,7 @@ from labkit.bench.command import bench, simulate
 from labkit.cli.sweep import INTERRUPTED, sweep
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.places import keep_bytecode
+from labkit.common.terminal import say
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON
@@ -31,7 +32,7 @@ class _OneLine(click.Group):
         try:
             super().invoke(ctx)
         except LabkitError as error:
-            click.echo(f"labkit: {' '.join(str(error).split())}", err=True)
+            say(f"labkit: {' '.join(str(error).split())}", err=True)
             ctx.exit(2 if isinstance(error, InvalidInput) else 1)
 
 
@@ -90,8 +91,8 @@ def list_runs(folder: Path) -> None:
 
     rows, skipped = listing.jobs_and_runs(folder)
     for line in skipped:
-        click.echo(line, err=True)
-    click.echo(listing.table(rows) if rows else f"no runs in {folder}")
+        say(line, err=True)
+    say(listing.table(rows) if rows else f"no runs in {folder}")
 
 
 @app.command()
@@ -100,7 +101,7 @@ def stop(folder: Path) -> None:
     """End the jobs and sweeps of a folder that run; cells clean up, records say so."""
     from labkit.jobs.stop import stop as stop_all
 
-    left = stop_all(folder, click.echo)
+    left = stop_all(folder, say)
     sys.exit(1 if left else 0)
 
 
@@ -127,19 +128,19 @@ def compare(
     from labkit.records.store import write_atomically
 
     runs = _load(paths)
-    click.echo(figures.table(runs).to_string(na_rep=""))
+    say(figures.table(runs).to_string(na_rep=""))
     # MathJax would be asked for from a server; no figure of labkit's needs it.
     page = figures.compare(runs).to_html(config=CONFIG, include_mathjax=False)
     write_atomically(_ready(output), page)
-    click.echo(f"figure: {shown(output)}")
+    say(f"figure: {shown(output)}")
     for kind, path in ((".csv", csv), (".parquet", parquet)):
         if path is not None:
-            click.echo(f"table: {shown(export(runs, path, kind))}")
+            say(f"table: {shown(export(runs, path, kind))}")
     if mlflow is not None:
-        click.echo(f"MLflow: {len(to_mlflow(runs, mlflow))} runs in {mlflow}")
+        say(f"MLflow: {len(to_mlflow(runs, mlflow))} runs in {mlflow}")
     if tensorboard is not None:
         to_tensorboard(runs, tensorboard)
-        click.echo(f"TensorBoard: uv run tensorboard --logdir {tensorboard}")
+        say(f"TensorBoard: uv run tensorboard --logdir {tensorboard}")
 
 
 @app.command()
@@ -152,7 +153,7 @@ def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None
     from labkit.report import report as write_report
 
     write_report(_load(paths), _ready(output), notebook)
-    click.echo(f"report: {shown(output)}")
+    say(f"report: {shown(output)}")
 
 
 @app.command()
@@ -165,7 +166,7 @@ def trace(path: Path, output: Path) -> None:
     runs = _load((path,))
     if len(runs) > 1:
         raise InvalidInput(f"{path} holds {len(runs)} runs: give the folder of one of them")
-    click.echo(f"trace: {shown(runs[0].export_trace(_ready(output)))}")
+    say(f"trace: {shown(runs[0].export_trace(_ready(output)))}")
 
 
 @app.command()
@@ -175,7 +176,7 @@ def doctor() -> None:
 
     broken = False
     for finding in examine():
-        click.echo(finding.line)
+        say(finding.line)
         broken = broken or finding.broken
     sys.exit(1 if broken else 0)
 
@@ -194,7 +195,7 @@ def new(name: str, model: str, dataset: str, strategies: str) -> None:
     from labkit.jobs.template import new as write_new
 
     path = write_new(name, model, dataset, strategies)
-    click.echo(f"notebook: {path}; run it: {shlex.join(['labkit', 'run', str(path)])}")
+    say(f"notebook: {path}; run it: {shlex.join(['labkit', 'run', str(path)])}")
 
 
 @app.command()
@@ -205,7 +206,7 @@ def methods(output: Path | None) -> None:
     from labkit.records.store import write_atomically
 
     if output is None:
-        click.echo(page(Path("notebooks")), nl=False)
+        say(page(Path("notebooks")), nl=False)
     else:
         write_atomically(_ready(output), page(Path("notebooks"), output.parent))
 
@@ -237,18 +238,18 @@ def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path) -> None:
 
     values = parameters.check(notebook, given)
     # On stderr: who passes the output on wants results only.
-    click.echo(estimate.of_notebook(notebook, values, root), err=True)
+    say(estimate.of_notebook(notebook, values, root), err=True)
     job = execute(notebook, values, root)
     found = load_runs(job.path)
     if found:
-        click.echo(table([run_row(run, run.path.name) for run in found]))
+        say(table([run_row(run, run.path.name) for run in found]))
     if job.state == "completed":
-        click.echo(f"result: {shown(job.path)}")
+        say(f"result: {shown(job.path)}")
         return
     rank = "" if job.rank is None else f" on rank {job.rank}"
     record = shown(job.path / "output.ipynb")
     said = f"{notebook.name} {job.state}{rank}: {job.cause}; record: {record}"
-    click.echo(f"labkit: {said}", err=True)
+    say(f"labkit: {said}", err=True)
     sys.exit(INTERRUPTED if job.state == "interrupted" else 1)
 
 
@@ -259,7 +260,7 @@ def _run_experiment(path: Path, given: dict[str, JSON], root: Path) -> None:
     from labkit.jobs.listing import run_row, shown, table
 
     experiment = _experiment(path, given)
-    click.echo(estimate.of_experiment(experiment.to_json(), root), err=True)
+    say(estimate.of_experiment(experiment.to_json(), root), err=True)
     folder = root / path.stem
     # As in a notebook's job: the variable says where a cluster puts its runs.
     os.environ["LABKIT_JOB"] = str(folder.resolve())
@@ -268,8 +269,8 @@ def _run_experiment(path: Path, given: dict[str, JSON], root: Path) -> None:
     except RankError as error:
         kind = InvalidInput if isinstance(error, InvalidInput) else LabkitError
         raise kind(f"{error}; record: {shown(folder)}") from error
-    click.echo(table([run_row(done, done.name)]))
-    click.echo(f"result: {shown(done.path)}")
+    say(table([run_row(done, done.name)]))
+    say(f"result: {shown(done.path)}")
 
 
 def _experiment(path: Path, given: dict[str, JSON]) -> Experiment:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labkit.common.errors import InvalidInput
+from labkit.common.terminal import say
 
 if TYPE_CHECKING:
     from labkit.jobs.sweep.plan import Plan
@@ -123,10 +124,10 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
         roster.tidy(folder)
         todo = [member for member in plan.members if not roster.is_done(folder, plan, member)]
         total, done = len(plan.members), len(plan.members) - len(todo)
-        click.echo(f"{shown(folder)}: {total} members" + (f", {done} done" if done else ""))
+        say(f"{shown(folder)}: {total} members" + (f", {done} done" if done else ""))
         options = {"jobs": known["jobs"], "limit": known["limit"]}
         if options["jobs"] is None and any(member.cores is None for member in todo):
-            click.echo("no parameter `workers`: one member at a time; --jobs N runs N", err=True)
+            say("no parameter `workers`: one member at a time; --jobs N runs N", err=True)
         roster.update(folder, state="running", started=store.now(), ended=None, **options)
         scheduler = Scheduler(plan, folder, **options, screen=Screen(total, done))
         finished = scheduler.run(todo)
@@ -135,10 +136,10 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
         missing = sum(not roster.is_done(folder, plan, member) for member in todo)
         state = "completed" if not missing else "failed" if finished else "interrupted"
         roster.update(folder, state=state, ended=store.now())
-    click.echo(f"{total - missing} of {total} completed; result: {shown(folder)}")
+    say(f"{total - missing} of {total} completed; result: {shown(folder)}")
     if missing:
         place = shown(folder)
         there = plan.notebook.is_absolute()  # then the record does not say where it lies
         how = "the same command with --resume" if there else f"labkit sweep {place} --resume"
-        click.echo(f"what is missing: labkit ls {place}; to run it: {how}", err=True)
+        say(f"what is missing: labkit ls {place}; to run it: {how}", err=True)
         sys.exit(1 if finished else INTERRUPTED)

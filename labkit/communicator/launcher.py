@@ -44,6 +44,9 @@ def environment(threads: int = 1) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",  # a polling rank gives way to one that computes
         "OMPI_MCA_osc": "^ucx",  # silences a harmless message
+        # Ranks of one host speak through shared memory. Over TCP each would listen on every
+        # interface, whatever `btl_tcp_if_include` names: it only chooses among what is bound.
+        "OMPI_MCA_btl": "^tcp",
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": "2",
         "OMP_NUM_THREADS": str(threads),

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.jobs import kinds
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON
@@ -29,11 +30,6 @@ class Unknown:
 
 UNKNOWN = Unknown()
 Values: TypeAlias = "Mapping[str, JSON]"
-
-# What an annotation may name: nothing else is evaluated.
-_TYPES = {
-    name: getattr(typing, name) for name in ("Any", "Literal", "Optional", "Union", "List", "Dict")
-} | {kind.__name__: kind for kind in (bool, dict, float, int, list, str, tuple)}
 
 
 @dataclass(frozen=True)
@@ -50,14 +46,11 @@ class Parameter:
     def type(self) -> TypeAdapter[JSON]:
         """What checks and converts values; a type that cannot be read raises InvalidInput."""
         try:
-            # Without builtins and with these names only: an annotation can name a type, and call
-            # nothing.
-            kind = eval(self.annotation, {"__builtins__": {}}, _TYPES)
-            return TypeAdapter(kind)
-        except Exception as error:
+            return TypeAdapter(kinds.read(self.annotation))
+        except (PydanticUserError, TypeError, ValueError) as error:  # NoType is a ValueError
             raise InvalidInput(
                 f"the parameters cell declares `{self.declaration}`, but {self.annotation} is not "
-                f"a type made of {', '.join(sorted(_TYPES))}"
+                f"a type made of {', '.join(sorted(kinds.NAMED))}"
             ) from error
 
     def convert(self, value: JSON) -> JSON:
@@ -130,7 +123,7 @@ def parse(source: str) -> dict[str, Parameter]:
             if isinstance(node.annotation, ast.Constant):  # `workers: "int" = 2`
                 annotation = str(node.annotation.value)
         else:
-            known = type(default).__name__ in _TYPES
+            known = type(default).__name__ in kinds.PLAIN
             annotation = type(default).__name__ if known else "Any"
         help = comments.get(node.end_lineno or 0, "")
         text = " ".join((ast.get_source_segment(source, node) or "").split())

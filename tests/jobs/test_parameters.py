@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from labkit.common.errors import InvalidInput
+from labkit.jobs import kinds
 from labkit.jobs.parameters import UNKNOWN, check, check_fields, declared, parse, read_yaml
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -108,11 +110,34 @@ def test_an_annotation_that_is_no_type_is_the_notebooks_mistake() -> None:
         one("x: Tensor = 1").convert(1)
 
 
-def test_an_annotation_cannot_run_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        "open({target!r}, 'w')",
+        "list[open({target!r}, 'w')]",
+        "int | open({target!r}, 'w')",
+        "Literal[open({target!r}, 'w')]",
+        "[kind for kind in (int,) if kind.mro()[-1].__subclasses__()]",
+        "int.__class__.__base__.__subclasses__(int.__class__)",
+        "Any.__class__",
+        "(lambda: int)()",
+        "dict[int]",
+        "list[...]",
+    ],
+)
+def test_an_annotation_cannot_run_code(tmp_path: Path, annotation: str) -> None:
     target = tmp_path / "made"
-    with pytest.raises(InvalidInput):
-        one(f"x: open('{target}', 'w') = 1").convert(1)
+    with pytest.raises(InvalidInput, match="is not a type made of"):
+        one(f"x: {annotation.format(target=str(target))} = 1").convert(1)
     assert not target.exists()
+
+
+def test_types_are_read_as_python_reads_them() -> None:
+    for annotation in (
+        "int", "list[int]", "tuple[int, ...]", "dict[str, list[float]]", "Optional[int]",
+        "Union[int, str]", "float | None", "Literal['a', -1, True]", "List[int]", "Any",
+    ):  # fmt: skip
+        assert kinds.read(annotation) == eval(annotation, vars(typing))
 
 
 def test_an_unknown_name_gets_the_nearest_one_and_all_that_are_allowed() -> None:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from typing import TextIO
 
+from labkit.common.terminal import plain
 from labkit.common.units import duration_text
 from labkit.jobs.sweep.plan import Member
 
@@ -40,8 +41,10 @@ class Screen:
         self._clear()
         width = len(str(self.total))
         print(
-            f"[{number:{width}}/{self.total}] {member.folder}  {state} in {duration_text(spent)}"
-            f"{reason}{ending}",
+            plain(
+                f"[{number:{width}}/{self.total}] {member.folder}  {state} in "
+                f"{duration_text(spent)}{reason}{ending}"
+            ),
             file=self._stream,
             flush=True,
         )
@@ -60,7 +63,7 @@ class Screen:
         # One less: a full line would wrap, and only its last row could be taken away.
         width = shutil.get_terminal_size().columns - 1
         self._clear()
-        print(text[:width], end="", file=self._stream, flush=True)
+        print(plain(text)[:width], end="", file=self._stream, flush=True)
 
     def left(self, waiting: int, running: dict[str, float], abreast: int) -> str:
         """How long the rest will take, if it takes as long as what has ended: "" before that."""
@@ -74,7 +77,7 @@ class Screen:
     def say(self, text: str) -> None:
         """A line of its own."""
         self._clear()
-        print(text, file=self._stream, flush=True)
+        print(plain(text), file=self._stream, flush=True)
 
     def close(self) -> None:
         """Take the changing line away."""
