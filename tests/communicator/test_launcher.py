@@ -20,6 +20,18 @@ total = rank.allreduce(rank.rank + 1)
 print(rank.size, total, os.environ["TF_NUM_INTRAOP_THREADS"], len(os.sched_getaffinity(0)))
 """
 
+# Where this process listens, as Linux's tables have it: state 0A, the address as hexadecimal.
+LISTENS = """
+import os
+from pathlib import Path
+from mpi4py import MPI
+MPI.COMM_WORLD.allreduce(1)
+own = {os.readlink(each.path) for each in os.scandir("/proc/self/fd") if os.path.islink(each.path)}
+rows = [row.split() for name in ("tcp", "tcp6")
+        for row in Path("/proc/self/net", name).read_text().splitlines()[1:]]
+print([row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own])
+"""
+
 # Page faults of filling 64 MiB that malloc gives.
 FAULTS = """
 import resource
@@ -43,6 +55,18 @@ def test_the_command_starts_ranks_that_add_up_with_all_cores_each() -> None:
     line = f"{more_than_cores} {total} 3 {len(os.sched_getaffinity(0))}"
     assert found.stdout.splitlines() == [line] * more_than_cores
     assert found.stderr == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's tables of sockets")
+def test_ranks_of_one_host_listen_to_nobody() -> None:
+    found = subprocess.run(
+        [*launcher.mpiexec(2), sys.executable, "-c", LISTENS],
+        env=os.environ | launcher.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.stdout.splitlines() == ["[]", "[]"], found.stderr
 
 
 def test_the_mpiexec_of_this_interpreter_is_taken_even_if_path_has_none(
