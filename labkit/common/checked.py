@@ -39,18 +39,18 @@ def _named(kind: type[BaseModel], given: tuple[Any, ...], fields: dict[str, Any]
     if name is None:
         names = ", ".join(f"{name}=…" for name in kind.model_fields)
         raise InvalidInput(
-            f"{called}({_short(given[0])}) does not say which field is meant: "
+            f"{called}({short(given[0])}) does not say which field is meant: "
             f"give fields by name, {called}({names})"
         )
     if len(given) > 1:
         others = ", ".join(f"{other}=…" for other in kind.model_fields if other != name)
         raise InvalidInput(
-            f"{called}({', '.join(map(_short, given))}): only {name} may be given without its "
+            f"{called}({', '.join(map(short, given))}): only {name} may be given without its "
             f"name; give the others by name{f', {called}(…, {others})' if others else ''}"
         )
     if name in fields:
         raise InvalidInput(
-            f"{called}({_short(given[0])}, {name}={_short(fields[name])}) gives {name} twice"
+            f"{called}({short(given[0])}, {name}={short(fields[name])}) gives {name} twice"
         )
     return {name: given[0]} | fields
 
@@ -70,10 +70,11 @@ def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
     rules = dict.fromkeys(e["msg"] for e in errors if e["loc"][0] == first["loc"][0])
     allowed = " or ".join(rule[0].lower() + rule[1:] for rule in rules)
     place = field + "".join(f"[{part}]" for part in first["loc"][1:] if isinstance(part, int))
-    return f"{place}={_short(first['input'])} is impossible: {allowed}"
+    return f"{place}={short(first['input'])} is impossible: {allowed}"
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value in at most 80 letters, for a sentence."""
     text = " ".join(repr(value).split())
     # An array as an argument would fill the screen.
     return text if len(text) <= 80 else f"{text[:80]}…"

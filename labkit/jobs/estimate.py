@@ -61,15 +61,16 @@ def _in_words(earlier: list[float]) -> str:
 
 def _durations(folder: Path, values: Values) -> list[float]:
     """Seconds of the completed jobs of a notebook that had the same parameters."""
-    import yaml
+    from labkit.records.plain_yaml import read_plain_file
 
     found = []
     for path in folder.glob("*/params.yaml"):
         try:
             status = store.read_status(path.parent)
+            same = status["state"] == "completed" and read_plain_file(path) == dict(values)
         except LabkitError:  # `labkit ls` says what is wrong with it
             continue
-        if status["state"] == "completed" and yaml.safe_load(path.read_text()) == dict(values):
+        if same:
             found.append(listing.elapsed(status))
     return [seconds for seconds in found if seconds is not None]
 

@@ -269,15 +269,16 @@ def _start(work: Callable[[], None]) -> None:
 def _run(notebook: Path, job: Path, kernel: Kernel, terminal: Sequence[TextIO]) -> None:
     """Execute the notebook by papermill; what its cells print goes to the terminal and a log."""
     import papermill
-    import yaml
     from papermill.iorw import papermill_io
+
+    from labkit.records.plain_yaml import read_plain_file
 
     output = str(job / "output.ipynb")
     # By the file's own name: all else that papermill reads or writes goes its usual way.
     papermill_io.register(output, Record())
     (job / "logs").mkdir(exist_ok=True)
     logging.getLogger("papermill").addFilter(_matters)
-    values = yaml.safe_load((job / "params.yaml").read_text())
+    values = read_plain_file(job / "params.yaml")
     with (job / "logs" / "notebook.log").open("w") as log:
         papermill.execute_notebook(
             _literal(str(notebook)),

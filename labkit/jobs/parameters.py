@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-import yaml
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
+from labkit.common.checked import short
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.jobs import kinds
+from labkit.records.plain_yaml import NotPlain, read_plain
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON
@@ -71,7 +72,8 @@ class Parameter:
         # The declaration lists the choices: once is enough.
         kind = "a choice" if "Literal" in self.annotation else self.annotation
         raise InvalidInput(
-            f"{self.name} = {value!r} is not {kind}: the notebook declares `{self.declaration}`"
+            f"{self.name} = {short(value)} is not {kind}: "
+            f"the notebook declares `{self.declaration}`"
         )
 
 
@@ -238,10 +240,9 @@ def read_yaml(text: str, origin: str) -> dict[str, JSON]:
         InvalidInput: the text is not YAML, or not a mapping of names to values.
     """
     try:
-        record = yaml.load(text, Loader=_Yaml)
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise InvalidInput(f"{origin} is not YAML: {reason}") from error
+        record = read_plain(text)
+    except NotPlain as error:
+        raise InvalidInput(f"{origin} {error}") from error
     if record is None:
         return {}
     if not isinstance(record, dict) or not all(isinstance(name, str) for name in record):
@@ -254,27 +255,13 @@ def value_of(text: JSON) -> JSON:
     return _readings(text)[0][0] if isinstance(text, str) else text
 
 
-class _Yaml(yaml.SafeLoader):
-    """YAML 1.2's plain values: 1e-3 is a number, but `on`, `1:30` and dates are text."""
-
-
-_Yaml.yaml_implicit_resolvers = {}
-for _tag, _pattern in {
-    "null": r"null|Null|NULL|None|~|",  # None: what Python users write
-    "bool": r"true|True|TRUE|false|False|FALSE",
-    "int": r"[-+]?(0|[1-9][0-9]*)",
-    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan",
-}.items():
-    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)
-
-
 def _readings(text: str) -> list[tuple[JSON, bool]]:
     """What a text may mean, the likeliest first, and whether it must fit the type exactly."""
     readings: list[tuple[JSON, bool]] = [(text, False)]
     for place, source in enumerate((text, f"[{text}]")):  # 1,2,4 is a list where one is declared
         try:
-            value = yaml.load(source, Loader=_Yaml)
-        except yaml.YAMLError:  # a text like "a: b: c" can only be text
+            value = read_plain(source)
+        except NotPlain:  # a text like "a: b: c" can only be text
             continue
         if not isinstance(value, str):  # a text means itself, quotes and all
             readings.insert(2 * place, (value, True))

@@ -68,11 +68,11 @@ def _is_own(value: JSON) -> bool:
 
 
 def _command(job: Path) -> str:
-    import yaml
+    from labkit.records.plain_yaml import NotPlain, read_plain_file
 
     try:
-        parameters = yaml.safe_load((job / "params.yaml").read_text()) or {}
-    except (OSError, yaml.YAMLError):
+        parameters = read_plain_file(job / "params.yaml") or {}
+    except NotPlain:
         return ""  # a torn job record takes away the command, not the report
     if not isinstance(parameters, dict):
         return ""
