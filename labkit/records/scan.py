@@ -72,6 +72,8 @@ def why_unusable(directory: Path) -> str | None:
 
 def _is_whole(path: Path) -> bool:
     """Whether a Parquet file has its end, without which nothing of it can be read."""
+    if not path.is_file():  # a pipe would be waited for
+        return False
     with path.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - len(PARQUET)))

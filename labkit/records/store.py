@@ -9,6 +9,7 @@ import math
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
+from labkit.records.shape import wrong_field
 
 if TYPE_CHECKING:
     import pandas
@@ -72,10 +74,13 @@ def read_json(path: Path) -> Record:
     """Read a record; a missing, broken or newer one raises LabkitError with one line."""
     place = f"{path.parent.name}/{path.name}"
     try:
+        # A pipe would be waited for.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise LabkitError(f"{place} is not a file")
         record = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise LabkitError(f"{place} is missing") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LabkitError(f"{place} cannot be read: {scrub(str(error))}") from error
     if not isinstance(record, dict):
         raise LabkitError(f"{place} holds a {type(record).__name__}, not a record")
@@ -86,6 +91,8 @@ def read_json(path: Path) -> Record:
         raise LabkitError(
             f"{place} has schema {schema}, this labkit reads up to {SCHEMA}: update labkit"
         )
+    if wrong := wrong_field(path.name, record):
+        raise LabkitError(f"{place} is odd: {wrong}")
     return record
 
 
