@@ -70,6 +70,9 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     "feedback in buckets": {
         "strategy": AllReduce("ring", schedule="overlap", bucket_bytes=400, compressor=FEEDBACK)
     },
+    "feedback by priority": {
+        "strategy": AllReduce("ring", schedule="priority", compressor=FEEDBACK)
+    },
     "dgc": lossy(compression.DGC(ratio=0.1, clip_norm=0.5)),
     "topk": lossy(compression.TopK(0.1)),
     "float16": lossy(compression.Float16()),
@@ -550,6 +553,13 @@ FAULTS: list[Fault] = [
         "exchange.exchange:Exchange.mean",
         after(without_last),
         "feedback",
+        says="was applied",
+    ),
+    Fault(
+        "compressed means are halved on their way to a layer's optimizer",
+        "exchange.exchange:Exchange.wait",
+        after(halved_means),
+        "feedback by priority",
         says="was applied",
     ),
     Fault(
