@@ -71,11 +71,28 @@ def collectives(
 @click.option("--bytes", "sizes", default="65536,262144,1048576,4194304", callback=_numbers)
 @click.option("--repeats", default=5, show_default=True)
 @AS_JSON
-def link(rate: str, algorithms: str, sizes: list[int], repeats: int, file: Path | None) -> None:
+@click.option("--simgrid", is_flag=True, help="Hold flows against SimGrid instead, where it is.")
+def link(
+    rate: str,
+    algorithms: str,
+    sizes: list[int],
+    repeats: int,
+    file: Path | None,
+    simgrid: bool,
+) -> None:
     """Hold the emulated network against a real rate-limited link (Linux, root, iproute2)."""
+    from labkit.bench import meeting
     from labkit.bench.link import measure
     from labkit.bench.namespaces import FRAME
 
+    if simgrid:
+        from labkit.bench.beside_simgrid import compare
+
+        found = compare()
+        columns = {"case": "flows", "by_hand": "by hand s", "labkit": "labkit s"}
+        say(_table(found, columns | {"simgrid": "SimGrid s", "error": "error"}))
+        _write(found, file)
+        return
     rows = measure(rate.split(","), sizes, algorithms.split(","), repeats)
     # Once a rate: the link is the same for all its rows.
     for facts in {row["rate"]: row for row in rows}.values():
@@ -89,7 +106,12 @@ def link(rate: str, algorithms: str, sizes: list[int], repeats: int, file: Path 
         columns |= {f"{kind}ms" if kind else "median_ms": words}
         columns |= {f"{kind}min_ms": "least", f"{kind}max_ms": "most"}
     columns |= {"closed_form_ms": "formula ms", "error": "error", "correct": "correct"}
-    _show(rows, columns, file)
+    say(_table(rows, columns))
+    both = meeting.measure(rate.split(","), repeats)
+    columns = {"flow": "two flows at once", "rate": "rate", "median_ms": "real ms"}
+    columns |= {"min_ms": "least", "max_ms": "most", "emulated_ms": "emulated ms"}
+    say(_table(both, columns | {"max_min_ms": "max-min ms", "error": "error"}))
+    _write([*rows, *both], file)
 
 
 def _names(_: click.Context, __: click.Parameter, text: str | None) -> list[str]:
@@ -292,28 +314,3 @@ def _write(rows: Sequence[Row], file: Path | None) -> None:
 
     write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
     say(f"rows: {file}")
-
-
-@click.command()
-@click.argument("algorithm")
-@click.option("--workers", default=8, show_default=True, help="Ranks; up to 10,000.")
-@click.option("--bytes", "nbytes", default=1e8, show_default=True, help="Of the buffer.")
-@click.option("--network", default="1GbE", show_default=True)
-@click.option("--gamma", default=0.0, show_default=True, help="Seconds to add one byte.")
-def simulate(algorithm: str, workers: int, nbytes: float, network: str, gamma: float) -> None:
-    """Predict an allreduce on any network and any number of ranks, without processes."""
-    from labkit.schedules import ALLREDUCE
-    from labkit.simulate import closed_form
-    from labkit.simulate import simulate as predict
-
-    result = predict(algorithm, workers, nbytes, network, gamma=gamma)
-    say(
-        f"{algorithm}, {workers} ranks, {nbytes:,.0f} bytes, {network}, simulated: "
-        f"{1e3 * result.seconds:,.3f} ms; most messages of a rank {result.messages.max():,.0f}, "
-        f"most bytes sent by a rank {result.sent.max():,.0f}"
-    )
-    if algorithm in ALLREDUCE:
-        from labkit.network import Network
-
-        form = closed_form(algorithm, workers, nbytes, Network.named(network), gamma)
-        say(f"closed form: {1e3 * form:,.3f} ms")

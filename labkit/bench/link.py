@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
 
 import numpy as np
 
-from labkit.bench.namespaces import ADDRESSES, FRAME, burst, rate_limited_link, require_means
+from labkit.bench.joined import joined_at
+from labkit.bench.namespaces import FRAME, burst, require_means
 from labkit.bench.timing import Row, head, sweep
 from labkit.cluster import Cluster
-from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.errors import InvalidInput
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import closed_form
@@ -57,7 +55,7 @@ def measure(
         InvalidInput: a rate, size or algorithm that cannot be.
         LabkitError: no root, no iproute2, or a kernel without the parts.
     """
-    bits = {rate: _bits(rate) for rate in rates}
+    bits = {rate: bits_of(rate) for rate in rates}
     unknown = [name for name in algorithms if name not in ALLREDUCE]
     if unknown:
         raise InvalidInput(f"algorithms={unknown} are not known; allowed: {', '.join(ALLREDUCE)}")
@@ -73,7 +71,7 @@ def _at(
     rate: str, bits: int, cluster: Cluster, wanted: list[tuple[str, int]], repeats: int
 ) -> list[Row]:
     """The rows of one rate."""
-    with _ranks_joined_at(bits) as ranks:
+    with joined_at(bits, "labkit.bench.pair") as ranks:
         link: dict[str, float] = json.loads(ranks.answer())
         network = Network(
             latency=link["latency"], bandwidth=bits / 8 * link["payload"] / FRAME, name=rate
@@ -119,74 +117,11 @@ def _row(case: Case, form: float, times: np.ndarray, rate: str, facts: Row) -> R
     }
 
 
-def _bits(rate: str) -> int:
+def bits_of(rate: str) -> int:
+    """Bits/s of a rate such as 100Mb. Raises: InvalidInput."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(Mb|Gb)", rate)
     if not found or float(found[1]) * UNITS[found[2]] < UNITS["Mb"]:
         raise InvalidInput(
             f"rate={rate!r} is impossible; give bits a second from 1Mb up, such as 100Mb or 1Gb"
         )
     return round(float(found[1]) * UNITS[found[2]])
-
-
-class _Ranks:
-    """The two processes at the ends of the link; lines of JSON in and out."""
-
-    def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
-        self._processes = processes
-        self._lines()  # both are ready: rank 0 listens, so that rank 1 may call
-        self._say("")
-
-    def ask(self, cases: list[Case]) -> None:
-        """Hand both the same cases."""
-        self._say(json.dumps(cases))
-
-    def answer(self) -> str:
-        """What rank 0 answers, once both have. Raises: LabkitError, with what ranks said last."""
-        return self._lines()[0]
-
-    def end(self) -> list[str]:
-        """End both; the last line that each wrote about an error."""
-        for process in self._processes:
-            process.kill()
-        said = [process.communicate()[1].strip() for process in self._processes]
-        return [text.splitlines()[-1] if text else "nothing" for text in said]
-
-    def _say(self, line: str) -> None:
-        with suppress(BrokenPipeError):  # a rank that has ended is noticed when it should answer
-            for process in self._processes:
-                assert process.stdin is not None  # for the type checker: a pipe was asked for
-                process.stdin.write(line + "\n")
-                process.stdin.flush()
-
-    def _lines(self) -> list[str]:
-        lines = []
-        for process in self._processes:
-            assert process.stdout is not None  # as above
-            lines.append(process.stdout.readline())
-            if not lines[-1]:
-                first, second = self.end()
-                raise LabkitError(
-                    f"the real link's ranks ended early; rank 0 said: {first}; rank 1: {second}"
-                )
-        return lines
-
-
-@contextmanager
-def _ranks_joined_at(bits: int) -> Iterator[_Ranks]:
-    """Two ranks at the ends of a link of so many bits/s; they end before it is removed."""
-    with rate_limited_link(bits) as namespaces, ExitStack() as started:
-        processes = []
-        for rank, namespace in enumerate(namespaces):
-            inside = ("ip", "netns", "exec", namespace)
-            process = subprocess.Popen(
-                [*inside, sys.executable, "-m", "labkit.bench.pair", str(rank), ADDRESSES[0]],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,  # Ctrl-C reaches labkit, which ends them
-            )
-            started.enter_context(process)
-            started.callback(process.kill)
-            processes.append(process)
-        yield _Ranks(processes)

@@ -8,7 +8,7 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -130,30 +130,33 @@ def _advance(queue: list[memoryview], nbytes: int) -> None:
         del queue[0]
 
 
-def _connected(rank: int, address: str) -> socket.socket:
-    """This rank's end of the connection; rank 0 says that it listens before rank 1 calls."""
+def connections(rank: int, address: str, number: int = 1) -> list[socket.socket]:
+    """This rank's ends of so many; rank 0 says that it listens before rank 1 calls."""
     # Reno opens its window until something is lost, and here nothing is: the link alone decides.
     reno = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-    with socket.socket() as end:
-        end.setsockopt(*reno)
-        end.settimeout(LIMIT)
+    with suppress(OSError):  # read-only in some containers; a paused connection then restarts slow
+        IDLE.write_text("0")
+    with ExitStack() as opened:
+        ends = [opened.enter_context(socket.socket()) for _ in range(number if rank else 1)]
+        for end in ends:
+            end.setsockopt(*reno)
+            end.settimeout(LIMIT)
         if rank == 0:
-            end.bind((address, PORT))
-            end.listen(1)
+            ends[0].bind((address, PORT))
+            ends[0].listen(number)
         print("ready", flush=True)
         sys.stdin.readline()
         if rank == 0:
-            return end.accept()[0]
-        end.connect((address, PORT))
-        return end.dup()
+            return [ends[0].accept()[0] for _ in range(number)]
+        for end in ends:
+            end.connect((address, PORT))
+        return [end.dup() for end in ends]
 
 
 def main() -> None:
     """`python -m labkit.bench.pair RANK ADDRESS`: cases from stdin, a line each, results out."""
     rank, address = int(sys.argv[1]), sys.argv[2]
-    with suppress(OSError):  # read-only in some containers; a paused connection then restarts slow
-        IDLE.write_text("0")
-    with _connected(rank, address) as connection:
+    with connections(rank, address)[0] as connection:
         # Nagle's algorithm would hold back the last part of each message until the first is
         # acknowledged.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

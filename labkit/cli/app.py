@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from labkit.bench.command import bench, simulate
+from labkit.bench.command import bench
+from labkit.cli.simulate import simulate
 from labkit.cli.sweep import INTERRUPTED, sweep
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.places import keep_bytecode

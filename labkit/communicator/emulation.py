@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.communicator.clock import Clock
-from labkit.network import Links, Network
+from labkit.network import FREE, Network
+from labkit.network.shared import Message, shared_links
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -20,10 +22,10 @@ if TYPE_CHECKING:
 class Emulation:
     """This rank's view of the emulated links.
 
-    A sender books its links and sends along when the first byte leaves; the receiver books its
-    own and sleeps until the delivery. The links' state lies in memory that the ranks of the host
-    share, because emulated hosts share uplinks and one-sided access books both ends; all ranks
-    read the same clock. Ranks must be on one real host.
+    A sender hands its message to the links and sends along a ticket for it; the receiver sleeps
+    until the delivery, and looks again when it wakes: others may have joined on the way. The
+    links' state lies in memory that the ranks of the host share, because messages share links,
+    and hosts uplinks; all ranks read the same clock. Ranks must be on one real host.
 
     Args:
         comm: an mpi4py communicator of ranks on one host.
@@ -32,7 +34,7 @@ class Emulation:
 
     Attributes:
         network: what is emulated.
-        paced: whether a rank holds a message back until the links on its way are free.
+        paced: whether a rank holds a message back until its link is free of those before it.
     """
 
     def __init__(self, comm: MPI.Intracomm, network: Network, clock: Clock) -> None:
@@ -42,13 +44,14 @@ class Emulation:
         self._place = comm.rank  # on the whole network, as all places
         self._places: Sequence[int] = range(comm.size)
         self.network, self._rank, self._computations = network, comm.rank, 0
-        self._links = Links(network, comm.size)
-        length = len(self._links.busy)
+        self._links, self._turns = shared_links(network, comm.size), count()
+        length = self._links.length
         self._window = MPI.Win.Allocate_shared(8 * length if comm.rank == 0 else 0, 8, comm=comm)
         memory: Any = self._window.Shared_query(0)[0]
-        self._links.busy = np.ndarray(length, np.float64, memory)
+        shared = np.ndarray(length, np.float64, memory)
         if comm.rank == 0:
-            self._links.busy[:] = 0.0
+            shared[:] = 0.0
+        self._links.attach(shared)
         self._whole = True
         self.paced = False
         self._thread = threading.Lock()  # MPI's lock is one for all threads of a rank
@@ -63,31 +66,59 @@ class Emulation:
         found._whole = False
         return found
 
-    def depart(self, destination: int, nbytes: int) -> float:
-        """Book this rank's links for a message; when its first byte leaves, by the shared clock."""
-        with self._booking():
-            place = self._places[destination]
-            return self._links.depart(self._place, place, nbytes, self._clock.now())
+    def turn(self) -> int:
+        """The number of a round: its messages leave this rank behind those of earlier rounds."""
+        return next(self._turns)
 
-    def arrive(self, messages: list[tuple[float, int, int]]) -> float:
-        """Book the links into this rank; when the last of the messages is delivered.
+    def depart(self, destination: int, nbytes: int, turn: int = FREE) -> float:
+        """Hand a message to this rank's links, in its turn or at once; its ticket."""
+        return self._depart(self._place, self._places[destination], nbytes, turn)
+
+    def holds(self, ticket: float) -> Iterator[float]:
+        """Moments until which to sleep, one after the other, before the last message is sent."""
+        if self.paced:
+            yield from self._moments(lambda now: self._links.leaves(ticket, now))
+
+    def deliveries(self, messages: list[tuple[float, int, int]]) -> Iterator[float]:
+        """Moments until which to sleep, one after the other, until the last message is delivered.
 
         Args:
-            messages: (time of first byte, source, bytes) of those that arrive in one round.
+            messages: (ticket, source, bytes) of those that arrive in one round.
         """
-        with self._booking():
-            times = [
-                self._links.arrive(self._places[source], self._place, nbytes, first_byte)
-                for first_byte, source, nbytes in sorted(messages)
-            ]
-        return max(times, default=0.0)
+        return self._deliveries(
+            [(ticket, self._places[one], self._place, nbytes) for ticket, one, nbytes in messages]
+        )
 
-    def transfer(self, source: int, destination: int, nbytes: int) -> float:
-        """Book both ends at once, as one-sided access does; the time of delivery."""
+    def transfer(self, source: int, destination: int, nbytes: int) -> Iterator[float]:
+        """Both at once, as one-sided access does it."""
         ends = self._places[source], self._places[destination]
-        with self._booking():
-            first = self._links.depart(*ends, nbytes, self._clock.now())
-            return self._links.arrive(*ends, nbytes, first)
+        return self._deliveries([(self._depart(*ends, nbytes, FREE), *ends, nbytes)])
+
+    def _depart(self, source: int, destination: int, nbytes: int, turn: int) -> float:
+        if self.paced and turn != FREE:
+            turn = self.turn()
+        while True:
+            with self._booking():
+                now = self._clock.now()
+                room = self._links.room(now)
+                if room <= now:
+                    return self._links.depart(source, destination, nbytes, turn, now)
+            self._clock.sleep_until(room)
+
+    def _deliveries(self, messages: Sequence[Message]) -> Iterator[float]:
+        return self._moments(lambda now: self._links.arrive(messages, now))
+
+    def _moments(self, ask: Callable[[float], float]) -> Iterator[float]:
+        """What is asked for, again and again until it is over, or nobody has joined since."""
+        while True:
+            with self._booking():
+                now, version = self._clock.now(), self._links.version
+                moment = ask(now)
+            if moment <= now:
+                return
+            yield moment
+            if version == self._links.version:
+                return
 
     def act_slow(self, computed: float) -> None:
         """Sleep as much longer as the emulated rank would compute, behind so many real seconds."""
@@ -100,7 +131,7 @@ class Emulation:
         """Free the shared state (collective); nothing, of a part."""
         if not self._whole:
             return
-        self._links.busy = np.zeros(0)
+        self._links.attach(np.zeros(self._links.length))
         self._window.Free()
 
     @contextmanager

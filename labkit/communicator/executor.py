@@ -57,13 +57,14 @@ class Executor:
                 requests.append(self._comm.Irecv(headers[-1], message.peer, tag))
             target = _received(message, buffer, scratch).view(np.uint8)
             requests.append(self._comm.Irecv(target, message.peer, tag))
+        turn = self._emulation.turn() if self._emulation and step.sends else 0
         for message in step.sends:
             data = buffer[message.first : message.last].view(np.uint8)
             if self._emulation:
-                first_byte = np.array([self._emulation.depart(message.peer, data.nbytes)])
-                if self._emulation.paced:
-                    self._sleep_until(float(first_byte[0]))
-                requests.append(self._comm.Isend(first_byte, message.peer, tag))
+                ticket = self._emulation.depart(message.peer, data.nbytes, turn)
+                for moment in self._emulation.holds(ticket):
+                    self._sleep_until(moment)
+                requests.append(self._comm.Isend(np.array([ticket]), message.peer, tag))
             requests.append(self._comm.Isend(data, message.peer, tag))
             self._traffic.messages += 1
             self._traffic.wire_bytes += data.nbytes
@@ -73,7 +74,8 @@ class Executor:
                 (float(header[0]), message.peer, (message.last - message.first) * buffer.itemsize)
                 for header, message in zip(headers, step.receives, strict=True)
             ]
-            self._sleep_until(self._emulation.arrive(arrivals))
+            for moment in self._emulation.deliveries(arrivals):
+                self._sleep_until(moment)
 
 
 def _received(message: Message, buffer: np.ndarray, scratch: np.ndarray) -> np.ndarray:

@@ -35,8 +35,8 @@ class Messages:
         """Begin to send a contiguous array, which must stay as it is until `finish`."""
         requests = []
         if self._emulation:
-            first_byte = np.array([self._emulation.depart(destination, data.nbytes)])
-            requests.append(self._comm.Isend(first_byte, destination, _USER_TAG + tag))
+            ticket = np.array([self._emulation.depart(destination, data.nbytes)])
+            requests.append(self._comm.Isend(ticket, destination, _USER_TAG + tag))
         requests.append(self._comm.Isend(_bytes(data), destination, _USER_TAG + tag))
         self._traffic.messages += 1
         self._traffic.payload_bytes += data.nbytes
@@ -58,8 +58,8 @@ class Messages:
         self._patience.complete(requests)
         if self._emulation:
             start = self._clock.now()
-            arrival = self._emulation.arrive([(float(header[0]), source, data.nbytes)])
-            self._patience.sleep_until(arrival)
+            for moment in self._emulation.deliveries([(float(header[0]), source, data.nbytes)]):
+                self._patience.sleep_until(moment)
             self._traffic.transfer_seconds += self._clock.now() - start
 
 

@@ -70,13 +70,14 @@ class Courier:
         requests = [
             self._comm.Irecv(h, source, tag) for h, source in zip(headers, sources, strict=True)
         ]
+        turn = self._emulation.turn() if self._emulation and outgoing else 0
         for destination, data in outgoing:
-            first_byte = 0.0
+            ticket = 0.0
             if self._emulation:
-                first_byte = self._emulation.depart(destination, data.nbytes)
-                if self._emulation.paced:
-                    self._sleep_until(first_byte)
-            header = np.array([first_byte, float(data.nbytes)])
+                ticket = self._emulation.depart(destination, data.nbytes, turn)
+                for moment in self._emulation.holds(ticket):
+                    self._sleep_until(moment)
+            header = np.array([ticket, float(data.nbytes)])
             requests.append(self._comm.Isend(header, destination, tag))
             self.meter(data.nbytes)
         self._wait(requests)
@@ -92,7 +93,8 @@ class Courier:
                 (float(header[0]), source, int(header[1]))
                 for header, source in zip(headers, sources, strict=True)
             ]
-            self._sleep_until(self._emulation.arrive(arrivals))
+            for moment in self._emulation.deliveries(arrivals):
+                self._sleep_until(moment)
         return incoming
 
 

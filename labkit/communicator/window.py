@@ -61,5 +61,6 @@ class Window:
         self._traffic.payload_bytes += data.nbytes
         self._traffic.wire_bytes += data.nbytes if source != destination else 0
         if self._emulation is not None and source != destination:
-            self._clock.sleep_until(self._emulation.transfer(source, destination, data.nbytes))
+            for moment in self._emulation.transfer(source, destination, data.nbytes):
+                self._clock.sleep_until(moment)
         self._traffic.transfer_seconds += self._clock.now() - start

@@ -1,48 +1,34 @@
-"""The links of a network at work: when messages leave and arrive, contention included.
-
-The model of delivery. A message of n bytes occupies each link on its way for n / bandwidth. It
-starts on a link as soon as it has started on the one before and the link is free (cut-through;
-the switches between never block). It moves at the speed of the slowest link on its way and
-arrives `latency` after its last byte left. Nothing else: a master's, a server's or an uplink's
-contention follows from links that are busy.
-"""
+"""The links of a network among so many ranks: their bandwidths, and the way of each message."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from labkit.common.errors import InvalidInput
 from labkit.network.draws import uniform
 from labkit.network.model import Network
-from labkit.network.topology import Seconds, topology
+from labkit.network.topology import Seconds, Way, topology
 from labkit.schedules.round import Integers
 
 
 class Transfers(NamedTuple):
     """When the messages of a round moved; columns in the order of its rows, in s.
 
-    hops holds (link, start) columns in the order of the way; link is -1 where a way is shorter.
+    start: the first byte leaves; delivery: the last has arrived; hops: (link, start, stop, share of
+    its bandwidth) of each link on the way, link -1 where a way is shorter.
     """
 
-    first_byte: Seconds
+    start: Seconds
     delivery: Seconds
-    hops: list[tuple[Integers, Seconds]]
+    hops: list[tuple[Integers, Seconds, Seconds, Seconds]]
 
 
 class Links:
-    """The links of a network among `size` ranks, and until when each is busy.
+    """The links of a network among `size` ranks, and the numbers of their messages.
 
-    `send` serves a round in one call. `depart` and `arrive` are its two halves for one message:
-    the first needs only the state of the sender's links, the second only that of the receiver's,
-    so that ranks in different processes each hold a `Links` and no clock is shared but time.
-    (What ranks of an emulated host share, its uplink, takes a shared `busy`.) Both give the times
-    of `send` where departures and arrivals are asked for in the order in which links serve.
-
-    Attributes: names: of the links; bandwidth: bytes/s, shape (links,); busy: s, shape (links,),
-    may be replaced by an array in shared memory; numbers: messages sent by each rank.
+    Attributes: names: of the links; bandwidth: bytes/s, shape (links,); hops: of the longest way.
     """
 
     def __init__(self, network: Network, size: int) -> None:
@@ -55,105 +41,34 @@ class Links:
         self._topology = topology(network, size)
         self.names = self._topology.names
         self.bandwidth = self._topology.bandwidth
-        self.busy: Seconds = np.zeros(len(self.names))
-        self.numbers: Integers = np.zeros(size, np.int64)
-        self._ways: dict[tuple[int, int], tuple[list[int], list[int], float, float]] = {}
+        self.hops = self._topology.hops
+        self.numbers: Integers = np.zeros(size, np.int64)  # messages sent by each rank
 
-    def send(
-        self, source: Integers, destination: Integers, nbytes: Seconds, ready: Seconds
-    ) -> Transfers:
-        """Deliver the messages of a round; a link serves in order of readiness, then of rows.
+    def way(self, source: Integers, destination: Integers) -> Way:
+        """The links of each message, in columns."""
+        return self._topology.way(source, destination)
 
-        Args: columns of equal length; nbytes: bytes; ready: s, when the source hands it over.
-        """
-        way = self._topology.way(source, destination)
-        slowest = np.zeros(len(source))
-        hops = []
-        start = ready
-        for link in way.departure:
-            start = self._serve(link, start, nbytes, slowest)
-            hops.append((link, start))
-        first_byte = start
-        if self.network.jitter:
-            first_byte = start = start + self._jitters(source)
-        for link in way.arrival:
-            start = self._serve(link, start, nbytes, slowest)
-            hops.append((link, start))
-        return Transfers(first_byte, start + slowest + way.latency, hops)
+    def route(self, source: Integers, destination: Integers) -> tuple[Integers, Seconds]:
+        """The links of each message, shape (messages, hops), and its latency without jitter, s."""
+        way = self.way(source, destination)
+        columns = [*way.departure, *way.arrival]
+        none = [np.full(len(source), -1)] * (self.hops - len(columns))
+        latency = np.broadcast_to(np.asarray(way.latency, np.float64), len(source))
+        return np.stack([*columns, *none], axis=1), latency
 
-    def depart(self, source: int, destination: int, nbytes: float, now: float) -> float:
-        """When the first byte of one message has passed the sender's links, in s."""
-        start = now
-        for link in self._way(source, destination)[0]:
-            start = max(start, float(self.busy[link]))
-            self.busy[link] = start + nbytes / self.bandwidth[link]
-        if self.network.jitter:
-            start += float(self._jitters(np.array([source]))[0])
-        return start
-
-    def arrive(self, source: int, destination: int, nbytes: float, first_byte: float) -> float:
-        """When a message whose first byte left at `first_byte` is delivered, in s."""
-        start = first_byte
-        _, arrival, bandwidth, latency = self._way(source, destination)
-        for link in arrival:
-            start = max(start, float(self.busy[link]))
-            self.busy[link] = start + nbytes / self.bandwidth[link]
-        return start + nbytes / bandwidth + latency
-
-    def _way(self, source: int, destination: int) -> tuple[list[int], list[int], float, float]:
-        """Links of departure and of arrival, bandwidth of the slowest, latency."""
-        key = (source, destination)
-        if key not in self._ways:
-            way = self._topology.way(np.array([source]), np.array([destination]))
-            departure = [int(link[0]) for link in way.departure if link[0] >= 0]
-            arrival = [int(link[0]) for link in way.arrival if link[0] >= 0]
-            slowest = float(self.bandwidth[departure + arrival].min())
-            self._ways[key] = departure, arrival, slowest, float(np.max(way.latency))
-        return self._ways[key]
-
-    def _serve(self, link: Integers, ready: Seconds, nbytes: Seconds, slowest: Seconds) -> Seconds:
-        """Book one link for each message; returns starts and raises `slowest` to the durations."""
-        exists = link >= 0
-        if not exists.all():
-            start = ready.copy()
-            part = slowest[exists]
-            start[exists] = self._serve(link[exists], ready[exists], nbytes[exists], part)
-            slowest[exists] = part
-            return start
-        duration = nbytes / self.bandwidth[link]
-        np.maximum(slowest, duration, out=slowest)
-        if np.bincount(link, minlength=1).max() <= 1:
-            return self._book(link, ready, duration)
-        start = np.empty_like(ready)
-        for rows in _turns(link, ready):
-            start[rows] = self._book(link[rows], ready[rows], duration[rows])
-        return start
-
-    def _book(self, link: Integers, ready: Seconds, duration: Seconds) -> Seconds:
-        """Serve messages of which no two want the same link."""
-        start = np.maximum(ready, self.busy[link])
-        self.busy[link] = start + duration
-        return start
-
-    def _jitters(self, source: Integers) -> Seconds:
+    def jitters(self, source: Integers) -> Seconds:
         """A delay for the next message of each source; a message's number is its source's."""
+        if not self.network.jitter:
+            return np.zeros(len(source))
         order = np.argsort(source, kind="stable")
         number = np.empty_like(source)
-        number[order] = _positions(source[order]) + self.numbers[source[order]]
+        number[order] = positions(source[order]) + self.numbers[source[order]]
         np.add.at(self.numbers, source, 1)
         return self.network.jitter * uniform(self.network.seed, source, number)
 
 
-def _positions(groups: NDArray[np.int64]) -> Integers:
+def positions(groups: Integers) -> Integers:
     """Place of each row in its group, rows of a group being adjacent: [5, 5, 7] -> [0, 1, 0]."""
     index = np.arange(len(groups))
     first = np.concatenate([[True], groups[1:] != groups[:-1]])
     return index - np.maximum.accumulate(np.where(first, index, 0))
-
-
-def _turns(link: Integers, ready: Seconds) -> list[Integers]:
-    """Rows that are served first on their links, then those served second, …"""
-    order = np.lexsort((ready, link))
-    position = _positions(link[order])
-    by_turn = order[np.argsort(position, kind="stable")]
-    return np.split(by_turn, np.cumsum(np.bincount(position))[:-1])

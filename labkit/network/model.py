@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from pydantic import (
     Field,
+    SerializerFunctionWrapHandler,
     field_serializer,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -60,7 +62,9 @@ class Network(Checked):
     `bandwidth`, while between them `host_latency` and `host_bandwidth` count (default: the
     network's); links: (source, destination) -> bytes/s, a directed graph in place of the switch;
     messages take the route of fewest hops, then of lowest ranks; slow: rank -> `Slowdown`, or a
-    factor on both compute and transfer; name: what figures call it.
+    factor on both compute and transfer; sharing: how messages share a link, "fair" (max-min, as
+    TCP's flows do about) or "fifo" (one after the other, each for as long as the link alone would
+    take); name: what figures call it.
     """
 
     latency: NotNegative
@@ -72,6 +76,7 @@ class Network(Checked):
     host_bandwidth: Positive | None = None
     links: dict[tuple[Rank, Rank], Positive] | None = None
     slow: dict[Rank, Slowdown] = Field(default_factory=dict)
+    sharing: Literal["fair", "fifo"] = "fair"
     name: str = ""
 
     @field_validator("links", mode="before")
@@ -80,13 +85,26 @@ class Network(Checked):
         # JSON has no tuples as keys: links travel as rows (source, destination, bytes/s).
         if value is None or isinstance(value, Mapping):
             return value
-        return {(source, destination): bandwidth for source, destination, bandwidth in value}
+        rows = list(value) if isinstance(value, list | tuple) else []
+        if not rows or any(not isinstance(row, list | tuple) or len(row) != 3 for row in rows):
+            raise ValueError("links are rows of (source, destination, bytes/s), at least one")
+        return {(source, destination): bandwidth for source, destination, bandwidth in rows}
 
     @field_serializer("links")
     def _links_to_rows(
         self, value: dict[tuple[int, int], float] | None
     ) -> list[tuple[int, int, float]] | None:
         return None if value is None else [(*pair, bandwidth) for pair, bandwidth in value.items()]
+
+    @model_serializer(mode="wrap")
+    def _as_before_there_was_sharing(
+        self, write: SerializerFunctionWrapHandler
+    ) -> dict[str, object]:
+        # The default stays unsaid, so that experiments keep their hashes.
+        fields: dict[str, object] = write(self)
+        if self.sharing == "fair":
+            fields.pop("sharing", None)
+        return fields
 
     @field_validator("slow", mode="before")
     @classmethod
@@ -131,7 +149,7 @@ class Network(Checked):
     def part(self, ranks: Sequence[int], size: int) -> Network:
         """What some of `size` ranks see of it, who are called 0, 1, … there.
 
-        Contention with the others is not in it; where it counts, a part shares their `Links`.
+        Contention with the others is not in it; where it counts, a part shares their links' state.
         """
         number = {rank: new for new, rank in enumerate(ranks)}
         seen: dict[str, Any] = {
@@ -178,6 +196,8 @@ def _html(network: Network) -> str:
     }
     if network.jitter:
         rows["jitter"] = f"up to {seconds_text(network.jitter)} more, seed {network.seed}"
+    if network.sharing == "fifo":
+        rows["messages on one link"] = "one after the other"
     if network.hosts is not None:
         rows |= _hosts(network)
     parts = [pairs(rows)]

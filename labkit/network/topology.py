@@ -20,7 +20,8 @@ Seconds: TypeAlias = NDArray[np.float64]
 class Way(NamedTuple):
     """Links on the way of each message, in columns; -1 is no link.
 
-    The sender books the first half of the way, the receiver the rest.
+    The first link is the source's own. Of links that serve one message after the other the sender
+    books the first half of the way, the receiver the rest.
     """
 
     departure: list[Integers]
@@ -45,6 +46,10 @@ class _Switch:
         self.names = [f"rank {rank} {way}" for way in ("out", "in") for rank in range(size)]
         self.bandwidth: Seconds = bandwidth / np.tile(factors, 2)
 
+    @property
+    def hops(self) -> int:
+        return 2
+
     def way(self, source: Integers, destination: Integers) -> Way:
         return Way([source], [self.size + destination], self.network.latency)
 
@@ -66,6 +71,10 @@ class _Hosts(_Switch):
         self.names += [f"host {host} {way}" for way in ("out", "in") for host in range(self.count)]
         uplinks = np.full(2 * self.count, network.bandwidth)
         self.bandwidth = np.concatenate([self.bandwidth, uplinks])
+
+    @property
+    def hops(self) -> int:
+        return 4
 
     def way(self, source: Integers, destination: Integers) -> Way:
         away, home = self.host[source], self.host[destination]
@@ -95,6 +104,11 @@ class _Graph:
         for source, destination in pairs:
             near[source].append(destination)
         self.previous = {rank: _search(near, rank) for rank in range(size)}
+
+    @property
+    def hops(self) -> int:
+        ways = ((one, other) for one, near in self.previous.items() for other in near)
+        return max((len(self._route(*ends)) for ends in ways), default=0)
 
     def _route(self, source: int, destination: int) -> list[int]:
         if destination not in self.previous[source]:

@@ -18,6 +18,10 @@ def textbook(name: str, size: int) -> Cost:
 def modelled(name: str, size: int) -> tuple[Cost, ...]:
     """The ways through a schedule on one switch; `simulate` takes exactly the slowest of them.
 
+    So it is at every size on links that serve one message after the other, and on shared links
+    wherever no rank sends early into another's round: always with powers of two. Elsewhere, such
+    as a tree of 3 or a butterfly of 6, messages of two rounds share a link, and no form is known.
+
     They differ from the textbook where a rank hands all messages of a round to its link, which
     sends them one behind the other: α is paid once a round, not p - 1 times; and where the number
     of ranks is no power of two. Each schedule says beside its drawing how.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from labkit.common.errors import InvalidInput
-from labkit.network import Links, Network
+from labkit.network import Network, carrier
 from labkit.network.topology import Seconds
 from labkit.schedules.check import ScheduleError
 from labkit.schedules.pipeline.table import Row, Table
@@ -111,26 +110,17 @@ def _per_stage(name: str, value: ArrayLike, stages: int) -> Seconds:
     return np.broadcast_to(array, (stages,))
 
 
-class _Message(NamedTuple):
-    """A message under way: the row that sent it, its ends and its bytes."""
-
-    row: int
-    source: int
-    destination: int
-    nbytes: float
-
-
 class _World:
-    """Events in order of time: a rank goes on, or the first byte of a message has left.
+    """Events in order of time: a rank goes on, or something happens to messages on their way.
 
-    Links serve in this order, so that messages wait for each other as in `simulate`.
+    A message's number is that of the row that sent it.
     """
 
     def __init__(self, table: Table, network: Network | None, columns: dict[str, Seconds]) -> None:
         self.table = table
         self.network = network
         self.columns = columns
-        self.links = None if network is None else Links(network, table.ranks)
+        self.carrier = None if network is None else carrier(network, table.ranks)
         self.start: Seconds = np.zeros(len(table))
         self.stop: Seconds = np.zeros(len(table))
         self.rows = table.rows()
@@ -139,25 +129,34 @@ class _World:
         self.numbers = [0] * table.ranks  # computations so far: what a random slowness draws by
         self.delivered: dict[tuple[int, int, int], float] = {}
         self.waiting: dict[tuple[int, int, int], tuple[int, float]] = {}
-        self.events: list[tuple[float, int, int | _Message]] = []
+        self.events: list[tuple[float, int, int]] = []
         self.counted = 0
 
     def run(self) -> None:
         for rank in range(self.table.ranks):
             self._later(0.0, rank)
-        while self.events:
-            now, _, what = heapq.heappop(self.events)
-            if isinstance(what, _Message):
-                self._arrive(what, now)
+        while True:
+            carried = self.carrier.next if self.carrier else np.inf
+            if self.carrier and carried < np.inf and carried <= self._next:
+                for number, start, delivery in self.carrier.step():
+                    self._arrive(number, start, delivery)
+            elif self.events:
+                now, _, rank = heapq.heappop(self.events)
+                self._go_on(rank, now)
             else:
-                self._go_on(what, now)
+                break
         if self.waiting:
             lost = [self.rows[row] for row, _ in self.waiting.values()]
             raise ScheduleError(f"{self.table.name}: nobody can go on, these wait for ever: {lost}")
 
-    def _later(self, time: float, what: int | _Message) -> None:
+    @property
+    def _next(self) -> float:
+        """When the next rank goes on."""
+        return self.events[0][0] if self.events else np.inf
+
+    def _later(self, time: float, rank: int) -> None:
         """Equal times are served in the order in which they became known."""
-        heapq.heappush(self.events, (time, self.counted, what))
+        heapq.heappush(self.events, (time, self.counted, rank))
         self.counted += 1
 
     def _go_on(self, rank: int, now: float) -> None:
@@ -188,25 +187,19 @@ class _World:
     def _send(self, rank: int, number: int, row: Row, now: float) -> None:
         _, stage, _, _, peer = row
         nbytes = float(self.columns["nbytes"][min(stage, peer)])
-        message = _Message(number, rank, peer % self.table.ranks, nbytes)
-        first_byte = now
-        if self.links is not None:
-            first_byte = self.links.depart(rank, message.destination, nbytes, now)
-        self.start[number] = first_byte
-        self._later(first_byte, message)
+        if self.carrier is None:
+            self._arrive(number, now, now)
+        else:
+            self.carrier.start(number, rank, peer % self.table.ranks, nbytes, now)
 
-    def _arrive(self, message: _Message, first_byte: float) -> None:
-        number, source, destination, nbytes = message
-        delivery = first_byte
-        if self.links is not None:
-            delivery = self.links.arrive(source, destination, nbytes, first_byte)
-        self.stop[number] = delivery
+    def _arrive(self, number: int, start: float, delivery: float) -> None:
+        self.start[number], self.stop[number] = start, delivery
         _, stage, _, microbatch, peer = self.rows[number]
         key = (stage, peer, microbatch)
         self.delivered[key] = delivery
         if key in self.waiting:
             row, since = self.waiting.pop(key)
-            self._received(destination, row, since, delivery)
+            self._received(peer % self.table.ranks, row, since, delivery)
 
     def _receive(self, rank: int, number: int, row: Row, now: float) -> None:
         _, stage, _, microbatch, peer = row

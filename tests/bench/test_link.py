@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from labkit.bench import namespaces
+from labkit.bench import beside_simgrid, meeting, namespaces
 from labkit.bench.link import measure
 from labkit.bench.pair import Pair
 from labkit.bench.timing import sweep
@@ -143,10 +143,30 @@ def test_the_emulation_takes_as_long_as_a_real_link_of_100_megabits(means):
 
 
 @pytest.mark.slow
+def test_two_flows_at_once_end_when_they_do_on_a_real_link(means):
+    rows = meeting.measure(["100Mb"], repeats=3)
+    assert len(rows) == 2 * len(meeting.CASES)
+    for row in rows:
+        assert row["error"] == pytest.approx(0, abs=0.15)  # within 5 % on an idle machine
+    assert ours() == []
+
+
+def test_flows_end_when_simgrid_says_so():
+    try:
+        rows = beside_simgrid.compare()
+    except LabkitError as error:
+        pytest.skip(str(error))
+    assert len({row["case"].split(":")[0] for row in rows}) >= 16
+    for row in rows:
+        assert row["labkit"] == pytest.approx(row["by_hand"], rel=1e-9)
+        assert row["error"] == pytest.approx(0, abs=0.03)
+
+
+@pytest.mark.slow
 def test_control_c_ends_the_ranks_and_removes_the_link(means):
     code = (
-        "from labkit.bench.link import _ranks_joined_at\n"
-        "with _ranks_joined_at(10**8) as ranks:\n"
+        "from labkit.bench.joined import joined_at\n"
+        "with joined_at(10**8, 'labkit.bench.pair') as ranks:\n"
         "    print(ranks.answer(), flush=True)\n"
         "    ranks.answer()\n"
     )

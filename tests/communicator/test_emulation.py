@@ -166,25 +166,93 @@ def test_parts_of_the_ranks_wait_for_the_same_links(cluster):
 
 @pytest.mark.parametrize("paced", [True, False])
 @pytest.mark.parametrize("what", ["vectors", "payloads"])
-def test_a_paced_rank_holds_a_message_back_until_its_links_are_free(cluster, what, paced):
+@pytest.mark.parametrize("sharing", ["fair", "fifo"])
+def test_a_paced_rank_holds_a_message_back_until_its_links_are_free(cluster, what, paced, sharing):
     def departures(communicator, what, paced):
-        """When each message was handed over, and when its first byte could leave."""
+        """When each message was handed over, and how long the rank was to wait before it sent."""
         communicator.pace(paced)
-        given, depart = [], communicator._emulation.depart
+        given, emulation = [], communicator._emulation
+        depart, holds = emulation.depart, emulation.holds
 
-        def watch(destination, nbytes):
-            called = time.monotonic()
-            given.append((called, depart(destination, nbytes)))
-            return given[-1][1]
+        def watch(destination, nbytes, turn):
+            given.append([time.monotonic(), -1.0])
+            return depart(destination, nbytes, turn)
 
-        communicator._emulation.depart = watch
+        def watch_holds(ticket):
+            for moment in holds(ticket):
+                given[-1][1] = moment
+                yield moment
+
+        emulation.depart, emulation.holds = watch, watch_holds
         if what == "vectors":
             communicator.allreduce(np.ones(NBYTES // 4, np.float32), "all_to_all")
         else:
             communicator.gather_bytes(np.ones(NBYTES, np.uint8), "all_to_all")
         return given
 
-    for given in cluster.call(departures, what, paced, network=SLOW):
+    network = SLOW.model_copy(update={"sharing": sharing})
+    for given in cluster.call(departures, what, paced, network=network):
         assert len(given) >= 3
-        held = [later >= free for (_, free), (later, _) in itertools.pairwise(given)]
-        assert all(held) if paced else not any(held[1:2])
+        if paced:  # the second message leaves when the first has left, and so on
+            assert all(later >= held for (_, held), (later, _) in itertools.pairwise(given))
+            assert all(held >= given[0][0] + NBYTES / SLOW.bandwidth for _, held in given[1:3])
+        else:
+            assert all(held < 0 for _, held in given)
+
+
+def sends_and_receives(communicator, messages, sources):
+    """What this rank sends and receives, on a clock by hand that starts at 0 s: deliveries."""
+
+    class ManualClock:
+        moment = 0.0
+
+        def now(self):
+            return self.moment
+
+        def sleep(self, seconds):
+            self.moment += seconds
+
+        def sleep_until(self, moment, exact=True):
+            self.moment = max(self.moment, moment)
+
+    from labkit.communicator import world
+
+    clock = ManualClock()
+    own = world(list(range(communicator.size)), 1e9, communicator.network, clock)
+    posted = []
+    for destination, nbytes, start in messages[own.rank]:
+        clock.sleep_until(start)
+        posted += own.post(np.ones(nbytes, np.uint8), destination)
+    own.meet()
+    clock.moment = 0.0
+    found = []
+    for source, nbytes in sources[own.rank]:
+        own.recv(np.zeros(nbytes, np.uint8), source)
+        found.append(clock.now())
+    own.finish(posted)
+    own.meet()
+    return found
+
+
+def test_messages_share_links_by_the_clock_that_ranks_are_given(cluster):
+    """Ranks 0 and 1 leave their host by one uplink; rank 3's link is a quarter of it.
+
+    0 → 2 (12 bytes) and 1 → 3 (3 bytes): of the uplink's 4 bytes/s rank 3 takes 1, rank 2 the
+    other 3: 4 s; 3 s. Then rank 0's last 3 bytes at 4 bytes/s: 9 bytes at 3 s, 12 at 3.75 s.
+    """
+    inside = {"host_bandwidth": 1e9, "host_latency": 0.0}
+    network = Network(latency=0, bandwidth=4, hosts=2, slow={3: 1e9}, **inside)
+    messages = [[(2, 12, 0.0)], [(3, 3, 0.0)], [], []]
+    sources = [[], [], [(0, 12)], [(1, 3)]]
+    found = cluster.call(sends_and_receives, messages, sources, network=network)
+    assert found == [[], [], [pytest.approx(3.75)], [pytest.approx(3.0)]]
+    fifo = network.model_copy(update={"sharing": "fifo"})
+    assert cluster.call(sends_and_receives, messages, sources, network=fifo) != found
+
+
+def test_a_small_message_does_not_wait_for_a_large_one(cluster):
+    """To rank 2 from 0 (100 bytes) and 1 (11), at 100 bytes/s: 0.22 s, and 1.11 s."""
+    network = Network(latency=0, bandwidth=100)
+    messages, sources = [[(2, 100, 0.0)], [(2, 11, 0.0)], [], []], [[], [], [(1, 11), (0, 100)], []]
+    found = cluster.call(sends_and_receives, messages, sources, network=network)
+    assert found[2] == pytest.approx([0.22, 1.11])

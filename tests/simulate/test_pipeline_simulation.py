@@ -117,13 +117,16 @@ def test_a_message_takes_latency_and_bytes_over_bandwidth_and_its_receiver_waits
     }
 
 
-def test_messages_to_one_rank_wait_for_each_other() -> None:
+@pytest.mark.parametrize(("sharing", "stops"), [("fair", [12, 12]), ("fifo", [11, 12])])
+def test_messages_to_one_rank_share_its_link_or_wait_for_each_other(
+    sharing: str, stops: list[float]
+) -> None:
     """Forward 1 of stage 0 and backward 0 of stage 2 both end at 10 s, and go to stage 1."""
-    network = Network(latency=0, bandwidth=1.0)
+    network = Network(latency=0, bandwidth=1.0, sharing=sharing)
     each = simulate_pipeline(PIPELINE["1f1b"](3, 2), [5, 1, 1], 1, network=network, nbytes=1)
     meeting = (each.table.action == "send") & (each.start == 10)
     assert each.table.peer[meeting].tolist() == [1, 1]
-    assert sorted(each.stop[meeting]) == [11, 12]
+    assert sorted(each.stop[meeting]) == stops
 
 
 def test_free_messages_and_an_endless_network_take_as_long() -> None:

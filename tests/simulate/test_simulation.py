@@ -11,15 +11,19 @@ import pytest
 from labkit.common.errors import InvalidInput
 from labkit.network import Network, Slowdown
 from labkit.schedules import ALLREDUCE, Round, named
+from labkit.schedules.round import count_chunks
 from labkit.simulate import simulate
+from labkit.simulate.events import Events
+from labkit.simulate.lockstep import Lockstep
 
 SIZES = range(2, 18)
 A, B, G, N = 0.25, 0.5, 0.125, 48.0  # α s, β and γ s a byte, n bytes
 SWITCH = Network(latency=A, bandwidth=1 / B)
+FIFO = Network(latency=A, bandwidth=1 / B, sharing="fifo")
 
 
-def seconds(name: str, size: int) -> float:
-    return simulate(name, size, N, SWITCH, gamma=G).seconds
+def seconds(name: str, size: int, network: Network = SWITCH) -> float:
+    return simulate(name, size, N, network, gamma=G).seconds
 
 
 @pytest.mark.parametrize("p", SIZES)
@@ -39,7 +43,15 @@ def test_tree_pays_its_hops_and_the_children_of_its_root(p: int) -> None:
     hops, children = floor(log2(p)), ceil(log2(p))
     up = hops * (A + N * G) + children * N * B
     down = hops * A + children * N * B
-    assert seconds("tree", p) == pytest.approx(up + down, rel=1e-12)
+    assert seconds("tree", p, FIFO) == pytest.approx(up + down, rel=1e-12)
+    if hops == children:  # nobody sends early: no two messages meet
+        assert seconds("tree", p) == pytest.approx(up + down, rel=1e-12)
+
+
+def test_tree_of_three_by_hand() -> None:
+    # 1 -> 0 and 2 -> 0 share 0's link: both are there at 2nβ + α = 48.25; 0 adds two: 60.25. Then
+    # 0 -> 2 until 84.5, and behind it on 0's link, from 84.25 on, 0 -> 1: 84.25 + nβ + α.
+    assert seconds("tree", 3) == 108.5
 
 
 @pytest.mark.parametrize("p", [2, 4, 8, 16])
@@ -50,7 +62,10 @@ def test_butterfly_swaps_lg_p_times(p: int) -> None:
 def test_butterfly_of_three_by_hand() -> None:
     # 1 -> 0 until α + nβ + nγ = 30.25; 2 -> 0 has waited since; 0 adds it: 36.25. 0's link is
     # busy with its message to 2 until 54.25, then carries the result to 1: 54.25 + nβ + α.
-    assert seconds("butterfly", 3) == 78.5
+    assert seconds("butterfly", 3, FIFO) == 78.5
+    # Shared, 0's link brings both until 2nβ + α = 48.25; + nγ = 54.25, when 0 -> 2 leaves; behind
+    # it, from 78.25 on, the result to 1: 78.25 + nβ + α.
+    assert seconds("butterfly", 3) == 102.5
 
 
 @pytest.mark.parametrize("name", list(ALLREDUCE))
@@ -61,6 +76,14 @@ def test_what_is_sent_is_what_the_textbook_says(name: str) -> None:
     assert done.sent == pytest.approx(counted.bytes(N))
     # Every message crosses the link out of one rank and the link into another.
     assert done.occupied.sum() == pytest.approx(2 * B * counted.bytes(N).sum())
+
+
+@pytest.mark.parametrize("size", [3, 6, 13])
+def test_each_message_is_sent_once_at_whatever_pace_ranks_go(size: int) -> None:
+    for name in ("rabenseifner", "butterfly", "tree"):
+        done = simulate(name, size, N, SWITCH)
+        assert done.messages.tolist() == named(name).counts(size).messages.tolist()
+        assert simulate(name, size, N, SWITCH, gamma=1e-12).seconds == pytest.approx(done.seconds)
 
 
 def test_one_rank_is_done_at_once() -> None:
@@ -101,12 +124,52 @@ def test_the_trace_has_every_message_and_its_times() -> None:
     assert trace is not None
     assert trace.round.tolist() == [0, 0, 1, 1]
     assert trace.messages.destination.tolist() == [0, 0, 1, 2]
+    assert trace.start.tolist() == [0, 0, 48.25, 48.25]
+    assert trace.delivery.tolist() == [48.25, 48.25, 96.5, 96.5]
+    rows = trace.link == done.links.index("rank 0 in")
+    assert trace.link_start[rows].tolist() == [0, 0]
+    assert trace.link_stop[rows].tolist() == [48, 48]
+    assert trace.link_share[rows].tolist() == [0.5, 0.5]
+
+
+def test_on_links_that_serve_in_turn_the_trace_says_whose_turn_it_was() -> None:
+    done = simulate("master_worker", 3, N, FIFO, trace=True)
+    trace = done.trace
+    assert trace is not None
     assert trace.start.tolist() == [0, 0, 48.25, 72.25]
     assert trace.delivery.tolist() == [24.25, 48.25, 72.5, 96.5]
-    into_master = [done.links.index("rank 0 in")] * 2
-    rows = trace.link == into_master[0]
+    rows = trace.link == done.links.index("rank 0 in")
     assert trace.link_start[rows].tolist() == [0, 24]
     assert trace.link_stop[rows].tolist() == [24, 48]
+    assert trace.link_share[rows].tolist() == [1, 1]
+
+
+def test_butterfly_by_hand_on_hosts_whose_uplink_never_blocks() -> None:
+    # Two hosts of four: the last of three swaps crosses an uplink of four ranks' bandwidth.
+    hosts = Network(latency=A, bandwidth=4 / B, hosts=4, host_bandwidth=1 / B)
+    assert simulate("butterfly", 8, N, hosts).seconds == pytest.approx(3 * (A + N * B))
+
+
+@pytest.mark.parametrize("name", list(ALLREDUCE))
+def test_ranks_at_their_own_pace_take_as_long_as_rounds_in_which_nobody_meets(name: str) -> None:
+    """Where the rounds are one step each, the events of the same rounds give the same times."""
+    schedule, given = named(name), (SWITCH, 8, G, 0.0, False)
+    chunk = N / count_chunks(schedule(8))
+    rounds, events = Lockstep(*given), Events(*given)
+    met = not rounds.run(schedule(8), chunk)
+    events.run(schedule(8), chunk)
+    assert met == (name in ("all_to_all", "master_worker", "round_robin", "spanning_trees"))
+    if not met:
+        assert events.clock == pytest.approx(rounds.clock)
+        assert events.tally.carried == pytest.approx(rounds.tally.carried)
+
+
+def test_a_server_of_hundreds_of_workers_that_come_one_by_one() -> None:
+    # All 300 are there before the link is free of the first: it is full from 0 to 300 nβ.
+    push = Round(range(1, 301), [0] * 300, reduce=True)
+    late = np.concatenate([[0.0], np.linspace(0, 20, 300)])
+    done = simulate(lambda _: [push], 301, N, SWITCH, compute=late)
+    assert done.finish[0] == pytest.approx(300 * N * B + A)
 
 
 def test_utilisation_shows_the_burst() -> None:

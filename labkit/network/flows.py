@@ -1,0 +1,144 @@
+"""Flows under way on links that they share: who has how much left, and when it has left."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from labkit.network.sharing import max_min
+from labkit.network.topology import Seconds
+from labkit.schedules.round import Booleans, Integers
+
+FREE = -1  # turn of a flow that waits for no other
+NOBODY: Integers = np.empty(0, np.int64)
+NEVER: Seconds = np.empty(0)
+SAME = 1e-12  # relative: flows that end in one step, closer to each other than sums are exact
+
+
+class Segment(NamedTuple):
+    """Flows that kept their rates from start to stop (s); columns, rates in bytes/s."""
+
+    number: Integers
+    way: Integers
+    rate: Seconds
+    start: float
+    stop: float
+
+
+class Flows:
+    """Flows under way, in columns; between two events each has its max-min fair rate (`max_min`).
+
+    A flow takes its rate on all links of its way at once, from its start until it is drained. Of
+    the flows with a turn that begin on one link only those of the lowest turn flow: a rank hands
+    one round after the other to its link.
+
+    Args: bandwidth: bytes/s of each link; hops: links of the longest way; now: s; log: keep what
+    flowed when.
+
+    Attributes: now: s; number: of each flow, given by who starts it; way: shape (flows, hops), -1
+    where it is shorter; turn: or `FREE`; left: bytes; rate: bytes/s, None: to be found anew;
+    segments: what flowed when, if asked for.
+    """
+
+    def __init__(self, bandwidth: Seconds, hops: int, now: float = 0.0, log: bool = False) -> None:
+        self.now = now
+        self.number: Integers = np.empty(0, np.int64)
+        self.way: Integers = np.empty((0, hops), np.int64)
+        self.turn: Integers = np.empty(0, np.int64)
+        self.left: Seconds = np.empty(0)
+        self.rate: Seconds | None = None
+        self.segments: list[Segment] = []
+        self._bandwidth, self._log = bandwidth, log
+
+    def __len__(self) -> int:
+        """How many are under way."""
+        return len(self.number)
+
+    def start(self, number: Integers, way: Integers, turn: Integers, nbytes: Seconds) -> None:
+        """Flows that are handed over now; columns."""
+        self.number = np.concatenate([self.number, number])
+        self.way = np.concatenate([self.way, way])
+        self.turn = np.concatenate([self.turn, turn])
+        self.left = np.concatenate([self.left, nbytes])
+        self.rate = None
+
+    @property
+    def next(self) -> float:
+        """When the next flow will have drained, if none joins; inf without flows."""
+        return self.now + float(self._remaining().min(initial=np.inf))
+
+    def run(self, until: float) -> tuple[Integers, Seconds]:
+        """Let time pass; numbers of the flows that have drained by then, and when."""
+        numbers, times = NOBODY, NEVER
+        while len(self):
+            remaining = self._remaining()
+            wait = float(remaining.min())
+            if self.now + wait > until:
+                break
+            stay = remaining > wait * (1 + SAME) + 4 * np.spacing(self.now)
+            self._pass(wait)
+            numbers = np.concatenate([numbers, self.number[~stay]])
+            times = np.concatenate([times, np.full(len(stay) - stay.sum(), self.now)])
+            self._keep(stay)
+        if self.now < until < np.inf:
+            self._pass(until - self.now)
+            self.now = until  # and not what the sum is rounded to
+        return numbers, times
+
+    def _keep(self, stay: Booleans) -> None:
+        self.number, self.way, self.turn = self.number[stay], self.way[stay], self.turn[stay]
+        self.left, self.rate = self.left[stay], None
+
+    def _pass(self, seconds: float) -> None:
+        begin, self.now = self.now, self.now + seconds
+        if not len(self):
+            return
+        rate = self.find_rates()
+        if self._log and seconds:
+            on = rate > 0
+            self.segments.append(Segment(self.number[on], self.way[on], rate[on], begin, self.now))
+        self.left = np.maximum(self.left - rate * seconds, 0.0)
+
+    def _remaining(self) -> Seconds:
+        """Seconds until each is drained, at the rates of now."""
+        rate = self.find_rates()
+        never = np.full(len(rate), np.inf)
+        return np.divide(self.left, rate, out=never, where=rate > 0)
+
+    def find_rates(self) -> Seconds:
+        """The rates of now, bytes/s; 0 for who waits."""
+        if self.rate is None:
+            flowing = self._flowing()
+            self.rate = np.zeros(len(self))
+            self.rate[flowing] = max_min(self.way[flowing], self._bandwidth)
+        return self.rate
+
+    def _flowing(self) -> Integers:
+        """Places of those whose turn it is."""
+        queued = self.turn != FREE
+        if len(self) == 1 or not queued.any():
+            return np.arange(len(self))
+        first = self.way[:, 0]
+        lowest = np.full(len(self._bandwidth), np.iinfo(np.int64).max)
+        np.minimum.at(lowest, first[queued], self.turn[queued])
+        return np.flatnonzero(~queued | (self.turn == lowest[first]))
+
+
+def drained(way: ArrayLike, nbytes: ArrayLike, start: ArrayLike, bandwidth: ArrayLike) -> Seconds:
+    """When each of some flows is drained, s, where all starts are known.
+
+    Args: way: links of each flow, shape (flows, hops), -1 where it is shorter; nbytes; start: s;
+    bandwidth: bytes/s of each link.
+    """
+    ways, begin = np.asarray(way, np.int64), np.asarray(start, np.float64)
+    size = np.asarray(nbytes, np.float64)
+    flows = Flows(np.asarray(bandwidth, np.float64), ways.shape[1])
+    done = np.empty(len(ways))
+    for moment in [*np.unique(begin), np.inf]:
+        numbers, times = flows.run(float(moment))
+        done[numbers] = times
+        now = np.flatnonzero(begin == moment)
+        flows.start(now, ways[now], np.full(len(now), FREE), size[now])
+    return done
