@@ -158,8 +158,8 @@ FLOW_SETS = (
         "one joins and leaves over two links",
         "Until 2 s the first has 2 bytes/s on link 0 (left: 12). The long one joins: link 0 gives "
         "1 each, link 1 (3 bytes/s) its other flow 2: of 16 bytes 6 have gone at 3 bytes/s by "
-        "then, 10 at 2 bytes/s end at 7 s. The long one, 5 bytes, ends at 7 s, too; the first then has "
-        "12 - 5 = 7 left, at 2 bytes/s: 10.5 s.",
+        "then, 10 at 2 bytes/s end at 7 s. The long one, 5 bytes, ends at 7 s, too; the first then "
+        "has 12 - 5 = 7 left, at 2 bytes/s: 10.5 s.",
         (2.0, 3.0),
         ((0,), (0, 1), (1,)),
         (16.0, 5.0, 16.0),

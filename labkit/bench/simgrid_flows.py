@@ -4,7 +4,14 @@ seconds at which each flow is drained out."""
 import json
 import sys
 
-from simgrid import Actor, Engine, LinkInRoute, Mailbox, NetZone, this_actor
+from simgrid import (  # type: ignore[import-not-found]
+    Actor,
+    Engine,
+    LinkInRoute,
+    Mailbox,
+    NetZone,
+    this_actor,
+)
 
 SCALE = 1e6  # bytes are whole numbers there, and a time is exact to some microseconds
 # The plain fluid model: no factors on latency and bandwidth, no window, no acknowledgements.

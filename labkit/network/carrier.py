@@ -88,5 +88,6 @@ class _Fifo:
         self._count += 1
 
     def step(self) -> list[Delivered]:
-        first_byte, _, (number, *message) = heapq.heappop(self._left)
-        return [Delivered(number, first_byte, self._queues.arrive(*message, first_byte))]
+        first_byte, _, (number, one, other, nbytes) = heapq.heappop(self._left)
+        delivery = self._queues.arrive(one, other, nbytes, first_byte)
+        return [Delivered(number, first_byte, delivery)]

@@ -6,7 +6,8 @@ from labkit.simulate.costs import closed_form, modelled, textbook
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
 from labkit.simulate.predict import Prediction, predict
 from labkit.simulate.published import PUBLISHED, Scaling
-from labkit.simulate.simulation import Simulation, Trace, simulate
+from labkit.simulate.simulation import Simulation, simulate
+from labkit.simulate.trace import Trace
 
 __all__ = [
     "PUBLISHED",
