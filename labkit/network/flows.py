@@ -104,8 +104,9 @@ class Flows:
     def _remaining(self) -> Seconds:
         """Seconds until each is drained, at the rates of now."""
         rate = self.find_rates()
-        never = np.full(len(rate), np.inf)
-        return np.divide(self.left, rate, out=never, where=rate > 0)
+        seconds: Seconds = np.full(len(rate), np.inf)
+        np.divide(self.left, rate, out=seconds, where=rate > 0)
+        return seconds
 
     def find_rates(self) -> Seconds:
         """The rates of now, bytes/s; 0 for who waits."""

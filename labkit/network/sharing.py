@@ -29,7 +29,8 @@ def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
     """
     links = len(bandwidth)
     if len(way) == 1:
-        return bandwidth[way[way >= 0]].min(keepdims=True)
+        alone: Seconds = bandwidth[way[way >= 0]].min(keepdims=True)
+        return alone
     way = np.where(way < 0, links, way)  # where there is no link, one that is never full
     left = np.append(bandwidth, np.inf)
     rate: Seconds = np.zeros(len(way))
