@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labkit.common.terminal import say
+
 if TYPE_CHECKING:
     from labkit.network import Network
 
@@ -30,14 +32,14 @@ def simulate(algorithm: str, workers: int, nbytes: float, network: str, gamma: f
 
     world = _network(network)
     result = predict(algorithm, workers, nbytes, world, gamma=gamma)
-    click.echo(
+    say(
         f"{algorithm}, {workers} ranks, {nbytes:,.0f} bytes, {world}, simulated: "
         f"{1e3 * result.seconds:,.3f} ms; most messages of a rank {result.messages.max():,.0f}, "
         f"most bytes sent by a rank {result.sent.max():,.0f}"
     )
     if algorithm in ALLREDUCE and not (world.hosts or world.links or world.slow or world.jitter):
         form = closed_form(algorithm, workers, nbytes, world, gamma)
-        click.echo(f"closed form: {1e3 * form:,.3f} ms")
+        say(f"closed form: {1e3 * form:,.3f} ms")
 
 
 def _network(given: str) -> Network:
