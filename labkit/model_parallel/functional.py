@@ -47,9 +47,44 @@ def nodes_of(functional: Functional) -> list[Node]:
     return [node for depth in depths for node in functional._nodes_by_depth[depth]]
 
 
+def leaves(functional: Functional, x: Nest) -> list[Nest]:
+    """The inputs that a model is given, in the order in which it has them."""
+    if isinstance(x, Mapping) and not isinstance(functional._inputs_struct, dict):
+        return [x[each.name] for each in functional.inputs]
+    return list(keras.tree.flatten(x))
+
+
+def mask_of(tensor: tf.Tensor | keras.KerasTensor) -> tf.Tensor | keras.KerasTensor | None:
+    """The mask that Keras has attached to a tensor, if any: what layers behind it leave out."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def masked(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+    """The tensor with this mask attached, as Keras does it; with None: without any."""
+    tensor._keras_mask = mask
+    return tensor
+
+
 def is_masked(tensor: keras.KerasTensor) -> bool:
     """Whether the tensor carries a mask."""
-    return getattr(tensor, "_keras_mask", None) is not None
+    return mask_of(tensor) is not None
+
+
+def refuse_lost_masks(functional: Functional) -> None:
+    """Refuse attention that reads masks, where masks of a whole model must be known by its graph.
+
+    Keras's MultiHeadAttention takes the masks off the tensors that it reads, when it is called: who
+    reads these behind it finds none. The graph of the model does not know of it.
+    """
+    for node in nodes_of(functional):
+        attends = isinstance(node.operation, keras.layers.MultiHeadAttention)
+        if attends and any(map(is_masked, node.arguments.keras_tensors)):
+            raise InvalidInput(
+                f"layer {node.operation.name!r} takes the masks off what it reads, so that nobody "
+                "knows which masks pass over a cut or count in a loss of parts: use "
+                "lk.TensorParallel or lk.AllReduce in one replica, or give the mask as "
+                "attention_mask, to tensors without one of their own"
+            )
 
 
 def is_plain(layer: keras.Layer) -> bool:

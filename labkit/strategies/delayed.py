@@ -60,19 +60,18 @@ class DelayedGradients(Staged):
 
     def train(self, session: Session) -> None:
         """Forward in sequence, backward in parallel, an optimizer a module."""
-        from labkit.model_parallel.stages import Batch as Rows
         from labkit.model_parallel.stages import Delayed, Links, footprint
 
         optimizer, modules = session.optimizer(), self.ranks(session.communicator.size)
         cut = self.cut(session, optimizer, late=modules)
         (module,) = cut.own.values()
-        links = Links(cut.lane, cut.inputs, cut.outputs)
-        delayed = Delayed(module, links, recorder(session.timeline))
+        links = Links(cut.lane, cut.inputs, cut.outputs, cut.parts.takes)
+        delayed = Delayed(module, links, recorder(session.timeline), cut.losses)
         apply = cut.updater(session, optimizer)
 
         def step(x: Batch, y: Batch, weight: Batch | None) -> float | None:
             cut.begin()
-            batch = Rows(x, y, weight)
+            batch = cut.batch(x, y, weight)
             loss: float | None = delayed.step(batch, lambda: apply(delayed.rows))
             return loss if cut.first else None
 

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from labkit.communicator import Communicator
+    from labkit.model_parallel.functional import Nest
+    from labkit.model_parallel.losses import Losses, Weighted
     from labkit.model_parallel.weights import Share
 
-# Of a batch (x, y, sample weight): its loss.
-Objective: TypeAlias = "Callable[[tf.Tensor, tf.Tensor, tf.Tensor | None], tf.Tensor]"
+# Of a batch (x, y, sample weights and what they count, as `Losses` takes them): its loss.
+Objective: TypeAlias = "Callable[[Nest, Nest, Weighted], tf.Tensor]"
 
 
 class IntraLayer(Strategy):
@@ -63,8 +65,8 @@ class IntraLayer(Strategy):
         """This rank's share of a model, over the ranks of a replica."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it cuts a model")
 
-    def objective(self, model: keras.Model, share: Any) -> Objective:
-        """The loss of a batch (x, y, sample weight), with what ranks exchange for it."""
+    def objective(self, model: keras.Model, share: Any, losses: Losses) -> Objective:
+        """The loss of a batch, with what ranks exchange for it."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its ranks minimise")
 
     def rows(self, batch_size: int, workers: int) -> int:
@@ -116,10 +118,12 @@ class IntraLayer(Strategy):
 
     def start(self, session: Session) -> tuple[Share, Step]:
         """This rank's share of the session's model, and the step that trains it."""
+        import keras
         import tensorflow as tf
 
         from labkit.communicator import computing
         from labkit.exchange import Exchange
+        from labkit.model_parallel.losses import Aims, Losses
 
         optimizer = session.optimizer()
         refuse_norms(type(optimizer).__name__.lower(), norms(optimizer), self.called)
@@ -128,7 +132,8 @@ class IntraLayer(Strategy):
         replica = session.part(session.communicator.rank // self.ranks(session.communicator.size))
         share = self.share(session.model, replica)
         variables = list(share.model.trainable_variables)
-        gradients = differentiated(self.objective(session.model, share), variables)
+        losses = Losses(session.model, session.readers, parts=1)
+        gradients = differentiated(self.objective(session.model, share, losses), variables)
         exchange = Exchange(session.readers, self.resolved(session.communicator), paces=False)
         slowly = computing(session.communicator)
         names = [variable.path for variable in variables]
@@ -136,10 +141,14 @@ class IntraLayer(Strategy):
 
         def step(x: Batch, y: Batch, weight: Batch | None) -> float | None:
             share.release(look=watched)
-            rows = len(x)
+            rows = len(keras.tree.flatten(x)[0])
+            counts = losses.counts([Aims(y, weight, losses.masks(x))], [1.0])[0]
             loss, found = None, [tf.zeros_like(variable.value) for variable in variables]
             if rows:  # as many on all ranks of a replica
-                batch = [None if v is None else tf.convert_to_tensor(v) for v in (x, y, weight)]
+                batch = keras.tree.map_structure(
+                    lambda v: None if v is None else tf.convert_to_tensor(v),
+                    (x, y, (weight, counts)),
+                )
                 with slowly():
                     loss, found = gradients(*batch)
             if session.readers.total(rows, "the rows of a step") > 0:
@@ -158,7 +167,7 @@ def differentiated(
     import tensorflow as tf
 
     @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator]
-    def gradients(x: Batch, y: Batch, weight: Batch | None) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def gradients(x: Nest, y: Nest, weight: Weighted) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             loss = objective(x, y, weight)
         found = tape.gradient(loss, [variable.value for variable in variables])
@@ -175,18 +184,22 @@ def through(share: Share) -> Predictor:
     import keras
     import tensorflow as tf
 
-    def forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    from labkit.model_parallel.functional import mask_of, masked
+
+    def forward(x: Nest) -> tuple[Nest, list[tf.Tensor | None], tf.Tensor]:
         y, total = share.predict(x), tf.zeros((), keras.config.floatx())
         for own in share.model.losses:  # the same on all ranks
             total += tf.reduce_sum(tf.cast(own, total.dtype))
-        return y, total
+        return y, [mask_of(each) for each in keras.tree.flatten(y)], total
 
     call = tf.function(forward, autograph=False, reduce_retracing=True)
 
     def predict(batches: Iterable[Batch]) -> Iterator[Predicted]:
         for x in batches:
             with share.uncounted():
-                y, penalty = call(keras.tree.map_structure(tf.convert_to_tensor, x))
+                y, masks, penalty = call(keras.tree.map_structure(tf.convert_to_tensor, x))
+                for each, mask in zip(keras.tree.flatten(y), masks, strict=True):
+                    masked(each, mask)  # what compiled functions return has lost it
             yield (y, float(penalty)) if share.first else (None, 0.0)
 
     return predict

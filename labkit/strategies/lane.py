@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from labkit.common.content import JSON
     from labkit.communicator import Communicator
     from labkit.exchange import Timeline
-    from labkit.model_parallel.stages import Ledger, Stage
+    from labkit.model_parallel.losses import Losses
+    from labkit.model_parallel.stages import Batch as Rows
+    from labkit.model_parallel.stages import Blocks, Ledger, Parts, Stage
     from labkit.model_parallel.tensor import Sliced
     from labkit.model_parallel.weights import Whole
 
@@ -32,10 +34,11 @@ class Cut:
         lane: this rank's slice number in all stages of its replica, in their order.
         own: what trains this rank's stages, by number.
         sliced: those of them of which it has a slice.
-        models: all stages, whole; they begin with the blocks of edges.
+        parts: all stages, whole; they begin with the blocks of edges.
         ledger: counts what this rank's stages keep.
         whole: has the weights of all stages, or frees those that are not this rank's.
         watched: whether callbacks of the user's own may set weights between steps.
+        losses: what the last stage minimises.
         steps: taken so far.
         held: bytes of weights while it trains.
     """
@@ -43,28 +46,37 @@ class Cut:
     lane: Communicator
     own: dict[int, Stage]
     sliced: list[Sliced]
-    models: list[keras.Model]
+    parts: Parts
     edges: list[int]
     ledger: Ledger
     whole: Whole
     watched: bool
+    losses: Losses
     steps: int = 0
     held: int = 0
 
     @property
-    def inputs(self) -> list[keras.KerasTensor]:
+    def inputs(self) -> list[list[keras.KerasTensor]]:
         """The tensors at the begin of all stages."""
-        return [model.inputs[0] for model in self.models]
+        return [model.inputs for model in self.parts.models]
 
     @property
-    def outputs(self) -> list[keras.KerasTensor]:
+    def outputs(self) -> list[list[keras.KerasTensor]]:
         """The tensors at the end of all stages."""
-        return [model.outputs[0] for model in self.models]
+        return [model.outputs for model in self.parts.models]
 
     @property
-    def parts(self) -> list[keras.Model]:
+    def models(self) -> list[keras.Model]:
         """All stages, of which this rank's are as it computes them."""
-        return [self.own[k].model if k in self.own else m for k, m in enumerate(self.models)]
+        whole = self.parts.models
+        return [self.own[k].model if k in self.own else m for k, m in enumerate(whole)]
+
+    def batch(self, x: Batch, y: Batch, weight: Batch | None) -> Rows:
+        """A batch as stages take it."""
+        from labkit.model_parallel.stages import Batch as Rows
+
+        read = self.parts.read(x)
+        return Rows(read if len(read) > 1 else read[0], y, weight)
 
     @property
     def first(self) -> bool:
@@ -75,14 +87,14 @@ class Cut:
         """A training step begins."""
         self.whole.release(look=self.watched)
         if self.steps == 0:  # the weights of others are away now
-            self.held = together(*(part.variables for part in (*self.models, *self.parts)))
+            self.held = together(*(each.variables for each in (*self.parts.models, *self.models)))
         self.ledger.step()
         self.steps += 1
 
     def predictor(self) -> Predictor:
         """Predictions by the stages that are being trained."""
         own = {number: stage.model for number, stage in self.own.items()}
-        return through(self.lane, self.models, own, self.sliced)
+        return through(self.lane, self.parts, own, self.sliced)
 
     def updater(
         self, session: Session, optimizer: keras.optimizers.Optimizer
@@ -164,7 +176,7 @@ def own_models(
 
 def through(
     lane: Communicator,
-    models: Sequence[keras.Model],
+    parts: Parts,
     own: Mapping[int, keras.Model],
     sliced: Sequence[Sliced],
 ) -> Predictor:
@@ -172,13 +184,14 @@ def through(
 
     Args:
         lane: the ranks of all stages, in their order.
-        models: all stages, whole.
+        parts: all stages, whole.
         own: what this rank computes of them.
         sliced: where these are slices.
     """
     from labkit.model_parallel.stages import Inference, Links
 
-    links = Links(lane, [m.inputs[0] for m in models], [m.outputs[0] for m in models])
+    models = parts.models
+    links = Links(lane, [m.inputs for m in models], [m.outputs for m in models], parts.takes)
     inference = Inference(links, own, len(models))
     first = all(part.first for part in sliced)
 
@@ -186,7 +199,7 @@ def through(
         with ExitStack() as stack:
             for part in sliced:
                 stack.enter_context(part.uncounted())
-            for y, penalty in inference(batches):
+            for y, penalty in inference(parts.read(x) for x in batches):
                 yield (y, penalty) if first else (None, 0.0)
 
     return predict
@@ -204,27 +217,33 @@ def recorder(timeline: Timeline) -> Callable[[str, int, int], AbstractContextMan
     return record
 
 
-def split(model: keras.Model, edges: list[int]) -> list[keras.Model]:
+def split(blocks: Blocks, edges: list[int]) -> Parts:
     """The stages of a model, as models that share its layers."""
-    from labkit.model_parallel.stages import split_model
+    from labkit.model_parallel.functional import is_masked, refuse_lost_masks
+    from labkit.model_parallel.stages import INPUTS
 
-    models = split_model(model, edges)
-    for shape in (part.inputs[0].shape[1:] for part in models[1:]):
-        if None in shape:
+    parts = blocks.split(edges)
+    if any(is_masked(x) for part in parts.models for x in part.inputs):
+        refuse_lost_masks(parts.whole)
+    for part, takes in zip(parts.models, parts.takes, strict=True):
+        passed = zip(part.inputs, takes, strict=True)
+        for shape in (x.shape[1:] for x, source in passed if source.stage != INPUTS):
+            if None not in shape:
+                continue
             raise InvalidInput(
                 f"a stage would pass on rows of shape {list(shape)}, but the next one must know "
                 "how much to wait for: give keras.Input a shape of whole numbers"
             )
-    return models
+    return parts
 
 
-def described(model: keras.Model, edges: list[int], seconds: list[float] | None) -> dict[str, JSON]:
+def described(blocks: Blocks, edges: list[int], seconds: list[float] | None) -> dict[str, JSON]:
     """The cut for the run's record; bytes are those of a row that leaves each stage."""
-    from labkit.model_parallel.stages import Chain, footprint, split_model
+    from labkit.model_parallel.stages import footprint
 
     return {
-        "blocks": Chain(model).names(),
+        "blocks": blocks.names(),
         "edges": edges,
         "block_seconds": seconds,
-        "bytes_a_row": [footprint.a_row(part.outputs) for part in split_model(model, edges)],
+        "bytes_a_row": [footprint.a_row(each.outputs) for each in blocks.split(edges).models],
     }

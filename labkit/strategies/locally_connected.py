@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from pydantic import Field, PositiveInt, field_validator
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from labkit.communicator import Communicator
     from labkit.model_parallel.grid import Part
+    from labkit.model_parallel.losses import Losses
 
 Given = TypeVar("Given")
 
@@ -85,9 +87,9 @@ class LocallyConnected(IntraLayer):
 
         return Part(model, replica, self.of(replica.size), self.resolved(replica))
 
-    def objective(self, model: keras.Model, share: Part) -> Objective:
+    def objective(self, model: keras.Model, share: Part, losses: Losses) -> Objective:
         """The loss on machine 0, elsewhere nothing, whose gradient is what machine 0 returns."""
-        return share.objective
+        return partial(share.objective, losses=losses)
 
     def a_row(self, share: Part) -> int:
         """By the tiles."""

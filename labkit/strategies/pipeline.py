@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, PositiveInt, field_validator
@@ -12,12 +13,13 @@ from labkit.schedules.pipeline import Table, gpipe
 from labkit.schedules.pipeline.wavefront import stretches
 from labkit.strategies.lane import Cut, recorder, split, through
 from labkit.strategies.refusals import one_of
-from labkit.strategies.staged import Loss, Staged
+from labkit.strategies.staged import Staged
 
 if TYPE_CHECKING:
     import keras
 
-    from labkit.model_parallel.stages import Stage
+    from labkit.model_parallel.losses import Losses
+    from labkit.model_parallel.stages import Blocks, Parts, Stage
 from labkit.strategies.strategy import Batch, Predictor, Question, Session
 
 
@@ -42,12 +44,18 @@ class Pipeline(Staged):
         chunks: stages a rank, for "interleaved".
         partition: "parameters": the largest stage has as few as can be; "time": the slowest stage
             is as fast as can be, by the seconds of each block, uncut, on rank 0; or how many blocks
-            each stage has.
+            each stage has (or layers, where their sum is that of all layers).
         recompute: keep only the inputs of stages, and go forward twice.
 
     While it trains a rank holds the weights of its own stages alone. After an epoch callbacks of
     the user's own find those of all, after a batch only these. Weights that they set, then or then,
     count from the next step on; they do it on all ranks.
+
+    A model need be no chain: each tensor, mask and gradient travels straight between the stage that
+    makes it and those that read it; inputs are read by all ranks, and outputs meet in the last
+    stage. Cuts are where one tensor alone passes, or, if that makes too few blocks, behind any
+    layer; calls that share weights stand in one stage. Masked, weighted and summed losses count as
+    in one process: \(g = \sum_i \frac{D_i}{D} g_i\), where Keras divides by \(D_i\).
 
     Batch normalisation sees a micro-batch at a time; dropout draws other numbers than one process,
     the same on all slices of a stage.
@@ -57,8 +65,9 @@ class Pipeline(Staged):
     its gradient, from stretch to stretch: back-propagation through all of time, never truncated.
     With T steps and \(t_i\) of them in stretch i, \(L = \sum_i \frac{t_i}{T} L_i\); what lies
     behind a recurrent layer with return_sequences=False sees the last stretch only. Allowed are
-    LSTM, GRU and SimpleRNN without dropout of their own, and layers that act on each step alone;
-    a model with another one is refused with the list.
+    LSTM, GRU and SimpleRNN without dropout of their own, and layers that act on each step alone,
+    one behind the other or with skips inside a stage; a model with another one is refused with the
+    list.
 
     Source: Y. Huang et al., GPipe, 2019, arXiv 1811.06965; D. Narayanan et al., PipeDream, 2019,
     and Megatron-LM, 2021, arXiv 2104.04473; P. Qi et al., Zero Bubble Pipeline Parallelism, 2024,
@@ -132,6 +141,11 @@ class Pipeline(Staged):
         return schedule(ranks, *cut)
 
     @property
+    def parts(self) -> int:
+        """Micro-batches with an update together."""
+        return self.microbatches if self.exact else 1
+
+    @property
     def _recurrent(self) -> bool:
         """Whether stretches of time take the place of micro-batches."""
         return PIPELINE[self.schedule].recurrent
@@ -141,32 +155,46 @@ class Pipeline(Staged):
         whole = super().rows(batch_size, workers)
         return whole if self._recurrent else -(-whole // self.microbatches)
 
-    def models(self, model: keras.Model, edges: list[int]) -> list[keras.Model]:
+    def blocks(self, model: keras.Model, workers: int) -> Blocks:
+        """The blocks of a model; of a recurrent one those of a chain, which stretches pass."""
+        from labkit.model_parallel.stages import Chain
+
+        if not self._recurrent:
+            return super().blocks(model, workers)
+        chain = Chain(model)
+        self.check_blocks(len(chain), workers)
+        return chain
+
+    def split(self, model: keras.Model, blocks: Blocks, edges: list[int]) -> Parts:
         """The stages of a model, of a recurrent one for stretches of any length."""
-        from labkit.model_parallel.stages import open_time, split_model
+        from labkit.model_parallel.stages import Chain, open_time
 
         if self._recurrent:
-            return split_model(open_time(model), edges)
-        return super().models(model, edges)
+            return Chain(open_time(model)).split(edges)
+        return super().split(model, blocks, edges)
 
-    def stage(self, model: keras.Model, loss: Loss | None, first: bool, recompute: bool) -> Stage:
+    def stage(
+        self, model: keras.Model, loss: Losses | None, read: Sequence[bool], recompute: bool
+    ) -> Stage:
         """What trains a stage, of a recurrent model from stretch to stretch."""
         from labkit.model_parallel.stages import RecurrentStage
 
         if self._recurrent:
-            return RecurrentStage(model, loss, first, recompute, self.microbatches)
-        return super().stage(model, loss, first, recompute)
+            return RecurrentStage(
+                model, loss, recompute=recompute, stretches=self.microbatches, read=read
+            )
+        return super().stage(model, loss, read, recompute)
 
     def train(self, session: Session) -> None:
         """Steps by the schedule, an optimizer a rank."""
-        from labkit.model_parallel.stages import Batch as Rows
-        from labkit.model_parallel.stages import Runner, footprint, split_model
+        from labkit.model_parallel.stages import Runner, footprint
 
         optimizer, workers = session.optimizer(), session.communicator.size
         table = self.table(self.ranks(workers))
         cut = self.cut(session, optimizer, self.recompute)
         record = recorder(session.timeline)
-        runner = Runner(cut.lane, table, cut.own, cut.inputs, cut.outputs, record)
+        ends = cut.inputs, cut.outputs
+        runner = Runner(cut.lane, table, cut.own, *ends, record, cut.losses, cut.parts.takes)
         apply = cut.updater(session, optimizer)
 
         def update(stage: int) -> None:
@@ -175,14 +203,15 @@ class Pipeline(Staged):
 
         def step(x: Batch, y: Batch, weight: Batch | None) -> float | None:
             cut.begin()
-            loss: float | None = runner.step(Rows(x, y, weight), update)
+            loss: float | None = runner.step(cut.batch(x, y, weight), update)
             return loss if cut.first else None
 
         session.loop(step, cut.whole.collect, self._validator(session, cut))
         rows = self.rows(session.experiment.batch_size, workers)
-        models = cut.parts
+        models = cut.models
         if table.recurrent:  # when the last stretch goes back, a rank keeps those of all steps
-            models, table = split_model(session.model, cut.edges), gpipe(table.ranks, 1)
+            blocks = self.blocks(session.model, workers)
+            models, table = blocks.split(cut.edges).models, gpipe(table.ranks, 1)
         expected = footprint.of_stages(models, table, cut.lane.rank, rows, self.recompute)
         cut.finish(session, optimizer, expected)
 
@@ -192,5 +221,5 @@ class Pipeline(Staged):
             return cut.predictor()
         if session.model.inputs[0].shape[1] is None:  # only the data say how many steps there are
             return None
-        models = split(session.model, cut.edges)
-        return through(cut.lane, models, {number: models[number] for number in cut.own}, [])
+        parts = split(self.blocks(session.model, session.communicator.size), cut.edges)
+        return through(cut.lane, parts, {number: parts.models[number] for number in cut.own}, [])

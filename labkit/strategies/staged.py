@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import PositiveInt, field_validator
 
@@ -24,15 +24,12 @@ from labkit.strategies.strategy import Batch, Predicted, Predictor, Question, Se
 
 if TYPE_CHECKING:
     import keras
-    import tensorflow as tf
 
     from labkit.common.content import JSON
     from labkit.communicator import Communicator
-    from labkit.model_parallel.stages import Stage
+    from labkit.model_parallel.losses import Losses
+    from labkit.model_parallel.stages import Blocks, Parts, Stage
     from labkit.schedules.pipeline import Table
-
-# Of what was wanted and predicted and the weights of samples, one number.
-Loss: TypeAlias = "Callable[[tf.Tensor, tf.Tensor, tf.Tensor | None], tf.Tensor]"
 
 
 class Staged(Strategy):
@@ -71,6 +68,11 @@ class Staged(Strategy):
     def table(self, ranks: int, iterations: int = 1) -> Table:
         """The schedule of one replica; iterations: of a schedule that goes on from step to step."""
         raise NotImplementedError
+
+    @property
+    def parts(self) -> int:
+        """Into which a replica's rows are divided, with a loss each; 1, if not said otherwise."""
+        return 1
 
     def replicas(self, workers: int) -> int:
         """Models that share a batch."""
@@ -156,30 +158,53 @@ class Staged(Strategy):
             workers: of all replicas.
             seconds: of each block, where they were measured; else parameters stand for them.
         """
-        from labkit.model_parallel.stages import Chain, by_hand, by_parameters, cheapest
+        from labkit.model_parallel.stages import by_hand, by_parameters, cheapest
 
-        chain = Chain(model)
-        self.check_blocks(len(chain), workers)
+        blocks = self.blocks(model, workers)
         if not isinstance(self.partition, str):
-            return by_hand(self.partition, len(chain))
+            return by_hand(self.partition, len(blocks))
         if seconds is not None:
             return cheapest(seconds, self.depth(workers))
-        counts = [chain.part(n, n + 1).count_params() for n in range(len(chain))]
-        return by_parameters(counts, self.depth(workers))
+        each = blocks.split(range(len(blocks) + 1)).models
+        return by_parameters([part.count_params() for part in each], self.depth(workers))
+
+    def blocks(self, model: keras.Model, workers: int) -> Blocks:
+        """The blocks of a model: where one tensor passes alone, if that makes enough of them.
+
+        Else, or where a partition counts so many, they are its layers.
+        """
+        from labkit.model_parallel.stages import Blocks
+
+        blocks = Blocks(model)
+        wanted = None if isinstance(self.partition, str) else sum(self.partition)
+        if self.depth(workers) > len(blocks) or wanted not in (None, len(blocks)):
+            wide = Blocks(model, wide=True)
+            if self.depth(workers) <= len(wide) and wanted in (None, len(wide)):
+                return wide
+            if self.depth(workers) > len(wide) and wide.shared():
+                raise InvalidInput(
+                    f"{self.depth(workers)} stages are too many: calls that share weights "
+                    f"({', '.join(wide.shared())}) and all between them stand in one stage, which "
+                    f"leaves {len(wide)}; give at most so many, or layers of their own"
+                )
+        self.check_blocks(len(blocks), workers)
+        return blocks
 
     def predictor(self, model: keras.Model, replica: Communicator) -> Predictor:
         """Through the stages, one micro-batch behind the other.
 
         With partition="time" they are cut by parameters here: nobody has measured.
         """
-        models = split(model, self.edges(model, replica.size))
+        edges = self.edges(model, replica.size)
+        parts = split(self.blocks(model, replica.size), edges)
+        models = parts.models
         if self.slices == 1:
-            return through(replica, models, *own_models(models, replica))
+            return through(replica, parts, *own_models(models, replica))
         self._refuse_whole(models)
 
         def once(batches: Iterable[Batch]) -> Iterator[Predicted]:
             lane, group = (replica.split(c) for c in self.colours(replica.rank, replica.size))
-            yield from through(lane, models, *own_models(models, lane, group))(batches)
+            yield from through(lane, parts, *own_models(models, lane, group))(batches)
             group.close()
             lane.close()
 
@@ -201,7 +226,8 @@ class Staged(Strategy):
             late: steps after which the stages keep as much as they ever will.
         """
         from labkit.communicator import computing
-        from labkit.model_parallel.stages import Ledger
+        from labkit.model_parallel.losses import Losses
+        from labkit.model_parallel.stages import INPUTS, Ledger
         from labkit.model_parallel.weights import Whole
 
         self.check_optimizer(type(optimizer).__name__.lower(), norms(optimizer))
@@ -211,30 +237,36 @@ class Staged(Strategy):
         lane, group = (session.part(c) for c in self.colours(everyone.rank, everyone.size))
         seconds = self._seconds(session) if self.partition == "time" else None
         edges = self.edges(model, everyone.size, seconds)
-        models = self.models(model, edges)
+        blocks = self.blocks(model, everyone.size)
+        parts = self.split(model, blocks, edges)
+        models = parts.models
         self._refuse_whole(models)
-        session.partition = described(model, edges, seconds)
+        session.partition = described(blocks, edges, seconds)
         own, sliced = own_models(models, lane, group)
         ledger, stages = Ledger(late), {}
+        losses = Losses(model, session.readers, self.parts)
         for number, part in own.items():
-            loss = _loss_of(model) if number == len(models) - 1 else None
-            stages[number] = self.stage(part, loss, number == 0, recompute)
+            loss = losses if number == len(models) - 1 else None
+            read = [source.stage == INPUTS for source in parts.takes[number]]
+            stages[number] = self.stage(part, loss, read, recompute)
             stages[number].ledger, stages[number].computing = ledger, computing(everyone)
         # The first slice of each stage in the first replica says what its weights are.
-        parts = {rank * self.slices: models[rank :: lane.size] for rank in range(lane.size)}
-        whole = Whole(model, parts, lane.rank * self.slices, everyone, sliced)
+        owners = {rank * self.slices: models[rank :: lane.size] for rank in range(lane.size)}
+        whole = Whole(model, owners, lane.rank * self.slices, everyone, sliced)
         watched = session.experiment.callbacks is not None
-        return Cut(lane, stages, sliced, models, edges, ledger, whole, watched)
+        return Cut(lane, stages, sliced, parts, edges, ledger, whole, watched, losses)
 
-    def models(self, model: keras.Model, edges: list[int]) -> list[keras.Model]:
+    def split(self, model: keras.Model, blocks: Blocks, edges: list[int]) -> Parts:
         """The stages of a model, as models that share its layers."""
-        return split(model, edges)
+        return split(blocks, edges)
 
-    def stage(self, model: keras.Model, loss: Loss | None, first: bool, recompute: bool) -> Stage:
+    def stage(
+        self, model: keras.Model, loss: Losses | None, read: Sequence[bool], recompute: bool
+    ) -> Stage:
         """What trains a stage on its rank; arguments as of `labkit.model_parallel.stages.Stage`."""
         from labkit.model_parallel.stages import Stage
 
-        return Stage(model, loss, first, recompute)
+        return Stage(model, loss, recompute=recompute, read=read)
 
     def _refuse_whole(self, models: list[keras.Model]) -> None:
         """Refuse stages none of which has something to cut."""
@@ -250,14 +282,6 @@ class Staged(Strategy):
         found, workers = None, session.communicator.size
         if session.communicator.rank == 0:
             rows = self.rows(session.experiment.batch_size, workers)
-            found = block_seconds(session.model, rows, session.communicator.clock)
+            blocks = self.blocks(session.model, workers)
+            found = block_seconds(session.model, rows, session.communicator.clock, blocks)
         return list(session.communicator.share(found, what="the seconds of the blocks"))
-
-
-def _loss_of(model: keras.Model) -> Loss:
-    """The loss that the model is compiled with."""
-
-    def loss(y: tf.Tensor, predicted: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
-        return model._compile_loss(y, predicted, weight)
-
-    return loss

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from labkit.communicator import Communicator
+    from labkit.model_parallel.functional import Nest
+    from labkit.model_parallel.losses import Losses, Weighted
     from labkit.model_parallel.tensor import Sliced
 
 
@@ -79,17 +81,18 @@ class TensorParallel(IntraLayer):
 
         return Sliced(model, replica, self.resolved(replica), _of_logits(model))
 
-    def objective(self, model: keras.Model, share: Sliced) -> Objective:
+    def objective(self, model: keras.Model, share: Sliced, losses: Losses) -> Objective:
         """The loss and those of layers, the same on all slices."""
         import tensorflow as tf
 
         from labkit.model_parallel.tensor import cross_entropy
 
-        def objective(x: tf.Tensor, y: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
+        def objective(x: Nest, y: Nest, weighted: Weighted) -> tf.Tensor:
             predicted = share.model(x, training=True)
             if share.link is None:
-                loss = model._compile_loss(y, predicted, weight)
+                loss = losses(y, predicted, weighted)
             else:
+                weight, _ = weighted  # a mean, of which rows count
                 each = cross_entropy(share.link, model.output_shape[-1], y, predicted)
                 loss = tf.reduce_mean(each if weight is None else each * _beside(weight, each))
             return tf.add_n([loss, *(tf.cast(own, loss.dtype) for own in share.model.losses)])

@@ -46,23 +46,25 @@ def train(
     batches, done = iter(feed.train), 0
     for epoch in range(epochs):
         told.on_epoch_begin(epoch)
-        losses: list[float] = []
+        losses: list[tuple[float, int]] = []  # with the rows of each, by which Keras weights them
         for number, batch in enumerate(_epoch(feed, batches)):
             told.on_train_batch_begin(number)
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-            loss = step(x, y, sample_weight)
+            loss, rows = step(x, y, sample_weight), len(keras.tree.flatten(x)[0])
             if loss is not None:
-                losses.append(loss)
+                losses.append((loss, rows))
             for callback in callbacks:
                 if hasattr(callback, "note"):
-                    callback.note(loss, len(x))
+                    callback.note(loss, rows)
             told.on_train_batch_end(number, {} if loss is None else {"loss": loss})
             model.stop_training = _all_stop(model.stop_training, done, communicator)
             done += 1
             if model.stop_training:
                 break
         everyone = [each for part in communicator.allgather(losses) for each in part]
-        told.on_epoch_end(epoch, {"loss": sum(everyone) / max(len(everyone), 1)} | validate())
+        total = sum(loss * rows for loss, rows in everyone)
+        mean = total / max(sum(rows for _, rows in everyone), 1)
+        told.on_epoch_end(epoch, {"loss": mean} | validate())
         if model.stop_training:
             break
     told.on_train_end()

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from labkit.communicator import Communicator
 from labkit.model_parallel.grid.tiles import Tiles
+from labkit.model_parallel.losses import Losses, Weighted
 from labkit.model_parallel.meter import LayerRow, Meter, layer_row
 from labkit.model_parallel.stages.footprint import weights
 from labkit.model_parallel.weights import Pair, Share
@@ -42,11 +43,22 @@ class Part(Share):
         """The outputs of the whole model for x on the first machine."""
         return self.model(x)
 
-    def objective(self, x: tf.Tensor, y: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
-        """The loss of a batch, on the first machine."""
+    def objective(
+        self,
+        x: tf.Tensor,
+        y: tf.Tensor,
+        weight: Weighted,
+        losses: Losses,
+    ) -> tf.Tensor:
+        """The loss of a batch, on the first machine.
+
+        Args:
+            x, y, weight: the batch, with weights as `losses` takes them.
+            losses: what is minimised.
+        """
         found = self.model(x)
         if self.first:
-            return self._whole._compile_loss(y, found, weight)
+            return losses(y, found, weight)
         return tf.reduce_sum(found)  # of nothing: its gradient is what the first machine sends
 
     def meters(self) -> list[Meter]:

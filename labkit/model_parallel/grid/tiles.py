@@ -35,7 +35,7 @@ class Tiles:
         pieces, own: the layers of the whole model behind its input, and this machine's of each.
         halos: what crosses before each layer behind the first, the loss included.
         links: over which gradients of each layer are summed.
-        inputs, variables, trainable_variables, losses: as of a Keras model.
+        inputs, outputs, variables, trainable_variables, losses: as of a Keras model.
 
     Raises:
         InvalidInput: a layer that cannot be cut, or fewer places or units than machines.
@@ -48,7 +48,7 @@ class Tiles:
         planes = [self._input.plane, *(piece.plane for piece in self.pieces)]
         self.planes = [*planes, Layer("loss", "loss", planes[-1].shape, trains=False)]
         check_fit(grid, communicator.size, self.planes)
-        self.inputs = model.inputs
+        self.inputs, self.outputs = model.inputs, model.outputs
         self.losses: list[tf.Tensor] = []  # what has any cannot be cut
         self._dtype, me = tf.as_dtype(model.compute_dtype), communicator.rank
         self._scores = model.output_shape[1:] if me == 0 else None

@@ -4,7 +4,7 @@ from labkit.model_parallel.stages.forward_only import Inference
 from labkit.model_parallel.stages.late_gradients import Delayed
 from labkit.model_parallel.stages.ledger import Ledger
 from labkit.model_parallel.stages.microbatches import Batch
-from labkit.model_parallel.stages.model_blocks import Chain, split_model
+from labkit.model_parallel.stages.model_blocks import INPUTS, Blocks, Chain, Parts, split_model
 from labkit.model_parallel.stages.open_time import open_time
 from labkit.model_parallel.stages.partition import by_hand, by_parameters, cheapest
 from labkit.model_parallel.stages.passing import Links, OwnLosses
@@ -14,13 +14,16 @@ from labkit.model_parallel.stages.runner import Runner
 from labkit.model_parallel.stages.stage import Stage
 
 __all__ = [
+    "INPUTS",
     "Batch",
+    "Blocks",
     "Chain",
     "Delayed",
     "Inference",
     "Ledger",
     "Links",
     "OwnLosses",
+    "Parts",
     "RecurrentStage",
     "Runner",
     "Stage",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import keras
 import tensorflow as tf
 
+from labkit.model_parallel.functional import Nest, mask_of, masked
 from labkit.model_parallel.stages.microbatches import Rows
-from labkit.model_parallel.stages.passing import Links, Posted
+from labkit.model_parallel.stages.passing import Links, Passing, Posted
+from labkit.model_parallel.stages.stage import Passed, answer, listed
 
 
 class Inference:
@@ -34,53 +36,63 @@ class Inference:
         self._links, self._last = links, stages - 1
         self._ranks = links.communicator.size
         self._calls = {number: _compiled(models[number]) for number in sorted(models)}
+        self._passing = Passing(links)
         self._posted: deque[Posted] = deque()
 
-    def __call__(self, batches: Iterable[Rows]) -> Iterator[tuple[tf.Tensor | None, float]]:
+    def __call__(self, batches: Iterable[Passed]) -> Iterator[tuple[Nest | None, float]]:
         """The output of each micro-batch, and what the own layers add to its loss.
 
         Args:
-            batches: the same inputs (rows, …) on all ranks, with one row or more each.
+            batches: the same inputs (rows, …) on all ranks, with one row or more each; a list
+                where the model has several.
 
         Yields:
-            The output (rows, …) on the rank of the last stage, elsewhere None; a number.
+            The outputs (rows, …) on the rank of the last stage, elsewhere None; a number.
         """
         left = iter(batches)
         # So many at a time keep all ranks busy: when the last of them has gone through a rank's
         # first stage, the first of them has come round to its next.
         while group := list(islice(left, self._ranks)):
-            yield from self._pass_on(group)
+            yield from self._pass_on([listed(x) for x in group])
         while self._posted:
             self._links.communicator.finish(self._posted.popleft())
 
-    def _pass_on(self, group: list[Rows]) -> list[tuple[tf.Tensor | None, float]]:
-        values = list(group)
+    def _pass_on(self, group: list[list[Rows]]) -> list[tuple[Nest | None, float]]:
+        found: list[Nest | None] = [None] * len(group)
         penalties = [0.0] * len(group)
         for stage, call in self._calls.items():
-            for number, x in enumerate(group):
-                if stage > 0 and stage - 1 not in self._calls:
-                    values[number] = self._links.receive(stage, stage - 1, len(x))
-                values[number], penalty = call(tf.convert_to_tensor(values[number]))
+            for number, read in enumerate(group):
+                self._passing.receive(stage, True, number, (len(read[0]),))
+                y, penalty = call(listed(self._passing.take(stage, number, read)))
                 penalties[number] += float(penalty)
-                if stage < self._last and stage + 1 not in self._calls:
-                    self._post(values[number], stage)
-        if self._last not in self._calls:
-            return [(None, penalty) for penalty in penalties]
-        return list(zip(values, penalties, strict=True))
+                if stage < self._last:
+                    self._passing.give(stage, number, keras.tree.flatten(y))
+                    self._post(stage, number)
+                else:
+                    found[number] = y
+        return list(zip(found, penalties, strict=True))
 
-    def _post(self, value: tf.Tensor, stage: int) -> None:
-        self._posted.append(self._links.send(value, stage, stage + 1))
+    def _post(self, stage: int, number: int) -> None:
+        self._passing.send(stage, True, number)
+        self._posted.append(self._passing.posted)
+        self._passing.posted = []
         # What is under way takes memory; with fewer at a time ranks could wait in a circle.
         if len(self._posted) > 2 * self._ranks:
             self._links.communicator.finish(self._posted.popleft())
 
 
-def _compiled(model: keras.Model) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    def forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        y = model(x, training=False)
+def _compiled(model: keras.Model) -> Callable[[Sequence[Rows]], tuple[Nest, tf.Tensor]]:
+    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
+    def forward(x: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor | None], tf.Tensor]:
+        y = answer(model, x, training=False)
         own = [tf.reduce_sum(tf.cast(loss, keras.config.floatx())) for loss in model.losses]
-        return y, tf.add_n(own) if own else tf.zeros((), keras.config.floatx())
+        masks = [mask_of(each) for each in keras.tree.flatten(y)]
+        return y, masks, tf.add_n(own) if own else tf.zeros((), keras.config.floatx())
 
-    call: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-    call = tf.function(forward, reduce_retracing=True)
+    def call(x: Sequence[Rows]) -> tuple[Nest, tf.Tensor]:
+        y, masks, penalty = forward([tf.convert_to_tensor(each) for each in x])
+        for each, mask in zip(keras.tree.flatten(y), masks, strict=True):
+            masked(each, mask)  # what compiled functions return has lost it
+        return y, penalty
+
     return call

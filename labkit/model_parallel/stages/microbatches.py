@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import keras
+
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
+from labkit.model_parallel.functional import Nest
+from labkit.model_parallel.losses import Aims
 from labkit.schedules.pipeline.wavefront import stretches
 
 if TYPE_CHECKING:
@@ -18,11 +22,19 @@ Rows: TypeAlias = "tf.Tensor | npt.NDArray[np.generic]"
 
 
 class Batch(NamedTuple):
-    """Inputs, targets and sample weights (or None), a row a sample."""
+    """Inputs, targets and sample weights (or None), a row a sample.
 
-    x: Rows
-    y: Rows
-    weight: Rows | None = None
+    Of several inputs x is a list; targets and weights are as Keras takes them.
+    """
+
+    x: Rows | list[Rows]
+    y: Nest
+    weight: Nest | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return len(keras.tree.flatten(self.x)[0])
 
 
 class MicroBatches:
@@ -35,7 +47,7 @@ class MicroBatches:
 
     def __init__(self, batch: Batch, count: int) -> None:
         self._x, self._y, self._weight = batch
-        self._edges = cut(len(batch.x), [1.0] * count)
+        self._rows, self._edges = batch.rows, cut(batch.rows, [1.0] * count)
 
     def rows(self, number: int) -> int:
         """How many rows a micro-batch has."""
@@ -43,7 +55,7 @@ class MicroBatches:
 
     def share(self, number: int) -> float:
         """The share of the batch by which a micro-batch counts."""
-        return self.rows(number) / len(self._x)
+        return self.rows(number) / self._rows
 
     def reaches(self, number: int, stage: int) -> bool:
         """Whether a micro-batch has something for a stage."""
@@ -53,16 +65,28 @@ class MicroBatches:
         """The first axes of what a stage takes of it."""
         return (self.rows(number),)
 
-    def input(self, number: int) -> Rows:
-        """What the first stage takes."""
+    def input(self, number: int) -> Nest:
+        """What is read from the batch."""
         return self._part(self._x, number)
 
-    def targets(self, number: int) -> tuple[Rows, Rows | None]:
+    def targets(self, number: int) -> tuple[Nest, Nest | None]:
         """Targets and sample weights, which the last stage takes."""
         return self._part(self._y, number), self._part(self._weight, number)
 
-    def _part(self, value: Rows, number: int) -> Rows:
-        return None if value is None else value[self._edges[number] : self._edges[number + 1]]
+    def aims(self, masks: Sequence[Rows | None]) -> tuple[list[Aims], list[float]]:
+        """Targets, sample weights and masks of what is answered; and its share in the loss."""
+        numbers = range(len(self._edges) - 1)
+        parts = [[self._part(mask, n) for mask in masks] for n in numbers]
+        found = [Aims(*self.targets(n), parts[n], self._steps_of(n)) for n in numbers]
+        return found, [self.share(n) for n in numbers]
+
+    def _steps_of(self, number: int) -> int | None:
+        """How many of the time steps a micro-batch has; None: all that there are."""
+        return None
+
+    def _part(self, value: Nest | None, number: int) -> Nest | None:
+        rows = slice(self._edges[number], self._edges[number + 1])
+        return keras.tree.map_structure(lambda each: None if each is None else each[rows], value)
 
 
 class Stretches(MicroBatches):
@@ -80,8 +104,11 @@ class Stretches(MicroBatches):
     """
 
     def __init__(self, batch: Batch, count: int, opened: Sequence[bool]) -> None:
-        (x, y, weight), self._opened = batch, opened
-        self._x, self._y, self._weight = x, y, weight
+        # Time is open in chains alone: of one input, with one target.
+        x: tf.Tensor = batch.x
+        y: tf.Tensor = batch.y
+        weight: tf.Tensor = batch.weight
+        self._x, self._y, self._weight, self._opened = x, y, weight, opened
         self._edges = stretches(x.shape[1], count)
         self._steps, self._last = x.shape[1], count - 1
         if opened[-1] and (len(y.shape) < 2 or y.shape[1] != self._steps):
@@ -112,17 +139,28 @@ class Stretches(MicroBatches):
         """Rows, and steps where the stage takes a sequence."""
         return (len(self._x), *([self._length(number)] if self._opened[stage] else []))
 
-    def targets(self, number: int) -> tuple[Rows, Rows | None]:
+    def targets(self, number: int) -> tuple[Nest, Nest | None]:
         """Those of a stretch's steps, where the model answers each step; else all."""
-        y, weight = self._y, self._weight
+        y: tf.Tensor = self._y
+        weight: tf.Tensor = self._weight
         if self._opened[-1]:
             y = self._part(y, number)
             if weight is not None and weight.shape[1:2] == (self._steps,):
                 weight = self._part(weight, number)
         return y, weight
 
+    def aims(self, masks: Sequence[Rows | None]) -> tuple[list[Aims], list[float]]:
+        """Of each stretch, or of the last one alone, which then counts whole."""
+        if self._opened[-1]:
+            return super().aims(masks)
+        return [Aims(self._y, self._weight, masks)], [1.0]
+
+    def _steps_of(self, number: int) -> int:
+        return self._length(number)
+
     def _length(self, number: int) -> int:
         return self._edges[number + 1] - self._edges[number]
 
-    def _part(self, value: Rows, number: int) -> Rows:
-        return value[:, self._edges[number] : self._edges[number + 1]]
+    def _part(self, value: Rows | None, number: int) -> Rows | None:
+        edges = slice(self._edges[number], self._edges[number + 1])
+        return None if value is None else value[:, edges]

@@ -20,6 +20,7 @@ Layers = keras.layers
 RECURRENT = (Layers.LSTM, Layers.GRU, Layers.SimpleRNN)
 EACH_STEP = (
     Layers.Embedding,
+    Layers.Masking,
     Layers.Dense,
     Layers.TimeDistributed,
     Layers.Reshape,
@@ -39,6 +40,7 @@ EACH_STEP = (
     Layers.Minimum,
     Layers.Concatenate,
 )
+_MASKS = ("NotEqual", "Any")  # operations by which Embedding and Masking make them, step by step
 ALLOWED = (
     f"allowed are {', '.join(kind.__name__ for kind in RECURRENT)}, and layers that act on each "
     f"step alone: {', '.join(kind.__name__ for kind in EACH_STEP)}; behind a recurrent layer with "
@@ -60,15 +62,32 @@ class Carried(keras.layers.Layer):
         self.begin: list[tf.Tensor] | None = None
         self.end: list[tf.Tensor] = []
 
-    def call(self, x: tf.Tensor) -> tf.Tensor:
+    def call(self, x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
         """The outputs of the layer."""
         # Set for this call alone: the layer belongs to the whole model, too, where others call it.
         self.layer.return_state = True
         try:
-            y, *self.end = self.layer(x, initial_state=self.begin)
+            y, *self.end = self.layer(x, initial_state=self.begin, mask=mask)
         finally:
             self.layer.return_state = False
-        return y
+        if mask is None or self.begin is None or self.layer.zero_output_for_mask:
+            return y
+        # Of all kinds of cells the first state is the output.
+        return self._held(y, mask, self.begin[0])
+
+    def compute_mask(self, x: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor | None:
+        """As the layer's."""
+        return self.layer.compute_mask(x, mask)
+
+    def _held(self, y: tf.Tensor, mask: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+        """Outputs with that of the stretch before where no step of this one counts so far.
+
+        A masked step repeats the output before it; the first one of a stretch finds zeros there.
+        """
+        if not self.layer.return_sequences:
+            return tf.where(tf.reduce_any(mask, axis=1)[:, None], y, before)
+        seen = tf.cumsum(tf.cast(mask, tf.int32), axis=1) > 0
+        return tf.where(seen[..., None], y, before[:, None])
 
     def compute_output_shape(self, shape: Shape) -> Shape:
         """As the layer's."""
@@ -123,6 +142,8 @@ class _Caller:
     def __call__(
         self, layer: keras.Layer, *args: Argument, **kwargs: Argument
     ) -> keras.KerasTensor:
+        # A mask comes again with the tensor that it is attached to.
+        kwargs = {name: given for name, given in kwargs.items() if "mask" not in name}
         given = keras.tree.flatten([args, kwargs])
         tensors = [each for each in given if isinstance(each, keras.KerasTensor)]
         opened = [is_open(x) for x in tensors]
@@ -165,10 +186,12 @@ class _Caller:
 
 def _not_each_step(layer: keras.Layer, x: keras.KerasTensor) -> str | None:
     """Why a layer does not act on each step alone; None: it does."""
+    if type(layer).__name__ in _MASKS:
+        return None
     if type(layer) not in EACH_STEP:
         return "it may look at several steps"
     if type(layer) is Layers.Embedding:
-        return "its mask does not travel; use mask_zero=False" if layer.mask_zero else None
+        return None
     if len(x.shape) < 3:
         return "a step has no axis of features"
     axes = keras.tree.flatten(getattr(layer, "axis", -1))

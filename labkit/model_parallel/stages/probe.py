@@ -12,14 +12,16 @@ import tensorflow as tf
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Clock
 from labkit.model_parallel.stages.ledger import Ledger
-from labkit.model_parallel.stages.model_blocks import Chain
-from labkit.model_parallel.stages.stage import Stage
+from labkit.model_parallel.stages.model_blocks import INPUTS, Blocks, Source
+from labkit.model_parallel.stages.stage import Stage, listed, plain
 
 WARM = 2  # passes, of which the first one is traced
 PASSES = 5
 
 
-def block_seconds(model: keras.Model, rows: int, clock: Clock) -> list[float]:
+def block_seconds(
+    model: keras.Model, rows: int, clock: Clock, blocks: Blocks | None = None
+) -> list[float]:
     """Seconds of a forward and backward pass of each block: the median of five.
 
     Each block is compiled and run as a `Stage` of its own; the loss is in none of them. Inputs are
@@ -27,26 +29,28 @@ def block_seconds(model: keras.Model, rows: int, clock: Clock) -> list[float]:
     afterwards what they were.
 
     Args:
-        model: a chain.
+        model: the whole one.
         rows: of a micro-batch.
         clock: that measures them.
+        blocks: of the model; None: those where one tensor passes alone.
     """
-    chain = Chain(model)
-    value = _input(chain.part(0, 1), rows)
+    blocks = blocks or Blocks(model)
+    parts = blocks.split(range(len(blocks) + 1))
+    values = {Source(INPUTS, n): _random(x, rows) for n, x in enumerate(parts.whole.inputs)}
     found = []
-    # Each block takes what the one before it gives: its input has the right shape and type.
+    # Each block takes what others have given: its inputs have the right shapes and types.
     with _untouched(model):
-        for number in range(len(chain)):
-            stage = Stage(chain.part(number, number + 1), first=number == 0)
+        for number, (block, takes) in enumerate(zip(parts.models, parts.takes, strict=True)):
+            stage = Stage(block, read=[source.stage == INPUTS for source in takes])
             passes = []
             for _ in range(WARM + PASSES):
                 start = clock.now()
-                y = stage.forward(0, value, 1.0)
-                stage.backward(0, tf.ones_like(y))
+                y = listed(stage.forward(0, plain([values[source] for source in takes]), 1.0))
+                stage.backward(0, [tf.ones_like(each) for each in y])
                 passes.append(clock.now() - start)
                 stage.take_gradients()
             found.append(float(np.median(passes[WARM:])))
-            value = y
+            values |= {Source(number, place): each for place, each in enumerate(y)}
     return found
 
 
@@ -56,7 +60,8 @@ def kept_bytes(model: keras.Model, rows: int) -> int:
     Input and output count, too, whatever the loss needs of them. The model is left as by
     `block_seconds`.
     """
-    x, stage = _input(model, rows), Stage(model, first=True)
+    (spec,) = model.inputs
+    x, stage = _random(spec, rows), Stage(model, first=True)
     stage.ledger = Ledger(1)
     stage.ledger.step()
     with _untouched(model):
@@ -65,8 +70,7 @@ def kept_bytes(model: keras.Model, rows: int) -> int:
     return stage.ledger.most["activations"]
 
 
-def _input(model: keras.Model, rows: int) -> tf.Tensor:
-    (spec,) = model.inputs
+def _random(spec: keras.KerasTensor, rows: int) -> tf.Tensor:
     if None in spec.shape[1:]:
         raise InvalidInput(
             f"partition='time' measures blocks by themselves, but one takes {spec.shape}, of which "

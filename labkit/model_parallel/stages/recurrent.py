@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import keras
@@ -10,7 +11,16 @@ import tensorflow as tf
 from labkit.model_parallel.stages.compiled import Compute, Computed
 from labkit.model_parallel.stages.microbatches import Rows
 from labkit.model_parallel.stages.open_time import Carried, is_open
-from labkit.model_parallel.stages.stage import Given, Loss, Stage, Targets
+from labkit.model_parallel.stages.stage import (
+    Given,
+    Loss,
+    Passed,
+    Stage,
+    Targets,
+    answer,
+    listed,
+    plain,
+)
 
 States: TypeAlias = list[list[tf.Tensor]]  # a list a recurrent layer
 
@@ -31,7 +41,7 @@ class RecurrentStage(Stage):
 
     Args:
         model: a part of `open_time(model)`.
-        loss, first, recompute: as of `Stage`.
+        loss, first, recompute, read: as of `Stage`.
         stretches: of a sequence; the last one has number stretches - 1.
     """
 
@@ -42,8 +52,9 @@ class RecurrentStage(Stage):
         first: bool = False,
         recompute: bool = False,
         stretches: int = 1,
+        read: Sequence[bool] | None = None,
     ) -> None:
-        super().__init__(model, loss, first, recompute)
+        super().__init__(model, loss, first, recompute, read)
         self._last, self._open = stretches - 1, is_open(model.outputs[0])
         nodes = [node for nodes in model._nodes_by_depth.values() for node in nodes]
         carried = [node for node in nodes if isinstance(node.operation, Carried)]
@@ -58,8 +69,8 @@ class RecurrentStage(Stage):
         ] = []  # gradients with respect to the states behind a stretch
 
     def forward(
-        self, number: int, x: Rows, share: float, targets: Targets | None = None
-    ) -> tf.Tensor | None:
+        self, number: int, x: Passed, share: float, targets: Targets | None = None
+    ) -> Passed:
         """The output of a stretch, or None; at the last stage its part of the loss, a scalar.
 
         Args:
@@ -73,20 +84,19 @@ class RecurrentStage(Stage):
         counts = self._share(share if self._open else 1.0)
         compute: Compute = self._answer if answers else self._pass_by
         with self.computing():
-            begin = self._begin(number, x)
-            given = x, begin, self._aims(targets) if answers else None, counts
-            found, self.own_loss, *states = self._go(number, compute, *given)
+            begin = self._begin(number, listed(x))
+            given = listed(x), begin, self._aims(targets) if answers else None, counts
+            self.own_loss, *found = self._go(number, compute, *given)
+        states = found[len(found) - len(tf.nest.flatten(begin)) :]
         # The next stretch begins with these values, not with their graph: the gradient with respect
         # to them comes back by hand, when that stretch goes backward.
         self._ends = tf.nest.pack_sequence_as(begin, states)
         if number == self._last:  # nothing comes back to what is behind it
             self._returned = [tf.zeros_like(state) for state in states]
-        return found
+        return plain(found[: len(found) - len(states)]) if answers else None
 
-    def backward(
-        self, number: int, gradient: tf.Tensor | None, weights_later: bool = False
-    ) -> tf.Tensor | None:
-        """The gradient with respect to the input; None at the first stage.
+    def backward(self, number: int, gradient: Passed, weights_later: bool = False) -> Passed:
+        """The gradient with respect to each input; None for those of which nobody asks for it.
 
         Args:
             number: of the stretch; they come from the last to the first.
@@ -96,17 +106,22 @@ class RecurrentStage(Stage):
         with self.computing():
             compiled, kept = self._recall(number)
             # In the order of the ends that `_answer` and `_pass_by` name: states first.
-            seeds = [*self._returned, *([] if gradient is None else [gradient])]
+            seeds = [*self._returned, *([] if gradient is None else self._seeds(gradient))]
             found, dw = compiled.backward(kept, seeds)
-            dx, self._returned = ([], found) if self._first else (found[:1], found[1:])
+            asked = sum(self._asked)
+            self._returned = found[asked:]
             self._add(number, dw)
-        return dx[0] if dx else None
+        return self._returns(found[:asked])
 
-    def _inputs(self, x: tf.Tensor, *others: Given) -> list[tf.Tensor]:
+    def _inputs(self, x: Sequence[tf.Tensor], *others: Given) -> list[tf.Tensor]:
         return [*super()._inputs(x), *tf.nest.flatten(others[0])]
 
     def _answer(
-        self, x: tf.Tensor, begin: States, targets: Targets | None, share: tf.Tensor
+        self,
+        x: Sequence[tf.Tensor],
+        begin: States,
+        targets: Targets | None,
+        share: tf.Tensor,
     ) -> Computed:
         self._carry(begin)
         results, ends, objective = self._compute(x, targets, share)
@@ -114,12 +129,16 @@ class RecurrentStage(Stage):
         return [*results, *states], [*states, *ends], objective
 
     def _pass_by(
-        self, x: tf.Tensor, begin: States, targets: Targets | None, share: tf.Tensor
+        self,
+        x: Sequence[tf.Tensor],
+        begin: States,
+        targets: Targets | None,
+        share: tf.Tensor,
     ) -> Computed:
         self._carry(begin)
-        self._body(x, training=True)
+        answer(self._body, x, training=True)
         states = self._carry_off()
-        return [None, None, *states], states, tf.zeros((), share.dtype)
+        return [None, *states], states, tf.zeros((), share.dtype)
 
     def _carry(self, begin: States) -> None:
         for layer, state in zip(self._carried, begin, strict=True):
@@ -132,7 +151,7 @@ class RecurrentStage(Stage):
             layer.begin, layer.end = None, []
         return found
 
-    def _begin(self, number: int, x: Rows) -> States:
+    def _begin(self, number: int, x: Sequence[Rows]) -> States:
         if number > 0:
             return self._ends
-        return [list(layer.layer.get_initial_state(len(x))) for layer in self._carried]
+        return [list(layer.layer.get_initial_state(len(x[0]))) for layer in self._carried]

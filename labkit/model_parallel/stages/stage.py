@@ -9,20 +9,27 @@ from typing import TypeAlias
 import keras
 import tensorflow as tf
 
+from labkit.model_parallel.functional import Nest, is_masked, mask_of, masked
+from labkit.model_parallel.losses import Weighted
 from labkit.model_parallel.stages.compiled import Compiled, Compute, Computed, Values
 from labkit.model_parallel.stages.ledger import Ledger
 from labkit.model_parallel.stages.microbatches import Rows
 from labkit.model_parallel.stages.traced import Specs
 
-# Of targets, predictions, sample weights.
-Loss: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor | None], tf.Tensor]
-Targets: TypeAlias = "tuple[Rows, Rows | None]"  # and their sample weights
+# Of targets, predictions, and what targets bring with them: sample weights, or `Weighted` ones.
+Loss: TypeAlias = Callable[..., tf.Tensor]
+Targets: TypeAlias = "tuple[Nest, Nest | Weighted | None]"  # and their sample weights
 # A nest of what a computation is given; None where there is nothing.
 Given: TypeAlias = "Rows | Sequence[Given] | None"
+# What a model takes or gives: a tensor alone, or several in a list.
+Passed: TypeAlias = "Rows | Sequence[Rows | None] | None"
 
 
 class Stage:
     r"""A part of a model with the activations of the micro-batches that are under way.
+
+    Inputs and outputs are tensors where the model has one, else lists of them. Gradients are those
+    of numbers: masks and integers go forward alone.
 
     The objective of the stage is \(\langle y, \bar y \rangle\) with the gradient \(\bar y\) that
     the next stage returns, or the loss at the end; layers' own losses are added. Gradients of
@@ -35,8 +42,10 @@ class Stage:
     Args:
         model: a part of the whole model, see `Chain.part`.
         loss: of (targets, predictions, sample weights) at the last stage; None elsewhere.
-        first: whether nobody asks for the gradient with respect to the input.
+        first: whether nobody asks for the gradient with respect to an input.
         recompute: keep only the input, and go forward a second time before going back.
+        read: of each input, whether it is read from the batch, so that nobody asks for its
+            gradient; None: if first, all are.
 
     Attributes:
         variables: the weights that are trained.
@@ -53,8 +62,13 @@ class Stage:
         loss: Loss | None = None,
         first: bool = False,
         recompute: bool = False,
+        read: Sequence[bool] | None = None,
     ) -> None:
         self.model, self._loss, self._first, self._recompute = model, loss, first, recompute
+        own_read = [first] * len(model.inputs) if read is None else read
+        pairs = zip(model.inputs, own_read, strict=True)
+        self._asked = [is_number(x) and not there for x, there in pairs]
+        self._answered = [] if loss is not None else [is_number(y) for y in model.outputs]
         self.variables = list(model.trainable_variables)
         self._all, own = list(model.variables), {id(variable) for variable in self.variables}
         # Of dropout and normalisation: a second forward pass begins with it as the first one did.
@@ -73,8 +87,8 @@ class Stage:
         self.computing: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def forward(
-        self, number: int, x: Rows, share: float, targets: Targets | None = None
-    ) -> tf.Tensor:
+        self, number: int, x: Passed, share: float, targets: Targets | None = None
+    ) -> Passed:
         """The output of a micro-batch; at the last stage its part of the loss, a scalar.
 
         Args:
@@ -84,14 +98,12 @@ class Stage:
             targets: (y, sample weights) at the last stage.
         """
         with self.computing():
-            given = x, self._aims(targets), self._share(share)
-            found, self.own_loss = self._go(number, self._compute, *given)
-        return found
+            given = listed(x), self._aims(targets), self._share(share)
+            self.own_loss, *found = self._go(number, self._compute, *given)
+        return plain(found)
 
-    def backward(
-        self, number: int, gradient: tf.Tensor | None, weights_later: bool = False
-    ) -> tf.Tensor | None:
-        """The gradient with respect to the input; None at the first stage.
+    def backward(self, number: int, gradient: Passed, weights_later: bool = False) -> Passed:
+        """The gradient with respect to each input; None for those of which nobody asks for it.
 
         Args:
             number: of the micro-batch.
@@ -100,7 +112,7 @@ class Stage:
         """
         with self.computing():
             compiled, kept = self._recall(number)
-            seeds = [] if gradient is None else [gradient]
+            seeds = self._seeds(gradient)
             if weights_later:
                 dx, left = compiled.backward_input(kept, seeds)
                 self._waiting[number] = compiled, left
@@ -108,7 +120,7 @@ class Stage:
             else:
                 dx, dw = compiled.backward(kept, seeds)
                 self._add(number, dw)
-        return dx[0] if dx else None
+        return self._returns(dx)
 
     def backward_weight(self, number: int) -> None:
         """Add the gradients of the weights of a micro-batch whose `backward` left them."""
@@ -169,8 +181,17 @@ class Stage:
             self._compiled[key] = Compiled(compute, nest, self._inputs, self.variables)
         return self._compiled[key]
 
-    def _inputs(self, x: tf.Tensor, *others: Given) -> list[tf.Tensor]:
-        return [] if self._first else [x]
+    def _inputs(self, x: Sequence[tf.Tensor], *others: Given) -> list[tf.Tensor]:
+        return [each for each, asked in zip(x, self._asked, strict=True) if asked]
+
+    def _seeds(self, gradient: Passed) -> list[tf.Tensor]:
+        """Gradients with respect to the outputs that have one."""
+        given = zip(listed(gradient), self._answered, strict=True) if self._answered else ()
+        return [each for each, answered in given if answered]
+
+    def _returns(self, dx: Sequence[tf.Tensor]) -> Passed:
+        left = iter(dx)
+        return plain([next(left) if asked else None for asked in self._asked])
 
     def _share(self, share: float) -> tf.Tensor:
         # Of the precision of the losses: a Python number would become a float32 in any case.
@@ -179,13 +200,17 @@ class Stage:
     def _aims(self, targets: Targets | None) -> Targets | None:
         return None if self._loss is None else targets
 
-    def _compute(self, x: tf.Tensor, targets: Targets | None, share: tf.Tensor) -> Computed:
-        y = self.model(x, training=True)
+    def _compute(
+        self, x: Sequence[tf.Tensor], targets: Targets | None, share: tf.Tensor
+    ) -> Computed:
+        y = answer(self.model, x, training=True)
         objective = self._objective(y, targets, share)
-        # The loss needs no gradient from outside; an output waits for that of the next stage.
+        # The loss needs no gradient from outside; outputs wait for those of the next stages.
         if self._loss is not None:
-            return [objective, None], [], objective
-        return [y, objective if self.model.losses else None], [y], objective
+            return [None, objective], [], objective
+        found = keras.tree.flatten(y)
+        ends = [each for each, answered in zip(found, self._answered, strict=True) if answered]
+        return [objective if self.model.losses else None, *found], ends, objective
 
     def _objective(self, y: tf.Tensor, targets: Targets | None, share: tf.Tensor) -> tf.Tensor:
         """What the layers add here, and the loss at the end."""
@@ -204,6 +229,34 @@ class Stage:
         self._gradients = found
         self.ledger.gather(self, found)
         self.ledger.drop(self, number)
+
+
+def answer(model: keras.Model, x: Sequence[tf.Tensor], training: bool) -> Nest:
+    """The outputs of a part of a model, with the masks that they have in the whole one."""
+    places = {id(spec): value for spec, value in zip(model.inputs, x, strict=True)}
+    for spec, value in zip(model.inputs, x, strict=True):
+        masked(value, places.get(id(mask_of(spec))))
+    y = model(plain(x), training=training)
+    for spec, value in zip(model.outputs, keras.tree.flatten(y), strict=True):
+        # A model hands the mask of its input on to an output that has none, as no layer in it does.
+        if not is_masked(spec):
+            masked(value, None)
+    return y
+
+
+def is_number(tensor: keras.KerasTensor) -> bool:
+    """Whether a tensor has gradients."""
+    return "float" in tensor.dtype
+
+
+def listed(passed: Passed) -> list[Rows | None]:
+    """One tensor, or several, as a list."""
+    return list(passed) if isinstance(passed, list | tuple) else [passed]
+
+
+def plain(tensors: Sequence[Rows | None]) -> Passed:
+    """One tensor as it is, several as a list: as Keras has inputs and outputs."""
+    return tensors[0] if len(tensors) == 1 else list(tensors)
 
 
 def _tensor(value: Rows) -> tf.Tensor:

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from labkit.communicator import Communicator
-from labkit.model_parallel.functional import Nest, functional_of
+from labkit.model_parallel.functional import Nest, functional_of, mask_of, masked
 from labkit.model_parallel.meter import LayerRow, layer_row
 from labkit.model_parallel.tensor.linear import Channels, Column, Row
 from labkit.model_parallel.tensor.slice import Slice
@@ -64,6 +64,9 @@ class Sliced(Share):
             lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name),
             functional._inputs_struct,
         )
+        masks = dict(zip(map(id, functional.inputs), keras.tree.flatten(inputs), strict=True))
+        for given in functional.inputs:
+            masked(masks[id(given)], masks.get(id(mask_of(given))))
         outputs = functional._run_through_graph(inputs, operation_fn=self._instead)
         self.model = keras.Model(inputs, outputs)
 

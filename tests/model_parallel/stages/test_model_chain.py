@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from labkit.common.errors import InvalidInput
-from labkit.model_parallel.stages import Chain, split_model
+from labkit.model_parallel.stages import INPUTS, Blocks, Chain, split_model
 
 Dense = keras.layers.Dense
 
@@ -109,3 +109,61 @@ def test_a_model_that_hides_its_layers_is_refused() -> None:
     for model in (Own(), keras.Sequential([Dense(3)])):
         with pytest.raises(InvalidInput, match="hides its layers: give a"):
             Chain(model)
+
+
+def two_sides() -> Any:
+    a, b = keras.Input((6,), name="a"), keras.Input((4,), name="b")
+    left, right = Dense(5, name="left")(a), Dense(5, name="right")(b)
+    both = keras.layers.Add(name="both")([left, right])
+    first = Dense(3, name="first")(both)
+    second = Dense(2, name="second")(keras.layers.Concatenate(name="joined")([both, left]))
+    return keras.Model({"a": a, "b": b}, {"first": first, "second": second})
+
+
+def masked_words() -> Any:
+    layers = [
+        keras.layers.Embedding(9, 4, mask_zero=True, name="words"),
+        keras.layers.LSTM(5, return_sequences=True, name="lstm"),
+        Dense(4, name="each"),
+        keras.layers.LSTM(3, name="end"),
+    ]
+    return keras.Sequential([keras.Input((6,), dtype="int32"), *layers])
+
+
+def run_apart(model: Any, blocks: Blocks, edges: Any, x: list[Any]) -> Any:
+    """What stages give one after the other, each from its sources."""
+    parts = blocks.split(edges)
+    made = {(INPUTS, number): keras.ops.convert_to_tensor(value) for number, value in enumerate(x)}
+    for stage, (part, takes) in enumerate(zip(parts.models, parts.takes, strict=True)):
+        assert all(source.stage < stage for source in takes)
+        given = [made[source] for source in takes]
+        found = part(given if len(given) > 1 else given[0])
+        made |= {(stage, n): each for n, each in enumerate(keras.tree.flatten(found))}
+    return found
+
+
+def test_wide_blocks_end_behind_each_layer_and_tensors_pass_straight() -> None:
+    model = two_sides()
+    assert len(Blocks(model)) == 1
+    wide = Blocks(model, wide=True)
+    assert sorted(wide.names()) == ["both", "first", "joined", "left", "right", "second"]
+    x = [np.random.default_rng(0).random((7, width)) for width in (6, 4)]
+    expected = model({"a": x[0], "b": x[1]})
+    for edges in ([0, 6], [0, 1, 6], [0, 2, 4, 6], range(7)):
+        found = run_apart(model, wide, edges, x)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value)
+
+
+def test_a_cut_lets_a_tensor_pass_with_its_mask() -> None:
+    chain = Chain(masked_words())
+    assert chain.names() == ["words", "lstm", "each", "end"]
+    parts = chain.split([0, 1, 3, 4])
+    passed = [[str(x.dtype) for x in part.inputs] for part in parts.models]
+    assert passed == [["int32"], ["bool", "float32"], ["bool", "float32"]]
+    assert [source.stage for source in parts.takes[2]] == [0, 1]  # the mask comes straight
+
+
+def test_calls_that_share_weights_stand_in_one_block_also_of_wide_ones() -> None:
+    blocks = Blocks(shared_layer(), wide=True)
+    assert (blocks.names(), blocks.shared()) == (["tied", "last"], ["tied"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise, product
 from typing import Any
 
@@ -20,18 +19,9 @@ from labkit.model_parallel.stages.open_time import is_open
 from labkit.schedules.pipeline.wavefront import stretches
 
 Layers = keras.layers
+pytestmark = pytest.mark.usefixtures("in_float64")
 random = np.random.default_rng(0)
 STEPS = 7
-
-
-@pytest.fixture(autouse=True, scope="module")
-def in_float64() -> Iterator[None]:
-    keras.utils.set_random_seed(1)
-    for name in ("float64", "float32"):
-        keras.config.set_floatx(name)
-        keras.config.set_dtype_policy(name)
-        if name == "float64":
-            yield
 
 
 def answers_each_step() -> Any:
@@ -235,10 +225,6 @@ LSTM = Layers.LSTM
         (
             lambda: model_of(Layers.TimeDistributed(Layers.BatchNormalization()), LSTM(2)),
             "BatchNormalization has statistics of all steps",
-        ),
-        (
-            lambda: model_of(Layers.Embedding(3, 2, mask_zero=True), LSTM(2), shape=(STEPS,)),
-            "use mask_zero=False",
         ),
     ],
 )

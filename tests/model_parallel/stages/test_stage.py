@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -14,16 +13,7 @@ import tensorflow as tf
 from labkit.model_parallel.stages import Chain, Stage, split_model
 
 Layers = keras.layers
-
-
-@pytest.fixture(autouse=True)
-def in_float64() -> Iterator[None]:
-    keras.utils.set_random_seed(1)
-    for name in ("float64", "float32"):
-        keras.config.set_floatx(name)
-        keras.config.set_dtype_policy(name)
-        if name == "float64":
-            yield
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def regularised() -> Any:

@@ -1,0 +1,238 @@
+"""The losses that a model is compiled with, of parts of a batch: each counts as Keras counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from labkit.common.errors import InvalidInput
+from labkit.communicator import Communicator
+from labkit.model_parallel.functional import (
+    Nest,
+    functional_of,
+    is_masked,
+    leaves,
+    mask_of,
+    masked,
+    refuse_lost_masks,
+)
+
+if TYPE_CHECKING:
+    from keras.src.models.functional import Functional
+
+Counts: TypeAlias = "npt.NDArray[np.float64] | None"
+Weighted: TypeAlias = "tuple[Nest, tf.Tensor | None]"  # weights of samples, and `Counts`
+# Of a loss, targets, predictions and weights of samples: a number.
+Each: TypeAlias = Callable[[keras.Loss, tf.Tensor, tf.Tensor, tf.Tensor | None], tf.Tensor]
+_MEANS = ("sum_over_batch_size", "mean")
+
+
+class Aims(NamedTuple):
+    """Targets, weights of samples (or None) and the masks of predictions, of the same rows.
+
+    Where these are some time steps of all, `steps` says how many.
+    """
+
+    y: Nest
+    weight: Nest
+    masks: Sequence[tf.Tensor | None] = ()
+    steps: int | None = None
+
+
+class Losses:
+    r"""The loss of a batch as the sum of those of its parts.
+
+    A loss of Keras is \(L = \frac{1}{D} \sum_k w_k l_k\) over values k that no mask leaves out. By
+    its reduction D is their number, the sum of their weights, or 1. Of parts i
+    \(L = \sum_i \frac{D_i}{D} L_i\), where i counts by its rows alone if \(D_i\) is in proportion
+    to them. Else D is added up over all parts before the first of them goes through the model: it
+    takes targets, weights, and masks that come from the inputs.
+
+    Args:
+        model: the whole one, compiled.
+        readers: those that divide the batch: a loss is of all of their rows.
+        parts: into which each of them divides its rows.
+
+    Raises:
+        InvalidInput: a loss that is not one number; a mask that only weights can tell.
+    """
+
+    def __init__(self, model: keras.Model, readers: Communicator, parts: int) -> None:
+        self._graph, self._readers = functional_of(model), readers
+        self._alone = parts == readers.size == 1
+        # Keras's own object: it knows which loss is of which target and prediction.
+        given = model._compile_loss
+        kind, weights = type(given), given._user_loss_weights
+        self._compiled = kind(given._user_loss, weights, output_names=given.output_names)
+        self._by_rows: bool | None = None  # not known yet
+        self._sums: list[bool] = []  # of losses: which ones divide by nothing
+        self._masking = None if self._alone else _masking(self._graph)
+
+    def __call__(self, y: Nest, predicted: Nest, weight: Weighted) -> tf.Tensor:
+        """The loss of a part.
+
+        Args:
+            y: targets.
+            predicted: the outputs of the model, with their masks.
+            weight: weights of samples, and what `counts` has found for this part.
+        """
+        samples, counts = weight
+
+        def counted(number: int, loss: keras.Loss, *given: tf.Tensor | None) -> tf.Tensor:
+            value = loss(*given)
+            return value if counts is None else value * tf.cast(counts[number], value.dtype)
+
+        return self._total(counted, y, predicted, samples)
+
+    def masks(self, x: Nest) -> list[tf.Tensor | None]:
+        """Those of the outputs of a batch, ahead of these."""
+        found = iter([] if self._masking is None else self._masking(leaves(self._graph, x)))
+        return [next(found, None) if is_masked(each) else None for each in self._graph.outputs]
+
+    def counts(self, parts: Sequence[Aims], shares: Sequence[float]) -> list[Counts]:
+        """What each part counts in each loss, in units of its share (collective).
+
+        Args:
+            parts: of this rank's rows.
+            shares: by which the losses of parts are multiplied besides.
+        """
+        if self._by_rows is None:
+            divisors = self._look(parts[0], 1)
+            self._by_rows = all(each.by_rows for each in divisors)
+            self._sums = [each.sums for each in divisors]
+        if self._alone or self._by_rows:
+            return [None] * len(parts)
+        own = np.array([[each.value for each in self._look(part)] for part in parts])
+        rows = sum(map(_rows, parts))
+        total, *of_all = self._readers.tally(np.array([rows, *own.sum(axis=0)]), "a loss's parts")
+        whole = np.where(np.logical_or(self._sums, np.array(of_all) <= 0), 1.0, of_all)
+        # Gradients of readers are averaged by their rows afterwards.
+        units = total / max(rows, 1) / whole
+        return [
+            row * units / share if share else None for row, share in zip(own, shares, strict=True)
+        ]
+
+    def _look(self, part: Aims, rows: int | None = None) -> list[_Divisor]:
+        """What each loss divides by."""
+        found: list[_Divisor] = []
+
+        def look(number: int, loss: keras.Loss, *given: tf.Tensor | None) -> tf.Tensor:
+            found.append(_Divisor(loss, *given))
+            return tf.zeros(())
+
+        of = part.y, part.weight, list(part.masks)
+        y, weight, masks = keras.tree.map_structure(lambda each: _first(each, rows), of)
+        flat = keras.tree.flatten(y)
+        specs = self._graph.outputs
+        like = flat if len(flat) == len(specs) else flat[:1] * len(specs)
+        masks = masks or [None] * len(specs)
+        blank = [
+            masked(_zeros(spec, each, part.steps), mask)
+            for spec, each, mask in zip(specs, like, masks, strict=True)
+        ]
+        self._total(look, y, nested(self._graph, blank), weight)
+        return found
+
+    def _total(self, each: Each, y: Nest, predicted: Nest, samples: tf.Tensor | None) -> tf.Tensor:
+        """Keras's sum of losses, with another function in the place of each."""
+        compiled = self._compiled
+        if not compiled.built:
+            compiled(y, predicted, samples)
+            compiled.metrics[:] = [None] * len(compiled.metrics)  # nobody asks for its means
+        own = compiled._flat_losses
+        compiled._flat_losses = [
+            entry._replace(loss=partial(each, number, entry.loss))
+            for number, entry in enumerate(own)
+        ]
+        try:
+            return compiled(y, predicted, samples)
+        finally:
+            compiled._flat_losses = own
+
+
+def nested(graph: Functional, outputs: Sequence[tf.Tensor]) -> Nest:
+    """Outputs in the structure in which the model returns them."""
+    return (
+        outputs[0]
+        if len(outputs) == 1
+        else keras.tree.pack_sequence_as(graph._outputs_struct, outputs)
+    )
+
+
+class _Divisor(keras.losses.Loss):
+    """What a loss divides the sum of its values by: Keras's sum, with ones for the values.
+
+    Args:
+        loss: of Keras.
+        y, predicted, weight: of some rows; predictions only lend their shape and mask.
+
+    Attributes:
+        value: the number; 1 for a sum.
+        sums: whether the loss divides by nothing.
+        by_rows: whether the number is in proportion to rows.
+    """
+
+    def __init__(
+        self, loss: keras.Loss, y: tf.Tensor, predicted: tf.Tensor, weight: tf.Tensor | None
+    ) -> None:
+        if loss.reduction in (None, "none"):
+            raise InvalidInput(
+                f"loss {loss.name!r} has reduction={loss.reduction!r}: a number for each sample, "
+                "but stages go back from one; use 'sum' or 'sum_over_batch_size'"
+            )
+        super().__init__(reduction="sum", dtype=loss.dtype)
+        self._loss, self.sums = loss, loss.reduction == "sum"
+        self.by_rows = loss.reduction in _MEANS and not is_masked(predicted)
+        weighs = loss.reduction == "mean_with_sample_weight"
+        found = tf.reduce_sum(self(y, predicted, weight if weighs else None))
+        self.value = 1.0 if self.sums else float(found)
+
+    def call(self, y: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
+        """Ones, with the mask that the loss itself makes of targets."""
+        values = self._loss.call(y, predicted)
+        self.by_rows = self.by_rows and not is_masked(values)
+        rows = tf.shape(keras.tree.flatten(y)[0])[:1]
+        ones = tf.ones_like(values) if values.shape.rank else tf.ones(rows, values.dtype)
+        return masked(ones, mask_of(values))
+
+
+def _masking(graph: Functional) -> Callable[[list[Nest]], list[tf.Tensor]] | None:
+    """A function of the inputs that makes the masks of the outputs alone."""
+    found = [mask_of(each) for each in graph.outputs if is_masked(each)]
+    if not found:
+        return None
+    refuse_lost_masks(graph)
+    model = keras.Model(graph.inputs, found)
+    if model.variables:
+        raise InvalidInput(
+            f"the mask of the predictions depends on weights ({model.variables[0].path}), but how "
+            "much each part of a batch counts must be known before; use one micro-batch and one "
+            "replica, or make the mask from the inputs (Embedding(mask_zero=True), Masking)"
+        )
+
+    @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator]
+    def masks(x: list[Nest]) -> list[tf.Tensor]:
+        found: list[tf.Tensor] = keras.tree.flatten(model(x))
+        return found
+
+    return masks  # type: ignore[no-any-return]
+
+
+def _first(value: tf.Tensor | None, rows: int | None) -> tf.Tensor | None:
+    return None if value is None else value[:rows]
+
+
+def _rows(part: Aims) -> int:
+    return len(keras.tree.flatten(part.y)[0])
+
+
+def _zeros(spec: keras.KerasTensor, like: tf.Tensor, steps: int | None) -> tf.Tensor:
+    """What could be predictions for these targets, which know what the shape leaves open."""
+    rows, *shape = [like.shape[n] if axis is None else axis for n, axis in enumerate(spec.shape)]
+    return tf.zeros([rows, *shape] if steps is None else [rows, steps, *shape[1:]], spec.dtype)
