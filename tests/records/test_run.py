@@ -46,7 +46,7 @@ def test_a_run_without_a_model_says_so(tmp_path: Path) -> None:
 
 def test_load_runs_orders_by_start_and_takes_folders_and_lists(tmp_path: Path) -> None:
     second, first = write_run(tmp_path / "a"), write_run(tmp_path / "b")
-    for run, moment in ((first, "2026-01-01"), (second, "2026-01-02")):
+    for run, moment in ((first, "2026-01-01T00Z"), (second, "2026-01-02T00Z")):
         record = store.read_json(run.path / "status.json")
         store.write_json(run.path / "status.json", record | {"started": moment})
     assert load_runs(tmp_path) == [first, second]

@@ -87,6 +87,7 @@ def first_step(communicator: Any, experiments: list[Experiment]) -> list[dict[st
     """This machine's gradients beside those of the whole model, its loss, and what it sent."""
     import tensorflow as tf
 
+    from labkit.model_parallel.losses import Aims, Losses
     from labkit.strategies.intra_layer import differentiated
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
@@ -96,15 +97,18 @@ def first_step(communicator: Any, experiments: list[Experiment]) -> list[dict[st
         session = TrainingSession(experiment, communicator, read(experiment, communicator))
         strategy: Any = experiment.strategy
         part, _ = strategy.start(session)
-        gradients_of = differentiated(part.objective, part.model.trainable_variables)
+        losses = Losses(session.model, session.readers, parts=1)
+        objective = strategy.objective(session.model, part, losses)
+        gradients_of = differentiated(objective, part.model.trainable_variables)
         x, y = next(iter(session.feed.train))[:2]
+        counts = losses.counts([Aims(y, None, losses.masks(x))], [1.0])[0]
         with tf.GradientTape() as tape:
             loss = session.model._compile_loss(y, session.model(x))
         model = session.model
         values = [v.value for v in model.trainable_variables]
         gradients = tape.gradient(loss, values)
         by_id = {id(v): g for v, g in zip(model.trainable_variables, gradients, strict=True)}
-        own_loss, own = gradients_of(x, y, None)
+        own_loss, own = gradients_of(x, y, (None, counts))
         pairs = [(whole, mine, index) for whole, mine, index in part.pairs() if mine.trainable]
         same = [np.array_equal(whole.numpy()[index], mine.numpy()) for whole, mine, index in pairs]
         off = [

@@ -125,6 +125,12 @@ def one_block() -> Any:
     return keras.Model(x, keras.layers.Dense(3)(keras.layers.Add()([x, y])))
 
 
+def two_layers() -> Any:
+    import keras
+
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(6), keras.layers.Dense(3)])
+
+
 def hidden_layers() -> Any:
     import keras
 
@@ -140,7 +146,11 @@ def of_any_length() -> Any:
 
 
 REFUSED: list[tuple[Any, Strategy, str]] = [
-    (two_outputs, lk.Pipeline(microbatches=2), "1 inputs and 2 outputs; .* or use lk.AllReduce"),
+    (
+        two_outputs,
+        lk.Pipeline(microbatches=2),
+        "stages=4 is of 4 stages .* is a chain of 1; allowed with workers=4: 1",
+    ),
     (hidden_layers, lk.Pipeline(microbatches=2), "a Sequential hides its layers: give a keras"),
     (hidden_layers, lk.TensorParallel(), "a Sequential hides its layers: give a keras"),
     (
@@ -149,7 +159,7 @@ REFUSED: list[tuple[Any, Strategy, str]] = [
         r"is of 3 blocks, the model has 2; .* such as \[1, 1\]",
     ),
     (
-        one_block,
+        two_layers,
         lk.DelayedGradients(),
         "modules=4 is of 4 stages .* is a chain of 2; allowed with workers=4: 1 or 2",
     ),
@@ -192,7 +202,7 @@ def test_all_ranks_refuse_with_the_same_sentence_before_the_first_step(cluster: 
 def test_the_refusal_of_ranks_reaches_the_user_as_one_and_the_cluster_goes_on(
     cluster: Cluster,
 ) -> None:
-    with pytest.raises(InvalidInput, match=r"^the model has 1 inputs and 2 outputs") as refusal:
+    with pytest.raises(InvalidInput, match=r"^stages=4 is of 4 stages") as refusal:
         cluster.run(of_rows(two_outputs, lk.Pipeline(microbatches=2)), show=False)
     assert isinstance(refusal.value, RankError)  # with the rank's traceback
     assert "two_outputs" not in str(refusal.value)

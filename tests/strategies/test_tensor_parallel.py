@@ -167,15 +167,6 @@ def verify(communicator: Any, experiment: Experiment, cache: str) -> dict[str, A
     return dict(gate.verify(experiment, communicator, read(experiment, communicator)))
 
 
-def compare(communicator: Any, experiment: Experiment) -> dict[str, Any]:
-    """As the gate, where it would not: of one replica, normalisation is exact too."""
-    from labkit.worker import gate
-    from labkit.worker.feed import read
-
-    source = read(experiment, communicator)
-    return communicator.share(gate._compare(experiment, communicator, source))
-
-
 TEXT = {"dataset": codes(), "dataset_options": {}}
 SOFTMAX = {"loss": "sparse_categorical_crossentropy"}
 
@@ -215,7 +206,7 @@ def test_twenty_steps_on_slices_are_those_of_one_process(
 
 def test_normalisation_between_a_pair_is_cut_with_it(cluster: Cluster) -> None:
     experiment = Experiment(**SMALL | {"model": normalised})
-    verdict = cluster.call(compare, experiment, ranks=2)[0]
+    verdict = cluster.call(verify, experiment, str(Path.cwd() / "cache"), ranks=2)[0]
     assert verdict["verdict"] == "passed", verdict
     assert verdict["max_abs_difference"] < 1e-10
 
