@@ -49,6 +49,7 @@ BASE: dict[str, Any] = {
     "workers": 2,
     "learning_rate": 0.05,
 }
+VARIABLES = 6  # of three Dense layers
 MOMENTUM = {"optimizer_options": {"momentum": 0.9}}
 
 
@@ -178,13 +179,15 @@ def nothing(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given, **named: None
 
 
-def at_step(number: int, change: Around) -> Around:
-    """Only the so-many-th call is wrong."""
+def at_step(number: int, change: Around, calls_a_step: int = 1) -> Around:
+    """Only the calls of the so-many-th step are wrong."""
 
     def around(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
         calls = iter(range(10**9))
         wrong = change(rank, own)
-        return lambda *given, **named: (wrong if next(calls) == number else own)(*given, **named)
+        return lambda *given, **named: (wrong if next(calls) // calls_a_step == number else own)(
+            *given, **named
+        )
 
     return around
 
@@ -487,10 +490,10 @@ FAULTS: list[Fault] = [
         "uneven",
     ),
     Fault("a bucket ends an element early", "exchange.layout:pack", after(shorter_slot), "buckets"),
-    Fault("the wrong slice is read", "exchange.layout:Layout.means", after(rolled)),
+    Fault("the wrong slice is read", "exchange.layout:Layout.mean", after(rolled)),
     Fault(
         "the wrong slice is read in shared memory",
-        "exchange.layout:Layout.means",
+        "exchange.layout:Layout.mean",
         after(rolled),
         "memory",
     ),
@@ -502,14 +505,14 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "one rank skips a step",
-        "exchange.layout:Layout.means",
-        on_rank(1, at_step(3, after(zeros_like))),
+        "exchange.layout:Layout.mean",
+        on_rank(1, at_step(3, after(zeros_like), VARIABLES)),
         says="is not the same on ranks 0 and 1",
     ),
     Fault(
         "all ranks skip a step",
-        "exchange.layout:Layout.means",
-        at_step(19, after(zeros_like)),
+        "exchange.layout:Layout.mean",
+        at_step(19, after(zeros_like), VARIABLES),
     ),
     # What is trained, from where on, and how.
     Fault("one rank's seed of rows", "worker.feed:plan_of", after(shifted_seed)),
@@ -578,7 +581,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "the wrong slice of a compressed bucket is read",
-        "exchange.layout:Layout.means",
+        "exchange.layout:Layout.mean",
         after(rolled),
         "feedback in buckets",
         says="was applied",
