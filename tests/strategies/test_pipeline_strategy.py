@@ -198,8 +198,8 @@ def one_step(communicator: Any, question: Experiment) -> dict[str, Any]:
     strategy: Any = question.strategy
     table = strategy.table(communicator.size)
     cut = strategy.cut(session, session.optimizer())
-    inputs, outputs = cut.inputs, cut.outputs
-    runner = Runner(cut.lane, table, cut.own, inputs, outputs, lambda *row: nullcontext())
+    given = cut.inputs, cut.outputs, lambda *row: nullcontext(), cut.losses, cut.parts.takes
+    runner = Runner(cut.lane, table, cut.own, *given)
     x, y = DATA
     loss = runner.step(Batch(x[:23], y[:23]), lambda stage: None)
     predict = strategy.predictor(session.model, cut.lane)
