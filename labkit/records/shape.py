@@ -24,7 +24,7 @@ def wrong_field(file: str, record: Mapping[str, JSON]) -> str | None:
         value = record.get(name)
         if value is not None and not is_fine(value):
             kind = (is_fine.__doc__ or "").split(".")[0].rstrip()
-            return f"{name} is {str(value)[:40]!r}; expected is {kind}"
+            return f"{name} is {str(value)[:40]!r}; expected is {kind[0].lower()}{kind[1:]}"
     return None
 
 
