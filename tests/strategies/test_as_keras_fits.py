@@ -364,7 +364,7 @@ def test_stages_of_slices_and_replicas_of_what_is_no_chain(cluster: Cluster) -> 
         Pipeline(microbatches=2, stages=2),
         TensorParallel(slices=2),
     ]
-    # Not their validation: replicas count its loss by rows, whatever Keras divides each loss by.
+    # Not their validation: over several replicas its loss is another one than Keras's.
     assert_same(cluster, strategies, tangled(), data(*NAMED), 4, validates=False)
     masked = data((WORDS, HOLES), EACH)
     assert_same(cluster, strategies, translator, masked, 4, validates=False)
