@@ -18,6 +18,7 @@ from pathlib import Path
 import ipyparallel as ipp
 import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
+from traitlets import default
 
 from labkit.cluster.lease import Lock, is_wanted, locked
 from labkit.common.errors import LabkitError
@@ -25,6 +26,7 @@ from labkit.communicator import launcher
 from labkit.records import store
 
 LOOK_EVERY = 0.5  # seconds
+CONTROLLER_LOG = "controller.log"
 BEAT = 0.5  # seconds between two heartbeats: an engine is registered with its second
 GIVEN_UP = 30.0  # seconds without a heartbeat after which an engine counts as gone
 TRIES = 5  # to start: ports that were free when they were chosen may be taken a moment later
@@ -35,12 +37,15 @@ class Controller(LocalControllerLauncher):
 
     # Lists, as the traits that they stand for.
     controller_cmd = [sys.executable, "-m", "labkit.cluster.engine", "controller"]  # noqa: RUF012
-    last_words = ""  # of the last one that has ended
+
+    @default("output_file")
+    def _own_file(self) -> str:
+        # Beside the keeper's: one for all tries, each of which begins it anew.
+        return str(Path(self.profile_dir).parent / CONTROLLER_LOG)
 
     def get_output(self, remove: bool = False) -> str:
-        """What it said; asked when it ends, and then gone."""
-        Controller.last_words = str(super().get_output(remove))
-        return Controller.last_words
+        """What it said; kept, since a controller that has ended is asked why."""
+        return str(super().get_output(remove=False))
 
 
 class Engines(MPIEngineSetLauncher):
@@ -85,7 +90,8 @@ class Keeper:
                 self.stop()
 
     def _start(self) -> None:
-        Controller.last_words = ""
+        # A launcher appends to its log: what an earlier try has said would be taken for this one's.
+        (self.folder / CONTROLLER_LOG).unlink(missing_ok=True)
         self.cluster = ipp.Cluster(
             n=self.workers,
             controller=Controller,
@@ -139,9 +145,8 @@ class Keeper:
 
     def _port_taken(self) -> bool:
         """Whether the controller, or a part of it, has found its port taken."""
-        log = Path(getattr(self.cluster.controller, "output_file", None) or "none")
-        said = log.read_text(errors="replace") if log.exists() else ""
-        return "Address already in use" in said + Controller.last_words
+        log = self.folder / CONTROLLER_LOG
+        return log.exists() and "Address already in use" in log.read_text(errors="replace")
 
     def _said(self) -> str:
         lines = self.cluster.engine_set.get_output().splitlines()
