@@ -18,7 +18,6 @@ from pathlib import Path
 import ipyparallel as ipp
 import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
-from traitlets import default
 
 from labkit.cluster.lease import Lock, is_wanted, locked
 from labkit.common.errors import LabkitError
@@ -38,8 +37,7 @@ class Controller(LocalControllerLauncher):
     # Lists, as the traits that they stand for.
     controller_cmd = [sys.executable, "-m", "labkit.cluster.engine", "controller"]  # noqa: RUF012
 
-    @default("output_file")
-    def _own_file(self) -> str:
+    def _output_file_default(self) -> str:
         # Beside the keeper's: one for all tries, each of which begins it anew.
         return str(Path(self.profile_dir).parent / CONTROLLER_LOG)
 

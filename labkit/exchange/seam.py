@@ -1,7 +1,8 @@
 """The one seam of a model's training: what is put around its methods, in one declared order.
 
-    fit -> record -> rows -> priority -> the model's own train_step
-                                           -> optimizer.apply: dense -> rows -> the optimizer's own
+    fit -> record -> whole -> rows -> priority -> the model's own train_step
+        -> its layers' moments, its losses: whole
+        -> optimizer.apply: dense -> whole -> rows -> the optimizer's own
 
 Whoever has something to do within a training step writes a `Hook` and puts it on the model's
 seam. What it goes around is called by it, and knows nothing of it; when it comes off, the model
@@ -20,13 +21,14 @@ import tensorflow as tf
 
 from labkit.common.errors import LabkitError
 
-ORDER = ("record", "metrics", "tests", "dense", "rows", "priority")  # from the outside in
+ORDER = ("record", "metrics", "tests", "dense", "whole", "rows", "priority")  # from the outside in
 
 Batch: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...] | dict[str, tf.Tensor]"
 Logs: TypeAlias = dict[str, tf.Tensor]
 Rows: TypeAlias = "int | tf.Tensor | None"
 Variables: TypeAlias = "list[keras.Variable] | None"
-
+# Whose method it is: the model, an optimizer, a layer, the losses.
+Holder: TypeAlias = "keras.Model | keras.optimizers.Optimizer | keras.Layer | keras.Loss"
 
 # With what the model was compiled, and the function that Keras then made of its step.
 _Compiled: TypeAlias = "tuple[keras.Model | None, Callable[..., Logs]]"
@@ -59,6 +61,28 @@ class Hook:
         """The loss of a batch, arguments as Keras gives them; traced."""
         return inner(*given, **named)
 
+    def compiled_loss(
+        self,
+        inner: Callable[..., tf.Tensor],
+        rows: Rows,
+        compiled: keras.Loss,
+        *given: tf.Tensor,
+        **named: tf.Tensor,
+    ) -> tf.Tensor:
+        """The sum of the losses that the model is compiled with; traced."""
+        return inner(*given, **named)
+
+    def moments(
+        self,
+        inner: Callable[..., tuple[tf.Tensor, tf.Tensor]],
+        rows: Rows,
+        layer: keras.layers.BatchNormalization,
+        inputs: tf.Tensor,
+        mask: tf.Tensor | None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """The moments by which a layer normalizes; traced."""
+        return inner(inputs, mask)
+
     def get_metrics_result(self, inner: Callable[[], Logs], rows: Rows) -> Logs:
         """What the metrics say."""
         return inner()
@@ -74,15 +98,17 @@ class Hook:
         return inner(gradients, variables)
 
 
-# Methods of the model, and the compiled function in which each is traced.
-_TRACED_IN = {
-    "train_step": "train_function",
-    "test_step": "test_function",
-    "compute_loss": "train_function",
-    "get_metrics_result": None,  # traced, it is the model's own: ranks meet outside the graph
-    "apply": "train_function",
-}
 _FUNCTIONS = ("train_function", "test_function")
+# What is gone around, and the compiled functions in which each is traced.
+_TRACED_IN: dict[str, tuple[str, ...]] = {
+    "train_step": ("train_function",),
+    "test_step": ("test_function",),
+    "compute_loss": ("train_function",),
+    "compiled_loss": _FUNCTIONS,
+    "moments": ("train_function",),
+    "get_metrics_result": (),  # traced, it is the model's own: ranks meet outside the graph
+    "apply": ("train_function",),
+}
 
 
 class Seam:
@@ -98,7 +124,7 @@ class Seam:
         self._fitting: dict[str, Hook] = {}
         self._rows: Rows = None
         # What hooks stand in the place of: holder, method, and the holder's own attribute, if any.
-        self._replaced: list[tuple[keras.Model, str, Callable[..., tf.Tensor] | None]] = []
+        self._replaced: list[tuple[Holder, str, Callable[..., tf.Tensor] | None]] = []
         self._hooks: tuple[Hook, ...] = ()
         self._compiled: dict[tuple[str, tuple[Hook, ...]], _Compiled] = {}
 
@@ -143,25 +169,24 @@ class Seam:
         self._hooks = self.hooks
         for method in _TRACED_IN:
             around = _around(self._hooks, method)
-            for holder in optimizers(self._model) if method == "apply" else [self._model]:
-                if around:
-                    self._replace(holder, method, self._chain(around, method, holder))
+            for holder, name in _holders(self._model, method) if around else []:
+                self._replace(holder, name, self._chain(around, method, holder, name))
         if self._fitting:
             self._replace(self._model, "make_train_function", self._make_guarded)
         self._use_compiled()
 
-    def _replace(
-        self, holder: keras.Model, method: str, new: Callable[..., tf.Tensor | None]
-    ) -> None:
+    def _replace(self, holder: Holder, method: str, new: Callable[..., tf.Tensor | None]) -> None:
         self._replaced.append((holder, method, vars(holder).get(method)))
         setattr(holder, method, new)
 
     def _chain(
-        self, around: tuple[Hook, ...], method: str, holder: keras.Model
+        self, around: tuple[Hook, ...], method: str, holder: Holder, name: str
     ) -> Callable[..., tf.Tensor]:
-        own, is_step = getattr(holder, method), method.endswith("_step")
+        own, is_step = getattr(holder, name), method.endswith("_step")
         if method == "apply":
             own = _with_rows(own)
+        # Hooks are told of which part; the part itself knows.
+        part = (holder,) if method in ("compiled_loss", "moments") else ()
 
         def call(*given: tf.Tensor, **named: tf.Tensor) -> tf.Tensor:
             before = self._rows
@@ -169,7 +194,7 @@ class Seam:
                 self._rows = rows_of(given[0])
             inner = own
             for hook in reversed(around):
-                inner = partial(getattr(hook, method), inner, self._rows)
+                inner = partial(getattr(hook, method), inner, self._rows, *part)
             try:
                 return inner(*given, **named)
             finally:
@@ -207,7 +232,7 @@ class Seam:
         self._guard()
 
     def _traced_in(self, function: str) -> tuple[Hook, ...]:
-        methods = [method for method, where in _TRACED_IN.items() if where == function]
+        methods = [method for method, where in _TRACED_IN.items() if function in where]
         return tuple(hook for hook in self._hooks if any(_has(hook, each) for each in methods))
 
 
@@ -240,6 +265,25 @@ def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     held = [getattr(model, "optimizer", None), *vars(model).values()]
     kind = keras.optimizers.Optimizer
     return list({id(each): each for each in held if isinstance(each, kind)}.values())
+
+
+def synchronized(model: keras.Model) -> list[keras.layers.BatchNormalization]:
+    """The layers that want the moments of the batches of all ranks."""
+    kind = keras.layers.BatchNormalization
+    layers = model._flatten_layers(include_self=False)
+    return [each for each in layers if isinstance(each, kind) and each.synchronized]
+
+
+def _holders(model: keras.Model, method: str) -> list[tuple[Holder, str]]:
+    """Whose own what a hook's method goes around is, and by which name."""
+    if method == "apply":
+        return [(each, method) for each in optimizers(model)]
+    if method == "compiled_loss":
+        losses = getattr(model, "_compile_loss", None)
+        return [] if losses is None else [(losses, "call")]
+    if method == "moments":
+        return [(layer, "_moments") for layer in synchronized(model)]
+    return [(model, method)]
 
 
 def rows_of(data: Batch) -> int | tf.Tensor:

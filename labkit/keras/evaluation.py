@@ -100,7 +100,8 @@ def leave_no_trace_if_empty(
     def with_stand_in(leaf: tf.Tensor) -> tf.Tensor:
         extra = tf.zeros(tf.concat([[missing], tf.shape(leaf)[1:]], axis=0), leaf.dtype)
         padded = tf.concat([leaf, extra], axis=0)
-        padded.set_shape(leaf.shape)
+        length = leaf.shape[0]
+        padded.set_shape([length if length is None else max(length, 1), *leaf.shape[1:]])
         return padded
 
     state = [*model.non_trainable_variables, *model.metrics_variables]

@@ -95,6 +95,9 @@ def _members(
         names = [variable.path for variable in variables]
         scale = getattr(self, "dynamic_scale", None)
         counted = self.rows if rows is None else rows
+        for gradient, variable in zip(grads, variables, strict=True):
+            if isinstance(gradient, tf.Tensor):  # whose shape masks and loops may have lost
+                gradient.set_shape(variable.shape)
         if self.gradient_accumulation_steps:
             given = weighed(self.exchange.communicator, grads, counted)
         else:

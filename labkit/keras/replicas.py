@@ -13,9 +13,10 @@ import tensorflow as tf
 
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import Communicator
-from labkit.exchange.seam import Batch, Hook, Logs, Rows, Variables, rows_of, seam
+from labkit.exchange.seam import Batch, Hook, Logs, Rows, Variables, rows_of, seam, synchronized
 from labkit.keras.evaluation import IgnoreEmpty, global_metrics, leave_no_trace_if_empty
 from labkit.keras.optimizer import distributed_optimizers
+from labkit.keras.whole_batch import WholeBatch
 
 
 def callbacks(communicator: Communicator) -> list[keras.callbacks.Callback]:
@@ -45,6 +46,7 @@ class Synchronize(keras.callbacks.Callback):
         _prepare(model)
         seam(model).put_on(CountRows(model))
         seam(model).put_on(IgnoreEmpty(model))
+        seam(model).put_on(WholeBatch(model, self.communicator, tests=True))
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Give every rank the weights of rank 0."""
@@ -68,7 +70,7 @@ class Synchronize(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Leave the model as it was, so that one rank alone may evaluate."""
-        seam(self.model).take_off("rows", "tests", "metrics")
+        seam(self.model).take_off("rows", "tests", "metrics", "whole")
 
 
 def attach(model: keras.Model) -> None:
@@ -83,6 +85,8 @@ def attach(model: keras.Model) -> None:
     _prepare(model)
     seam(model).put_on(CountRows(model), stays=True)
     seam(model).put_on(IgnoreEmpty(model), stays=True)
+    communicator = distributed_optimizers(model)[0].exchange.communicator
+    seam(model).put_on(WholeBatch(model, communicator), stays=True)
 
 
 def _prepare(model: keras.Model) -> None:
@@ -93,6 +97,14 @@ def _prepare(model: keras.Model) -> None:
             "optimizer=DistributedOptimizer(optimizer, communicator), made after "
             "keras.config.set_dtype_policy"
         )
+    layers = synchronized(model)
+    for schedule in [each.exchange.schedule for each in own]:
+        if layers and not schedule.after:
+            raise InvalidInput(
+                f"schedule={schedule.name!r} sends gradients while backpropagation goes on, and "
+                f"layer {layers[0].name!r} (BatchNormalization with synchronized=True) meets the "
+                "other ranks in it; use schedule='sequential', or synchronized=False"
+            )
     if model.jit_compile:
         if own[0].exchange.communicator.rank == 0:
             print("labkit: jit_compile is off: XLA cannot call MPI", file=sys.stderr)
@@ -110,7 +122,7 @@ class CountRows(Hook):
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
         """Layers never see an empty batch."""
-        if tf.get_static_value(rows) is not None:
+        if tf.get_static_value(rows):
             return inner(data)
         return leave_no_trace_if_empty(self.model, inner, data, rows)
 
@@ -191,12 +203,14 @@ def shard(
     # The boundary of every rank for every size, by the same arithmetic as `plan.cut`.
     cumulative = np.concatenate([[0.0], np.cumsum(shares)]) / np.sum(shares)
 
+    def end(rows: int | tf.Tensor, rank: int) -> int | tf.Tensor:
+        if isinstance(rows, int):  # as the boundary of parts of known size is known
+            return int(np.floor(rows * cumulative[rank] + 1e-9))
+        return tf.cast(tf.floor(tf.cast(rows, tf.float64) * cumulative[rank] + 1e-9), tf.int64)
+
     def own_part(*batch: tf.Tensor) -> Batch:
-        rows = tf.cast(rows_of(batch), tf.float64)
-        first, last = (
-            tf.cast(tf.floor(rows * cumulative[communicator.rank + side] + 1e-9), tf.int64)
-            for side in (0, 1)
-        )
+        rows = rows_of(batch)
+        first, last = end(rows, communicator.rank), end(rows, communicator.rank + 1)
         part: tuple[tf.Tensor, ...] = keras.tree.map_structure(lambda x: x[first:last], batch)
         return part if len(part) > 1 else part[0]
 

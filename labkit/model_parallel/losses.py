@@ -108,7 +108,7 @@ class Losses:
             self._sums = [each.sums for each in divisors]
         if self._alone or self._by_rows:
             return [None] * len(parts)
-        own = np.array([[each.value for each in self._look(part)] for part in parts])
+        own = np.array([[float(each.value) for each in self._look(part)] for part in parts])
         rows = sum(map(_rows, parts))
         total, *of_all = self._readers.tally(np.array([rows, *own.sum(axis=0)]), "a loss's parts")
         whole = np.where(np.logical_or(self._sums, np.array(of_all) <= 0), 1.0, of_all)
@@ -118,12 +118,12 @@ class Losses:
             row * units / share if share else None for row, share in zip(own, shares, strict=True)
         ]
 
-    def _look(self, part: Aims, rows: int | None = None) -> list[_Divisor]:
+    def _look(self, part: Aims, rows: int | None = None) -> list[Divisor]:
         """What each loss divides by."""
-        found: list[_Divisor] = []
+        found: list[Divisor] = []
 
         def look(number: int, loss: keras.Loss, *given: tf.Tensor | None) -> tf.Tensor:
-            found.append(_Divisor(loss, *given))
+            found.append(Divisor(loss, *given))
             return tf.zeros(())
 
         of = part.y, part.weight, list(part.masks)
@@ -145,15 +145,19 @@ class Losses:
         if not compiled.built:
             compiled(y, predicted, samples)
             compiled.metrics[:] = [None] * len(compiled.metrics)  # nobody asks for its means
-        own = compiled._flat_losses
-        compiled._flat_losses = [
-            entry._replace(loss=partial(each, number, entry.loss))
-            for number, entry in enumerate(own)
-        ]
-        try:
-            return compiled(y, predicted, samples)
-        finally:
-            compiled._flat_losses = own
+        return with_each(compiled, each, lambda: compiled(y, predicted, samples))
+
+
+def with_each(compiled: keras.Loss, each: Each, call: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """What a call of Keras's sum of losses returns, with another function in the place of each."""
+    own = compiled._flat_losses
+    compiled._flat_losses = [
+        entry._replace(loss=partial(each, number, entry.loss)) for number, entry in enumerate(own)
+    ]
+    try:
+        return call()
+    finally:
+        compiled._flat_losses = own
 
 
 def nested(graph: Functional, outputs: Sequence[tf.Tensor]) -> Nest:
@@ -165,7 +169,7 @@ def nested(graph: Functional, outputs: Sequence[tf.Tensor]) -> Nest:
     )
 
 
-class _Divisor(keras.losses.Loss):
+class Divisor(keras.losses.Loss):
     """What a loss divides the sum of its values by: Keras's sum, with ones for the values.
 
     Args:
@@ -176,6 +180,11 @@ class _Divisor(keras.losses.Loss):
         value: the number; 1 for a sum.
         sums: whether the loss divides by nothing.
         by_rows: whether the number is in proportion to rows.
+        of_batch: whether the loss is one number a batch, which nobody can divide among its parts:
+            it is taken for a mean over rows.
+
+    Raises:
+        InvalidInput: the loss has a number for each sample.
     """
 
     def __init__(
@@ -184,21 +193,27 @@ class _Divisor(keras.losses.Loss):
         if loss.reduction in (None, "none"):
             raise InvalidInput(
                 f"loss {loss.name!r} has reduction={loss.reduction!r}: a number for each sample, "
-                "but stages go back from one; use 'sum' or 'sum_over_batch_size'"
+                "but training in parts goes back from one; use 'sum' or 'sum_over_batch_size'"
             )
         super().__init__(reduction="sum", dtype=loss.dtype)
         self._loss, self.sums = loss, loss.reduction == "sum"
         self.by_rows = loss.reduction in _MEANS and not is_masked(predicted)
+        self.of_batch = type(loss).__call__ is not keras.Loss.__call__
         weighs = loss.reduction == "mean_with_sample_weight"
         found = tf.reduce_sum(self(y, predicted, weight if weighs else None))
-        self.value = 1.0 if self.sums else float(found)
+        if self.of_batch:
+            self.by_rows, self.sums = True, False
+        self.value = tf.ones_like(found) if self.sums else found
 
     def call(self, y: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
         """Ones, with the mask that the loss itself makes of targets."""
+        rows = tf.shape(keras.tree.flatten(y)[0])[:1]
+        if self.of_batch:
+            return tf.ones(rows, self.dtype)
         values = self._loss.call(y, predicted)
         self.by_rows = self.by_rows and not is_masked(values)
-        rows = tf.shape(keras.tree.flatten(y)[0])[:1]
-        ones = tf.ones_like(values) if values.shape.rank else tf.ones(rows, values.dtype)
+        self.of_batch = not values.shape.rank
+        ones = tf.ones(rows, values.dtype) if self.of_batch else tf.ones_like(values)
         return masked(ones, mask_of(values))
 
 
