@@ -14,7 +14,7 @@ from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.communicator import Communicator
-from labkit.exchange.seam import Batch, Hook, Logs, Rows, seam
+from labkit.exchange.seam import Batch, Hook, Logs, Rows, seam, synchronized
 
 Arrays: TypeAlias = np.ndarray | list[np.ndarray] | dict[str, np.ndarray]
 Data: TypeAlias = "tf.data.Dataset | Arrays | tuple[Arrays, ...]"
@@ -93,6 +93,7 @@ def leave_no_trace_if_empty(
     """One step in which a batch without rows changes neither metrics nor statistics.
 
     Layers never see an empty batch: a row of zeros stands in, and its gradient has no weight.
+    States that all ranks change alike, whatever their rows, are left to change.
     """
     empty = tf.equal(rows, 0)
     missing = tf.cast(empty, tf.int32)
@@ -104,7 +105,12 @@ def leave_no_trace_if_empty(
         padded.set_shape([length if length is None else max(length, 1), *leaf.shape[1:]])
         return padded
 
-    state = [*model.non_trainable_variables, *model.metrics_variables]
+    spectral = keras.layers.SpectralNormalization
+    layers = model._flatten_layers(include_self=False)
+    alike = [*synchronized(model), *(each for each in layers if isinstance(each, spectral))]
+    left = {id(variable) for layer in alike for variable in layer.non_trainable_variables}
+    known = [*model.non_trainable_variables, *model.metrics_variables]
+    state = [variable for variable in known if id(variable) not in left]
     before = [tf.identity(variable.value) for variable in state]
     logs = step(keras.tree.map_structure(with_stand_in, data))
     for variable, value in zip(state, before, strict=True):

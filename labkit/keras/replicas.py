@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,14 +13,15 @@ import tensorflow as tf
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import Communicator
 from labkit.exchange.seam import Batch, Hook, Logs, Rows, Variables, rows_of, seam, synchronized
+from labkit.keras.by_nature import Division, why_not
 from labkit.keras.evaluation import IgnoreEmpty, global_metrics, leave_no_trace_if_empty
 from labkit.keras.optimizer import distributed_optimizers
-from labkit.keras.whole_batch import WholeBatch
+from labkit.keras.whole_batch import WholeBatch, say_once
 
 
 def callbacks(communicator: Communicator) -> list[keras.callbacks.Callback]:
     """What `fit` needs on every rank: equal initial weights, right weighting, metrics of all."""
-    return [Synchronize(communicator)]
+    return [Synchronize(communicator, names=True)]
 
 
 class Synchronize(keras.callbacks.Callback):
@@ -29,12 +29,18 @@ class Synchronize(keras.callbacks.Callback):
 
     While it is attached, the gradients of each rank count by the rows of its batch, a batch
     without rows leaves no trace, and the metrics that `fit` reports are those of the global data:
-    the states of the metrics are summed over the ranks before their result is taken.
+    the states of the metrics are summed over the ranks before their result is taken. Losses and
+    synchronized normalizations are of the global batch, see `WholeBatch`; the moving statistics of
+    other normalizations are averaged over the ranks before each validation and after each epoch.
+
+    Args:
+        communicator: the ranks.
+        names: say at the start what will differ from one process by nature.
     """
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, names: bool = False) -> None:
         super().__init__()
-        self.communicator = communicator
+        self.communicator, self._names = communicator, names
 
     def set_model(self, model: keras.Model) -> None:
         """Prepare the model before its training function is made.
@@ -46,7 +52,8 @@ class Synchronize(keras.callbacks.Callback):
         _prepare(model)
         seam(model).put_on(CountRows(model))
         seam(model).put_on(IgnoreEmpty(model))
-        seam(model).put_on(WholeBatch(model, self.communicator, tests=True))
+        if self.communicator.size > 1:
+            seam(model).put_on(WholeBatch(model, self.communicator, tests=True))
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Give every rank the weights of rank 0."""
@@ -55,12 +62,21 @@ class Synchronize(keras.callbacks.Callback):
         states = [v for each in distributed_optimizers(self.model) for v in each.variables]
         broadcast(self.model.variables + states, self.communicator)
         seam(self.model).put_on(GlobalMetrics(self.model, self.communicator))
+        size = self.communicator.size
+        divided = Division(size, microbatches=False, synchronizes=True)
+        if self._names and size > 1 and (reason := why_not(self.model, divided)):
+            say_once(self.communicator, f"training differs from that of one process: {reason}")
+
+    def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
+        """Validate with the same statistics on all ranks."""
+        average_statistics(self.model, self.communicator)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Average over the ranks what a `train_step` of the user's own reports.
 
         Callbacks after this one then decide alike on all ranks.
         """
+        average_statistics(self.model, self.communicator)
         if not logs:
             return
         names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
@@ -86,7 +102,8 @@ def attach(model: keras.Model) -> None:
     seam(model).put_on(CountRows(model), stays=True)
     seam(model).put_on(IgnoreEmpty(model), stays=True)
     communicator = distributed_optimizers(model)[0].exchange.communicator
-    seam(model).put_on(WholeBatch(model, communicator), stays=True)
+    if communicator.size > 1:
+        seam(model).put_on(WholeBatch(model, communicator), stays=True)
 
 
 def _prepare(model: keras.Model) -> None:
@@ -106,8 +123,7 @@ def _prepare(model: keras.Model) -> None:
                 "other ranks in it; use schedule='sequential', or synchronized=False"
             )
     if model.jit_compile:
-        if own[0].exchange.communicator.rank == 0:
-            print("labkit: jit_compile is off: XLA cannot call MPI", file=sys.stderr)
+        say_once(own[0].exchange.communicator, "jit_compile is off: XLA cannot call MPI")
         model.jit_compile = False
         model.train_function = None
 
@@ -180,6 +196,20 @@ def broadcast(variables: Sequence[keras.Variable], communicator: Communicator) -
         if variable.name == "seed_generator_state":
             value[0] += communicator.rank
         variable.assign(value)
+
+
+def average_statistics(model: keras.Model, communicator: Communicator) -> None:
+    """Give every rank the mean of the ranks' moving statistics, where each has its own."""
+    layers = model._flatten_layers(include_self=False)
+    own = [each for each in layers if isinstance(each, keras.layers.BatchNormalization)]
+    kept = [v for each in own if not each.synchronized for v in each.non_trainable_variables]
+    if not kept or communicator.size == 1:
+        return
+    flat = np.concatenate([np.ravel(variable.numpy()).astype(float) for variable in kept])
+    means = communicator.tally(flat, "the moving statistics") / communicator.size
+    ends = np.cumsum([int(np.prod(variable.shape)) for variable in kept])[:-1]
+    for variable, mean in zip(kept, np.split(means, ends), strict=True):
+        variable.assign(mean.reshape(variable.shape))
 
 
 def shard(

@@ -86,7 +86,6 @@ class Sums:
         """
         weight = tf.cast(rows, values.dtype)
 
-        @tf.custom_gradient  # type: ignore[untyped-decorator]
         def add_up(own: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
             def back(upstream: tf.Tensor) -> tf.Tensor:
                 total = self.total(tf.math.multiply_no_nan(upstream, weight), f"{what}, backwards")
@@ -94,4 +93,4 @@ class Sums:
 
             return self.total(own, what), back
 
-        return add_up(values)
+        return tf.custom_gradient(add_up)(values)

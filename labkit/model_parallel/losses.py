@@ -31,6 +31,7 @@ Weighted: TypeAlias = "tuple[Nest, tf.Tensor | None]"  # weights of samples, and
 # Of a loss, targets, predictions and weights of samples: a number.
 Each: TypeAlias = Callable[[keras.Loss, tf.Tensor, tf.Tensor, tf.Tensor | None], tf.Tensor]
 _MEANS = ("sum_over_batch_size", "mean")
+_OF_BATCH = (keras.losses.Circle,)  # whose numbers, one a sample, are of pairs of the batch
 
 
 class Aims(NamedTuple):
@@ -180,8 +181,8 @@ class Divisor(keras.losses.Loss):
         value: the number; 1 for a sum.
         sums: whether the loss divides by nothing.
         by_rows: whether the number is in proportion to rows.
-        of_batch: whether the loss is one number a batch, which nobody can divide among its parts:
-            it is taken for a mean over rows.
+        of_batch: whether the loss is of a batch as a whole, which nobody can divide among its
+            parts: it is taken for a mean over rows.
 
     Raises:
         InvalidInput: the loss has a number for each sample.
@@ -195,7 +196,7 @@ class Divisor(keras.losses.Loss):
                 f"loss {loss.name!r} has reduction={loss.reduction!r}: a number for each sample, "
                 "but training in parts goes back from one; use 'sum' or 'sum_over_batch_size'"
             )
-        super().__init__(reduction="sum", dtype=loss.dtype)
+        super().__init__(loss.name, "sum", loss.dtype)
         self._loss, self.sums = loss, loss.reduction == "sum"
         self.by_rows = loss.reduction in _MEANS and not is_masked(predicted)
         self.of_batch = type(loss).__call__ is not keras.Loss.__call__
@@ -212,8 +213,8 @@ class Divisor(keras.losses.Loss):
             return tf.ones(rows, self.dtype)
         values = self._loss.call(y, predicted)
         self.by_rows = self.by_rows and not is_masked(values)
-        self.of_batch = not values.shape.rank
-        ones = tf.ones(rows, values.dtype) if self.of_batch else tf.ones_like(values)
+        self.of_batch = not values.shape.rank or isinstance(self._loss, _OF_BATCH)
+        ones = tf.ones_like(values) if values.shape.rank else tf.ones(rows, values.dtype)
         return masked(ones, mask_of(values))
 
 

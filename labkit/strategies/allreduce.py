@@ -40,6 +40,7 @@ class AllReduce(Strategy):
 
     parallelism: ClassVar[str] = "data"
     scheduling: ClassVar[str] = "sequential, overlap, priority or staggered"
+    normalizes_globally: ClassVar[bool] = True
     paper: ClassVar[str] = "Vishnu 2016, arXiv 1603.02339"
 
     algorithm: str = Field("auto", kw_only=False)
@@ -103,7 +104,7 @@ class AllReduce(Strategy):
 
     def train(self, session: Session) -> None:
         """`model.fit` with the exchange inside the optimizer."""
-        from labkit.keras import DistributedOptimizer, callbacks
+        from labkit.keras import DistributedOptimizer, Synchronize
 
         into_next = SCHEDULES[self.schedule].into_next
         if into_next and session.communicator.size > 1:
@@ -121,7 +122,7 @@ class AllReduce(Strategy):
         )
         optimizer.exchange.watchers += session.watchers
         session.compile(optimizer)
-        session.fit(callbacks(session.communicator))
+        session.fit([Synchronize(session.communicator)])
 
     def _train_by_priority(self, session: Session) -> None:
         from labkit.exchange import Exchange

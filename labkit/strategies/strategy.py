@@ -165,6 +165,7 @@ class Strategy(Checked):
     parallelism: ClassVar[str] = "data"
     scheduling: ClassVar[str] = "sequential"
     paper: ClassVar[str] = ""
+    normalizes_globally: ClassVar[bool] = False
 
     @property
     def exact(self) -> bool:

@@ -14,9 +14,10 @@ from labkit.communicator import Communicator
 from labkit.compression import Compressor
 from labkit.exchange.seam import seam
 from labkit.experiment.experiment import Experiment, digest
+from labkit.keras.by_nature import Division, why_not
 from labkit.records.result import Verdict
 from labkit.records.store import read_json, write_json
-from labkit.worker import by_nature, reference
+from labkit.worker import reference
 from labkit.worker.conservation import Audit, Found
 from labkit.worker.feed import Source
 from labkit.worker.notes import Applied, Brought, disagreement
@@ -85,8 +86,7 @@ class Watched(TrainingSession):
 def _hold(short: Experiment, source: Source, communicator: Communicator) -> Verdict | None:
     ranks = Watched(short, communicator, source)
     strategy, workers = short.strategy, communicator.size
-    divided = by_nature.division(strategy, short.batch_size, workers, ranks.readers.size)
-    if reason := by_nature.why_not(ranks.model, divided):
+    if reason := why_not(ranks.model, _division(short, workers, ranks.readers.size)):
         ranks.close()
         return _verdict("not applicable", reason)
     if strategy.lossy is not None:
@@ -111,6 +111,14 @@ def _hold(short: Experiment, source: Source, communicator: Communicator) -> Verd
         return _verdict("passed", what, worst.difference, tolerance)
     why = differ or f"{worst.name} is furthest apart"
     return _verdict("failed", f"{what}: {why}", worst.difference, tolerance)
+
+
+def _division(short: Experiment, workers: int, replicas: int) -> Division:
+    """Into what the strategy divides a batch."""
+    strategy = short.strategy
+    rows = strategy.rows(short.batch_size, workers)
+    in_parts = 0 < rows < -(-short.batch_size // replicas)
+    return Division(replicas, in_parts, rows > 0, strategy.normalizes_globally)
 
 
 @dataclass(frozen=True)

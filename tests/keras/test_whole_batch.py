@@ -13,16 +13,23 @@ from labkit import Cluster
 TOLERANCE = 1e-12  # of the largest weight of a parameter
 
 
+def sgd() -> Any:
+    import keras
+
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
 def learned(
     communicator: Any,
     make: Callable[[], Any],
     data: Any,
     compiled: Callable[[], dict[str, Any]],
-    optimizer: Callable[[], Any],
+    optimizer: Callable[[], Any] = sgd,
     batch: int = 8,
     capacities: Any = None,
     drop: bool = False,
     precision: str = "float64",
+    validates: bool = False,
 ) -> dict[str, Any]:
     """Weights and history of the ranks and of one process, from the same start."""
     import keras
@@ -40,18 +47,19 @@ def learned(
     distributed = lkk.DistributedOptimizer(optimizer(), communicator)
     ours.compile(optimizer=distributed, **compiled())
     parts = lkk.shard(batches, communicator, capacities)
+    held_out = (parts, batches) if validates else (None, None)
     fitted = ours.fit(
-        parts, validation_data=parts, epochs=2, verbose=0, callbacks=lkk.callbacks(communicator)
+        parts, validation_data=held_out[0], verbose=0, callbacks=lkk.callbacks(communicator)
     )
     one = make()
     one.set_weights(start)
     one.compile(optimizer=optimizer(), **compiled())
-    alone = one.fit(batches, validation_data=batches, epochs=2, verbose=0)
+    alone = one.fit(batches, validation_data=held_out[1], verbose=0)
+    keras.config.set_dtype_policy("float32")
     pairs = list(zip(ours.get_weights(), one.get_weights(), strict=True))
+    apart = [np.abs(a - b).max() / max(1e-3, np.abs(b).max()) for a, b in pairs]
     return {
-        "difference": float(
-            max(np.abs(a - b).max() / max(1e-3, np.abs(b).max()) for a, b in pairs)
-        ),
+        "difference": float(max(apart)),
         "moved": float(max(np.abs(b - s).max() for (_, b), s in zip(pairs, start, strict=True))),
         "history": fitted.history,
         "alone": alone.history,
@@ -65,12 +73,6 @@ def same(results: list[dict[str, Any]], tolerance: float = TOLERANCE, rtol: floa
         assert result["moved"] > 1e-3
         for name, values in result["alone"].items():
             np.testing.assert_allclose(result["history"][name], values, rtol=rtol, err_msg=name)
-
-
-def sgd() -> Any:
-    import keras
-
-    return keras.optimizers.SGD(0.1, momentum=0.9)
 
 
 def dense() -> Any:
@@ -95,7 +97,7 @@ def test_reductions_of_weighted_samples(cluster: Cluster, reduction: str) -> Non
         def compiled() -> Any:
             return {"loss": keras.losses.Huber(reduction=reduction), "weighted_metrics": ["mae"]}
 
-        return learned(communicator, dense, weighted(18), compiled, sgd)
+        return learned(communicator, dense, weighted(18), compiled)
 
     same(cluster.call(work, ranks=3))
 
@@ -132,7 +134,7 @@ def test_masked_sequences(cluster: Cluster, drop: bool) -> None:
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             return {"loss": loss, "weighted_metrics": ["accuracy"]}
 
-        return learned(communicator, words, sentences(18), compiled, sgd, drop=drop)
+        return learned(communicator, words, sentences(18), compiled, drop=drop, validates=drop)
 
     same(cluster.call(work, ranks=2))
 
@@ -147,7 +149,9 @@ def test_several_losses_each_divide_by_their_own(cluster: Cluster) -> None:
         hidden = keras.layers.Embedding(9, 4, mask_zero=True)(words)
         outputs = {
             "kinds": keras.layers.Dense(3, name="kinds")(hidden),
-            "size": keras.layers.Dense(1, name="size")(keras.layers.GRU(3)(hidden)),
+            "size": keras.layers.Dense(1, name="size")(
+                keras.layers.GlobalAveragePooling1D()(hidden)
+            ),
             "plain": keras.layers.Dense(2, name="plain")(
                 keras.layers.Flatten()(keras.layers.Embedding(9, 2)(words))
             ),
@@ -172,7 +176,7 @@ def test_several_losses_each_divide_by_their_own(cluster: Cluster) -> None:
             return {"loss": loss, "loss_weights": {"kinds": 1.0, "size": 0.3, "plain": 2.0}}
 
         data = (x, targets, weights)
-        return learned(communicator, forked, data, compiled, sgd, capacities=[2, 1])
+        return learned(communicator, forked, data, compiled, capacities=[2, 1], validates=True)
 
     same(cluster.call(work, ranks=2))
 
@@ -192,9 +196,7 @@ def test_synchronized_normalization(cluster: Cluster, ranks: int) -> None:
     """Two layers beside each other, whose gradients come back in no order of their own."""
 
     def work(communicator: Any) -> Any:
-        return learned(
-            communicator, normalized, weighted(18), lambda: {"loss": "mse"}, sgd, batch=9
-        )
+        return learned(communicator, normalized, weighted(18), lambda: {"loss": "mse"}, batch=9)
 
     same(cluster.call(work, ranks=ranks))
 
@@ -218,6 +220,275 @@ def test_synchronized_normalization_of_masked_steps(cluster: Cluster) -> None:
         def compiled() -> Any:
             return {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
 
-        return learned(communicator, masked, sentences(14), compiled, sgd)
+        return learned(communicator, masked, sentences(14), compiled)
 
     same(cluster.call(work, ranks=2))
+
+
+# --- the breadth: step by step, since compiling takes longer than the steps ----------------------
+
+
+def loss_of(name: str) -> Any:
+    """A loss of Keras and an activation with which it is defined."""
+    import keras
+
+    options = {"Dice": {"axis": (1,)}, "Tversky": {"axis": (1,)}}.get(name, {})
+    return getattr(keras.losses, name)(**options)
+
+
+LOSSES = [
+    "BinaryCrossentropy",
+    "BinaryFocalCrossentropy",
+    "CategoricalCrossentropy",
+    "CategoricalFocalCrossentropy",
+    "CategoricalGeneralizedCrossEntropy",
+    "CategoricalHinge",
+    "CosineSimilarity",
+    "Dice",
+    "Hinge",
+    "Huber",
+    "KLDivergence",
+    "LogCosh",
+    "MeanAbsoluteError",
+    "MeanAbsolutePercentageError",
+    "MeanSquaredError",
+    "MeanSquaredLogarithmicError",
+    "Poisson",
+    "SquaredHinge",
+    "Tversky",
+]
+OPTIMIZERS = [
+    "SGD",
+    "RMSprop",
+    "Adam",
+    "AdamW",
+    "Adadelta",
+    "Adagrad",
+    "Adamax",
+    "Adafactor",
+    "Nadam",
+    "Ftrl",
+    "Lion",
+    "Lamb",
+    "Muon",
+    "ScheduleFreeAdamW",
+]
+OPTIONS: list[dict[str, Any]] = [
+    {"clipnorm": 0.05},
+    {"global_clipnorm": 0.05},
+    {"clipvalue": 0.01},
+    {"weight_decay": 0.01},
+    {"use_ema": True, "ema_overwrite_frequency": 2},
+    {"gradient_accumulation_steps": 2},
+]
+REDUCTIONS = ["sum", "mean_with_sample_weight", "sum_over_batch_size"]
+
+
+FEW_OR_ALL = pytest.mark.parametrize(
+    "chosen", [slice(1, None, 6), pytest.param(slice(None), marks=pytest.mark.slow)], ids=str
+)
+
+
+@FEW_OR_ALL
+def test_every_loss_and_reduction_is_equal(cluster: Cluster, chosen: slice) -> None:
+    """Weighted samples, 8 + 2 rows on 3 ranks: parts are unequal, and one is empty."""
+
+    def work(communicator: Any) -> Any:
+        import keras
+
+        def soft() -> Any:
+            hidden = keras.layers.Dense(3, activation="softmax")
+            return keras.Sequential([keras.Input((6,)), hidden])
+
+        def one(name: str, reduction: str) -> Any:
+            def compiled() -> dict[str, Any]:
+                loss = loss_of(name)
+                loss.reduction = reduction
+                return {"loss": loss, "run_eagerly": True}
+
+            x, y, weight = weighted(10)
+            y = np.exp(y) / np.exp(y).sum(1, keepdims=True)
+            if name == "CategoricalGeneralizedCrossEntropy":
+                y = y.argmax(1)
+            return learned(communicator, soft, (x, y, weight), compiled)
+
+        pairs = [(name, REDUCTIONS[place % 3]) for place, name in enumerate(LOSSES)]
+        return {" ".join(pair): one(*pair) for pair in pairs[chosen]}
+
+    results = cluster.call(work, ranks=3)
+    apart = {name: one["difference"] for name, one in results[0].items()}
+    assert {name: value for name, value in apart.items() if not value <= TOLERANCE} == {}
+    for result in results:
+        for one in result.values():
+            np.testing.assert_allclose(one["history"]["loss"], one["alone"]["loss"], rtol=1e-9)
+
+
+@FEW_OR_ALL
+def test_every_optimizer_is_equal(cluster: Cluster, chosen: slice) -> None:
+    def work(communicator: Any) -> Any:
+        import keras
+
+        def one(name: str, options: dict[str, Any]) -> Any:
+            def optimizer() -> Any:
+                return getattr(keras.optimizers, name)(learning_rate=0.05, **options)
+
+            def compiled() -> dict[str, Any]:
+                return {"loss": keras.losses.Huber(reduction="sum"), "run_eagerly": True}
+
+            return learned(communicator, dense, weighted(18), compiled, optimizer)
+
+        cases = [(name, OPTIONS[n % len(OPTIONS)]) for n, name in enumerate(OPTIMIZERS)]
+        return {f"{name} {options}": one(name, options) for name, options in cases[chosen]}
+
+    results = cluster.call(work, ranks=3)
+    apart = {name: one["difference"] for name, one in results[0].items()}
+    assert {name: value for name, value in apart.items() if not value <= TOLERANCE} == {}
+
+
+def many() -> Any:
+    """Layers of every kind that see a sample at a time, and a normalization that does not."""
+    import keras
+
+    layers = keras.layers
+    words = keras.Input((6,), dtype="int32")
+    hidden = layers.Embedding(9, 8)(words)
+    hidden = layers.MultiHeadAttention(2, 4)(hidden, hidden)
+    hidden = layers.LayerNormalization()(hidden)
+    hidden = layers.Conv1D(8, 3, padding="same", activity_regularizer="l2")(hidden)
+    hidden = layers.GroupNormalization(2)(hidden)
+    hidden = layers.BatchNormalization(synchronized=True, renorm=True)(hidden)
+    hidden = layers.RMSNormalization()(hidden)
+    hidden = layers.SpectralNormalization(layers.Dense(4))(hidden)
+    hidden = layers.GRU(4, recurrent_regularizer="l2")(hidden)
+    return keras.Model(words, layers.Dense(3)(layers.UnitNormalization()(hidden)))
+
+
+@pytest.mark.slow
+def test_layers_of_every_kind_are_equal(cluster: Cluster) -> None:
+    def work(communicator: Any) -> Any:
+        import keras
+
+        def compiled() -> dict[str, Any]:
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+            return {"loss": loss, "run_eagerly": True}
+
+        x, y = sentences(10)
+        return learned(communicator, many, (x, y[:, 0]), compiled, validates=True)
+
+    same(cluster.call(work, ranks=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("precision", "epsilon"),
+    [
+        ("float32", 2**-23),
+        ("bfloat16", 2**-7),
+        ("mixed_bfloat16", 2**-7),
+        ("mixed_float16", 2**-10),
+    ],
+)
+def test_low_precision_is_equal_within_four_epsilon(
+    cluster: Cluster, precision: str, epsilon: float
+) -> None:
+    def work(communicator: Any) -> Any:
+        import keras
+
+        def compiled() -> dict[str, Any]:
+            loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+            return {"loss": loss, "run_eagerly": True}
+
+        given = weighted(18)
+        return learned(communicator, dense, given, compiled, precision=precision)
+
+    same(cluster.call(work, ranks=3), 4 * epsilon, 16 * epsilon)
+
+
+# --- what cannot be equal is refused or named ----------------------------------------------------
+
+
+def test_moving_statistics_of_ranks_of_their_own_are_one(cluster: Cluster) -> None:
+    def own() -> Any:
+        import keras
+
+        normalize = keras.layers.BatchNormalization()
+        return keras.Sequential([keras.Input((6,)), normalize, keras.layers.Dense(3)])
+
+    def work(communicator: Any) -> Any:
+        import contextlib
+        import io
+
+        import keras
+        import tensorflow as tf
+
+        from labkit import keras as lkk
+
+        keras.backend.clear_session()
+        model = own()
+        model.compile(lkk.DistributedOptimizer("sgd", communicator), "mse", run_eagerly=True)
+        x, y, _ = weighted(8)
+        parts = lkk.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(8), communicator)
+        with contextlib.redirect_stderr(io.StringIO()) as told:
+            model.fit(parts, callbacks=lkk.callbacks(communicator), verbose=0)
+        halves = [0.01 * half.mean(0) for half in (x[:4], x[4:])]
+        return told.getvalue(), model.layers[0].moving_mean.numpy(), np.mean(halves, axis=0)
+
+    told, kept, means = zip(*cluster.call(work, ranks=2), strict=True)
+    np.testing.assert_array_equal(kept[0], kept[1])
+    np.testing.assert_allclose(kept[0], means[0], rtol=1e-5)
+    assert "(BatchNormalization) normalises by each rank's own batch" in told[0]
+    assert told[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("loss", "schedule", "says"),
+    [
+        (None, "overlap", "schedule='overlap' sends gradients while backpropagation goes on"),
+        ("none", "sequential", "reduction='none': a number for each sample"),
+    ],
+)
+def test_what_has_no_meaning_over_ranks_is_refused(
+    cluster: Cluster, loss: str | None, schedule: str, says: str
+) -> None:
+    def work(communicator: Any) -> Any:
+        import keras
+
+        from labkit import keras as lkk
+        from labkit.common.errors import InvalidInput
+
+        keras.backend.clear_session()
+        model = normalized()
+        optimizer = lkk.DistributedOptimizer("sgd", communicator, schedule=schedule)
+        given = "mse" if loss is None else keras.losses.MeanSquaredError(reduction=loss)
+        model.compile(optimizer, given, run_eagerly=True)
+        x, y, _ = weighted(4)
+        try:
+            model.fit(x, y, callbacks=lkk.callbacks(communicator), verbose=0)
+        except InvalidInput as error:
+            return str(error)
+        return "nothing"
+
+    assert all(says in told for told in cluster.call(work, ranks=2))
+
+
+def test_a_loss_of_a_batch_as_a_whole_is_named(cluster: Cluster) -> None:
+    def work(communicator: Any) -> Any:
+        import contextlib
+        import io
+
+        import keras
+
+        from labkit import keras as lkk
+
+        keras.backend.clear_session()
+        model = dense()
+        optimizer = lkk.DistributedOptimizer("sgd", communicator)
+        model.compile(optimizer, keras.losses.Dice(), run_eagerly=True)
+        x, y, _ = weighted(4)
+        with contextlib.redirect_stderr(io.StringIO()) as told:
+            model.fit(x, y, callbacks=lkk.callbacks(communicator), verbose=0)
+        return told.getvalue()
+
+    told = cluster.call(work, ranks=2)
+    assert "loss 'dice' is of a batch as a whole: that of parts is averaged by rows" in told[0]
+    assert told[1] == ""

@@ -154,6 +154,14 @@ def normalised() -> Any:
     return keras.Sequential([keras.Input((8, 8, 1)), *layers])
 
 
+def synchronised() -> Any:
+    import keras
+
+    normalise = keras.layers.BatchNormalization(synchronized=True)
+    layers = [keras.layers.Flatten(), normalise, keras.layers.Dense(10)]
+    return keras.Sequential([keras.Input((8, 8, 1)), *layers])
+
+
 def with_a_step_of_its_own() -> Any:
     import keras
 
@@ -222,6 +230,8 @@ IN_PARTS = Pipeline("gpipe", microbatches=2)
         (spectral, IN_PARTS, "not applicable", "layer 'bounded' (SpectralNormalization) updates"),
         (normalised, IN_PARTS, "not applicable", "(BatchNormalization) normalises by each micro"),
         (normalised, Layerwise(), "passed", "20 steps"),
+        (synchronised, AllReduce(), "passed", "20 steps"),
+        (synchronised, IN_PARTS, "not applicable", "(BatchNormalization) normalises by each micro"),
         (frozen, AllReduce(), "passed", "20 steps"),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__ if value else ""),

@@ -1,4 +1,4 @@
-"""What differs from one process by nature, however right a strategy is: which layer, and why."""
+"""What differs from one process by nature, however right the exchange is: which layer, and why."""
 
 from __future__ import annotations
 
@@ -6,33 +6,27 @@ from dataclasses import dataclass
 
 import keras
 
-from labkit.strategies import Strategy
-
 
 @dataclass(frozen=True)
 class Division:
-    """Into what a strategy divides a batch.
+    """Into what a batch is divided.
 
     Attributes:
         replicas: each sees rows of its own.
         microbatches: whether each takes its rows a part at a time.
-        known: whether the strategy says how many rows it sees at a time.
+        known: whether it is known how many rows layers see at a time.
+        synchronizes: whether a synchronized normalization sees the parts of all replicas.
     """
 
     replicas: int
     microbatches: bool
     known: bool = True
+    synchronizes: bool = False
 
     @property
     def whole(self) -> bool:
         """Whether layers see all rows of a batch at once, as in one process."""
         return self.known and self.replicas == 1 and not self.microbatches
-
-
-def division(strategy: Strategy, batch_size: int, workers: int, replicas: int) -> Division:
-    """How a strategy divides a batch of so many rows."""
-    rows = strategy.rows(batch_size, workers)
-    return Division(replicas, 0 < rows < -(-batch_size // replicas), rows > 0)
 
 
 def why_not(model: keras.Model, divided: Division) -> str | None:
@@ -51,7 +45,7 @@ def _of_layer(layer: keras.layers.Layer, divided: Division) -> str | None:
     if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
         if divided.microbatches:
             return "normalises by each micro-batch, one process by the whole batch"
-        if not divided.whole:
+        if not (divided.whole or (divided.synchronizes and layer.synchronized)):
             return "normalises by each rank's own batch, one process by the whole one"
     if isinstance(layer, keras.layers.SpectralNormalization) and divided.microbatches:
         return "updates its vector once a micro-batch, in one process once a batch"
