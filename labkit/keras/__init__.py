@@ -5,7 +5,8 @@
     model.fit(shard(dataset, communicator), callbacks=callbacks(communicator))
 
 Every rank runs these lines. The mean of the gradients is taken where the optimizer applies them,
-so a `train_step` of the user's own keeps working.
+so a `train_step` of the user's own keeps working. The losses that a model is compiled with count as
+in the whole batch, see `whole_batch`; a loss of the user's own making is a mean over rows.
 """
 
 from __future__ import annotations

@@ -15,20 +15,29 @@ from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.communicator import Communicator
 from labkit.exchange.seam import Batch, Hook, Logs, Rows, seam, synchronized
+from labkit.keras.whole_batch import WholeBatch
 
 Arrays: TypeAlias = np.ndarray | list[np.ndarray] | dict[str, np.ndarray]
 Data: TypeAlias = "tf.data.Dataset | Arrays | tuple[Arrays, ...]"
 
 
 def evaluate(
-    model: keras.Model, data: Data | None, communicator: Communicator, **options: JSON
+    model: keras.Model,
+    data: Data | None,
+    communicator: Communicator,
+    sharded: bool = False,
+    **options: JSON,
 ) -> dict[str, float]:
     """Metrics of the model over the data of all ranks; each rank brings its own part.
+
+    Losses are means over batches, by rows. Where a batch's is no mean over rows (sums, masks,
+    weighted means), it matters which rows share a batch: with `sharded`, those of all ranks' parts.
 
     Args:
         model: compiled model, with the same weights on every rank.
         data: this rank's part, as `model.evaluate` takes it; None where a rank has none.
         communicator: the ranks.
+        sharded: the data are what `shard` makes of global batches: every rank has as many.
         options: passed to `model.evaluate`.
     """
     have = communicator.allgather(data is not None, "evaluate")
@@ -38,7 +47,10 @@ def evaluate(
     result: dict[str, float] = {}
     if data is not None:
         seam(model).put_on(IgnoreEmpty(model), stays=True)
+        if sharded and communicator.size > 1:
+            seam(model).put_on(WholeBatch(model, communicator, tests=True))
         model.evaluate(*(data if isinstance(data, tuple) else (data,)), verbose=0, **options)
+        seam(model).take_off(WholeBatch.name)
         found = global_metrics(model, with_data, model.get_metrics_result)
         result = {name: float(value) for name, value in found.items()}
     with_data.close()

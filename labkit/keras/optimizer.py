@@ -34,8 +34,9 @@ def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
     """An optimizer of the same kind that applies the mean gradient of all ranks.
 
     It stands outside Keras's loss scaling: the scaled gradients are averaged first, so an
-    overflow on one rank is an overflow on all, and all skip the step together. It is saved as
-    the plain optimizer, so a saved model opens without labkit.
+    overflow on one rank is an overflow on all, and all skip the step together; one process may
+    overflow in another step. It is saved as the plain optimizer, so a saved model opens without
+    labkit.
 
     With `gradient_accumulation_steps` gradients are added up on each rank and travel with every
     k-th step only; in the others, ranks tell each other their rows. (Scaled losses travel with

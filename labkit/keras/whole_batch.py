@@ -15,7 +15,7 @@ from labkit.communicator import Communicator
 from labkit.exchange.seam import Batch, Hook, Logs, Rows, Variables, rows_of
 from labkit.keras.sums import Sums
 from labkit.model_parallel.functional import Nest
-from labkit.model_parallel.losses import Divisor, with_each
+from labkit.model_parallel.losses import Divisor, build, with_each
 
 
 class _Shared(NamedTuple):
@@ -92,9 +92,7 @@ class WholeBatch(Hook):
         """The loss of a batch, each of its losses times what this part counts."""
         if not self.sums.within:
             return inner(y, predicted, weight)
-        if not compiled.built:  # in a graph that nobody runs, as its metrics count what they see
-            build = tf.function(lambda: inner(y, predicted, weight), autograph=False)
-            build.get_concrete_function()
+        build(compiled, lambda: inner(y, predicted, weight))
         kept, divisors = compiled.metrics[:], list[Divisor]()
 
         def look(_: int, loss: keras.Loss, *given: tf.Tensor | None) -> tf.Tensor:

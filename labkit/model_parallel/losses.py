@@ -161,6 +161,60 @@ def with_each(compiled: keras.Loss, each: Each, call: Callable[[], tf.Tensor]) -
         compiled._flat_losses = own
 
 
+def build(compiled: keras.Loss, call: Callable[[], tf.Tensor]) -> None:
+    """Let Keras's sum of losses find out which loss is of what, by a call that counts nothing."""
+    if not compiled.built:  # in a graph that nobody runs, as its metrics count what they see
+        tf.function(call, autograph=False).get_concrete_function()
+
+
+class WholeLosses:
+    """The mean loss of batches of which several ranks have parts, part by part."""
+
+    def __init__(self) -> None:
+        self._parts: dict[
+            int, np.ndarray
+        ] = {}  # by batch: rows; numerator and divisor of each loss
+        self._weights: list[float] = []
+
+    def add(
+        self, batch: int, compiled: keras.Loss, y: Nest, predicted: Nest, weight: Nest, rows: int
+    ) -> None:
+        """Count a part; Keras's metrics count it, too.
+
+        Args:
+            batch: number of the batch, the same on all ranks.
+            compiled: the losses of a model.
+            y, predicted, weight: as Keras gives them.
+            rows: of the part.
+        """
+        found: list[float] = [rows]
+
+        def each(_: int, loss: keras.Loss, *given: tf.Tensor | None) -> tf.Tensor:
+            value, divisor = loss(*given), Divisor(loss, *given)
+            count = float(divisor.value)
+            found.extend([float(value) * count, 0.0 if divisor.sums else count])
+            return value
+
+        build(compiled, lambda: compiled(y, predicted, weight))
+        with_each(compiled, each, lambda: compiled(y, predicted, weight))
+        self._parts[batch] = np.array(found)
+        weights = [entry.loss_weights for entry in compiled._flat_losses]
+        self._weights = [1.0 if each is None else float(each) for each in weights]
+
+    def mean(self, communicator: Communicator) -> float:
+        """Over the batches, by their rows (collective)."""
+        told = communicator.allgather((self._parts, self._weights), "the losses of parts")
+        weights = np.array(max((known for _, known in told), key=len))
+        batches: dict[int, np.ndarray] = {}
+        for number, part in (pair for parts, _ in told for pair in parts.items()):
+            batches[number] = batches.get(number, 0.0) + part
+        rows = np.array([part[0] for part in batches.values()])
+        numerators = np.array([part[1::2] for part in batches.values()])
+        divisors = np.array([part[2::2] for part in batches.values()])
+        losses = numerators / np.where(divisors == 0, 1.0, divisors)  # a sum divides by nothing
+        return float(rows @ losses @ weights / rows.sum())
+
+
 def nested(graph: Functional, outputs: Sequence[tf.Tensor]) -> Nest:
     """Outputs in the structure in which the model returns them."""
     return (

@@ -14,6 +14,7 @@ from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.communicator import Communicator
 from labkit.keras import global_metrics
+from labkit.model_parallel.losses import WholeLosses
 from labkit.strategies import Batch, Predicted, Predictor, Strategy
 
 
@@ -68,40 +69,42 @@ def evaluate(
 
     Args:
         model: compiled; its weights do not count.
-        data: batches (x, y) or (x, y, sample weight), the same on all ranks of a replica.
+        data: batches (x, y) or (x, y, sample weight), the same on all ranks of a replica; of
+            several replicas, parts of the same batches.
         predict: see `labkit.strategies.Predictor`.
         communicator: the ranks of all replicas.
     """
     model.reset_metrics()
     held, sent = tee(_full(data))
-    penalty, rows = 0.0, 0
-    for (x, y, weight), (predicted, own) in zip(held, predict(x for x, *_ in sent), strict=True):
+    penalty, rows, losses = 0.0, 0, WholeLosses()
+    found = predict(x for _, (x, *_) in sent)
+    for (number, (x, y, weight)), (predicted, own) in zip(held, found, strict=True):
         count = len(keras.tree.flatten(x)[0])
         penalty += own * count
         if predicted is not None:
             rows += count
-            loss = model._compile_loss(y, predicted, weight)
-            model._loss_tracker.update_state(loss, sample_weight=count)
+            losses.add(number, model._compile_loss, y, predicted, weight, count)
             model.compute_metrics(x, y, predicted, weight)
     penalty, total = communicator.tally(np.array([penalty, rows]), "the held-out rows")
     if not total:
         raise InvalidInput("no rank has data to evaluate on")
+    loss = losses.mean(communicator) + penalty / total
     with_rows = communicator.split(int(rows > 0))  # elsewhere metrics may not be built
     result: dict[str, float] = {}
     if rows:
-        found = global_metrics(model, with_rows, model.get_metrics_result)
-        result = {name: float(value) for name, value in found.items()}
-        result["loss"] += penalty / total
+        means = global_metrics(model, with_rows, model.get_metrics_result)
+        result = {name: float(value) for name, value in means.items()} | {"loss": loss}
     with_rows.close()
     have = communicator.allgather(rows > 0, "evaluate")
     return dict(communicator.share(result, have.index(True), "evaluate"))
 
 
-def _full(data: tf.data.Dataset) -> Iterator[tuple[Batch, Batch, Batch | None]]:
-    for batch in data:
+def _full(data: tf.data.Dataset) -> Iterator[tuple[int, tuple[Batch, Batch, Batch | None]]]:
+    """Batches with rows, and their numbers among all."""
+    for number, batch in enumerate(data):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         if len(keras.tree.flatten(x)[0]):
-            yield x, y, weight
+            yield number, (x, y, weight)
 
 
 def _alone(model: keras.Model) -> Predictor:

@@ -120,7 +120,7 @@ class TrainingSession:
         """Metrics of the held-out rows by the whole model; empty where there are none."""
         if self.feed.validation is None:
             return {}
-        return evaluate(self.model, self.feed.validation, self.communicator)
+        return evaluate(self.model, self.feed.validation, self.communicator, sharded=True)
 
     def _evaluate_by(self, predict: Predictor) -> dict[str, float]:
         if self.feed.validation is None:
