@@ -87,7 +87,17 @@ def weighted(count: int) -> Any:
     return x, y, random.uniform(0.1, 3, count)
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight", "sum_over_batch_size"])
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "reduction",
+    [
+        "sum",
+        pytest.param("mean_with_sample_weight", marks=slow),
+        pytest.param("sum_over_batch_size", marks=slow),
+    ],
+)
 def test_reductions_of_weighted_samples(cluster: Cluster, reduction: str) -> None:
     """8 + 8 + 2 rows on 3 ranks: parts are unequal, and one is empty."""
 
@@ -125,7 +135,7 @@ def sentences(count: int) -> Any:
     return x, random.integers(0, 3, (count, 6))
 
 
-@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("drop", [False, pytest.param(True, marks=slow)])
 def test_masked_sequences(cluster: Cluster, drop: bool) -> None:
     def work(communicator: Any) -> Any:
         import keras
@@ -191,7 +201,7 @@ def normalized() -> Any:
     return keras.Model(inputs, keras.layers.Dense(3)(hidden))
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=slow)])
 def test_synchronized_normalization(cluster: Cluster, ranks: int) -> None:
     """Two layers beside each other, whose gradients come back in no order of their own."""
 
@@ -285,7 +295,7 @@ REDUCTIONS = ["sum", "mean_with_sample_weight", "sum_over_batch_size"]
 
 
 FEW_OR_ALL = pytest.mark.parametrize(
-    "chosen", [slice(1, None, 6), pytest.param(slice(None), marks=pytest.mark.slow)], ids=str
+    "chosen", [slice(1, None, 6), pytest.param(slice(None), marks=slow)], ids=str
 )
 
 
@@ -363,7 +373,7 @@ def many() -> Any:
     return keras.Model(words, layers.Dense(3)(layers.UnitNormalization()(hidden)))
 
 
-@pytest.mark.slow
+@slow
 def test_layers_of_every_kind_are_equal(cluster: Cluster) -> None:
     def work(communicator: Any) -> Any:
         import keras
@@ -378,7 +388,7 @@ def test_layers_of_every_kind_are_equal(cluster: Cluster) -> None:
     same(cluster.call(work, ranks=3))
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize(
     ("precision", "epsilon"),
     [

@@ -357,14 +357,20 @@ def test_slices_of_models_with_several_inputs_and_outputs(
 
 
 @slow
-def test_stages_of_slices_and_replicas_of_what_is_no_chain(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("model", "dataset"),
+    [(tangled(), data(*NAMED)), (translator, data((WORDS, HOLES), EACH))],
+    ids=["tangled", "masked"],
+)
+def test_stages_of_slices_and_replicas_of_what_is_no_chain(
+    cluster: Cluster, model: Any, dataset: Any
+) -> None:
     strategies: list[Strategy] = [
         Pipeline(microbatches=2, slices=2),
         Pipeline(microbatches=2, stages=2),
         TensorParallel(slices=2),
     ]
-    assert_same(cluster, strategies, tangled(), data(*NAMED), 4)
-    assert_same(cluster, strategies, translator, data((WORDS, HOLES), EACH), 4)
+    assert_same(cluster, strategies, model, dataset, 4)
 
 
 def late(communicator: Any, modules: int) -> Any:
