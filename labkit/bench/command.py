@@ -228,6 +228,20 @@ def mutants(count: int, seed: int, rooms: list[str], file: Path | None) -> None:
     _write(rows, file)
 
 
+@bench.command()
+@click.option("--listed", default=20_000, show_default=True, type=click.IntRange(1))
+@click.option("--compared", default=5_000, show_default=True, type=click.IntRange(1))
+@click.option("--repeats", default=1, show_default=True, type=click.IntRange(1))
+@AS_JSON
+def records(listed: int, compared: int, repeats: int, file: Path | None) -> None:
+    """Time `ls` and `compare` over thousands of runs, which are made for it and removed."""
+    from labkit.bench.records import measure
+
+    rows = list(measure(listed, compared, repeats))
+    columns = {"case": "command", "what": "time", "runs": "runs"} | TIMES
+    _show(rows, columns | {"processor_ms_per_run": "processor ms a run"}, file)
+
+
 EXCHANGE = {
     "case": "case",
     "what": "what",

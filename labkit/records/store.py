@@ -66,8 +66,13 @@ def write_atomically(path: Path, content: bytes | str) -> Path:
 
 def write_json(path: Path, record: Mapping[str, Any]) -> Path:
     """Write a record with its schema version as strict JSON; NaN and infinity become null."""
+    return write_atomically(path, json_text(record))
+
+
+def json_text(record: Mapping[str, Any]) -> str:
+    """A record as `write_json` writes it."""
     content = {"schema": SCHEMA} | _plain(dict(record))
-    return write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def read_json(path: Path) -> Record:
