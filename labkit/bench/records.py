@@ -96,12 +96,15 @@ def _metrics(number: int) -> dict[str, JSON]:
 
 
 def _history() -> list[dict[str, JSON]]:
-    counts = {"payload_bytes": 40_000, "wire_bytes": 40_000, "messages": 2, "samples": 128}
+    seconds = dict.fromkeys(("seconds", "compute_seconds", "communicate_seconds"), 0.003)
+    counts = dict.fromkeys(("payload_bytes", "wire_bytes"), 40_000) | {"messages": 2}
     return [
-        {"seed": 0, "epoch": step // 20, "step": step, "rank": rank, "loss": 2.0 / (1 + step)}
-        | {"seconds": 0.005, "compute_seconds": 0.003, "communicate_seconds": 0.001}
-        | {"wait_seconds": 0.001}
-        | counts
+        {
+            **{"seed": 0, "epoch": step // 20, "step": step, "rank": rank, "samples": 128},
+            **{"loss": 2.0 / (1 + step), "wait_seconds": 0.001},
+            **seconds,
+            **counts,
+        }
         for step in range(STEPS)
         for rank in range(RANKS)
     ]

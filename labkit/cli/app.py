@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,7 @@ from labkit.cli.simulate import simulate
 from labkit.cli.sweep import INTERRUPTED, sweep
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.places import keep_bytecode
-from labkit.common.terminal import say
+from labkit.common.terminal import one_line, say
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON
@@ -30,11 +32,15 @@ class _OneLine(click.Group):
     """Errors that labkit raises on purpose end in one line on stderr, not in a traceback."""
 
     def invoke(self, ctx: click.Context) -> None:
-        try:
-            super().invoke(ctx)
-        except LabkitError as error:
-            say(f"labkit: {' '.join(str(error).split())}", err=True)
-            ctx.exit(2 if isinstance(error, InvalidInput) else 1)
+        with warnings.catch_warnings():
+            # A line for who types commands: where in Python it was said helps nobody there.
+            warnings.simplefilter("default", UserWarning)
+            warnings.showwarning = lambda message, *_: say(one_line(str(message)), err=True)
+            try:
+                super().invoke(ctx)
+            except LabkitError as error:
+                say(f"labkit: {one_line(str(error))}", err=True)
+                ctx.exit(2 if isinstance(error, InvalidInput) else 1)
 
 
 @click.group(cls=_OneLine, context_settings={"help_option_names": ["-h", "--help"]})
@@ -251,7 +257,9 @@ def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path) -> None:
     record = shown(job.path / "output.ipynb")
     said = f"{notebook.name} {job.state}{rank}: {job.cause}; record: {record}"
     say(f"labkit: {said}", err=True)
-    sys.exit(INTERRUPTED if job.state == "interrupted" else 1)
+    # What a cell refused before its cluster started is bad input, too.
+    refused = re.match(r"cell In \[\d+\]: InvalidInput: ", job.cause or "")
+    sys.exit(INTERRUPTED if job.state == "interrupted" else 2 if refused else 1)
 
 
 def _run_experiment(path: Path, given: dict[str, JSON], root: Path) -> None:
@@ -276,11 +284,15 @@ def _run_experiment(path: Path, given: dict[str, JSON], root: Path) -> None:
 
 def _experiment(path: Path, given: dict[str, JSON]) -> Experiment:
     """The experiment of a file, with other values for some fields."""
+    from labkit.common.checked import short
     from labkit.experiment import Experiment
+    from labkit.experiment.experiment import SCHEMA
     from labkit.jobs.parameters import read_text, read_yaml, value_of
 
     fields = read_yaml(read_text(path), str(path))
-    fields.pop("schema", None)  # the experiment.json of a run is a file to start from, too
+    # The experiment.json of a run is a file to start from, too.
+    if (schema := fields.pop("schema", SCHEMA)) not in range(1, SCHEMA + 1):
+        raise InvalidInput(f"{path} has schema {short(schema)}; allowed: 1 to {SCHEMA}")
     return Experiment(**fields | {name: value_of(value) for name, value in given.items()})
 
 

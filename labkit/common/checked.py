@@ -16,7 +16,9 @@ class Checked(BaseModel):
     one, may stand first without it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
+    )
 
     def __init__(self, *given: Any, **fields: Any) -> None:
         try:
