@@ -9,8 +9,7 @@ import numpy as np
 
 from labkit.bench.timing import Row, check, head, spread, timed
 from labkit.cluster import Cluster
-from labkit.common.checked import short
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, short
 from labkit.communicator import ALGORITHMS, Communicator, check_algorithm, refuse_unmetered
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE

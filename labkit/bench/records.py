@@ -96,15 +96,12 @@ def _metrics(number: int) -> dict[str, JSON]:
 
 
 def _history() -> list[dict[str, JSON]]:
-    seconds = dict.fromkeys(("seconds", "compute_seconds", "communicate_seconds"), 0.003)
-    counts = dict.fromkeys(("payload_bytes", "wire_bytes"), 40_000) | {"messages": 2}
+    """The rows of two ranks that learn at an even pace."""
+    names = ("payload_bytes", "wire_bytes", "messages", "samples")
+    same: dict[str, JSON] = dict.fromkeys(names, 128)
+    same |= {name: 0.003 for name in store.HISTORY_COLUMNS if name.endswith("seconds")}
     return [
-        {
-            **{"seed": 0, "epoch": step // 20, "step": step, "rank": rank, "samples": 128},
-            **{"loss": 2.0 / (1 + step), "wait_seconds": 0.001},
-            **seconds,
-            **counts,
-        }
+        same | {"seed": 0, "epoch": step // 20, "step": step, "rank": rank, "loss": 2 / (1 + step)}
         for step in range(STEPS)
         for rank in range(RANKS)
     ]

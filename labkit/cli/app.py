@@ -284,7 +284,7 @@ def _run_experiment(path: Path, given: dict[str, JSON], root: Path) -> None:
 
 def _experiment(path: Path, given: dict[str, JSON]) -> Experiment:
     """The experiment of a file, with other values for some fields."""
-    from labkit.common.checked import short
+    from labkit.common.errors import short
     from labkit.experiment import Experiment
     from labkit.experiment.experiment import SCHEMA
     from labkit.jobs.parameters import read_text, read_yaml, value_of

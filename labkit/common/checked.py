@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, short
 
 
 class Checked(BaseModel):
@@ -73,10 +73,3 @@ def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
     allowed = " or ".join(rule[0].lower() + rule[1:] for rule in rules)
     place = field + "".join(f"[{part}]" for part in first["loc"][1:] if isinstance(part, int))
     return f"{place}={short(first['input'])} is impossible: {allowed}"
-
-
-def short(value: Any) -> str:
-    """A value in at most 80 letters, for a sentence."""
-    text = " ".join(repr(value).split())
-    # An array as an argument would fill the screen.
-    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from labkit.common.checked import short
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, short
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON

@@ -17,9 +17,9 @@ from pydantic import (
 )
 
 from labkit import datasets, models
-from labkit.common.checked import Checked, short
+from labkit.common.checked import Checked
 from labkit.common.content import JSON, as_json, label_of
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, short
 from labkit.common.options import lookup
 from labkit.experiment.brief import brief, html_of
 from labkit.network import Network

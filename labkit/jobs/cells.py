@@ -7,9 +7,8 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.common.checked import short
 from labkit.common.content import JSON
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, short
 
 
 class Cell(NamedTuple):

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from labkit.common.checked import short
-from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.errors import InvalidInput, LabkitError, short
 from labkit.jobs import cells, kinds
 from labkit.records.plain_yaml import NotPlain, read_plain
 
