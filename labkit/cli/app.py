@@ -64,12 +64,14 @@ app.add_command(sweep)
 @click.option("-f", "files", multiple=True, type=FOLDER, help="Parameters from a YAML file.")
 @click.option("-y", "texts", multiple=True, help="Parameters as YAML text.")
 @click.option("--runs", "root", default="runs", type=FOLDER, help="Folder where all runs are kept.")
+@click.option("--check", is_flag=True, help="Only check the parameters; nothing is started.")
 def run(
     target: Path,
     parameters: tuple[tuple[str, str], ...],
     files: tuple[Path, ...],
     texts: tuple[str, ...],
     root: Path,
+    check: bool,
 ) -> None:
     """Run a notebook, or the experiment of a YAML file, with these parameters.
 
@@ -85,9 +87,9 @@ def run(
     # Last, so that it wins.
     given |= dict(parameters)
     if target.suffix in (".yaml", ".yml"):
-        _run_experiment(target, given, root)
+        _run_experiment(target, given, root, check)
     else:
-        _run_notebook(target, given, root)
+        _run_notebook(target, given, root, check)
 
 
 @app.command("ls")
@@ -237,7 +239,7 @@ def lab(arguments: tuple[str, ...]) -> None:
     os.execv(sys.executable, [*command, *arguments])
 
 
-def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path) -> None:
+def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path, check: bool) -> None:
     from labkit.jobs import estimate, parameters
     from labkit.jobs.listing import run_row, shown, table
     from labkit.jobs.notebook import execute
@@ -246,6 +248,8 @@ def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path) -> None:
     values = parameters.check(notebook, given)
     # On stderr: who passes the output on wants results only.
     say(estimate.of_notebook(notebook, values, root), err=True)
+    if check:
+        return
     job = execute(notebook, values, root)
     found = load_runs(job.path)
     if found:
@@ -262,7 +266,7 @@ def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path) -> None:
     sys.exit(INTERRUPTED if job.state == "interrupted" else 2 if refused else 1)
 
 
-def _run_experiment(path: Path, given: dict[str, JSON], root: Path) -> None:
+def _run_experiment(path: Path, given: dict[str, JSON], root: Path, check: bool) -> None:
     from labkit.cluster import RankError
     from labkit.cluster import run as run_here
     from labkit.jobs import estimate
@@ -270,6 +274,8 @@ def _run_experiment(path: Path, given: dict[str, JSON], root: Path) -> None:
 
     experiment = _experiment(path, given)
     say(estimate.of_experiment(experiment.to_json(), root), err=True)
+    if check:
+        return
     folder = root / path.stem
     # As in a notebook's job: the variable says where a cluster puts its runs.
     os.environ["LABKIT_JOB"] = str(folder.resolve())
