@@ -111,7 +111,7 @@ def measure(app: click.Command, cases: int, seed: int) -> Iterator[Row]:
             failed = [(each.case, each.wrong) for each in tried if each.wrong]
             codes = {f"exit {code}": sum(each.code == code for each in tried) for code in (0, 1, 2)}
             counts: Row = {"tried": len(tried), "failed": len(failed), **codes}
-            yield {"bench": "fuzz", "case": kind} | counts
+            yield counts | {"bench": "fuzz", "case": kind}
             for case, wrong in failed:
                 row: Row = {"bench": "fuzz", "case": kind, "what": wrong}
                 yield row | {"command": short(case.words), "files": _seen(case, run)}
