@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from labkit.jobs.parameters import UNKNOWN, parse
-from labkit.strategies import STRATEGIES
 
 THIN = 30  # lines of the longest cell
 ABSOLUTE = re.compile(r"""["'(\s](/|~/|[A-Z]:\\)\w+""")
@@ -82,7 +81,7 @@ def _cells(cells: list[dict[str, Any]]) -> Iterator[str]:
 def _order(cells: list[dict[str, Any]]) -> Iterator[str]:
     calls = [call for cell in _code(cells) for call in _calls("".join(cell["source"]))]
     started = calls.index("Cluster") if "Cluster" in calls else len(calls)
-    for late in {"Experiment", "replace", *STRATEGIES} & set(calls[started:]):
+    for late in {"Experiment", "replace"} & set(calls[started:]):
         yield f"calls {late} after a cluster has started: build every experiment before"
 
 

@@ -78,6 +78,13 @@ FIELDS: dict[str, Any] = {
     "network": "1GbE",
     "metrics": ["accuracy"],
 }
+GOOD = {
+    "workers": ["1", "2", "range(1,5)"],
+    "learning_rate": ["0.1", "1e-3", "uniform(0,1)"],
+    "strategy": ["AllReduce", "[{name: Pipeline, schedule: gpipe}]"],
+    "widths": ["{}", "{a: [64]}"],
+    "feed": ["shard", "scatter"],
+}
 NASTY: list[Any] = [
     *(None, True, -1, 0, 1.5, 1e26, 10**30, float("inf"), float("nan"), "", "None", "inf"),
     *("../../x", "/etc/passwd", "=1+1", "\x1b]0;title\x07", "\u202egnp", "<script>x</script>"),
@@ -158,7 +165,6 @@ def kinds(run: dict[str, bytes]) -> dict[str, Any]:
     )
     # A command line is text, and has no NUL.
     words = (values.map(_as_text) | some.text(max_size=30)).map(lambda t: t.replace("\0", ""))
-    names = some.sampled_from(["workers", "learning_rate", "strategy", "widths", "feed", "-", "x"])
 
     def changed(draw: Draw, whole: Any) -> bytes:
         """JSON with one value of it replaced or gone, cut, or with bytes that nobody expects."""
@@ -171,11 +177,17 @@ def kinds(run: dict[str, bytes]) -> dict[str, Any]:
     odd = some.composite(changed)
 
     def parameters(draw: Draw) -> Case:
-        given = [
-            word for _ in range(draw(some.integers(1, 3))) for word in (draw(names), draw(words))
+        given = {}
+        for name in draw(some.lists(some.sampled_from([*GOOD, "x"]), min_size=1, max_size=3)):
+            good = some.sampled_from(GOOD.get(name, ["1"]))
+            given[name] = draw(good | good | words)
+        flags = [word for name, value in given.items() for word in ("-p", name, value)]
+        swept = [
+            "sweep",
+            "n.ipynb",
+            *(f"{name}={value}" for name, value in given.items()),
+            "--check",
         ]
-        flags = [x for k, v in zip(given[::2], given[1::2], strict=True) for x in ("-p", k, v)]
-        swept = ["sweep", "n.ipynb", f"{given[0]}={given[1]}", "--check"]
         command = draw(some.sampled_from([["run", "n.ipynb", *flags, "--check"], swept]))
         return Case({"n.ipynb": json.dumps(NOTEBOOK).encode()}, command)
 

@@ -62,10 +62,12 @@ def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
     first = errors[0]
     if first["type"] == "value_error":  # raised by labkit: already a sentence
         return first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:  # a name that no field can have, such as half a character
+        return f"{kind.__name__} cannot have {short(first['input'])}: {first['msg']}"
     field = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         fields = ", ".join(kind.model_fields) or "no fields"
-        return f"{kind.__name__} has no {field!r}; it has: {fields}"
+        return f"{kind.__name__} has no {short(field)}; it has: {fields}"
     if first["type"] == "missing":
         return f"{kind.__name__} needs {field!r}: give {field}=…"
     # Of a field that may be of several kinds, each kind tells what it wants.

@@ -14,8 +14,9 @@ def test_odd_input_of_every_kind_ends_in_order_or_in_one_line() -> None:
     rows = list(measure(app, cases=200, seed=0))
     assert [row for row in rows if "what" in row] == []
     assert sum(int(row["tried"] or 0) for row in rows) == 200
-    # All kinds have input that is taken, and input that is refused.
-    assert all(row["exit 0"] and (row["exit 1"] or row["exit 2"]) for row in rows)
+    # Of each kind some is taken; of what a person writes some is refused.
+    assert all(row["exit 0"] for row in rows)
+    assert all(row["exit 2"] for row in rows if row["case"] not in ("records", "reports"))
 
 
 def test_a_command_that_breaks_or_writes_elsewhere_is_found() -> None:

@@ -115,6 +115,11 @@ def test_absurd_numbers_are_refused(fields: dict[str, Any]) -> None:
         Experiment(**fields)
 
 
+def test_a_name_that_is_no_text_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="Experiment cannot have"):
+        Experiment(**{"\ud8d5": 1})
+
+
 def test_the_rows_of_its_data_are_known_where_the_data_are() -> None:
     assert Experiment(dataset="digits").rows == 1437
     assert Experiment(dataset="mnist", dataset_options={"rows": 500}).rows == 500

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 POINTS = 300  # a panel shows no more; of many runs a quarter: a hundred are drawn at once
-CURVES = 100  # so many runs have curves, and their histories read
+CURVES = 120  # so many runs have curves, and their histories read
 FEW = 8  # above so many runs the unsmoothed lines would only be fog
 
 _AXES = {
