@@ -19,7 +19,13 @@ def violations(path: Path) -> list[str]:
     """What of the contract this notebook breaks; empty: it keeps it."""
     notebook = json.loads(path.read_text())
     cells = notebook["cells"]
-    checks = (_format(notebook), _question(cells), _parameters(cells), _cells(cells))
+    checks = (
+        _format(notebook),
+        _question(cells),
+        _parameters(cells),
+        _cells(cells),
+        _order(cells),
+    )
     return [f"{path.name}: {what}" for check in checks for what in check]
 
 
@@ -72,12 +78,19 @@ def _cells(cells: list[dict[str, Any]]) -> Iterator[str]:
             yield f"has a cell of {len(cell['source'])} lines"
 
 
+def _order(cells: list[dict[str, Any]]) -> Iterator[str]:
+    calls = [call for cell in _code(cells) for call in _calls("".join(cell["source"]))]
+    started = calls.index("Cluster") if "Cluster" in calls else len(calls)
+    for late in {"Experiment", "replace"} & set(calls[started:]):
+        yield f"calls {late} after a cluster has started: build every experiment before"
+
+
 def _code(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
 def _calls(source: str) -> Iterator[str]:
-    """Names of the functions that a cell calls."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call):
-            yield getattr(node.func, "attr", getattr(node.func, "id", ""))
+    """Names of the functions that a cell calls, from above to below."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
+        yield getattr(call.func, "attr", getattr(call.func, "id", ""))

@@ -69,6 +69,28 @@ def test_what_a_new_notebook_starts_with_is_possible() -> None:
     assert check(Path("mine.ipynb"), given)["strategy"][0] == "TensorParallel"
 
 
+REFUSED = [
+    ("collectives", "ranks_drawn", 13),
+    ("collectives", "sizes", [0]),
+    ("compression", "learning_rate", float("inf")),
+    ("model_compression", "repeats_timed", 0),
+    ("model_parallel", "grid", [1]),
+    ("model_parallel", "grid", [0, 2]),
+    ("pipeline", "microbatches", [0]),
+    ("pipeline", "chunks", 0),
+    ("scheduling", "bucket_bytes", -1),
+]
+
+
+@pytest.mark.parametrize(("stem", "name", "value"), REFUSED)
+def test_an_impossible_number_is_refused_before_a_kernel_starts(
+    stem: str, name: str, value: Any
+) -> None:
+    notebook = next(path for path in NOTEBOOKS if path.stem == stem)
+    with pytest.raises(InvalidInput, match=f"^{name}"):
+        check(notebook, {name: value})
+
+
 NO_VALUE = "seed: int = len([])"
 BREAKS: dict[str, Callable[[list[dict[str, Any]]], object]] = {
     "does not begin with a question": lambda cells: cells.pop(0),
@@ -77,6 +99,7 @@ BREAKS: dict[str, Callable[[list[dict[str, Any]]], object]] = {
     "is no annotated assignment": lambda cells: say(cells[1], "workers: int =", "workers ="),
     "parameter workers has no comment": lambda cells: say(cells[1], "  # MPI ranks", ""),
     "parameter seed has a default that": lambda cells: say(cells[1], "seed: int = 0", NO_VALUE),
+    "calls replace after a cluster": lambda cells: say(cells[2], "import", "lk.Cluster(); import"),
     "has stored outputs": lambda cells: cells[2].update(execution_count=1),
     "has a cell of 41 lines": lambda cells: cells[2].update(source=["pass\n"] * 41),
     "names a path of one machine": lambda cells: say(cells[2], "import", "'/srv/runs'; import"),

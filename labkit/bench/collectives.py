@@ -9,6 +9,7 @@ import numpy as np
 
 from labkit.bench.timing import Row, check, head, spread, timed
 from labkit.cluster import Cluster
+from labkit.common.errors import InvalidInput, short
 from labkit.communicator import ALGORITHMS, Communicator, check_algorithm, refuse_unmetered
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
@@ -16,6 +17,8 @@ from labkit.simulate import closed_form
 
 MIB = 2**20
 SIZES = (MIB, 4 * MIB, 16 * MIB)
+LARGEST = 2**34  # bytes of a buffer
+MOST = 1024  # repeats, and ranks whose rounds fit into memory
 SLICE = 0.25  # seconds spent on one algorithm and size in one repeat
 
 
@@ -57,13 +60,33 @@ def measure(
         network also the closed form and the error against it, else the ratio to "mpi".
     """
     chosen = list(algorithms or (ALLREDUCE if network is not None else ALGORITHMS))
-    for algorithm in chosen:
-        check_algorithm(algorithm)
-        refuse_unmetered(algorithm, network)
+    refuse_impossible(network, chosen, sizes, repeats)
     with Cluster(workers=workers) as cluster:
         found = cluster.call(_sweep, chosen, list(sizes), repeats, ranks=workers, network=network)
     rows = [_row(case, workers, Network.parse(network), repeats) for case in found[0]]
     return rows if network is not None else _with_ratios(rows)
+
+
+def refuse_impossible(
+    network: str | Network | None,
+    algorithms: Sequence[str],
+    sizes: Sequence[int],
+    repeats: int,
+    simulated: int = 2,
+) -> None:
+    """Refuse what `measure` cannot do, and ranks that nobody can simulate, before anything starts.
+
+    Raises: InvalidInput.
+    """
+    for algorithm in algorithms:
+        check_algorithm(algorithm)
+        refuse_unmetered(algorithm, network)
+    if not sizes or not all(4 <= size <= LARGEST for size in sizes):
+        raise InvalidInput(f"sizes={short(list(sizes))}: give bytes, each from 4 to {LARGEST:,}")
+    if not 1 <= repeats <= MOST:
+        raise InvalidInput(f"repeats={short(repeats)}: give a whole number from 1 to {MOST:,}")
+    if not 2 <= simulated <= MOST:
+        raise InvalidInput(f"{short(simulated)} ranks cannot be simulated: give 2 to {MOST:,}")
 
 
 def _sweep(

@@ -228,6 +228,45 @@ def mutants(count: int, seed: int, rooms: list[str], file: Path | None) -> None:
     _write(rows, file)
 
 
+@bench.command()
+@click.option("--listed", default=20_000, show_default=True, type=click.IntRange(1))
+@click.option("--compared", default=5_000, show_default=True, type=click.IntRange(1))
+@click.option("--repeats", default=1, show_default=True, type=click.IntRange(1))
+@AS_JSON
+def records(listed: int, compared: int, repeats: int, file: Path | None) -> None:
+    """Time `ls` and `compare` over thousands of runs, which are made for it and removed."""
+    from labkit.bench.records import measure
+
+    rows = list(measure(listed, compared, repeats))
+    columns = {"case": "command", "what": "time", "runs": "runs"} | TIMES
+    _show(rows, columns | {"processor_ms_per_run": "processor ms a run"}, file)
+
+
+@bench.command()
+@click.option("--cases", default=1_000, show_default=True, type=click.IntRange(1))
+@click.option("--seed", default=0, show_default=True, help="Of what is generated.")
+@AS_JSON
+@click.pass_context
+def fuzz(context: click.Context, cases: int, seed: int, file: Path | None) -> None:
+    """Meet commands with odd parameters, YAML, notebooks, records and reports."""
+    from labkit.bench.fuzz import measure
+    from labkit.common.errors import LabkitError
+
+    say(f"seed {seed}")
+    rows = list(measure(context.find_root().command, cases, seed))
+    wrong = [row for row in rows if "what" in row]
+    _show(
+        [row for row in rows if "tried" in row],
+        FUZZ,
+        file,
+    )
+    for row in wrong:
+        say(f"{row['case']}: {row['what']}; {row['command']}; {row['files']}")
+    if wrong:
+        raise LabkitError(f"{len(wrong)} of {cases} cases did not end in order")
+
+
+FUZZ = {name: name for name in ("case", "tried", "failed", "exit 0", "exit 1", "exit 2")}
 EXCHANGE = {
     "case": "case",
     "what": "what",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,7 @@ from labkit.cli.simulate import simulate
 from labkit.cli.sweep import INTERRUPTED, sweep
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.places import keep_bytecode
-from labkit.common.terminal import say
+from labkit.common.terminal import one_line, say
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON
@@ -30,11 +32,15 @@ class _OneLine(click.Group):
     """Errors that labkit raises on purpose end in one line on stderr, not in a traceback."""
 
     def invoke(self, ctx: click.Context) -> None:
-        try:
-            super().invoke(ctx)
-        except LabkitError as error:
-            say(f"labkit: {' '.join(str(error).split())}", err=True)
-            ctx.exit(2 if isinstance(error, InvalidInput) else 1)
+        with warnings.catch_warnings():
+            # A line for who types commands: where in Python it was said helps nobody there.
+            warnings.simplefilter("default", UserWarning)
+            warnings.showwarning = lambda message, *_: say(one_line(str(message)), err=True)
+            try:
+                super().invoke(ctx)
+            except LabkitError as error:
+                say(f"labkit: {one_line(str(error))}", err=True)
+                ctx.exit(2 if isinstance(error, InvalidInput) else 1)
 
 
 @click.group(cls=_OneLine, context_settings={"help_option_names": ["-h", "--help"]})
@@ -58,12 +64,14 @@ app.add_command(sweep)
 @click.option("-f", "files", multiple=True, type=FOLDER, help="Parameters from a YAML file.")
 @click.option("-y", "texts", multiple=True, help="Parameters as YAML text.")
 @click.option("--runs", "root", default="runs", type=FOLDER, help="Folder where all runs are kept.")
+@click.option("--check", is_flag=True, help="Only check the parameters; nothing is started.")
 def run(
     target: Path,
     parameters: tuple[tuple[str, str], ...],
     files: tuple[Path, ...],
     texts: tuple[str, ...],
     root: Path,
+    check: bool,
 ) -> None:
     """Run a notebook, or the experiment of a YAML file, with these parameters.
 
@@ -79,9 +87,9 @@ def run(
     # Last, so that it wins.
     given |= dict(parameters)
     if target.suffix in (".yaml", ".yml"):
-        _run_experiment(target, given, root)
+        _run_experiment(target, given, root, check)
     else:
-        _run_notebook(target, given, root)
+        _run_notebook(target, given, root, check)
 
 
 @app.command("ls")
@@ -231,7 +239,7 @@ def lab(arguments: tuple[str, ...]) -> None:
     os.execv(sys.executable, [*command, *arguments])
 
 
-def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path) -> None:
+def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path, check: bool) -> None:
     from labkit.jobs import estimate, parameters
     from labkit.jobs.listing import run_row, shown, table
     from labkit.jobs.notebook import execute
@@ -240,6 +248,8 @@ def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path) -> None:
     values = parameters.check(notebook, given)
     # On stderr: who passes the output on wants results only.
     say(estimate.of_notebook(notebook, values, root), err=True)
+    if check:
+        return
     job = execute(notebook, values, root)
     found = load_runs(job.path)
     if found:
@@ -251,10 +261,12 @@ def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path) -> None:
     record = shown(job.path / "output.ipynb")
     said = f"{notebook.name} {job.state}{rank}: {job.cause}; record: {record}"
     say(f"labkit: {said}", err=True)
-    sys.exit(INTERRUPTED if job.state == "interrupted" else 1)
+    # What a cell refused before its cluster started is bad input, too.
+    refused = re.match(r"cell In \[\d+\]: InvalidInput: ", job.cause or "")
+    sys.exit(INTERRUPTED if job.state == "interrupted" else 2 if refused else 1)
 
 
-def _run_experiment(path: Path, given: dict[str, JSON], root: Path) -> None:
+def _run_experiment(path: Path, given: dict[str, JSON], root: Path, check: bool) -> None:
     from labkit.cluster import RankError
     from labkit.cluster import run as run_here
     from labkit.jobs import estimate
@@ -262,6 +274,8 @@ def _run_experiment(path: Path, given: dict[str, JSON], root: Path) -> None:
 
     experiment = _experiment(path, given)
     say(estimate.of_experiment(experiment.to_json(), root), err=True)
+    if check:
+        return
     folder = root / path.stem
     # As in a notebook's job: the variable says where a cluster puts its runs.
     os.environ["LABKIT_JOB"] = str(folder.resolve())
@@ -276,11 +290,15 @@ def _run_experiment(path: Path, given: dict[str, JSON], root: Path) -> None:
 
 def _experiment(path: Path, given: dict[str, JSON]) -> Experiment:
     """The experiment of a file, with other values for some fields."""
+    from labkit.common.errors import short
     from labkit.experiment import Experiment
+    from labkit.experiment.experiment import SCHEMA
     from labkit.jobs.parameters import read_text, read_yaml, value_of
 
     fields = read_yaml(read_text(path), str(path))
-    fields.pop("schema", None)  # the experiment.json of a run is a file to start from, too
+    # The experiment.json of a run is a file to start from, too.
+    if (schema := fields.pop("schema", SCHEMA)) not in range(1, SCHEMA + 1):
+        raise InvalidInput(f"{path} has schema {short(schema)}; allowed: 1 to {SCHEMA}")
     return Experiment(**fields | {name: value_of(value) for name, value in given.items()})
 
 

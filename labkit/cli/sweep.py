@@ -34,7 +34,10 @@ INTERRUPTED = 130  # as shells have it for Ctrl-C
 @click.option("--resume", is_flag=True, help="Run only what an earlier sweep has not completed.")
 @click.option("--name", default=None, help="Of the sweep's folder.")
 @click.option("--runs", "root", default="runs", type=FOLDER, help="Folder where all runs are kept.")
-def sweep(target: Path, resume: bool, name: str | None, root: Path, **given: Any) -> None:
+@click.option("--check", is_flag=True, help="Only check the values; nothing is started.")
+def sweep(
+    target: Path, resume: bool, name: str | None, root: Path, check: bool, **given: Any
+) -> None:
     """Run a notebook with many values: name=a,b,c or name=range(1,5), every combination.
 
     Each combination is a job of its own under runs/NOTEBOOK-sweep/. Ctrl-C leaves a sweep that
@@ -52,6 +55,9 @@ def sweep(target: Path, resume: bool, name: str | None, root: Path, **given: Any
     else:
         plan = _asked(target, **given)
         folder = roster.newest(root, plan) if resume else None
+    if check:
+        say(f"{len(plan.members)} members")
+        return
     if folder is None:  # --resume, too: then all is missing
         folder = roster.create(root, name or f"{target.stem}-sweep", plan)
     _run(folder, plan, roster.read(folder) | options)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, short
 
 
 class Checked(BaseModel):
@@ -16,7 +16,9 @@ class Checked(BaseModel):
     one, may stand first without it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
+    )
 
     def __init__(self, *given: Any, **fields: Any) -> None:
         try:
@@ -60,10 +62,12 @@ def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
     first = errors[0]
     if first["type"] == "value_error":  # raised by labkit: already a sentence
         return first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:  # a name that no field can have, such as half a character
+        return f"{kind.__name__} cannot have {short(first['input'])}: {first['msg']}"
     field = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         fields = ", ".join(kind.model_fields) or "no fields"
-        return f"{kind.__name__} has no {field!r}; it has: {fields}"
+        return f"{kind.__name__} has no {short(field)}; it has: {fields}"
     if first["type"] == "missing":
         return f"{kind.__name__} needs {field!r}: give {field}=…"
     # Of a field that may be of several kinds, each kind tells what it wants.
@@ -71,10 +75,3 @@ def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
     allowed = " or ".join(rule[0].lower() + rule[1:] for rule in rules)
     place = field + "".join(f"[{part}]" for part in first["loc"][1:] if isinstance(part, int))
     return f"{place}={short(first['input'])} is impossible: {allowed}"
-
-
-def short(value: Any) -> str:
-    """A value in at most 80 letters, for a sentence."""
-    text = " ".join(repr(value).split())
-    # An array as an argument would fill the screen.
-    return text if len(text) <= 80 else f"{text[:80]}…"

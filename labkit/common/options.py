@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, short
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON
@@ -23,7 +23,7 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 class Options(BaseModel):
     """Base of all options; a field's description says what is allowed and ends up in the error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def lookup(family: Mapping[str, Value], name: JSON, what: str) -> Value:
@@ -34,7 +34,8 @@ def lookup(family: Mapping[str, Value], name: JSON, what: str) -> Value:
     if isinstance(name, str) and name in family:
         return family[name]
     raise InvalidInput(
-        f"unknown {what} {name!r}{_suggestion(name, family)}; allowed: {', '.join(sorted(family))}"
+        f"unknown {what} {short(name)}{_suggestion(name, family)}; "
+        f"allowed: {', '.join(sorted(family))}"
     )
 
 
@@ -52,11 +53,11 @@ def parse(options: type[Parsed], owner: str, given: Mapping[str, object]) -> Par
     fields = options.model_fields
     if option in fields:
         raise InvalidInput(
-            f"{owner}: {option}={given.get(option, fields[option].default)!r} is impossible; "
+            f"{owner}: {option}={short(given.get(option, fields[option].default))} is impossible; "
             f"allowed: {fields[option].description}"
         )
     raise InvalidInput(
-        f"{owner} has no option {option!r}{_suggestion(option, fields)}; "
+        f"{owner} has no option {short(option)}{_suggestion(option, fields)}; "
         f"allowed: {', '.join(fields) or 'none'}"
     )
 

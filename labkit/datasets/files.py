@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,6 +73,7 @@ def fetch(file: DataFile) -> Path:
     # A shared folder of data is often not ours to write to.
     writable = [folder for folder in search_folders() if os.access(folder, os.W_OK)]
     folder = [*writable, Path("data")][0] / file.folder
+    made = [place for place in (folder, folder.parent) if not place.exists()]
     try:
         # pooch holds it against the checksum, and renames it only then.
         return Path(pooch.retrieve(file.url, f"sha256:{file.sha256}", file.name, folder))
@@ -79,6 +81,10 @@ def fetch(file: DataFile) -> Path:
         raise LabkitError(f"{how_to_get(file)}; fetching it failed: {_cause(error)}") from error
     except ValueError as error:
         raise LabkitError(f"{file.url} served another file than published: {error}") from error
+    finally:
+        for place in made:
+            with suppress(OSError):  # it has the file, or what others put there
+                place.rmdir()
 
 
 def how_to_get(file: DataFile) -> str:

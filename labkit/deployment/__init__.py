@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.deployment.comparison import compare
+from labkit.deployment.comparison import compare, refuse_alike
 from labkit.deployment.low_rank import LowRank
 from labkit.deployment.prune import Prune
 from labkit.deployment.quantize import Quantize
@@ -20,5 +20,6 @@ __all__ = [
     "Quantize",
     "compare",
     "read_sparse",
+    "refuse_alike",
     "write_sparse",
 ]

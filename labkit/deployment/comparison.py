@@ -156,6 +156,11 @@ def _check(methods: Sequence[Method], **numbers: int) -> None:
     for name, value in numbers.items():
         if not isinstance(value, int) or value < 1:
             raise InvalidInput(f"{name}={value!r} is impossible; give a whole number from 1")
+    refuse_alike(methods)
+
+
+def refuse_alike(methods: Sequence[Method]) -> None:
+    """Refuse methods that no table tells apart, and none at all. Raises: InvalidInput."""
     labels = [method.label for method in methods]
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice or not labels:

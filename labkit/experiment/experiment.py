@@ -11,7 +11,6 @@ from typing import Any, Literal, Self, TypeVar
 from pydantic import (
     Field,
     PositiveFloat,
-    PositiveInt,
     SerializeAsAny,
     field_validator,
     model_validator,
@@ -20,7 +19,7 @@ from pydantic import (
 from labkit import datasets, models
 from labkit.common.checked import Checked
 from labkit.common.content import JSON, as_json, label_of
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, short
 from labkit.common.options import lookup
 from labkit.experiment.brief import brief, html_of
 from labkit.network import Network
@@ -28,6 +27,8 @@ from labkit.schedules.grid import Layer
 from labkit.strategies import STRATEGIES, AllReduce, Strategy
 
 SCHEMA = 1
+# Numbers above are slips of a finger; so is a seed that NumPy, which has 32 bits for it, refuses.
+MOST_RANKS, MOST_STEPS = 10_000, 10**9
 Given = TypeVar("Given")
 
 # By name here, so that a wrong one is refused without importing Keras.
@@ -80,26 +81,26 @@ class Experiment(Checked):
     dataset_options: dict[str, Any] = Field(default_factory=dict)
     validation: Callable[..., Any] | tuple[Any, ...] | None = None
     strategy: SerializeAsAny[Strategy] = AllReduce()
-    workers: PositiveInt = 1
-    threads: PositiveInt = 1
+    workers: int = Field(default=1, gt=0, le=MOST_RANKS)
+    threads: int = Field(default=1, gt=0, le=MOST_RANKS)
     network: str | Network | None = None
     clock: Literal["wall", "virtual"] = "wall"
-    epochs: PositiveInt = 1
-    steps: PositiveInt | None = None
-    batch_size: PositiveInt = 256
+    epochs: int = Field(default=1, gt=0, le=MOST_STEPS)
+    steps: int | None = Field(default=None, gt=0, le=MOST_STEPS)
+    batch_size: int = Field(default=256, gt=0, le=MOST_STEPS)
     optimizer: str = "sgd"
     optimizer_options: dict[str, Any] = Field(default_factory=dict)
     learning_rate: PositiveFloat | None = None
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
-    warmup_epochs: float = Field(default=0.0, ge=0)
+    warmup_epochs: float = Field(default=0.0, ge=0, le=MOST_STEPS)
     loss: str | None = None
     metrics: tuple[str, ...] | None = None
     precision: Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"] = "float32"
     feed: Literal["shard", "scatter"] = "shard"
     capacities: tuple[PositiveFloat, ...] | None = None
     callbacks: Callable[..., Any] | None = None
-    seed: int = Field(default=0, ge=0)
-    repeats: PositiveInt = 1
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    repeats: int = Field(default=1, gt=0, le=MOST_RANKS)
     gate: bool = True
 
     @field_validator("model")
@@ -127,7 +128,8 @@ class Experiment(Checked):
     @classmethod
     def _optimizer(cls, value: str) -> str:
         if value not in OPTIMIZERS:
-            raise ValueError(f"optimizer={value!r} is not known; allowed: {', '.join(OPTIMIZERS)}")
+            allowed = ", ".join(OPTIMIZERS)
+            raise ValueError(f"optimizer={short(value)} is not known; allowed: {allowed}")
         return value
 
     @field_validator("dataset", "validation", mode="before")

@@ -78,12 +78,9 @@ def _durations(folder: Path, values: Values) -> list[float]:
 def _seconds_per_epoch(root: Path, wanted: store.Record) -> list[float]:
     """Training seconds an epoch of completed runs that did the same work."""
     found = []
-    for path in scan(root).runs if root.is_dir() else []:
-        record = store.read_json(path / "experiment.json")
-        if any(record.get(key) != wanted.get(key) for key in SAME):
-            continue
-        if store.read_status(path)["state"] == "completed":
-            metrics = store.read_json(path / "metrics.json")
-            if metrics.get("train_seconds") and metrics.get("epochs"):
-                found.append(metrics["train_seconds"] / len(metrics["epochs"]))
+    for each in scan(root).found if root.is_dir() else []:
+        same = all(each.experiment.get(key) == wanted.get(key) for key in SAME)
+        metrics = each.metrics if same and each.status["state"] == "completed" else None
+        if metrics and metrics.get("train_seconds") and metrics.get("epochs"):
+            found.append(metrics["train_seconds"] / len(metrics["epochs"]))
     return found

@@ -7,6 +7,8 @@ import typing
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from pydantic import PositiveInt
+
 Kind: TypeAlias = Any  # what typing makes of types; Python has no better name for all of them
 
 PLAIN: dict[str, Kind] = {
@@ -15,6 +17,7 @@ PLAIN: dict[str, Kind] = {
 NAMED: dict[str, Kind] = PLAIN | {
     name: getattr(typing, name) for name in ("Any", "Literal", "Optional", "Union", "List", "Dict")
 }
+NAMED["PositiveInt"] = PositiveInt
 LONGEST = 1000  # letters; also bounds how deeply brackets can stand in each other
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import duration_text
 from labkit.jobs.sweep import roster
 from labkit.records import store
-from labkit.records.run import Run, gate_failed, key_metrics
-from labkit.records.scan import scan
+from labkit.records.run import Run, gate_failed, key_metrics, known
+from labkit.records.scan import folders, left_out, read_run
 
 HEAD = ("name", "state", "duration", "accuracy", "samples/s", "gate", "cause")
 CAUSE_WIDTH = 80
@@ -22,44 +21,49 @@ Row = tuple[str, ...]
 
 def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
     """Rows of HEAD for all sweeps, jobs and runs below root; a line for each unusable record."""
-    found = scan(root)
-    jobs, sweeps = find(root)
-    skipped = list(found.skipped)
-    # By path, so that members stand below their sweep and runs below their job, in every order of
-    # finds.
-    rows: dict[Path, Row] = {}
-    for path in sorted([*jobs, *sweeps, *found.runs]):
-        name = path.relative_to(root).as_posix() if path != root else path.name
+    skipped: list[str] = []
+    rows: dict[str, Row] = {}
+    for folder in folders(root):
+        name = _name(folder.path, root)
         try:
-            if path in sweeps:
-                rows |= sweep_rows(path, name)
-            else:
-                rows[path] = job_row(path, name) if path in jobs else run_row(_Read(path), name)
+            if folder.is_run:
+                # One by one: the records of thousands would fill memory, and slow all that is made.
+                read = read_run(folder)
+                if isinstance(read, str):
+                    skipped.append(left_out(folder, root, read))
+                else:
+                    rows[folder.path] = run_row(known(read), name)
+            if "params.yaml" in folder.files:
+                rows[folder.path] = job_row(Path(folder.path), name)
+            if roster.FILE in folder.files:
+                rows |= sweep_rows(Path(folder.path), name)
         except LabkitError as error:
             skipped.append(f"{name} left out: {error}")
-    return [rows[path] for path in sorted(rows)], skipped
+    # By path, so that members stand below their sweep and runs below their job, in every order of
+    # finds.
+    return [rows[path] for path in sorted(rows, key=lambda path: path.split("/"))], skipped
 
 
-class _Read(Run):
-    """A run whose metrics are read once: it is shown and forgotten."""
-
-    @cached_property
-    def metrics(self) -> store.Record:
-        return super().metrics
+def _name(path: str, root: Path) -> str:
+    """A path as it is listed: below the root, without it."""
+    # Not by pathlib, which takes as long as to read a record.
+    return path[len(str(root)) + 1 :] if path != str(root) else root.name
 
 
-def sweep_rows(path: Path, name: str) -> dict[Path, Row]:
+def sweep_rows(path: Path, name: str) -> dict[str, Row]:
     """A sweep: its state, and how many members are in which; and those that are still to start."""
     status = roster.read(path)
     states = roster.states(path, status)
     total = sum(states.values())
     counts = [f"{states[state]} {state}" for state in store.STATES if states[state]]
     cause = f"{total} members: {', '.join(counts)}"
-    rows: dict[Path, Row] = {path: (name, status["state"], _duration(status), "", "", "", cause)}
+    rows: dict[str, Row] = {
+        str(path): (name, status["state"], _duration(status), "", "", "", cause)
+    }
     for member in status["members"]:
         job = path / member["folder"]
         if not job.exists():
-            rows[job] = (f"{name}/{job.name}", "queued", "", "", "", "", "")
+            rows[str(job)] = (f"{name}/{job.name}", "queued", "", "", "", "", "")
     return rows
 
 
@@ -81,7 +85,7 @@ def run_row(run: Run, name: str) -> Row:
         _duration(status),
         "" if accuracy is None else f"{accuracy:.2%}",
         withheld if speed is None else f"{speed:,.0f}",
-        run.metrics.get("equivalence", {}).get("verdict", ""),
+        (run.metrics.get("equivalence") or {}).get("verdict", ""),
         _cause(status),
     )
 
@@ -132,15 +136,15 @@ def find(root: Path) -> tuple[set[Path], set[Path]]:
     if not root.is_dir():
         raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
     jobs, sweeps = set(), set()
-    for folder, folders, files in os.walk(root):
+    for folder, inside, files in os.walk(root):
         if "params.yaml" in files:
             jobs.add(Path(folder))
         if roster.FILE in files:
             sweeps.add(Path(folder))
         if "experiment.json" in files:
             # A run's folder holds a model and logs, and no job.
-            folders.clear()
-        folders[:] = [name for name in folders if not name.startswith(".")]
+            inside.clear()
+        inside[:] = [name for name in inside if not name.startswith(".")]
     return jobs, sweeps
 
 

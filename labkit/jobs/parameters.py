@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from labkit.common.checked import short
-from labkit.common.errors import InvalidInput, LabkitError
-from labkit.jobs import kinds
+from labkit.common.errors import InvalidInput, LabkitError, short
+from labkit.jobs import cells, kinds
 from labkit.records.plain_yaml import NotPlain, read_plain
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
+FINITE = ConfigDict(allow_inf_nan=False)
 Values: TypeAlias = "Mapping[str, JSON]"
 
 
@@ -47,7 +47,7 @@ class Parameter:
     def type(self) -> TypeAdapter[JSON]:
         """What checks and converts values; a type that cannot be read raises InvalidInput."""
         try:
-            return TypeAdapter(kinds.read(self.annotation))
+            return TypeAdapter(kinds.read(self.annotation), config=FINITE)
         except (PydanticUserError, TypeError, ValueError) as error:  # NoType is a ValueError
             raise InvalidInput(
                 f"the parameters cell declares `{self.declaration}`, but {self.annotation} is not "
@@ -61,18 +61,23 @@ class Parameter:
             InvalidInput: the value is not of the type.
         """
         readings = _readings(value) if isinstance(value, str) else [(value, True)]
+        kind = self.type
         for reading, strict in readings:
             try:
-                # As JSON: a list may stand for a tuple, but True is no int and 2.0 neither.
-                checked = self.type.validate_json(json.dumps(reading), strict=strict)
-            except (ValidationError, TypeError):  # TypeError: JSON has no such value
+                text = json.dumps(reading, allow_nan=False)
+            except (TypeError, ValueError):  # JSON has no such value
                 continue
-            converted: JSON = self.type.dump_python(checked, mode="json")
+            try:
+                # As JSON: a list may stand for a tuple, but True is no int and 2.0 neither.
+                checked = kind.validate_json(text, strict=strict)
+            except ValidationError:
+                continue
+            converted: JSON = kind.dump_python(checked, mode="json")
             return converted
         # The declaration lists the choices: once is enough.
-        kind = "a choice" if "Literal" in self.annotation else self.annotation
+        named = "a choice" if "Literal" in self.annotation else self.annotation
         raise InvalidInput(
-            f"{self.name} = {short(value)} is not {kind}: "
+            f"{self.name} = {short(value)} is not {named}: "
             f"the notebook declares `{self.declaration}`"
         )
 
@@ -86,18 +91,12 @@ def declared(notebook: Path) -> dict[str, Parameter]:
     Raises:
         InvalidInput: there is no such notebook, or its cell is not Python.
     """
-    if not notebook.is_file():
-        raise InvalidInput(f"no notebook {notebook}: give the path of an .ipynb file")
+    tagged = [cell for cell in cells.read(notebook) if "parameters" in cell.tags]
     try:
-        # Plain JSON: nbformat takes longer to import than all else that is done here.
-        cells = json.loads(notebook.read_bytes())["cells"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(f"{notebook} is not a notebook of format 4: {error}") from error
-    tagged = [cell for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
-    try:
-        return parse("".join(tagged[0]["source"])) if tagged else {}
-    except (SyntaxError, tokenize.TokenError) as error:
-        raise InvalidInput(f"the parameters cell of {notebook} is not Python: {error}") from error
+        return parse(tagged[0].source) if tagged else {}
+    except (SyntaxError, ValueError, tokenize.TokenError, RecursionError, MemoryError) as error:
+        reason = str(error) or type(error).__name__  # the last two: brackets in brackets
+        raise InvalidInput(f"the parameters cell of {notebook} is not Python: {reason}") from error
 
 
 def parse(source: str) -> dict[str, Parameter]:
@@ -118,7 +117,7 @@ def parse(source: str) -> dict[str, Parameter]:
             continue
         try:
             default = ast.literal_eval(value)
-        except ValueError:
+        except (ValueError, TypeError, MemoryError, RecursionError):  # `{[]: 1}`, `-"a"`, too deep
             default = UNKNOWN
         if isinstance(node, ast.AnnAssign):
             annotation = ast.unparse(node.annotation)
@@ -173,7 +172,7 @@ def check_names(notebook: Path, names: Iterable[str], known: Known) -> None:
             hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
             allowed = ", ".join(known) or "none"
             raise InvalidInput(
-                f"{notebook.name} has no parameter {name!r}{hint}; allowed: {allowed}"
+                f"{notebook.name} has no parameter {short(name)}{hint}; allowed: {allowed}"
             )
 
 

@@ -16,7 +16,7 @@ from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, curve, folded, pairs, preformatted
 from labkit.records import store
-from labkit.records.scan import find_runs
+from labkit.records.scan import Found, find_runs
 from labkit.records.store import Record
 
 if TYPE_CHECKING:
@@ -53,13 +53,14 @@ class Run:
     @property
     def status(self) -> Record:
         """state, started, ended, cause, rank …, as they are now."""
-        return store.read_status(self.path)
+        return self.__dict__.get("_final") or store.read_status(self.path)
 
     @property
     def metrics(self) -> Record:
         """The results; empty unless the run completed."""
         # Written once, when the ranks have ended: what is there is kept, what is not may yet come.
-        return self._metrics if (self.path / "metrics.json").exists() else {}
+        known = "_metrics" in self.__dict__ or (self.path / "metrics.json").exists()
+        return self._metrics if known else {}
 
     @cached_property
     def _metrics(self) -> Record:
@@ -70,15 +71,11 @@ class Run:
         """One row a step and rank (store.HISTORY_COLUMNS); no rows before the run completed."""
         if (self.path / "history.parquet").exists():
             return self._history
-        import pandas as pd
-
-        return pd.DataFrame({k: pd.Series(dtype=v) for k, v in store.HISTORY_COLUMNS.items()})
+        return store.empty_table(store.HISTORY_COLUMNS)
 
     @cached_property
     def _history(self) -> pandas.DataFrame:
-        import pandas as pd
-
-        return pd.read_parquet(self.path / "history.parquet")
+        return store.read_table(self.path / "history.parquet", store.HISTORY_COLUMNS)
 
     @cached_property
     def timeline(self) -> pandas.DataFrame:
@@ -105,10 +102,8 @@ class Run:
 
     def _table(self, name: str, columns: Sequence[str] = ()) -> pandas.DataFrame:
         """What ranks wrote beside the history; no rows where there was nothing to write."""
-        import pandas as pd
-
-        path = self.path / f"{name}.parquet"
-        return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=list(columns))
+        path, kinds = self.path / f"{name}.parquet", dict.fromkeys(columns, "object")
+        return store.read_table(path, kinds) if path.exists() else store.empty_table(kinds)
 
     @property
     def memory(self) -> pandas.DataFrame:
@@ -207,9 +202,20 @@ def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:
     roots = [root] if isinstance(root, str | Path) else list(root)
     places = [place for each in roots for place in _places(Path(each))]
     # Once each, though folders may lie in each other; by path, where runs started at one moment.
-    paths = sorted({path for place in places for path in find_runs(place)})
-    started = [store.read_json(path / "status.json").get("started") or "" for path in paths]
-    return [Run(path) for _, path in sorted(zip(started, paths, strict=True))]
+    found = {each.path: each for place in places for each in find_runs(place)}
+    order = sorted(found.values(), key=lambda each: (each.status.get("started") or "", each.path))
+    return [known(each) for each in order]
+
+
+def known(found: Found) -> Run:
+    """The run of records that have been read: those that are final are not read again."""
+    run = Run(found.path)
+    run.__dict__["experiment"] = _without_schema(found.experiment)
+    if found.metrics is not None:
+        run.__dict__["_metrics"] = _without_schema(found.metrics)
+    if found.status["state"] == "completed":
+        run.__dict__["_final"] = found.status
+    return run
 
 
 def frame(runs: Iterable[Run]) -> pandas.DataFrame:
@@ -237,13 +243,16 @@ def flatten(record: Mapping[str, JSON], prefix: str = "") -> Record:
 
 def key_metrics(run: Run) -> Record:
     """The few metrics that a table shows; those that the run does not have are left out."""
-    metrics = run.metrics
-    # Without epochs: a list of them as text is long, and no metric of a table is in it.
-    flat = flatten({key: value for key, value in metrics.items() if key != "epochs"})
-    if gate_failed(run):
-        flat = {key: value for key, value in flat.items() if key not in SPEED_METRICS}
-    # In the order of KEY_METRICS, whatever the record's is.
-    return {key: flat[key] for key in KEY_METRICS if flat.get(key) is not None}
+    metrics, hidden = run.metrics, SPEED_METRICS if gate_failed(run) else ()
+    found: Record = {}
+    # In the order of KEY_METRICS, whatever the record's is; nothing else of it is looked at.
+    for name in KEY_METRICS:
+        outer, _, inner = name.partition(".")
+        value = metrics.get(outer)
+        value = (value or {}).get(inner) if inner else value
+        if value is not None and name not in hidden:
+            found[name] = value
+    return found
 
 
 SPEED_METRICS = {"samples_per_second", "step_ms.median", "train_seconds"}
@@ -251,7 +260,7 @@ SPEED_METRICS = {"samples_per_second", "step_ms.median", "train_seconds"}
 
 def gate_failed(run: Run) -> bool:
     """Whether the equivalence gate failed: then no speed of this run is shown."""
-    return bool(run.metrics.get("equivalence", {}).get("verdict") == "failed")
+    return bool((run.metrics.get("equivalence") or {}).get("verdict") == "failed")
 
 
 def verdict(run: Run) -> str:

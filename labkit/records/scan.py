@@ -4,77 +4,106 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from labkit.common.errors import LabkitError
-from labkit.records.store import read_json, read_status
+from labkit.records.store import Record, checked_status, read_bytes, read_json
 
 PARQUET = b"PAR1"  # begins and ends such a file
 
 
-class Scan(NamedTuple):
-    """What lies under a folder: usable run directories, and one line for each that is not."""
+class Found(NamedTuple):
+    """A usable run directory with its records, which are read once; no metrics: not yet there."""
 
-    runs: list[Path]
+    path: Path
+    experiment: Record
+    status: Record
+    metrics: Record | None
+
+
+class Scan(NamedTuple):
+    """What lies under a folder: usable runs, and one line for each that is not."""
+
+    found: list[Found]
     skipped: list[str]
 
+    @property
+    def runs(self) -> list[Path]:
+        """Their directories."""
+        return [each.path for each in self.found]
 
-def scan(root: Path | str) -> Scan:
-    """Look for run directories at and below root; a run is not searched for runs inside it."""
+
+class Folder(NamedTuple):
+    """A folder with the names of the files in it, and whether it is a run's."""
+
+    path: str
+    files: set[str]
+    is_run: bool
+
+
+def folders(root: Path | str) -> Iterator[Folder]:
+    """Every folder at and below root, in order; none in hidden folders and within runs."""
     root = Path(root)
     if not root.is_dir():
         raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
-    found = Scan([], [])
-    for folder, folders, files in os.walk(root):
+    for path, inside, names in os.walk(root):
+        files = set(names)
         # A notebook's job has a status too, but params.yaml beside it; runs lie inside.
         is_run = "experiment.json" in files or (
             "status.json" in files and "params.yaml" not in files
         )
-        if not is_run:
-            # In place, as os.walk wants it. What a sweep replaced lies in hidden folders.
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
+        # In place, as os.walk wants it. What a sweep replaced lies in hidden folders.
+        inside[:] = [] if is_run else sorted(name for name in inside if not name.startswith("."))
+        yield Folder(path, files, is_run)
+
+
+def scan(root: Path | str) -> Scan:
+    """Look for run directories at and below root; a run is not searched for runs inside it."""
+    result = Scan([], [])
+    for folder in folders(root):
+        if not folder.is_run:
             continue
-        folders.clear()
-        reason = why_unusable(Path(folder))
-        if reason is None:
-            found.runs.append(Path(folder))
+        read = read_run(folder)
+        if isinstance(read, Found):
+            result.found.append(read)
         else:
-            found.skipped.append(f"{Path(folder).relative_to(root.parent)} left out: {reason}")
-    return found
+            result.skipped.append(left_out(folder, Path(root), read))
+    return result
 
 
-def find_runs(root: Path | str) -> list[Path]:
-    """The usable run directories at and below root; warns, one line each, about the others."""
-    found = scan(root)
-    for line in found.skipped:
+def left_out(folder: Folder, root: Path, reason: str) -> str:
+    """The line that says that a run is left out."""
+    return f"{Path(folder.path).relative_to(root.parent)} left out: {reason}"
+
+
+def find_runs(root: Path | str) -> list[Found]:
+    """The usable runs at and below root; warns, one line each, about the others."""
+    result = scan(root)
+    for line in result.skipped:
         warnings.warn(line, stacklevel=2)
-    return found.runs
+    return result.found
 
 
-def why_unusable(directory: Path) -> str | None:
-    """One line saying why a run directory cannot be used (half written, newer schema), or None."""
+def read_run(folder: Folder) -> Found | str:
+    """A run's records, or one line saying why it cannot be used (half written, newer schema)."""
+    path = folder.path
     try:
-        read_json(directory / "experiment.json")
+        experiment = read_json(f"{path}/experiment.json")
+        status = checked_status(read_json(f"{path}/status.json"), path)
         # A run that has not completed need not have metrics; but those that it has must be
         # readable.
-        completed = read_status(directory)["state"] == "completed"
-        if completed or (directory / "metrics.json").exists():
-            read_json(directory / "metrics.json")
-        # By its end alone: to read every history of a thousand runs takes minutes.
-        torn = [path.name for path in directory.glob("*.parquet") if not _is_whole(path)]
+        wanted = status["state"] == "completed" or "metrics.json" in folder.files
+        metrics = read_json(f"{path}/metrics.json") if wanted else None
+        for name in folder.files:
+            # By its end alone: to read every history of a thousand runs takes minutes.
+            if name.endswith(".parquet") and read_bytes(f"{path}/{name}", 4) != PARQUET:
+                return f"{os.path.basename(path)}/{name} is torn: copy the run again"
     except LabkitError as error:
         return str(error)
     except OSError as error:  # it is not ours to read, or somebody removes the run just now
-        return f"{directory.name} cannot be read: {error.strerror}"
-    return f"{directory.name}/{torn[0]} is torn: copy the run again" if torn else None
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a Parquet file has its end, without which nothing of it can be read."""
-    if not path.is_file():  # a pipe would be waited for
-        return False
-    with path.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - len(PARQUET)))
-        return file.read() == PARQUET
+        return f"{os.path.basename(path)} cannot be read: {error.strerror}"
+    except ValueError as error:
+        return f"{os.path.basename(path)}/{name} {error}"
+    return Found(Path(path), experiment, status, metrics)

@@ -11,6 +11,7 @@ import re
 import secrets
 import stat
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from labkit.common.content import JSON
-from labkit.common.errors import LabkitError
+from labkit.common.errors import LabkitError, short
 from labkit.common.privacy import scrub
 from labkit.records.shape import wrong_field
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 STATES = ("queued", "running", "completed", "failed", "interrupted")
+LONGEST_RECORD = 2**26  # bytes; metrics of a hundred thousand epochs have some ten millions
 LONGEST_NAME = 120  # bytes; file systems allow 255, and archives and mounts eat some of it
 
 _SECONDS = ("seconds", "compute_seconds", "communicate_seconds", "wait_seconds")
@@ -66,34 +68,62 @@ def write_atomically(path: Path, content: bytes | str) -> Path:
 
 def write_json(path: Path, record: Mapping[str, Any]) -> Path:
     """Write a record with its schema version as strict JSON; NaN and infinity become null."""
+    return write_atomically(path, json_text(record))
+
+
+def json_text(record: Mapping[str, Any]) -> str:
+    """A record as `write_json` writes it."""
     content = {"schema": SCHEMA} | _plain(dict(record))
-    return write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-def read_json(path: Path) -> Record:
+def read_json(path: Path | str) -> Record:
     """Read a record; a missing, broken or newer one raises LabkitError with one line."""
-    place = f"{path.parent.name}/{path.name}"
     try:
-        # A pipe would be waited for.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise LabkitError(f"{place} is not a file")
-        record = json.loads(path.read_bytes())
+        return _record(path)
     except FileNotFoundError:
-        raise LabkitError(f"{place} is missing") from None
+        reason = "is missing"
     except (OSError, ValueError, RecursionError) as error:
-        raise LabkitError(f"{place} cannot be read: {scrub(str(error))}") from error
+        reason = str(error) if isinstance(error, _Odd) else f"cannot be read: {scrub(str(error))}"
+    raise LabkitError(f"{Path(path).parent.name}/{Path(path).name} {reason}")
+
+
+class _Odd(ValueError):
+    """What is wrong with a record."""
+
+
+def _record(path: Path | str) -> Record:
+    record = json.loads(read_bytes(path))
     if not isinstance(record, dict):
-        raise LabkitError(f"{place} holds a {type(record).__name__}, not a record")
+        raise _Odd(f"holds a {type(record).__name__}, not a record")
     schema = record.get("schema")
     if not isinstance(schema, int):
-        raise LabkitError(f"{place} has no schema version (expected {SCHEMA} or lower)")
+        raise _Odd(f"has no schema version (expected {SCHEMA} or lower)")
     if schema > SCHEMA:
-        raise LabkitError(
-            f"{place} has schema {schema}, this labkit reads up to {SCHEMA}: update labkit"
-        )
-    if wrong := wrong_field(path.name, record):
-        raise LabkitError(f"{place} is odd: {wrong}")
+        raise _Odd(f"has schema {short(schema)}, this labkit reads up to {SCHEMA}: update labkit")
+    if wrong := wrong_field(os.path.basename(path), record):
+        raise _Odd(f"is odd: {wrong}")
     return record
+
+
+def read_bytes(path: Path | str, last: int | None = None) -> bytes:
+    """What a file holds, or its last bytes.
+
+    Raises: OSError; ValueError, for what is no file, or longer than a record can be.
+    """
+    # Not to wait for who writes into a pipe.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise _Odd("is not a file")
+        if last is not None:
+            return os.pread(descriptor, last, max(0, found.st_size - last))
+        if found.st_size > LONGEST_RECORD:
+            raise _Odd(f"has {found.st_size:,} bytes; a record has at most {LONGEST_RECORD:,}")
+        return os.read(descriptor, found.st_size)
+    finally:
+        os.close(descriptor)
 
 
 def _plain(value: Any) -> Any:
@@ -245,6 +275,45 @@ def write_table(path: Path, rows: Rows) -> Path:
     return write_atomically(path, _compressed(pa.Table.from_pylist(list(rows)))) if rows else path
 
 
+def read_table(path: Path, columns: Mapping[str, str]) -> pandas.DataFrame:
+    """A table with at least these columns; where it is damaged, no rows, and a warning.
+
+    Numbers are checked to be numbers where `columns` says so.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # Not by pandas, which takes three times as long for a short one, and heeds its own notes.
+        table = pq.ParquetFile(path).read()
+        odd = [
+            name
+            for name, kind in columns.items()
+            if name not in table.column_names or (kind != "object" and not _numeric(table[name]))
+        ]
+        if not odd:
+            return table.to_pandas(ignore_metadata=True)
+        reason = f"has no numbers in {', '.join(odd)}"
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = f"is damaged ({scrub(str(error))[:100]})"
+    place = f"{path.parent.name}/{path.name}"
+    warnings.warn(f"{place} {reason}; its run is shown without it", stacklevel=2)
+    return empty_table(columns)
+
+
+def empty_table(columns: Mapping[str, str]) -> pandas.DataFrame:
+    """A table of these columns and their types without rows."""
+    import pandas as pd
+
+    return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
+
+
+def _numeric(column: pa.ChunkedArray) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
+
+
 def complete(directory: Path) -> None:
     """Say that all is written; for a notebook's job, that its last cell ended well."""
     _write_status(directory, "completed", ended=now())
@@ -262,11 +331,15 @@ def interrupt(directory: Path, cause: str = "interrupted by the user") -> None:
 
 def read_status(directory: Path) -> Record:
     """The status record; "running" without its process reads as "interrupted"."""
-    status = read_json(directory / "status.json")
+    return checked_status(read_json(directory / "status.json"), directory)
+
+
+def checked_status(status: Record, directory: Path | str) -> Record:
+    """A status as `read_status` gives it, of what a directory's record says."""
     if status.get("state") not in STATES:
         raise LabkitError(
-            f"{directory.name}/status.json has the state {status.get('state')!r}, "
-            f"allowed are {', '.join(STATES)}"
+            f"{os.path.basename(directory)}/status.json has the state "
+            f"{short(status.get('state'))}, allowed are {', '.join(STATES)}"
         )
     if status["state"] == "running" and not is_alive(status):
         status |= {"state": "interrupted", "cause": "its process is gone"}

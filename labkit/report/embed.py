@@ -9,6 +9,7 @@ import base64
 import hashlib
 import html
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from labkit.common.content import JSON
 from labkit.common.privacy import scrub
 
 BODY = '"use strict";var Plotly='
+HIGHEST = 20_000  # pixels
 END = "window.Plotly = Plotly;"
 
 
@@ -40,7 +42,7 @@ def figure_html(content: Mapping[str, JSON]) -> str:
     kind = "figure foreign" if _alt(layout) is None else "figure"
     height = layout.get("height")
     # The page keeps the room of a figure free before it is drawn, so that nothing jumps.
-    pixels = int(height) if isinstance(height, int | float) else 450
+    pixels = int(height) if isinstance(height, int | float) and 0 < height < HIGHEST else 450
     return (
         f'<figure class="{kind}" aria-label="{title}">'
         f'<div class="plot" style="min-height:{pixels}px"></div>'
@@ -76,6 +78,9 @@ def _scrubbed(value: JSON) -> JSON:
         return {k: v if k == "bdata" else _scrubbed(v) for k, v in kept.items()}
     if isinstance(value, list):
         return [_scrubbed(item) for item in value]
+    # JSON has no such numbers, and a browser that meets one reads nothing of the figure.
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return scrub(value) if isinstance(value, str) else value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import secrets
 from pathlib import Path
@@ -116,7 +117,13 @@ def _read(path: Path) -> NotebookNode:
     import nbformat
 
     try:
-        return nbformat.read(path, as_version=4)
+        if not path.is_file():  # a pipe would be waited for
+            raise FileNotFoundError("no such file")
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)  # `read` itself only complains
+        # What is too deep fails here, rather than where its figures are written.
+        json.dumps(notebook)
+        return notebook
     except Exception as error:  # nbformat raises many kinds for what is not a notebook
         lines = str(error).splitlines() or [type(error).__name__]
         raise LabkitError(f"{path} is not a notebook that can be read: {lines[0][:200]}") from error

@@ -121,10 +121,10 @@
 
   async function draw(source) {
     const plot = source.parentElement.querySelector(".plot");
-    const { data, layout, config, frames } = JSON.parse(source.textContent);
-    if (frames) giveUpOwnControls(plot, layout);
-    delete layout.width; // the page decides
     try {
+      const { data, layout, config, frames } = JSON.parse(source.textContent);
+      if (frames) giveUpOwnControls(plot, layout);
+      delete layout.width; // the page decides
       const drawing = Plotly.newPlot(plot, data, layout, config);
       plot.wholes = {};
       plots.push(plot);
@@ -134,7 +134,8 @@
       const shown = wanted();
       if ([...shown.values()].includes(false)) pick(plot, shown); // a reload keeps the boxes as they were
       if (marked) mark(plot);
-    } catch (error) {
+    } catch (error) { // of a stranger's figure: its own line, and the others are drawn
+      if (plots.at(-1) === plot) plots.pop();
       plot.textContent = "This figure cannot be drawn: " + error.message;
     }
   }

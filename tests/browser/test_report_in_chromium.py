@@ -247,3 +247,22 @@ def test_on_paper_controls_are_gone_and_everything_keeps_to_the_width(
     assert page.locator("details[open]").count() == 0
     assert page.locator(".main-svg[viewBox]").count() == 0
     assert page.pdf(format="A4").startswith(b"%PDF")
+
+
+def test_a_strangers_odd_figures_are_their_own_lines(tmp_path: Path, page: Any) -> None:
+    kind = "application_vnd.plotly.v1+json"
+    odd = [
+        {"data": [{"type": "scatter", "y": [1.0, float("nan"), 2.0]}], "layout": {}},
+        {"data": [{"type": "scatter", "y": [1]}], "layout": {}, "frames": 5},
+        {"data": 5, "layout": {"sliders": 3}, "frames": [None]},
+    ]
+    job = write_job(tmp_path / "runs", [output(**{kind: figure}) for figure in odd])
+    write_run(job)
+    opened(page, report(job, tmp_path / "report.html"))
+    figures = page.locator(".notebook figure .plot")
+    assert figures.count() == 3
+    assert figures.nth(0).locator(".main-svg").count() > 0  # the gap is a gap
+    undrawn = page.get_by_text("This figure cannot be drawn")
+    assert undrawn.count() >= 1
+    drawn = page.locator("figure .main-svg").count()
+    assert drawn > 0  # and the page's own are there

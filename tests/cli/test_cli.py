@@ -80,6 +80,67 @@ def test_an_experiment_file_is_checked_as_the_experiment_is() -> None:
         assert name in result.stderr
 
 
+def test_a_newer_record_is_no_experiment_of_this_labkit() -> None:
+    Path("e.yaml").write_text("schema: 99\n")
+    result = labkit("run", "e.yaml", "--check")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "labkit: e.yaml has schema 99; allowed: 1 to 1\n",
+    )
+
+
+@pytest.mark.parametrize("name", ["workers", "y" * 50_000])
+def test_an_endless_value_is_told_in_a_short_line(name: str) -> None:
+    value = "x" * 50_000
+    for command, *words in (["run", "-p", name, value], ["sweep", f"{name}={value}"]):
+        result = labkit(command, NOTEBOOKS / "trains.ipynb", *words)
+        assert result.exit_code == 2
+        assert len(result.stderr) < 1_600
+
+
+def test_check_says_whether_it_could_run_and_starts_nothing() -> None:
+    trains = NOTEBOOKS / "trains.ipynb"
+    assert labkit("run", trains, "-p", "workers", "2", "--check").exit_code == 0
+    assert "2 members" in labkit("sweep", trains, "workers=1,2", "--check").stdout
+    assert labkit("run", trains, "-p", "workers", "0", "--check").exit_code == 2
+    assert not Path("runs").exists()
+
+
+def test_a_run_that_is_left_out_of_a_comparison_is_one_plain_line() -> None:
+    write_run(Path("runs"), "good")
+    (write_run(Path("runs"), "bad").path / "metrics.json").write_text("[]")
+    result = labkit("compare", "runs")
+    assert result.exit_code == 0
+    assert result.stderr == "runs/bad left out: bad/metrics.json holds a list, not a record\n"
+
+
+def test_a_history_damaged_in_its_middle_takes_only_its_curves_away() -> None:
+    good, bad = (write_run(Path("runs"), name, seed=k) for k, name in enumerate(("good", "bad")))
+    file = bad.path / "history.parquet"
+    content = bytearray(file.read_bytes())
+    content[4:-4] = bytes(len(content) - 8)
+    file.write_bytes(content)
+    for command in ("compare", "report"):
+        result = labkit(command, "runs")
+        assert result.exit_code == 0, result.stderr
+        assert "bad/history.parquet is damaged" in result.stderr
+        assert all(line.startswith("bad/") for line in result.stderr.splitlines())
+    assert len(good.history)
+    with pytest.warns(UserWarning, match="damaged"):
+        assert bad.history.empty
+
+
+@pytest.mark.slow
+def test_what_a_cell_refuses_before_its_cluster_starts_is_bad_input() -> None:
+    notebook = NOTEBOOKS.parents[1] / "notebooks" / "compression.ipynb"
+    given = ["-p", "methods", '["Pipelin"]', "-p", "dataset", "digits"]
+    with process("run", notebook, *given) as running:
+        told = running.communicate(timeout=120)[1]
+    assert running.returncode == 2, told
+    assert "unknown compressor 'Pipelin'" in told.splitlines()[-1]
+    assert "Cluster" not in told
+
+
 def test_a_run_says_where_its_result_lies_and_shows_what_its_notebook_prints() -> None:
     Path("rates.yaml").write_text("rate: 1e-3\nword: from the file\n")
     source = NOTEBOOKS / "says_its_parameters.ipynb"

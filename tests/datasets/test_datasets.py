@@ -26,7 +26,7 @@ from labkit.common.errors import InvalidInput, LabkitError
 from labkit.datasets import DATASETS, Dataset, Shapes
 from labkit.datasets.adult import read_adult
 from labkit.datasets.dataset import Rows
-from labkit.datasets.files import DataFile
+from labkit.datasets.files import DataFile, fetch
 from labkit.datasets.images import read_cifar10, read_idx
 from labkit.datasets.shakespeare import TextOptions, read_shakespeare
 
@@ -428,6 +428,17 @@ def test_a_publisher_that_serves_another_file_leaves_nothing_behind(
     with pytest.raises(LabkitError, match=f"{file.url} served another file than published"):
         datasets.ensure("shakespeare")
     assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+
+
+def test_a_download_that_fails_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LABKIT_DATA", raising=False)
+    nobody = DataFile("letters", "a.txt", "http://127.0.0.1:9/a.txt", "0" * 64)
+    with pytest.raises(LabkitError, match="fetching it failed"):
+        fetch(nobody)
+    assert list(tmp_path.rglob("*")) == []
 
 
 def test_sets_without_files_are_always_available() -> None:

@@ -94,6 +94,32 @@ def test_an_impossible_value_is_refused_in_one_line(fields: dict[str, Any], told
     assert len(message) < 800
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"learning_rate": float("inf")},
+        {"learning_rate": float("nan")},
+        {"warmup_epochs": float("inf")},
+        {"workers": 10**11},
+        {"threads": 10**11},
+        {"epochs": 1e26},
+        {"steps": 10**12},
+        {"batch_size": 10**12},
+        {"seed": 2**32},
+        {"repeats": 10**9},
+        {"workers": 2, "capacities": (1.0, float("inf"))},
+    ],
+)
+def test_absurd_numbers_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="is impossible"):
+        Experiment(**fields)
+
+
+def test_a_name_that_is_no_text_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="Experiment cannot have"):
+        Experiment(**{"\ud8d5": 1})
+
+
 def test_the_rows_of_its_data_are_known_where_the_data_are() -> None:
     assert Experiment(dataset="digits").rows == 1437
     assert Experiment(dataset="mnist", dataset_options={"rows": 500}).rows == 500

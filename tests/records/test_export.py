@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import os
 import sys
@@ -39,6 +40,17 @@ def test_what_was_written_is_read_again(tmp_path: Path, kind: str) -> None:
     assert read["equivalence.verdict"].tolist() == ["passed", "passed"]
     assert read["learning_rate"].isna().tolist() == [False, True]
     assert "alice" not in path.read_bytes().decode(errors="replace")
+
+
+def test_a_spreadsheet_takes_text_for_text(tmp_path: Path) -> None:
+    formulas = ["=1+1", "+cmd", "-cmd", "@SUM(A1)", "\t=1", "\r=1"]
+    runs = [write_run(tmp_path / "runs", name=f"r{k}", optimizer=f) for k, f in enumerate(formulas)]
+    runs.append(write_run(tmp_path / "runs", name="plain", optimizer="sgd"))
+    with export(runs, tmp_path / "t.csv").open(newline="") as file:
+        told = [row["optimizer"] for row in csv.DictReader(file)]
+    assert told == [*(f"'{formula}" for formula in formulas[:-1]), "'\\r=1", "sgd"]
+    whole = pd.read_parquet(export(runs, tmp_path / "t.parquet"))
+    assert list(whole["optimizer"]) == [*formulas, "sgd"]  # no spreadsheet opens that
 
 
 def test_another_ending_and_no_runs_are_sentences(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -19,7 +20,7 @@ from labkit.experiment import Experiment
 from labkit.figures import compare
 from labkit.records import store
 from labkit.report import report
-from labkit.report.embed import unwrapped
+from labkit.report.embed import figure_html, unwrapped
 from labkit.report.inert import render, sanitized
 from labkit.report.jobs import commands
 
@@ -104,6 +105,13 @@ def test_a_figures_text_cannot_end_its_script_element(tmp_path: Path) -> None:
     text = render(job / "output.ipynb")
     assert text.count("</script>") == 1
     assert "<b>x" not in text
+
+
+def test_a_number_that_json_lacks_is_a_gap_of_its_figure(tmp_path: Path) -> None:
+    text = figure_html({"data": [{"y": [1.0, math.nan, math.inf]}], "layout": {"height": math.inf}})
+    content = re.search(r"labkit-figure\">(.*?)</script>", text)
+    assert content is not None
+    assert json.loads(content[1], parse_constant=pytest.fail)["data"] == [{"y": [1.0, None, None]}]
 
 
 def test_a_notebooks_figures_tables_and_images_are_kept(tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from labkit.cli.methods.method import Family, Method, families
-from labkit.common.errors import InvalidInput
+from labkit.jobs import cells
 
 _ARXIV = re.compile(r"\barXiv (\d{4}\.\d{4,5})")
 
@@ -44,12 +43,7 @@ def sources(notebooks: Path) -> dict[Path, str]:
     """The code of each notebook of a folder; raises InvalidInput where one cannot be read."""
     found = {}
     for path in sorted(notebooks.glob("*.ipynb")):
-        try:
-            cells = json.loads(path.read_bytes())["cells"]
-            code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(f"{path} is not a notebook of format 4: {error}") from error
-        found[path] = "\n".join(code)
+        found[path] = "\n".join(cell.source for cell in cells.read(path) if cell.kind == "code")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -129,18 +130,22 @@ def key(run: Run) -> str:
 
 def labels(runs: Sequence[Run]) -> list[str]:
     """One name a run, of the parameters in which the runs differ; the same twice gets a number."""
-    rows = differences(runs)
+    return named(runs, differences(runs))
+
+
+def named(runs: Sequence[Run], rows: Sequence[dict[str, Value]]) -> list[str]:
+    """The same, where the differences are known."""
     names = [
         ", ".join(_word(name, value) for name, value in row.items()) or run.name
         for run, row in zip(runs, rows, strict=True)
     ]
     names = [n if len(n) <= LONGEST_LABEL else n[: LONGEST_LABEL - 1] + "…" for n in names]
     seen: dict[str, int] = {}
-    found = []
+    found, alike = [], Counter(names)
     for place, name in enumerate(names):
         seen[name] = seen.get(name, 0) + 1
         # Runs that differ in nothing that is recorded still need two names.
-        marker = "" if names.count(name) == 1 else f" ({seen[name]})"
+        marker = "" if alike[name] == 1 else f" ({seen[name]})"
         star = " *" if runs[place].metrics.get("oversubscribed") else ""
         found.append(f"{name}{marker}{star}")
     return found

@@ -88,10 +88,11 @@ def bars(
     # The column along which bars reach, and so the one that has a spread.
     length = x if horizontal else y
     drawn = []
-    for look, own in _groups(table, looks, by):
+    for name, rows in _rows_by(table, by).items():
+        look, own = looks[name], {column: [row[column] for row in rows] for column in rows[0]}
         # Bars have no dash: what a line shows by it, a bar shows by its hatch.
         pattern = {"shape": _HATCHES[look.dash]}
-        trace: Trace = {"type": "bar", "x": list(own[x]), "y": list(own[y])}
+        trace: Trace = {"type": "bar", "x": own[x], "y": own[y]}
         trace |= {"marker": {"color": look.color, "pattern": pattern}, "showlegend": False}
         if horizontal:
             trace["orientation"] = "h"
@@ -99,7 +100,7 @@ def bars(
             spread = whisker(own[length], own[f"{length}_low"], own[f"{length}_high"], INK)
             trace["error_x" if horizontal else "error_y"] = spread
         if "hover" in own:
-            trace |= {"hovertext": list(own["hover"]), "hovertemplate": "%{hovertext}"}
+            trace |= {"hovertext": own["hover"], "hovertemplate": "%{hovertext}"}
         drawn.append(trace | look.style)
     return drawn
 
@@ -181,6 +182,14 @@ def _groups(
 ) -> Iterator[tuple[Entry | Line, pd.DataFrame]]:
     for name, own in table.groupby(by, sort=False):
         yield looks[name], own
+
+
+def _rows_by(table: pd.DataFrame, by: str) -> dict[str, list[Trace]]:
+    """The rows of each; of thousands of runs with one each, faster than pandas can group."""
+    found: dict[str, list[Trace]] = {}
+    for row in table.to_dict("records"):
+        found.setdefault(row[by], []).append(row)
+    return found
 
 
 def _line(own: pd.DataFrame, x: str, y: str, look: Entry | Line, marks: bool) -> Trace:

@@ -14,7 +14,7 @@ from labkit.figures.kit.entries import Entry, clock_and_network
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import busy, sheet
 from labkit.figures.runs import speed
-from labkit.figures.runs.learning import learning_panels
+from labkit.figures.runs.learning import chosen, learning_panels
 from labkit.records.run import KEY_METRICS, Run, key_metrics, verdict
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
     found = [runs] if isinstance(runs, Run) else list(runs)
     if not found:
         raise LabkitError(naming.NO_RUNS)
-    differences = [_apart(row) for row in naming.differences(found)]
+    differing_rows = naming.differences(found)
+    differences = [_apart(row) for row in differing_rows]
     rows = [
         row | {"state": _state(run), "gate": verdict(run)} | key_metrics(run)
         for run, row in zip(found, differences, strict=True)
@@ -88,7 +89,7 @@ def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
     # A dict, for its order: parameters stand as the experiment has them.
     differing = dict.fromkeys(name for row in differences for name in row)
     measured = [name for name in KEY_METRICS if any(name in row for row in rows)]
-    index = pd.Index(naming.labels(found), name="run")
+    index = pd.Index(naming.named(found, differing_rows), name="run")
     return pd.DataFrame(rows, columns=[*differing, "state", "gate", *measured], index=index)
 
 
@@ -136,7 +137,9 @@ def _remarks(shown: Sequence[Entry]) -> list[str]:
     more = [f"{len(empty) - 2} more without results"] if len(empty) > 2 else []
     single = [entry for entry in shown if entry.metrics and _is_one_step(entry)]
     traced = [f"{len(single)} of one step: their speed is that of tracing it"] if single else []
-    return [*busy(shown), *traced, *lines, *more]
+    drawn = len(chosen(shown))
+    thinned = [f"curves of {drawn}, results of all"] if drawn < len(shown) else []
+    return [*busy(shown), *thinned, *traced, *lines, *more]
 
 
 def _is_one_step(entry: Entry) -> bool:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 POINTS = 300  # a panel shows no more; of many runs a quarter: a hundred are drawn at once
+CURVES = 120  # so many runs have curves, and their histories read
 FEW = 8  # above so many runs the unsmoothed lines would only be fog
 
 _AXES = {
@@ -31,6 +32,7 @@ def learning_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[Panel], s
     """Loss over steps, seconds and bytes; test results over the same; and the words for all."""
     import pandas as pd
 
+    whole, shown = shown, chosen(shown)
     curves = {entry.key: loss_curve(entry.run.history) for entry in shown}
     # The more runs, the fewer points of each: what a browser draws stays about the same.
     points = POINTS if len(shown) <= FEW else POINTS // 2 if len(shown) <= MANY else POINTS // 4
@@ -38,6 +40,8 @@ def learning_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[Panel], s
     found = [epoch_results(e.run, curves[e.key]).assign(run=e.key) for e in shown]
     epochs = pd.concat(found)
     words = "; ".join(f"{e.label}: {_in_words(e, curves[e.key])}" for e in shown)
+    if len(shown) < len(whole):
+        words = f"curves of {len(shown)} of {len(whole)} runs, evenly over all; {words}"
     # A task without classes is judged by its loss.
     judged = "val_accuracy" if "val_accuracy" in epochs else "val_loss"
     what = "Test accuracy" if judged == "val_accuracy" else "Test loss"
@@ -48,6 +52,21 @@ def learning_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[Panel], s
         [_panel(shown, losses, tests, over, judged, what, look) for over in _AXES],
         words,
     )
+
+
+def chosen(shown: Sequence[Entry]) -> Sequence[Entry]:
+    """Those whose curves are drawn: a panel has some hundred pixels, and thousands of runs a fog.
+
+    Evenly over all, the first and the last among them, and those whose test results are extreme.
+    """
+    if len(shown) <= CURVES:
+        return shown
+    judged = [e for e in shown if e.metrics.get("test_accuracy") is not None]
+    judged = judged or [e for e in shown if e.metrics.get("test_loss") is not None]
+    name = "test_accuracy" if judged and judged[0].metrics.get("test_accuracy") else "test_loss"
+    ends = [end(judged, key=lambda e: e.metrics[name]).key for end in (min, max) if judged]
+    places = set(np.linspace(0, len(shown) - 1, CURVES - len(ends)).round().astype(int))
+    return [e for place, e in enumerate(shown) if place in places or e.key in ends]
 
 
 def thinned(table: pd.DataFrame, points: int = POINTS) -> pd.DataFrame:

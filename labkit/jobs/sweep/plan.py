@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from labkit.common.errors import InvalidInput
 from labkit.common.places import fingerprint
-from labkit.jobs import parameters
+from labkit.jobs import cells, parameters
 from labkit.jobs.parameters import Known, Values
 from labkit.jobs.sweep import grid
 from labkit.jobs.sweep.grid import LARGEST, Axis, Combination, from_text, from_yaml
@@ -76,12 +76,11 @@ class Plan:
     @cached_property
     def _code(self) -> list[JSON]:
         """What results depend on: the notebook's code, and labkit's. Outputs and prose do not."""
-        cells = json.loads(self.text)["cells"]
         # Prose and outputs may change, and what has completed stays.
-        code = [
-            ["".join(cell["source"]), cell["metadata"].get("tags", [])]
-            for cell in cells
-            if cell["cell_type"] == "code"
+        code: list[JSON] = [
+            [cell.source, [*cell.tags]]
+            for cell in cells.parse(self.text, self.notebook)
+            if cell.kind == "code"
         ]
         return [code, fingerprint()]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from labkit.common.content import is_number
 from labkit.common.errors import InvalidInput
 from labkit.common.privacy import scrub
+from labkit.common.terminal import plain
 from labkit.records.export.told import at_least_one
 from labkit.records.run import Run, frame
 from labkit.records.store import write_atomically
@@ -36,10 +37,19 @@ def export(runs: Iterable[Run], path: Path | str, kind: str | None = None) -> Pa
     table = table.assign(**{name: _column(table[name]) for name in table.columns})
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind == ".csv":
-        return write_atomically(path, table.to_csv(index=False))
+        texts = table.select_dtypes("string")
+        table = table.assign(**{name: texts[name].map(_quoted) for name in texts})
+        return write_atomically(path, table.rename(columns=_quoted).to_csv(index=False))
     content = io.BytesIO()
     table.to_parquet(content, index=False)
     return write_atomically(path, content.getvalue())
+
+
+def _quoted(text: str) -> str:
+    """Text that a spreadsheet takes for text: what begins like a formula gets an apostrophe."""
+    risky = isinstance(text, str) and text.startswith(("=", "+", "-", "@", "\t", "\r"))
+    # A carriage return ends a row for some readers, and pandas does not quote it.
+    return plain(f"'{text}" if risky else text) if isinstance(text, str) else text
 
 
 def _column(values: pandas.Series) -> pandas.Series:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -36,11 +36,11 @@ def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
 
     # No speed is told of a run that failed its gate, nor by means of one.
     usable = {n: run for n, run in runs.items() if _median(run) and not gate_failed(run)}
-    rows = []
+    rows, alone = [], _alone(usable)
     for name, run in usable.items():
         batch, workers = run.experiment.get("batch_size"), _workers(run)
         for kind, wanted in (("strong", batch), ("weak", batch / workers)) if batch else ():
-            baseline = _baseline(name, usable, wanted)
+            baseline = _baseline(name, run, alone, wanted)
             # On one worker strong and weak are the same; it is told once.
             if baseline is not None and (workers > 1 or kind == "strong"):
                 head = (name, baseline, kind, _line(run, kind), workers)
@@ -98,30 +98,38 @@ def _ratios(run: Run, baseline: Run, kind: str, workers: int) -> tuple[float, ..
     return speedup, min(low, speedup), max(high, speedup), work / max(ends), work / min(ends)
 
 
-def _baseline(name: str, usable: Mapping[str, Run], batch: float) -> str | None:
+# Runs of one worker by their batch and work, and by their strategy and network, too.
+Alone: TypeAlias = "dict[tuple[float | None, str, str], list[str]]"
+
+
+def _alone(usable: Mapping[str, Run]) -> Alone:
+    """Who may be a baseline, looked up: of thousands of runs not each is held against each."""
+    found: Alone = {}
+    for name, run in usable.items():
+        if _workers(run) == 1:
+            batch, work = run.experiment.get("batch_size"), _work(run)
+            for like in ("", _like(run)):
+                found.setdefault((batch, work, like), []).append(name)
+    return found
+
+
+def _baseline(name: str, run: Run, alone: Alone, batch: float) -> str | None:
     """A run of one worker that does the same work on this global batch; itself where it is one."""
-    run = usable[name]
-    candidates = [
-        other
-        for other, each in usable.items()
-        if _workers(each) == 1
-        and each.experiment.get("batch_size") == batch
-        and _work(each) == _work(run)
-    ]
-    if name in candidates:
+    work = _work(run)
+    if _workers(run) == 1 and run.experiment.get("batch_size") == batch:
         return name
-    # Same strategy and network first: False sorts before True.
-    return min(candidates, key=lambda other: _unlike(usable[other], run), default=None)
+    # Same strategy and network first.
+    candidates = alone.get((batch, work, _like(run))) or alone.get((batch, work, ""))
+    return candidates[0] if candidates else None
 
 
-def _unlike(one: Run, other: Run) -> bool:
-    names = ("strategy", "network")
-    return any(one.experiment.get(name) != other.experiment.get(name) for name in names)
+def _like(run: Run) -> str:
+    return json.dumps([run.experiment.get(name) for name in ("strategy", "network")])
 
 
-def _work(run: Run) -> dict[str, str | float | None]:
-    flat = flatten(run.experiment)
-    return {key: value for key, value in flat.items() if key.split(".")[0].startswith(_WORK)}
+def _work(run: Run) -> str:
+    named = {key: value for key, value in run.experiment.items() if key.startswith(_WORK)}
+    return json.dumps(flatten(named), sort_keys=True)
 
 
 def _line(run: Run, kind: str) -> str:

@@ -1,0 +1,96 @@
+"""The cells of a notebook as its file has them, checked as far as anything here reads them."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from labkit.common.content import JSON
+from labkit.common.errors import InvalidInput, short
+
+
+class Cell(NamedTuple):
+    """One cell: "code", "markdown" or another kind, its text, its tags."""
+
+    kind: str
+    source: str
+    tags: list[str]
+
+
+def read(notebook: Path) -> list[Cell]:
+    """The cells of a notebook file.
+
+    Raises:
+        InvalidInput: there is no such file, or it is no notebook of format 4.
+    """
+    try:
+        # A pipe would be waited for.
+        if not stat.S_ISREG(notebook.stat().st_mode):
+            raise FileNotFoundError
+        text = notebook.read_bytes().decode()
+    except (FileNotFoundError, NotADirectoryError):
+        raise InvalidInput(
+            f"no notebook {_shown(notebook)}: give the path of an .ipynb file"
+        ) from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInput(f"{_shown(notebook)} cannot be read: {reason}") from error
+    return parse(text, notebook)
+
+
+def parse(text: str, notebook: Path) -> list[Cell]:
+    """The cells of a notebook's text; `notebook` names it in an error.
+
+    Raises:
+        InvalidInput: it is no notebook of format 4.
+    """
+    try:
+        # Plain JSON: nbformat takes longer to import than all else that is done here.
+        record = json.loads(text)
+        return [_cell(cell) for cell in _listed("cells", _field(record, "cells"))]
+    except RecursionError:
+        reason = "it is too deep"
+    except ValueError as error:
+        reason = str(error)
+    raise InvalidInput(f"{_shown(notebook)} is not a notebook of format 4: {reason}")
+
+
+def _cell(cell: JSON) -> Cell:
+    kind, source = _field(cell, "cell_type"), _field(cell, "source")
+    metadata = _field(cell, "metadata")
+    tags = _field(metadata, "tags") if "tags" in _record(metadata) else []
+    lines = [source] if isinstance(source, str) else _listed("source", source)
+    [named, *texts] = [_text(each) for each in [kind, *lines]]
+    return Cell(named, "".join(texts), [_text(tag) for tag in _listed("tags", tags)])
+
+
+def _record(value: JSON) -> dict[str, JSON]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{short(value)} stands where a record belongs")
+    return value
+
+
+def _field(record: JSON, name: str) -> JSON:
+    if name not in _record(record):
+        raise ValueError(f"no {name!r} in {short(record)}")
+    return _record(record)[name]
+
+
+def _listed(name: str, value: JSON) -> list[JSON]:
+    if not isinstance(value, list):
+        raise ValueError(f"{name} is {short(value)}, not a list")
+    return value
+
+
+def _text(value: JSON) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{short(value)} stands where text belongs")
+    return value
+
+
+def _shown(path: Path) -> str:
+    """A path in an error: of a very long one its end."""
+    text = str(path)
+    return text if len(text) <= 200 else f"…{text[-200:]}"
