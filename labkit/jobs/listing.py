@@ -5,43 +5,55 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import duration_text
+from labkit.jobs.listed import LEAST, Listed, Row
 from labkit.jobs.sweep import roster
 from labkit.records import store
 from labkit.records.run import Run, gate_failed, key_metrics, known
-from labkit.records.scan import folders, left_out, read_run
+from labkit.records.scan import Folder, folders, left_out, read_run
 
 HEAD = ("name", "state", "duration", "accuracy", "samples/s", "gate", "cause")
 CAUSE_WIDTH = 80
-Row = tuple[str, ...]
 
 
 def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
     """Rows of HEAD for all sweeps, jobs and runs below root; a line for each unusable record."""
     skipped: list[str] = []
     rows: dict[str, Row] = {}
-    for folder in folders(root):
+    found = list(folders(root))
+    listed = Listed(root) if len(found) >= LEAST else None
+    for folder in found:
         name = _name(folder.path, root)
         try:
             if folder.is_run:
                 # One by one: the records of thousands would fill memory, and slow all that is made.
-                read = read_run(folder)
-                if isinstance(read, str):
-                    skipped.append(left_out(folder, root, read))
+                read = partial(_read, folder, name)
+                row = read() if listed is None else listed.row(name, folder, read)
+                if isinstance(row, str):
+                    skipped.append(left_out(folder, root, row))
                 else:
-                    rows[folder.path] = run_row(known(read), name)
+                    rows[folder.path] = row
             if "params.yaml" in folder.files:
                 rows[folder.path] = job_row(Path(folder.path), name)
             if roster.FILE in folder.files:
                 rows |= sweep_rows(Path(folder.path), name)
         except LabkitError as error:
             skipped.append(f"{name} left out: {error}")
+    if listed is not None:
+        listed.keep()
     # By path, so that members stand below their sweep and runs below their job, in every order of
     # finds.
     return [rows[path] for path in sorted(rows, key=lambda path: path.split("/"))], skipped
+
+
+def _read(folder: Folder, name: str) -> Row | str:
+    """A run's row, or why it has none."""
+    read = read_run(folder)
+    return read if isinstance(read, str) else run_row(known(read), name)
 
 
 def _name(path: str, root: Path) -> str:

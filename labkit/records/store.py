@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 STATES = ("queued", "running", "completed", "failed", "interrupted")
+ENDED = STATES[2:]
 LONGEST_RECORD = 2**26  # bytes; metrics of a hundred thousand epochs have some ten millions
 LONGEST_NAME = 120  # bytes; file systems allow 255, and archives and mounts eat some of it
 

@@ -72,6 +72,7 @@ def told(place: Path, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_forty_gadgets_in_a_strangers_folder_do_nothing(planted: Path) -> None:
     assert len(GADGETS) >= 40
     before = tree(planted)
