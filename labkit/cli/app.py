@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +14,8 @@ import click
 
 from labkit.bench.command import bench
 from labkit.cli.simulate import simulate
-from labkit.cli.sweep import INTERRUPTED, sweep
+from labkit.cli.sweep import FORCE, INTERRUPTED, sweep
+from labkit.common.endings import by_whom, terminate
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.places import keep_bytecode
 from labkit.common.terminal import say
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from labkit.records.run import Run
 
 FOLDER = click.Path(path_type=Path)
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)  # full, or read-only
 RUNS = click.argument("paths", metavar="RUNS...", nargs=-1, required=True, type=FOLDER)
 
 
@@ -35,6 +39,14 @@ class _OneLine(click.Group):
         except LabkitError as error:
             say(f"labkit: {' '.join(str(error).split())}", err=True)
             ctx.exit(2 if isinstance(error, InvalidInput) else 1)
+        except OSError as error:
+            if error.errno not in DISK:
+                raise
+            say(f"labkit: {error.strerror}: {error.filename or 'a file'}", err=True)
+            ctx.exit(1)
+        except KeyboardInterrupt as error:
+            say(f"labkit: {by_whom(error)}", err=True)
+            ctx.exit(INTERRUPTED)
 
 
 @click.group(cls=_OneLine, context_settings={"help_option_names": ["-h", "--help"]})
@@ -58,12 +70,14 @@ app.add_command(sweep)
 @click.option("-f", "files", multiple=True, type=FOLDER, help="Parameters from a YAML file.")
 @click.option("-y", "texts", multiple=True, help="Parameters as YAML text.")
 @click.option("--runs", "root", default="runs", type=FOLDER, help="Folder where all runs are kept.")
+@click.option("--force", is_flag=True, help=FORCE)
 def run(
     target: Path,
     parameters: tuple[tuple[str, str], ...],
     files: tuple[Path, ...],
     texts: tuple[str, ...],
     root: Path,
+    force: bool,
 ) -> None:
     """Run a notebook, or the experiment of a YAML file, with these parameters.
 
@@ -71,6 +85,8 @@ def run(
     """
     from labkit.jobs.parameters import read_text, read_yaml
 
+    # A queue, or the system that goes down, asks as a person does: the record is written.
+    signal.signal(signal.SIGTERM, terminate)
     given: dict[str, JSON] = {}
     for path in files:
         given |= read_yaml(read_text(path), str(path))
@@ -79,9 +95,9 @@ def run(
     # Last, so that it wins.
     given |= dict(parameters)
     if target.suffix in (".yaml", ".yml"):
-        _run_experiment(target, given, root)
+        _run_experiment(target, given, root, force)
     else:
-        _run_notebook(target, given, root)
+        _run_notebook(target, given, root, force)
 
 
 @app.command("ls")
@@ -231,13 +247,14 @@ def lab(arguments: tuple[str, ...]) -> None:
     os.execv(sys.executable, [*command, *arguments])
 
 
-def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path) -> None:
+def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path, force: bool) -> None:
     from labkit.jobs import estimate, parameters
     from labkit.jobs.listing import run_row, shown, table
     from labkit.jobs.notebook import execute
     from labkit.records.run import load_runs
 
     values = parameters.check(notebook, given)
+    estimate.refuse(estimate.workers_of(notebook, values), force)
     # On stderr: who passes the output on wants results only.
     say(estimate.of_notebook(notebook, values, root), err=True)
     job = execute(notebook, values, root)
@@ -254,13 +271,14 @@ def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path) -> None:
     sys.exit(INTERRUPTED if job.state == "interrupted" else 1)
 
 
-def _run_experiment(path: Path, given: dict[str, JSON], root: Path) -> None:
+def _run_experiment(path: Path, given: dict[str, JSON], root: Path, force: bool) -> None:
     from labkit.cluster import RankError
     from labkit.cluster import run as run_here
     from labkit.jobs import estimate
     from labkit.jobs.listing import run_row, shown, table
 
     experiment = _experiment(path, given)
+    estimate.refuse(experiment.workers, force)
     say(estimate.of_experiment(experiment.to_json(), root), err=True)
     folder = root / path.stem
     # As in a notebook's job: the variable says where a cluster puts its runs.

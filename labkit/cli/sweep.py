@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from labkit.records.store import Record
 
 FOLDER = click.Path(path_type=Path)
+FORCE = "Start more ranks than memory is free for."
 INTERRUPTED = 130  # as shells have it for Ctrl-C
 
 
@@ -34,12 +35,16 @@ INTERRUPTED = 130  # as shells have it for Ctrl-C
 @click.option("--resume", is_flag=True, help="Run only what an earlier sweep has not completed.")
 @click.option("--name", default=None, help="Of the sweep's folder.")
 @click.option("--runs", "root", default="runs", type=FOLDER, help="Folder where all runs are kept.")
-def sweep(target: Path, resume: bool, name: str | None, root: Path, **given: Any) -> None:
+@click.option("--force", is_flag=True, help=FORCE)
+def sweep(
+    target: Path, resume: bool, name: str | None, root: Path, force: bool, **given: Any
+) -> None:
     """Run a notebook with many values: name=a,b,c or name=range(1,5), every combination.
 
     Each combination is a job of its own under runs/NOTEBOOK-sweep/. Ctrl-C leaves a sweep that
     --resume takes up again: give the same command with it, or the sweep's folder as NOTEBOOK.
     """
+    from labkit.jobs import estimate
     from labkit.jobs.sweep import roster
 
     options = _options(given.pop("jobs"), given.pop("limit"))
@@ -52,6 +57,7 @@ def sweep(target: Path, resume: bool, name: str | None, root: Path, **given: Any
     else:
         plan = _asked(target, **given)
         folder = roster.newest(root, plan) if resume else None
+    estimate.refuse(max(member.workers for member in plan.members), force)
     if folder is None:  # --resume, too: then all is missing
         folder = roster.create(root, name or f"{target.stem}-sweep", plan)
     _run(folder, plan, roster.read(folder) | options)

@@ -46,6 +46,16 @@ if __name__ == "__main__":
     if role == "controller":
         sys.argv[0] = "ipcontroller"
         from ipyparallel.controller.app import main
+
+        main()
     else:
-        from ipyparallel.engine.app import main
-    main()
+        from ipyparallel.engine.app import IPEngine
+
+        class Engine(IPEngine):
+            """ipyparallel's engine, which SIGTERM ends: its own would only stop answering."""
+
+            def init_signal(self) -> None:
+                """Let cells alone be interrupted; the keeper hears from mpiexec of any end."""
+                signal.signal(signal.SIGINT, self._signal_sigint)
+
+        Engine.launch_instance()

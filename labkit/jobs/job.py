@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from labkit.common.endings import End, described
 from labkit.common.privacy import scrub
 from labkit.jobs.fork import BROKEN, Fork
 from labkit.records import store
@@ -27,12 +28,14 @@ from labkit.records import store
 if TYPE_CHECKING:
     from jupyter_client.manager import AsyncKernelManager
 
+    from labkit.jobs.kernel import Embryo
+
 GRACE = 20.0  # seconds that an interrupted cell has to clean up before its kernel is killed
 # Seconds in which the rest of a cell's output must arrive once the cell has ended: papermill's 4
 # kill a notebook whose outputs are still on their way. Past ours it goes on with a warning.
 OUTPUT_LIMIT = 120
 # Exit codes. Of a job that did not run to its end in order, ranks may be left that still compute.
-CELL_FAILED, INTERRUPTED = 1, 130
+CELL_FAILED, KERNEL_ENDED, INTERRUPTED = 1, 3, 130
 LOG = Path("logs/process.log")  # what a forked process says beside its notebook's outputs
 _SCRIPT = re.compile(r"(?is)(<script\b.*?</script\s*>)")
 
@@ -40,16 +43,18 @@ _SCRIPT = re.compile(r"(?is)(<script\b.*?</script\s*>)")
 class Kernel:
     """The kernel of this job: this very Python, whatever kernels are installed."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: Path) -> None:
+        self.job = job
         self.manager: AsyncKernelManager | None = None
         self.rank: int | None = None
         self.interrupted: str | None = None  # by what
+        self._process: Embryo | None = None
 
     def fork(self) -> None:
         """Fork what becomes the kernel, while this process has neither thread nor socket."""
         from labkit.jobs.kernel import Embryo, Provisioner
 
-        embryo = Embryo()
+        self._process = embryo = Embryo()
         import zmq
         import zmq.asyncio
         from jupyter_client.kernelspec import KernelSpecManager
@@ -69,14 +74,20 @@ class Kernel:
         )
         manager.provisioner.embryo = embryo
 
-    def interrupt(self, cause: str = "interrupted by the user") -> None:
+    def interrupt(self, cause: str) -> None:
         """Interrupt the running cell, or this process where no kernel is up; insist after GRACE."""
         self.interrupted = self.interrupted or cause
+        store.give_reason(self.job, self.interrupted)
         # Asked at each use: between the two signals a kernel may have come up, or ended.
         os.kill(self._pid or os.getpid(), signal.SIGINT)
         time.sleep(GRACE)
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
+
+    def end(self) -> End | None:
+        """How it has ended, if it has by a signal."""
+        code = self._process.poll() if self._process else None
+        return described("the kernel", code) if code is not None and code < 0 else None
 
     @property
     def _pid(self) -> int | None:
@@ -168,9 +179,9 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
         limit: seconds after which the notebook is interrupted.
         shown: whether its output goes to the terminal, too.
     """
-    kernel = Kernel()
+    kernel = Kernel(job)
     # A thread: whoever is interrupted may have to be insisted on.
-    stop = partial(kernel.interrupt, "stopped by labkit stop")
+    stop = partial(kernel.interrupt, "ended by SIGTERM (labkit stop sends it)")
     signal.signal(signal.SIGTERM, lambda *_: _start(stop))
     store.mark_running(job)
     try:
@@ -185,11 +196,16 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
         if interrupted or getattr(error, "ename", "") == "KeyboardInterrupt":
             store.interrupt(job, kernel.interrupted or "interrupted by the user")
             return INTERRUPTED
+        if how := kernel.end():
+            store.fail(job, how.message)
+            store.end_orphans(job, how.message)
+            return KERNEL_ENDED
         store.fail(job, cause(error), kernel.rank)
         # Only papermill's error of a cell has an `ename`: any other is a fault of ours.
         return CELL_FAILED if hasattr(error, "ename") else BROKEN
     finally:
         kernel.close()
+        store.forget_reason(job)
     store.complete(job)
     return 0
 
@@ -245,13 +261,12 @@ def prepare() -> None:
 def _watch(kernel: Kernel, limit: float | None) -> None:
     """Interrupt the notebook when its time is up, or who started this process wants it to end.
 
-    That one closes the pipe, or dies; `labkit stop` sends SIGTERM.
+    That one writes why and closes the pipe, or dies; `labkit stop` sends SIGTERM.
     """
 
     def wait_for_the_end_of_input() -> None:
-        # Nothing is ever written to it: this returns when the last writer has gone.
-        sys.stdin.read()
-        kernel.interrupt()
+        # This returns when the last writer has gone.
+        kernel.interrupt(sys.stdin.read() or "interrupted: the command that started it is gone")
 
     def wait_for_the_limit(seconds: float) -> None:
         time.sleep(seconds)
