@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from labkit.bench.timing import Row
 from labkit.bench.victim import Victim, wait_for
@@ -23,6 +23,7 @@ from labkit.common.errors import InvalidInput, LabkitError
 Act: TypeAlias = Callable[[Victim], None]
 STILL = 20.0  # seconds for which everything is stopped
 STALE = 60  # segments of shared memory that somebody has left
+SWEPT = ("workers=2,3", "--jobs", "1")
 ADDRESSES = 2 << 30  # bytes that a process may map: too few for TensorFlow
 
 
@@ -44,8 +45,8 @@ class Attack:
     act: Act
     told: str
     state: str = "failed"
-    kind: str = "experiment"
-    more: tuple[str, ...] = ("-p", "workers", "2")
+    kind: str = "notebook"
+    more: tuple[str, ...] = ()
     begin: Callable[[], None] | None = None
     spread: float = 2.0
     anytime: float = 0.0
@@ -96,37 +97,52 @@ def _make_read_only(victim: Victim) -> None:
     victim.send("SIGINT", "command")
 
 
-KILLED, MANY = "SIGKILL", ("-p", "workers", "64")
+def _killed(role: str, told: str = "", **more: Any) -> Attack:
+    return Attack(_send("SIGKILL", role), told or f"{role}.*SIGKILL", **more)
+
+
+TWO, MANY = ("-p", "workers", "2"), ("-p", "workers", "64")
 ATTACKS = {
-    "keeper killed": Attack(_send(KILLED, "keeper"), "keeper.*SIGKILL"),
-    "rank killed": Attack(_send(KILLED, "rank 1"), "rank 1.*SIGKILL"),
+    "keeper killed": _killed("keeper"),
+    "controller killed": _killed("controller"),
+    "mpiexec killed": _killed("mpiexec"),
+    "rank killed": _killed("rank 1"),
+    "rank killed in training": _killed("rank 1", kind="experiment", more=TWO),
     "rank crashed": Attack(_send("SIGSEGV", "rank 1"), "rank 1.*SIGSEGV"),
     "rank ended": Attack(_send("SIGTERM", "rank 1"), "rank 1.*SIGTERM", "interrupted"),
     "rank stopped": Attack(_send("SIGSTOP", "rank 1"), "rank 1.*SIGSTOP"),
-    "controller killed": Attack(_send(KILLED, "controller"), "controller.*SIGKILL"),
-    "mpiexec killed": Attack(_send(KILLED, "mpiexec"), "mpiexec.*SIGKILL"),
-    "kernel killed": Attack(_send(KILLED, "kernel"), "kernel.*SIGKILL", kind="notebook"),
-    "job killed": Attack(_send(KILLED, "job"), "SIGKILL", kind="notebook"),
-    "command killed": Attack(_send(KILLED, "command"), "", "interrupted", kind="notebook"),
-    "command ended": Attack(_send("SIGTERM", "command"), "SIGTERM", "interrupted", kind="notebook"),
-    "sweep killed": Attack(
-        _send(KILLED, "command"), "", "interrupted", "sweep", ("workers=1,2", "--jobs", "1")
+    "kernel killed": _killed("kernel"),
+    "job killed": _killed("job", "process of the notebook.*SIGKILL"),
+    "command killed": _killed("command", "is gone", state="interrupted"),
+    "command ended": Attack(_send("SIGTERM", "command"), "SIGTERM", "interrupted"),
+    "sweep killed": _killed("command", "is gone", state="interrupted", kind="sweep", more=SWEPT),
+    "sweep ended": Attack(
+        _send("SIGTERM", "command"), "SIGTERM", "interrupted", kind="sweep", more=SWEPT
     ),
-    "all ended": Attack(_send("SIGTERM"), "SIGTERM", "interrupted", kind="notebook"),
-    "all killed": Attack(_send(KILLED), "", "interrupted"),
-    "all stopped for a while": Attack(_still, "", "interrupted"),
-    "Ctrl-C at any moment": Attack(_send("SIGINT", "command"), "", "interrupted", anytime=15.0),
-    "Ctrl-C in a notebook": Attack(
-        _send("SIGINT", "command"), "by the user", "interrupted", kind="notebook", anytime=15.0
+    "all ended": Attack(_send("SIGTERM"), "SIGTERM", "interrupted"),
+    "all killed": Attack(_send("SIGKILL"), "is gone", "interrupted"),
+    "all stopped for a while": Attack(_still, "by the user", "interrupted"),
+    "Ctrl-C at any moment": Attack(
+        _send("SIGINT", "command"), "by the user|^$", "interrupted", anytime=15.0
     ),
-    "too little memory": Attack(_nothing, "memory", begin=_few_addresses),
-    "too many workers": Attack(_nothing, "memory.*--force", "", more=MANY),
+    "Ctrl-C in training": Attack(
+        _send("SIGINT", "command"), "by the user", "interrupted", kind="experiment", more=TWO
+    ),
+    "too little memory": Attack(
+        _nothing, "[Mm]emory", kind="experiment", more=TWO, begin=_few_addresses
+    ),
+    "too many workers": Attack(_nothing, "memory.*--force", "", kind="experiment", more=MANY),
     "too many, by force": Attack(
-        _send("SIGINT", "command"), "", "interrupted", more=(*MANY, "--force"), anytime=20.0
+        _send("SIGINT", "command"),
+        "by the user|^$",
+        "interrupted",
+        kind="experiment",
+        more=(*MANY, "--force"),
+        anytime=30.0,
     ),
-    "stale segments": Attack(_stale_segments, "", "interrupted"),
-    "full disk": Attack(_fill, "No space left on device", "interrupted"),
-    "read-only disk": Attack(_make_read_only, "Read-only file system", "interrupted"),
+    "stale segments": Attack(_stale_segments, "is gone", "interrupted"),
+    "full disk": Attack(_fill, "No space left on device", kind="experiment", more=TWO),
+    "read-only disk": Attack(_make_read_only, "Read-only file system", kind="experiment", more=TWO),
 }
 DISKS = ("full disk", "read-only disk")
 

@@ -242,7 +242,9 @@ def attack(names: list[str], times: int, seed: int, file: Path | None) -> None:
     rows = []
     for row in measure(names, times, seed):
         rows.append(row)
-        say(f"{row['case']}: {row['survived']} of {row['tried']}, {row['told']}", err=True)
+        say(f"{row['case']}: {row['survived']} of {row['tried']}: {row['told']}", err=True)
+        if row["wrong"]:
+            say(f"  wrong: {row['wrong']}", err=True)
     columns = {"case": f"attack (seed {seed})", "tried": "tried", "survived": "survived"}
     _show(rows, columns | {"seconds": "s until the end", "left": "left", "wrong": "wrong"}, file)
 

@@ -31,19 +31,20 @@ batch_size: 32
 gate: false
 epochs: 20000
 """
-# What a cell or a script does that asks ranks for something without training.
+# A cell, or a script, whose ranks wait for each other, again and again, and tell it as runs do.
 CALLS = """
-import sys
 import labkit
 
 def work(communicator):
     import time
     while True:
         communicator.meet()
-        time.sleep(0.01)
+        if communicator.rank == 0:
+            with open("runs/rank0.jsonl", "a") as file:
+                file.write('["step", {}]\\n')
+        time.sleep(0.05)
 
 with labkit.Cluster(workers=2) as cluster:
-    print("at work", file=sys.stderr, flush=True)
     cluster.call(work)
 """
 NEXT = """
@@ -57,8 +58,8 @@ class Victim:
     """One command in a folder, with a runtime folder and shared memory, of its own.
 
     Args:
-        kind: `experiment` (`labkit run FILE.yaml`), `notebook` (`labkit run FILE.ipynb`), `sweep`,
-            or `calls`, a script whose ranks do nothing but wait for each other.
+        kind: `experiment`, training by `labkit run FILE.yaml`; or ranks that wait for each other in
+            a `script`, in a `notebook` by `labkit run`, or in a `sweep`.
         more: further arguments.
         before: what the process does before it becomes the command, such as to limit itself.
         disk: keep its runs on a small file system of their own (Linux, root).
@@ -158,7 +159,7 @@ class Victim:
 
     def at_work(self) -> bool:
         """Whether its ranks have begun to train, or to wait for each other."""
-        return self.steps() > 0 or "at work" in self.said()
+        return self.steps() > 0
 
     def records(self) -> list[store.Record]:
         """The statuses of its jobs and runs."""
@@ -227,7 +228,7 @@ def _begin(before: Callable[[], None] | None) -> None:
 
 
 def _command(kind: str, more: Sequence[str]) -> list[str]:
-    if kind == "calls":
+    if kind == "script":
         return ["victim.py"]
     files = {"experiment": "run victim.yaml", "notebook": "run victim.ipynb"}
     cli = ["-c", "from labkit.cli.app import app; app()"]
@@ -235,16 +236,7 @@ def _command(kind: str, more: Sequence[str]) -> list[str]:
 
 
 def _write_notebook(path: Path) -> None:
-    experiment = "dict(model='linear', dataset_options={'rows': 64, 'test_rows': 9}, gate=False)"
-    cells = [
-        ("workers: int = 2  # ranks\nepochs: int = 20000  # over the rows", ["parameters"]),
-        (
-            "import labkit as lk\nwith lk.Cluster(workers=workers) as cluster:\n"
-            f"    asked = lk.Experiment(workers=workers, epochs=epochs, **{experiment})\n"
-            "    cluster.run(asked)",
-            [],
-        ),
-    ]
+    cells = [("workers: int = 2  # ranks", ["parameters"]), (CALLS, [])]
     blank: store.Record = {"cell_type": "code", "execution_count": None, "outputs": []}
     made = [
         blank | {"id": f"c{number}", "source": source, "metadata": {"tags": tags}}

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from labkit.records.run import Run
 
 FOLDER = click.Path(path_type=Path)
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)  # full, or read-only
+# Of a disk that is full, or may only be read.
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 RUNS = click.argument("paths", metavar="RUNS...", nargs=-1, required=True, type=FOLDER)
 
 

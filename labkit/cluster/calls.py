@@ -239,7 +239,7 @@ class Calls(Asked, Generic[T]):
         if name == WaitTooLong.__name__ and (late := _LATE.search(value)):
             # The one that others have waited for is to blame, not the one that waited.
             rank = int(late[1])
-            raise RankError(f"rank {rank} did not come: {_gist(value)}{note}", rank, remote)
+            raise RankError(f"rank {rank} did not come: {name}: {_gist(value)}{note}", rank, remote)
         told = f"{_gist(value)}{out_of_memory(f'{name}: {value}')}"
         raise RankError(f"rank {rank} failed: {name}: {told}{note}", rank, remote)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from traitlets import default
 
 from labkit.cluster.launch import START_LIMIT
 from labkit.cluster.lease import Lock, is_wanted, locked
-from labkit.common.endings import End, described, of_rank
+from labkit.common.endings import End, Terminated, described, of_rank
 from labkit.common.errors import LabkitError
 from labkit.communicator import launcher
 from labkit.records import store
@@ -116,6 +117,8 @@ class Keeper:
     def _start(self) -> None:
         # A launcher appends to its log: what an earlier try has said would be taken for this one's.
         (self.folder / CONTROLLER_LOG).unlink(missing_ok=True)
+        # A controller that was killed has left where it could be reached: nobody answers there.
+        shutil.rmtree(self.folder / "profile", ignore_errors=True)
         self.cluster = ipp.Cluster(
             n=self.workers,
             controller=Controller,
@@ -269,12 +272,14 @@ def _obey(folder: Path, started: threading.Event) -> None:
     end = time.monotonic() + START_LIMIT
     while not started.wait(LOOK_EVERY):
         if not is_wanted(folder) or time.monotonic() > end:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGALRM)
             return
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(signal.Signals(number).name)
+    if number == signal.SIGALRM:
+        raise SystemExit("nobody waits for the engines any more")
+    raise Terminated(signal.Signals(number).name)
 
 
 def main(folder: Path, workers: int, threads: int) -> None:
@@ -287,13 +292,15 @@ def main(folder: Path, workers: int, threads: int) -> None:
         if tries > 40:
             raise SystemExit("this cluster has a keeper already")
         time.sleep(0.05)
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, _terminated)
     keeper = Keeper(folder, workers, threads)
     keeper.stop()  # what a keeper that was killed has left
 
     def end(how: End) -> None:
         # Whoever is impatient must not interrupt the tidying up.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, signal.SIG_IGN)
         keeper.say("ended", how)
         keeper.stop()
         lock.release()
@@ -322,9 +329,9 @@ def main(folder: Path, workers: int, threads: int) -> None:
 
 
 def _of_error(error: BaseException) -> End:
-    if isinstance(error, SystemExit):
+    if isinstance(error, Terminated):
         return End(f"the keeper of the engines was ended by {error}", signal=str(error))
-    return End(f"{type(error).__name__}: {error}")
+    return End(str(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from labkit.cluster.attached import note
@@ -95,7 +96,8 @@ class Submitted(Live):
 
     def _lose(self, error: BaseException) -> None:
         try:
-            write_logs(self.directory, self._calls.outputs())
+            with suppress(OSError):  # such as a full disk: the cause says so, if it is that
+                write_logs(self.directory, self._calls.outputs())
         finally:
             rank = getattr(error, "rank", None)
             end = store.interrupt if getattr(error, "signal", "") in ASKS else store.fail

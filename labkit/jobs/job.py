@@ -6,6 +6,7 @@ already what it needs, forks it. All else is the same.
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from labkit.common.endings import End, described
+from labkit.common.endings import ASKS, End, described
 from labkit.common.privacy import scrub
 from labkit.jobs.fork import BROKEN, Fork
 from labkit.records import store
@@ -47,6 +48,7 @@ class Kernel:
         self.job = job
         self.manager: AsyncKernelManager | None = None
         self.rank: int | None = None
+        self.signal = ""  # by which a part of its cluster has ended
         self.interrupted: str | None = None  # by what
         self._process: Embryo | None = None
 
@@ -95,7 +97,7 @@ class Kernel:
         return provisioner.pid if provisioner and provisioner.has_process else None
 
     async def ask_for_rank(self, **_: object) -> None:
-        """Remember the attribute `rank` of the exception that has just ended a cell."""
+        """Remember `rank` and `signal` of the exception that has just ended a cell."""
         from jupyter_client.asynchronous import AsyncKernelClient
 
         # Not manager.client(): it would share the identity of papermill's, and take its replies.
@@ -105,13 +107,14 @@ class Kernel:
         client.start_channels(iopub=False, stdin=False, hb=False)
         try:
             # `last_value` is what IPython keeps of an exception that nobody caught.
-            wanted = {"rank": "int(__import__('sys').last_value.rank)"}
+            error = "__import__('sys').last_value"
+            wanted = {"rank": f"int({error}.rank)", "signal": f"str({error}.signal)"}
             reply = await client.execute(
                 "", silent=True, user_expressions=wanted, reply=True, timeout=10
             )
-            answer = reply["content"].get("user_expressions", {}).get("rank", {})
-            if answer.get("status") == "ok":
-                self.rank = int(answer["data"]["text/plain"])
+            for name, answer in reply["content"].get("user_expressions", {}).items():
+                if answer.get("status") == "ok":
+                    setattr(self, name, ast.literal_eval(answer["data"]["text/plain"]))
         except TimeoutError:  # the kernel is dying: the record then names the error alone
             return
         finally:
@@ -183,8 +186,8 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
     # A thread: whoever is interrupted may have to be insisted on.
     stop = partial(kernel.interrupt, "ended by SIGTERM (labkit stop sends it)")
     signal.signal(signal.SIGTERM, lambda *_: _start(stop))
-    store.mark_running(job)
     try:
+        store.mark_running(job)
         prepare()
         kernel.fork()
         _watch(kernel, limit)
@@ -200,7 +203,8 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
             store.fail(job, how.message)
             store.end_orphans(job, how.message)
             return KERNEL_ENDED
-        store.fail(job, cause(error), kernel.rank)
+        end = store.interrupt if kernel.signal in ASKS else store.fail
+        end(job, cause(error), kernel.rank)
         # Only papermill's error of a cell has an `ename`: any other is a fault of ours.
         return CELL_FAILED if hasattr(error, "ename") else BROKEN
     finally:

@@ -101,16 +101,18 @@ class Job:
         """
         code = self.process.wait()
         self._close()
-        _clean(self.path / LOG)
         # Read as it is written: `read_status` would call a dead process interrupted, whatever ended
         # it.
-        if store.read_json(self.path / "status.json")["state"] in ("queued", "running"):
+        status = store.read_json(self.path / "status.json")
+        left = status["state"] in ("queued", "running")
+        if left and not store.kept_elsewhere(self.path, status):
             if self.interrupted:
                 store.interrupt(self.path, self.interrupted)
             else:
                 store.fail(self.path, described("the process of the notebook", code).message)
         if code < 0:  # then nobody else says how its runs ended
             store.end_orphans(self.path, store.read_status(self.path)["cause"])
+        _clean(self.path / LOG)
         status = store.read_status(self.path)
         return JobResult(self.path, status["state"], status["cause"], status["rank"])
 

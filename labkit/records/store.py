@@ -304,14 +304,14 @@ def read_status(directory: Path) -> Record:
             f"{directory.name}/status.json has the state {status.get('state')!r}, "
             f"allowed are {', '.join(STATES)}"
         )
-    if status["state"] == "running" and (kept := _kept_elsewhere(directory, status)):
+    if status["state"] == "running" and (kept := kept_elsewhere(directory, status)):
         return kept
     if status["state"] == "running" and not is_alive(status):
         status |= {"state": "interrupted", "cause": "its process is gone"}
     return status
 
 
-def _kept_elsewhere(directory: Path, status: Record) -> Record | None:
+def kept_elsewhere(directory: Path, status: Record) -> Record | None:
     """How the same attempt ended that could not say so in its own folder."""
     try:
         kept = read_json(_elsewhere(directory))
