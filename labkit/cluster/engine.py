@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from labkit.cluster.lease import Lock
+from labkit.cluster.lease import KEEPER, Lock
 from labkit.cluster.where import answer
 
 LOOK_EVERY = 1.0  # seconds
@@ -37,7 +37,7 @@ def watch(lock_path: Path, with_group: bool) -> None:
 
 if __name__ == "__main__":
     role = sys.argv.pop(1)
-    keeper = Path(os.environ["LABKIT_KEEPER"])
+    keeper = Path(os.environ[KEEPER])
     # Before ipyparallel is imported, which starts threads: they inherit the blocked signal.
     if role == "engine":
         answer(keeper.parent)

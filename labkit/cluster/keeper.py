@@ -22,12 +22,11 @@ from types import FrameType
 from typing import NoReturn
 
 import ipyparallel as ipp
-import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
-from traitlets import default
 
 from labkit.cluster.launch import START_LIMIT
-from labkit.cluster.lease import Lock, is_wanted, locked
+from labkit.cluster.lease import KEEPER, Lock, is_wanted, locked
+from labkit.cluster.processes import Watch, end_all
 from labkit.common.endings import End, Terminated, described, of_rank
 from labkit.common.errors import LabkitError
 from labkit.communicator import launcher
@@ -37,7 +36,6 @@ LOOK_EVERY = 0.5  # seconds
 CONTROLLER_LOG = "controller.log"
 BEAT = 0.5  # seconds between two heartbeats: an engine is registered with its second
 GIVEN_UP = 60.0  # seconds without a heartbeat after which an engine counts as gone
-STOPPED = 30.0  # seconds after which a process that is stopped has ended the cluster
 TRIES = 5  # to start: ports that were free when they were chosen may be taken a moment later
 
 
@@ -61,8 +59,7 @@ class Controller(_Child, LocalControllerLauncher):
     # Lists, as the traits that they stand for.
     controller_cmd = [sys.executable, "-m", "labkit.cluster.engine", "controller"]  # noqa: RUF012
 
-    @default("output_file")
-    def _own_file(self) -> str:
+    def _output_file_default(self) -> str:
         # Beside the keeper's: one for all tries, each of which begins it anew.
         return str(Path(self.profile_dir).parent / CONTROLLER_LOG)
 
@@ -96,15 +93,14 @@ class Keeper:
         self.folder, self.workers, self.threads = folder, workers, threads
         self.cluster: ipp.Cluster = None  # until it is started
         self.engines: list[int] = []  # their ids, in rank order
-        self._watched: dict[str, psutil.Process] = {}  # by what they are called
-        self._still: dict[str, float] = {}  # seconds for which they have been stopped
+        self._watch: Watch | None = None  # of its processes
 
     def start(self) -> None:
         """Start controller and engines; write cluster.json when all engines have registered."""
         # Of this process, and so of all that it starts: threads are settled when TensorFlow is
         # imported.
         os.environ.update(launcher.environment(self.threads))
-        os.environ["LABKIT_KEEPER"] = str(self.folder / "keeper.lock")
+        os.environ[KEEPER] = str(self.folder / "keeper.lock")
         for left in reversed(range(TRIES)):
             try:
                 self._start()
@@ -150,16 +146,10 @@ class Keeper:
         ranks = sorted(zip(client[:].apply_sync(_meet), client.ids, strict=True))
         self.engines = [engine for _, engine in ranks]
         client.close()
-        self._watch([pid for (_, pid), _ in ranks])
-        self.say("ready")
-
-    def _watch(self, processes: list[int]) -> None:
         controller, mpiexec = self.cluster.controller.pid, self.cluster.engine_set.pid
-        named = {"the controller": controller, "mpiexec": mpiexec}
-        named |= {f"rank {rank}": pid for rank, pid in enumerate(processes)}
-        self._watched = {name: psutil.Process(pid) for name, pid in named.items()}
-        parts = self._watched["the controller"].children()
-        self._watched |= {f"part {n} of the controller": part for n, part in enumerate(parts)}
+        named = {f"rank {rank}": pid for rank, ((_, pid), _) in enumerate(ranks)}
+        self._watch = Watch({"the controller": controller, "mpiexec": mpiexec} | named)
+        self.say("ready")
 
     def keep(self) -> End:
         """Wait until nobody wants the cluster any more, or a part of it has ended; say which."""
@@ -183,14 +173,7 @@ class Keeper:
             return of_rank(mpiexec.get_output()) or described("mpiexec", code)
         if controller is not None and (code := controller.poll()) is not None:
             return described("the controller", code)
-        for name, process in self._watched.items():
-            # Counted in looks, not by a clock: while this process is stopped, too, nobody is late.
-            self._still[name] = self._still.get(name, 0.0) + LOOK_EVERY if _is_still(process) else 0
-            if self._still[name] > STOPPED:
-                return described(name, -signal.SIGSTOP)
-            if not process.is_running() and name.startswith("part"):
-                return End(f"{name} ended")
-        return None
+        return self._watch.end(LOOK_EVERY) if self._watch else None
 
     def _port_taken(self) -> bool:
         """Whether the controller, or a part of it, has found its port taken."""
@@ -210,13 +193,7 @@ class Keeper:
 
     def stop(self) -> None:
         """End every process of this cluster, whoever its parent is by now."""
-        for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
-            end = time.monotonic() + seconds
-            # Again and again: what is just being started has not been there a moment ago.
-            while (found := _of_cluster(self.folder)) and time.monotonic() < end:
-                for process in found:
-                    _signal(process, number)
-                psutil.wait_procs(found, timeout=0.5)
+        end_all(self.folder / "keeper.lock")
 
 
 def _meet() -> tuple[int, int]:
@@ -237,34 +214,6 @@ def _meet() -> tuple[int, int]:
             with suppress(FileNotFoundError):  # another rank has done it
                 os.unlink(line.split(maxsplit=5)[5])
     return int(MPI.COMM_WORLD.rank), os.getpid()
-
-
-def _of_cluster(folder: Path) -> list[psutil.Process]:
-    """What this process, or an earlier keeper of the folder, has started and is still there."""
-    found = set(psutil.Process().children(recursive=True))
-    # By what they inherit, too: the children of one that is gone have another parent.
-    lock = str(folder / "keeper.lock")
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("LABKIT_KEEPER") == lock:
-                found.add(process)
-        except psutil.Error:  # it is gone, or another user's
-            continue
-    return [each for each in found if each.pid != os.getpid()]
-
-
-def _is_still(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return False
-
-
-def _signal(process: psutil.Process, number: int) -> None:
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess:
-        return
 
 
 def _obey(folder: Path, started: threading.Event) -> None:
