@@ -133,7 +133,7 @@ ATTACKS = {
         _nothing, "[Mm]emory", kind="experiment", more=TWO, begin=_few_addresses
     ),
     "too many workers": Attack(_nothing, "memory.*--force", "", kind="experiment", more=MANY),
-    "too many, by force": Attack(
+    "too many by force": Attack(
         _send("SIGINT", "command"),
         "by the user|^$",
         "interrupted",

@@ -202,8 +202,7 @@ class Victim:
 
     def close(self) -> None:
         """End what is left, and remove its folders."""
-        for process in self.processes():
-            process.kill()
+        self.send("SIGKILL")
         self.root.wait()
         if self._mounted:
             subprocess.run(["umount", str(self.runs)], check=True)

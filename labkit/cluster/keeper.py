@@ -135,21 +135,29 @@ class Keeper:
         self.cluster.start_cluster_sync()
         client = self.cluster.connect_client_sync()
         while len(client.ids) < self.workers:
-            if self.end() is not None:
-                raise LabkitError(f"mpiexec ended: {self._said()}")
-            if self._port_taken():
-                raise _PortTaken("a port of the controller is taken")
+            self._look()
             time.sleep(0.05)
-        if self._port_taken():  # by a part that registers nobody: calls would never come back
-            raise _PortTaken("a port of the controller is taken")
         # Asked once, while the engines are idle: who attaches later may find them at work.
-        ranks = sorted(zip(client[:].apply_sync(_meet), client.ids, strict=True))
+        met = client[:].apply_async(_meet)
+        while not met.ready():
+            self._look()
+            time.sleep(0.05)
+        self._look()
+        ranks = sorted(zip(met.get(), client.ids, strict=True))
         self.engines = [engine for _, engine in ranks]
         client.close()
         controller, mpiexec = self.cluster.controller.pid, self.cluster.engine_set.pid
         named = {f"rank {rank}": pid for rank, ((_, pid), _) in enumerate(ranks)}
         self._watch = Watch({"the controller": controller, "mpiexec": mpiexec} | named)
         self.say("ready")
+
+    def _look(self) -> None:
+        """Raise where waiting has become pointless."""
+        if (end := self.end()) is not None:
+            raise LabkitError(f"{end.message}: {self._said()}")
+        # Also by a part that registers nobody: calls would never come back.
+        if self._port_taken():
+            raise _PortTaken("a port of the controller is taken")
 
     def keep(self) -> End:
         """Wait until nobody wants the cluster any more, or a part of it has ended; say which."""
