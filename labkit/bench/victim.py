@@ -164,7 +164,14 @@ class Victim:
     def records(self) -> list[store.Record]:
         """The statuses of its jobs and runs."""
         folders = sorted({*find(self.runs)[0], *scan(self.runs).runs})
-        return [store.read_status(path) for path in folders]
+        # What could not be written where the runs are is kept in its own runtime folder.
+        before = os.environ.get("LABKIT_RUNTIME")
+        os.environ["LABKIT_RUNTIME"] = str(self.folder)
+        try:
+            return [store.read_status(path) for path in folders]
+        finally:
+            del os.environ["LABKIT_RUNTIME"]
+            os.environ |= {"LABKIT_RUNTIME": before} if before is not None else {}
 
     def told(self) -> str:
         """What its records, and its last line, say of the cause."""
