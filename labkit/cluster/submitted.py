@@ -62,7 +62,8 @@ class Submitted(Live):
     def end(self, why: str = "stopped by the user") -> None:
         """Stop the ranks, wait for the record; the engines of ranks that do not end start anew."""
         self._why = why
-        self.stop()
+        with suppress(OSError):  # where nothing can be written they are not asked, but given up
+            self.stop()
         if not self._ended.wait(PATIENCE):
             # Ranks that did not end when asked: the thread lets go of them, and their engines start
             # anew.
