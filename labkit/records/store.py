@@ -63,6 +63,9 @@ def write_atomically(path: Path, content: bytes | str) -> Path:
             # Else a machine that goes down may keep the new name of a file, and not what is in it.
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk names none
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     return path
