@@ -44,6 +44,8 @@ if __name__ == "__main__":
     # The controller leads a group of its own, with its schedulers in it.
     watch(keeper, with_group=role == "controller")
     if role == "controller":
+        # Forks have no threads of their own, and the one that leads their group may be killed, too.
+        os.register_at_fork(after_in_child=lambda: watch(keeper, with_group=False))
         sys.argv[0] = "ipcontroller"
         from ipyparallel.controller.app import main
 
