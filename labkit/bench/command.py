@@ -267,6 +267,29 @@ def fuzz(context: click.Context, cases: int, seed: int, file: Path | None) -> No
 
 
 FUZZ = {name: name for name in ("case", "tried", "failed", "exit 0", "exit 1", "exit 2")}
+
+
+@bench.command()
+@click.option("--only", "names", default=None, callback=_names, help="Names with commas; or all.")
+@click.option(
+    "--times", default=1, show_default=True, type=click.IntRange(1), help="Each so often."
+)
+@click.option("--seed", default=0, show_default=True, help="Of the moments.")
+@AS_JSON
+def attack(names: list[str], times: int, seed: int, file: Path | None) -> None:
+    """Attack real commands of this machine: signals, limits, full disks; what they leave."""
+    from labkit.bench.attack import measure
+
+    rows = []
+    for row in measure(names, times, seed):
+        rows.append(row)
+        say(f"{row['case']}: {row['survived']} of {row['tried']}: {row['told']}", err=True)
+        if row["wrong"]:
+            say(f"  wrong: {row['wrong']}", err=True)
+    columns = {"case": f"attack (seed {seed})", "tried": "tried", "survived": "survived"}
+    _show(rows, columns | {"seconds": "s until the end", "left": "left", "wrong": "wrong"}, file)
+
+
 EXCHANGE = {
     "case": "case",
     "what": "what",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -14,7 +16,8 @@ import click
 
 from labkit.bench.command import bench
 from labkit.cli.simulate import simulate
-from labkit.cli.sweep import INTERRUPTED, sweep
+from labkit.cli.sweep import FORCE, INTERRUPTED, sweep
+from labkit.common.endings import by_whom, terminate
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.places import keep_bytecode
 from labkit.common.terminal import one_line, say
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from labkit.records.run import Run
 
 FOLDER = click.Path(path_type=Path)
+# Of a disk that is full, or may only be read.
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 RUNS = click.argument("paths", metavar="RUNS...", nargs=-1, required=True, type=FOLDER)
 
 
@@ -41,6 +46,14 @@ class _OneLine(click.Group):
             except LabkitError as error:
                 say(f"labkit: {one_line(str(error))}", err=True)
                 ctx.exit(2 if isinstance(error, InvalidInput) else 1)
+            except OSError as error:
+                if error.errno not in DISK:
+                    raise
+                say(f"labkit: {error.strerror}: {error.filename or 'a file'}", err=True)
+                ctx.exit(1)
+            except KeyboardInterrupt as error:
+                say(f"labkit: {by_whom(error)}", err=True)
+                ctx.exit(INTERRUPTED)
 
 
 @click.group(cls=_OneLine, context_settings={"help_option_names": ["-h", "--help"]})
@@ -65,6 +78,7 @@ app.add_command(sweep)
 @click.option("-y", "texts", multiple=True, help="Parameters as YAML text.")
 @click.option("--runs", "root", default="runs", type=FOLDER, help="Folder where all runs are kept.")
 @click.option("--check", is_flag=True, help="Only check the parameters; nothing is started.")
+@click.option("--force", is_flag=True, help=FORCE)
 def run(
     target: Path,
     parameters: tuple[tuple[str, str], ...],
@@ -72,6 +86,7 @@ def run(
     texts: tuple[str, ...],
     root: Path,
     check: bool,
+    force: bool,
 ) -> None:
     """Run a notebook, or the experiment of a YAML file, with these parameters.
 
@@ -79,6 +94,8 @@ def run(
     """
     from labkit.jobs.parameters import read_text, read_yaml
 
+    # A queue, or the system that goes down, asks as a person does: the record is written.
+    signal.signal(signal.SIGTERM, terminate)
     given: dict[str, JSON] = {}
     for path in files:
         given |= read_yaml(read_text(path), str(path))
@@ -87,9 +104,9 @@ def run(
     # Last, so that it wins.
     given |= dict(parameters)
     if target.suffix in (".yaml", ".yml"):
-        _run_experiment(target, given, root, check)
+        _run_experiment(target, given, root, check, force)
     else:
-        _run_notebook(target, given, root, check)
+        _run_notebook(target, given, root, check, force)
 
 
 @app.command("ls")
@@ -239,13 +256,16 @@ def lab(arguments: tuple[str, ...]) -> None:
     os.execv(sys.executable, [*command, *arguments])
 
 
-def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path, check: bool) -> None:
+def _run_notebook(
+    notebook: Path, given: dict[str, JSON], root: Path, check: bool, force: bool
+) -> None:
     from labkit.jobs import estimate, parameters
     from labkit.jobs.listing import run_row, shown, table
     from labkit.jobs.notebook import execute
     from labkit.records.run import load_runs
 
     values = parameters.check(notebook, given)
+    estimate.refuse(estimate.workers_of(notebook, values), force)
     # On stderr: who passes the output on wants results only.
     say(estimate.of_notebook(notebook, values, root), err=True)
     if check:
@@ -266,13 +286,16 @@ def _run_notebook(notebook: Path, given: dict[str, JSON], root: Path, check: boo
     sys.exit(INTERRUPTED if job.state == "interrupted" else 2 if refused else 1)
 
 
-def _run_experiment(path: Path, given: dict[str, JSON], root: Path, check: bool) -> None:
+def _run_experiment(
+    path: Path, given: dict[str, JSON], root: Path, check: bool, force: bool
+) -> None:
     from labkit.cluster import RankError
     from labkit.cluster import run as run_here
     from labkit.jobs import estimate
     from labkit.jobs.listing import run_row, shown, table
 
     experiment = _experiment(path, given)
+    estimate.refuse(experiment.workers, force)
     say(estimate.of_experiment(experiment.to_json(), root), err=True)
     if check:
         return

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from labkit.records.store import Record
 
 FOLDER = click.Path(path_type=Path)
+FORCE = "Start more ranks than memory is free for."
 INTERRUPTED = 130  # as shells have it for Ctrl-C
 
 
@@ -35,14 +36,22 @@ INTERRUPTED = 130  # as shells have it for Ctrl-C
 @click.option("--name", default=None, help="Of the sweep's folder.")
 @click.option("--runs", "root", default="runs", type=FOLDER, help="Folder where all runs are kept.")
 @click.option("--check", is_flag=True, help="Only check the values; nothing is started.")
+@click.option("--force", is_flag=True, help=FORCE)
 def sweep(
-    target: Path, resume: bool, name: str | None, root: Path, check: bool, **given: Any
+    target: Path,
+    resume: bool,
+    name: str | None,
+    root: Path,
+    check: bool,
+    force: bool,
+    **given: Any,
 ) -> None:
     """Run a notebook with many values: name=a,b,c or name=range(1,5), every combination.
 
     Each combination is a job of its own under runs/NOTEBOOK-sweep/. Ctrl-C leaves a sweep that
     --resume takes up again: give the same command with it, or the sweep's folder as NOTEBOOK.
     """
+    from labkit.jobs import estimate
     from labkit.jobs.sweep import roster
 
     options = _options(given.pop("jobs"), given.pop("limit"))
@@ -55,6 +64,7 @@ def sweep(
     else:
         plan = _asked(target, **given)
         folder = roster.newest(root, plan) if resume else None
+    estimate.refuse(max(member.workers for member in plan.members), force)
     if check:
         say(f"{len(plan.members)} members")
         return

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
+from labkit.cluster.launch import end
 from labkit.cluster.lease import Turn
 from labkit.common.content import JSON
+from labkit.common.endings import End, out_of_memory
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.communicator import RankFailed
+from labkit.communicator import RankFailed, WaitTooLong
 from labkit.network import Network
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 LOOK_EVERY = 0.05  # seconds
+_LATE = re.compile(r": rank (\d+) is in ")  # in the words of a WaitTooLong
 PATIENCE = 10.0  # seconds that the other ranks get to end after one has failed
 
 
@@ -57,14 +61,14 @@ class RankError(LabkitError):
     """A rank failed.
 
     Attributes:
-        rank: the one that failed first; None when the engines ended.
+        rank: the one that failed first; None when no rank is to blame.
         remote: its traceback.
+        signal: that ended it, or another part of the cluster; "" where none did.
     """
 
-    def __init__(self, message: str, rank: int | None, remote: str = "") -> None:
+    def __init__(self, message: str, rank: int | None, remote: str = "", signal: str = "") -> None:
         super().__init__(message)
-        self.rank = rank
-        self.remote = remote
+        self.rank, self.remote, self.signal = rank, remote, signal
 
 
 class Refused(RankError, InvalidInput):
@@ -114,10 +118,9 @@ class Asked:
         name, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", error)
         return Failure(name, str(value), str(getattr(error, "traceback", "")))
 
-    def why_ended(self) -> str | None:
-        """What the keeper says when the engines have ended; None while they are up."""
-        state = self._cluster.state()
-        return None if state["state"] == "ready" else state["message"]
+    def why_ended(self) -> End | None:
+        """How the engines have ended; None while they are up."""
+        return end(self._cluster.folder)
 
     def _order(self, rank: int) -> tuple[bool, str]:
         # As text: what an engine that is gone never sent was never received.
@@ -222,8 +225,8 @@ class Calls(Asked, Generic[T]):
 
     def _raise_first_failure(self) -> None:
         # Before any rank's own failure: engines that end take all answers with them.
-        if (message := self.why_ended()) is not None:
-            raise RankError(f"the engines ended during the call: {message}", None)
+        if (how := self.why_ended()) is not None:
+            raise RankError(f"the engines ended: {how.message}", how.rank, signal=how.signal)
         rank = self.first_failure()
         if rank is None:
             return
@@ -233,7 +236,12 @@ class Calls(Asked, Generic[T]):
         # By name: an exception of an engine comes as text.
         if name == InvalidInput.__name__:
             raise Refused(f"{' '.join(value.split())}{note}", rank, remote)
-        raise RankError(f"rank {rank} failed: {name}: {_gist(value)}{note}", rank, remote)
+        if name == WaitTooLong.__name__ and (late := _LATE.search(value)):
+            # The one that others have waited for is to blame, not the one that waited.
+            rank = int(late[1])
+            raise RankError(f"rank {rank} did not come: {name}: {_gist(value)}{note}", rank, remote)
+        told = f"{_gist(value)}{out_of_memory(f'{name}: {value}')}"
+        raise RankError(f"rank {rank} failed: {name}: {told}{note}", rank, remote)
 
 
 def _has_failed(call: ipyparallel.AsyncResult) -> bool:

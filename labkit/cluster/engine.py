@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from labkit.cluster.lease import Lock
+from labkit.cluster.lease import KEEPER, Lock
 from labkit.cluster.where import answer
 
 LOOK_EVERY = 1.0  # seconds
@@ -37,15 +37,27 @@ def watch(lock_path: Path, with_group: bool) -> None:
 
 if __name__ == "__main__":
     role = sys.argv.pop(1)
-    keeper = Path(os.environ["LABKIT_KEEPER"])
+    keeper = Path(os.environ[KEEPER])
     # Before ipyparallel is imported, which starts threads: they inherit the blocked signal.
     if role == "engine":
         answer(keeper.parent)
     # The controller leads a group of its own, with its schedulers in it.
     watch(keeper, with_group=role == "controller")
     if role == "controller":
+        # Forks have no threads of their own, and the one that leads their group may be killed, too.
+        os.register_at_fork(after_in_child=lambda: watch(keeper, with_group=False))
         sys.argv[0] = "ipcontroller"
         from ipyparallel.controller.app import main
+
+        main()
     else:
-        from ipyparallel.engine.app import main
-    main()
+        from ipyparallel.engine.app import IPEngine
+
+        class Engine(IPEngine):
+            """ipyparallel's engine, which SIGTERM ends: its own would only stop answering."""
+
+            def init_signal(self) -> None:
+                """Let cells alone be interrupted; the keeper hears from mpiexec of any end."""
+                signal.signal(signal.SIGINT, self._signal_sigint)
+
+        Engine.launch_instance()

@@ -3,23 +3,31 @@
     python -m labkit.cluster.keeper FOLDER WORKERS THREADS
 
 It is the parent of everything that a cluster starts, so nothing is left when it has ended;
-engines and controller also end by themselves when it is killed.
+engines and controller also end by themselves when it is killed. What ends, and by what, it writes
+where the calls on the ranks look.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import ipyparallel as ipp
-import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
 
-from labkit.cluster.lease import Lock, is_wanted, locked
+from labkit.cluster.launch import START_LIMIT
+from labkit.cluster.lease import KEEPER, Lock, is_wanted, locked
+from labkit.cluster.processes import Watch, end_all
+from labkit.common.endings import End, Terminated, described, of_rank
 from labkit.common.errors import LabkitError
 from labkit.communicator import launcher
 from labkit.records import store
@@ -27,11 +35,25 @@ from labkit.records import store
 LOOK_EVERY = 0.5  # seconds
 CONTROLLER_LOG = "controller.log"
 BEAT = 0.5  # seconds between two heartbeats: an engine is registered with its second
-GIVEN_UP = 30.0  # seconds without a heartbeat after which an engine counts as gone
+GIVEN_UP = 60.0  # seconds without a heartbeat after which an engine counts as gone
 TRIES = 5  # to start: ports that were free when they were chosen may be taken a moment later
 
 
-class Controller(LocalControllerLauncher):
+class _Child:
+    """What both launchers start: a child that the keeper alone collects, so that it hears how."""
+
+    _popen_process: subprocess.Popen[bytes]
+
+    def _start_waiting(self) -> None:
+        # ipyparallel would collect it in a thread, and tell whether it has ended, not by what.
+        pass
+
+    def poll(self) -> int | None:
+        """Its exit code, or the negative of the signal; None while it runs."""
+        return self._popen_process.poll()
+
+
+class Controller(_Child, LocalControllerLauncher):
     """The controller, under watch."""
 
     # Lists, as the traits that they stand for.
@@ -46,7 +68,7 @@ class Controller(LocalControllerLauncher):
         return str(super().get_output(remove=False))
 
 
-class Engines(MPIEngineSetLauncher):
+class Engines(_Child, MPIEngineSetLauncher):
     """All ranks under one mpiexec, each an engine under watch."""
 
     mpi_cmd = launcher.mpiexec()
@@ -71,13 +93,14 @@ class Keeper:
         self.folder, self.workers, self.threads = folder, workers, threads
         self.cluster: ipp.Cluster = None  # until it is started
         self.engines: list[int] = []  # their ids, in rank order
+        self._watch: Watch | None = None  # of its processes
 
     def start(self) -> None:
         """Start controller and engines; write cluster.json when all engines have registered."""
         # Of this process, and so of all that it starts: threads are settled when TensorFlow is
         # imported.
         os.environ.update(launcher.environment(self.threads))
-        os.environ["LABKIT_KEEPER"] = str(self.folder / "keeper.lock")
+        os.environ[KEEPER] = str(self.folder / "keeper.lock")
         for left in reversed(range(TRIES)):
             try:
                 self._start()
@@ -90,6 +113,8 @@ class Keeper:
     def _start(self) -> None:
         # A launcher appends to its log: what an earlier try has said would be taken for this one's.
         (self.folder / CONTROLLER_LOG).unlink(missing_ok=True)
+        # A controller that was killed has left where it could be reached: nobody answers there.
+        shutil.rmtree(self.folder / "profile", ignore_errors=True)
         self.cluster = ipp.Cluster(
             n=self.workers,
             controller=Controller,
@@ -110,36 +135,53 @@ class Keeper:
         self.cluster.start_cluster_sync()
         client = self.cluster.connect_client_sync()
         while len(client.ids) < self.workers:
-            if self.engines_ended():
-                raise LabkitError(f"mpiexec ended: {self._said()}")
-            if self._port_taken():
-                raise _PortTaken("a port of the controller is taken")
+            self._look()
             time.sleep(0.05)
-        if self._port_taken():  # by a part that registers nobody: calls would never come back
-            raise _PortTaken("a port of the controller is taken")
         # Asked once, while the engines are idle: who attaches later may find them at work.
-        ranks = client[:].apply_sync(_world_rank)
-        self.engines = [engine for _, engine in sorted(zip(ranks, client.ids, strict=True))]
+        met = client[:].apply_async(_meet)
+        while not met.ready():
+            self._look()
+            time.sleep(0.05)
+        self._look()
+        ranks = sorted(zip(met.get(), client.ids, strict=True))
+        self.engines = [engine for _, engine in ranks]
         client.close()
+        controller, mpiexec = self.cluster.controller.pid, self.cluster.engine_set.pid
+        named = {f"rank {rank}": pid for rank, ((_, pid), _) in enumerate(ranks)}
+        self._watch = Watch({"the controller": controller, "mpiexec": mpiexec} | named)
         self.say("ready")
 
-    def keep(self) -> str:
-        """Wait until nobody wants the cluster any more, or its engines have ended; say which."""
+    def _look(self) -> None:
+        """Raise where waiting has become pointless."""
+        if (end := self.end()) is not None:
+            raise LabkitError(f"{end.message}: {self._said()}")
+        # Also by a part that registers nobody: calls would never come back.
+        if self._port_taken():
+            raise _PortTaken("a port of the controller is taken")
+
+    def keep(self) -> End:
+        """Wait until nobody wants the cluster any more, or a part of it has ended; say which."""
         last_wanted = time.monotonic()
         while True:
             time.sleep(LOOK_EVERY)
-            if self.engines_ended():
-                return "the engines have ended"
+            if (end := self.end()) is not None:
+                return end
             if is_wanted(self.folder):
                 last_wanted = time.monotonic()
             # Twice: a cell that makes its cluster anew lets go of one lease before it takes the
             # next.
             elif time.monotonic() - last_wanted > 2 * LOOK_EVERY:
-                return "nobody holds a lease"
+                return End("nobody holds a lease")
 
-    def engines_ended(self) -> bool:
-        """Whether mpiexec is gone."""
-        return self.cluster.engine_set is None or self.cluster.engine_set.poll() is not None
+    def end(self) -> End | None:
+        """What has ended the cluster, and by what; None while all its parts are there."""
+        mpiexec, controller = self.cluster.engine_set, self.cluster.controller
+        if mpiexec is not None and (code := mpiexec.poll()) is not None:
+            # It ends because of its ranks, and names the first.
+            return of_rank(mpiexec.get_output()) or described("mpiexec", code)
+        if controller is not None and (code := controller.poll()) is not None:
+            return described("the controller", code)
+        return self._watch.end(LOOK_EVERY) if self._watch else None
 
     def _port_taken(self) -> bool:
         """Whether the controller, or a part of it, has found its port taken."""
@@ -151,36 +193,50 @@ class Keeper:
         told = [line.strip() for line in lines if line.strip(" -")]
         return " ".join(told)[-500:] or "it said nothing"
 
-    def say(self, state: str, message: str = "") -> None:
+    def say(self, state: str, end: End | None = None) -> None:
         """Write cluster.json."""
         shape = {"workers": self.workers, "threads": self.threads, "engines": self.engines}
-        said = {"state": state, "message": message, **shape, "pid": os.getpid()}
+        said = {"state": state, **(end or End())._asdict(), **shape, "pid": os.getpid()}
         store.write_json(self.folder / "cluster.json", said)
 
     def stop(self) -> None:
-        """End every process that this one has started."""
-        # Recursive, and asked before any has ended: the children of one that is gone have another
-        # parent.
-        children = psutil.Process().children(recursive=True)
-        for child in children:
-            _signal(child, signal.SIGTERM)
-        _, alive = psutil.wait_procs(children, timeout=2)
-        for child in alive:
-            _signal(child, signal.SIGKILL)
-        psutil.wait_procs(alive, timeout=2)
+        """End every process of this cluster, whoever its parent is by now."""
+        end_all(self.folder / "keeper.lock")
 
 
-def _world_rank() -> int:
+def _meet() -> tuple[int, int]:
+    """This rank and its process, once all have met; its shared memory then has no name any more.
+
+    What has no name ends with the last process that has it, however that one ends.
+    """
+    import os
+    from contextlib import suppress
+    from pathlib import Path
+
     from mpi4py import MPI
 
-    return int(MPI.COMM_WORLD.rank)
+    MPI.COMM_WORLD.Barrier()
+    maps = Path("/proc/self/maps")  # of Linux; elsewhere mpiexec takes its segments away
+    for line in maps.read_text().splitlines() if maps.exists() else []:
+        if "/sm_segment." in line:
+            with suppress(FileNotFoundError):  # another rank has done it
+                os.unlink(line.split(maxsplit=5)[5])
+    return int(MPI.COMM_WORLD.rank), os.getpid()
 
 
-def _signal(process: psutil.Process, number: int) -> None:
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess:
-        return
+def _obey(folder: Path, started: threading.Event) -> None:
+    """End this process when nobody waits for its engines any more, or they take too long."""
+    end = time.monotonic() + START_LIMIT
+    while not started.wait(LOOK_EVERY):
+        if not is_wanted(folder) or time.monotonic() > end:
+            os.kill(os.getpid(), signal.SIGALRM)
+            return
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    if number == signal.SIGALRM:
+        raise SystemExit("nobody waits for the engines any more")
+    raise Terminated(signal.Signals(number).name)
 
 
 def main(folder: Path, workers: int, threads: int) -> None:
@@ -193,34 +249,46 @@ def main(folder: Path, workers: int, threads: int) -> None:
         if tries > 40:
             raise SystemExit("this cluster has a keeper already")
         time.sleep(0.05)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, _terminated)
     keeper = Keeper(folder, workers, threads)
+    keeper.stop()  # what a keeper that was killed has left
 
-    def end(message: str) -> None:
+    def end(how: End) -> None:
         # Whoever is impatient must not interrupt the tidying up.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        keeper.say("ended", message)
+        for number in (signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, signal.SIG_IGN)
+        keeper.say("ended", how)
         keeper.stop()
         lock.release()
 
     keeper.say("starting")
+    started = threading.Event()
+    threading.Thread(target=_obey, args=(folder, started), daemon=True).start()
     try:
         keeper.start()
+        started.set()
     except BaseException as error:  # the process that starts us waits, and holds the start lock
-        end(f"{type(error).__name__}: {error}")
+        end(_of_error(error))
         raise
     try:
         while True:
-            message = keeper.keep()
+            how = keeper.keep()
             # Under the start lock: who has come in the meantime keeps the cluster up, and who
             # comes now waits, and then starts a cluster of their own.
             with locked(folder / "start.lock"):
-                if keeper.engines_ended() or not is_wanted(folder):
-                    return end(message)
+                if keeper.end() is not None or not is_wanted(folder):
+                    return end(how)
     except BaseException as error:
         with locked(folder / "start.lock"):
-            end("stopped" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}")
+            end(_of_error(error))
         raise
+
+
+def _of_error(error: BaseException) -> End:
+    if isinstance(error, Terminated):
+        return End(f"the keeper of the engines was ended by {error}", signal=str(error))
+    return End(str(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from labkit.cluster.lease import Lock, wait_until_free
+from labkit.common.endings import End, described
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, pairs
 from labkit.common.places import bytecode_variables
@@ -24,6 +26,8 @@ class State(TypedDict):
 
     state: str  # starting, ready or ended
     message: str
+    rank: int | None  # whose end was that of the cluster
+    signal: str  # by which it ended, or ""
     workers: int
     threads: int
     engines: list[int]  # their ids, in rank order
@@ -37,17 +41,40 @@ def state(folder: Path) -> State:
         # fingerprint.
         said: State = json.loads((folder / "cluster.json").read_text())
     except FileNotFoundError:
-        return State(state="ended", message="", workers=0, threads=0, engines=[], pid=None)
+        return State(
+            state="ended",
+            message="",
+            rank=None,
+            signal="",
+            workers=0,
+            threads=0,
+            engines=[],
+            pid=None,
+        )
     return said
 
 
 def is_up(folder: Path) -> bool:
     """Whether the engines are there, and somebody keeps them."""
+    return end(folder) is None
+
+
+def end(folder: Path) -> End | None:
+    """How this folder's cluster has ended; None while it is up.
+
+    Its keeper says so. Of one that is gone without a word, the lock tells.
+    """
     lock = Lock(folder / "keeper.lock")
     try:
-        return lock.is_held() and state(folder)["state"] == "ready"
+        kept = lock.is_held()
     finally:
         lock.release()
+    said = state(folder)  # after the lock: a keeper lets go of it when all is said
+    if said["state"] == "ended":
+        return End(said["message"], said["rank"], said["signal"])
+    if not kept:
+        return described("the keeper of the engines", -signal.SIGKILL)
+    return None if said["state"] == "ready" else End("the engines are just being started")
 
 
 def launch(folder: Path, workers: int, threads: int) -> None:

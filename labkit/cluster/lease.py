@@ -21,6 +21,7 @@ from typing import ClassVar
 from labkit.common.places import runtime_folder
 
 HOLD = "LABKIT_HOLD"  # names the file of a Hold
+KEEPER = "LABKIT_KEEPER"  # names the lock of the keeper to all that it starts
 LOOK_EVERY = 0.05  # seconds
 
 

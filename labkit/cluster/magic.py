@@ -91,8 +91,8 @@ class _Cell(Asked):
             time.sleep(LOOK_EVERY)
             if time.monotonic() - self._asked_at > ASK_EVERY:
                 self._ask()
-            if (message := self.why_ended()) is not None:
-                raise CellFailed(f"the engines ended during the cell: {message}", None)
+            if (how := self.why_ended()) is not None:
+                raise CellFailed(f"the engines ended: {how.message}", how.rank, signal=how.signal)
 
     def _ask(self) -> None:
         """Ask the ranks that run where they are, and keep since when they are there."""

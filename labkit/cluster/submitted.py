@@ -10,11 +10,13 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from labkit.cluster.attached import note
 from labkit.cluster.calls import PATIENCE, Calls, Ranks
 from labkit.cluster.live import Live
+from labkit.common.endings import ASKS, by_whom
 from labkit.experiment import Experiment
 from labkit.records import store
 from labkit.records.measure import aggregate
@@ -29,7 +31,8 @@ class Submitted(Live):
 
     def __init__(self, cluster: Ranks, experiment: Experiment, directory: Path) -> None:
         super().__init__(experiment, directory)
-        self._asked, self._interrupted, self._given_up = experiment, False, threading.Event()
+        self._asked, self._given_up = experiment, threading.Event()
+        self._why: str | None = None  # it was stopped, if it was
         store.start(directory, experiment.to_json())
         (directory / FOLDER).mkdir()
         try:
@@ -41,7 +44,7 @@ class Submitted(Live):
         except BaseException as error:
             shutil.rmtree(directory / FOLDER, ignore_errors=True)
             if isinstance(error, KeyboardInterrupt):  # while it waited for its turn
-                store.interrupt(directory)
+                store.interrupt(directory, _why(error))
             else:  # such as a callable that cannot travel
                 store.fail(directory, f"{type(error).__name__}: {error}")
             raise
@@ -52,14 +55,15 @@ class Submitted(Live):
         try:
             super().begin(show)
             note(self._folder, self)
-        except KeyboardInterrupt:  # nobody has the Live yet to stop it by
-            self.end()
+        except KeyboardInterrupt as error:  # nobody has the Live yet to stop it by
+            self.end(_why(error))
             raise
 
-    def end(self) -> None:
+    def end(self, why: str = "stopped by the user") -> None:
         """Stop the ranks, wait for the record; the engines of ranks that do not end start anew."""
-        self._interrupted = True
-        self.stop()
+        self._why = why
+        with suppress(OSError):  # where nothing can be written they are not asked, but given up
+            self.stop()
         if not self._ended.wait(PATIENCE):
             # Ranks that did not end when asked: the thread lets go of them, and their engines start
             # anew.
@@ -76,8 +80,8 @@ class Submitted(Live):
         """
         try:
             return super().result()
-        except KeyboardInterrupt:
-            self.end()
+        except KeyboardInterrupt as error:
+            self.end(_why(error))
             raise
 
     def _watch(self) -> Iterator[None]:
@@ -88,14 +92,17 @@ class Submitted(Live):
 
     def _keep(self) -> Run:
         write_logs(self.directory, self._calls.outputs())
-        write(self.directory, self._asked, self._calls.results() or [], self._interrupted)
+        write(self.directory, self._asked, self._calls.results() or [], self._why)
         return Run(self.directory)
 
     def _lose(self, error: BaseException) -> None:
         try:
-            write_logs(self.directory, self._calls.outputs())
+            with suppress(OSError):  # such as a full disk: the cause says so, if it is that
+                write_logs(self.directory, self._calls.outputs())
         finally:
-            store.fail(self.directory, str(error), getattr(error, "rank", None))
+            rank = getattr(error, "rank", None)
+            end = store.interrupt if getattr(error, "signal", "") in ASKS else store.fail
+            end(self.directory, str(error), rank)
 
     def _close(self) -> None:
         try:
@@ -103,6 +110,12 @@ class Submitted(Live):
         finally:
             # All that was told stands in the history now.
             shutil.rmtree(self.directory / FOLDER, ignore_errors=True)
+
+
+def _why(error: KeyboardInterrupt) -> str:
+    """Who has stopped it: the job that this process is the kernel of may know better."""
+    job = os.environ.get("LABKIT_JOB")
+    return (store.reason(Path(job)) if job else None) or by_whom(error, "stopped")
 
 
 def run_directory(experiment: Experiment) -> Path:
@@ -129,11 +142,12 @@ def run_seeds(experiment: Experiment, run: Callable[[Experiment, Path], Run]) ->
             if (status := seeds[-1].status)["state"] == "interrupted":  # by the stop button
                 store.interrupt(top, status["cause"])
                 return Run(top)
-    except KeyboardInterrupt:
-        store.interrupt(top)
+    except KeyboardInterrupt as error:
+        store.interrupt(top, _why(error))
         raise
     except BaseException as error:
-        store.fail(top, f"{type(error).__name__}: {error}", getattr(error, "rank", None))
+        end = store.interrupt if getattr(error, "signal", "") in ASKS else store.fail
+        end(top, f"{type(error).__name__}: {error}", getattr(error, "rank", None))
         raise
     # Rows know their seed, so that one table holds them all.
     history = pd.concat([seed.history for seed in seeds], ignore_index=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from labkit.common.errors import LabkitError
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.units import duration_text, plural
 from labkit.jobs import listing
 from labkit.jobs.parameters import Values, declared, largest
@@ -25,8 +25,13 @@ SAME = (
 def of_notebook(notebook: Path, values: Values, root: Path) -> str:
     """One line: how long this notebook took before with these parameters, and what memory."""
     earlier = _durations(root / store.safe_name(notebook.stem), values)
+    return f"{_in_words(earlier)}; {memory(workers_of(notebook, values))}"
+
+
+def workers_of(notebook: Path, values: Values) -> int:
+    """The most ranks that this notebook asks for with these parameters."""
     own = {name: parameter.default for name, parameter in declared(notebook).items()}
-    return f"{_in_words(earlier)}; {memory(largest({**own, **values}.get('workers')))}"
+    return largest({**own, **values}.get("workers"))
 
 
 def of_experiment(record: store.Record, root: Path) -> str:
@@ -37,12 +42,30 @@ def of_experiment(record: store.Record, root: Path) -> str:
     return f"{_in_words(earlier)}; {memory(int(record['workers']))}"
 
 
-def memory(workers: int) -> str:
-    """What the ranks need at least, beside what is free."""
+def refuse(workers: int, force: bool) -> None:
+    """Refuse more ranks than memory is free for, unless by force.
+
+    Raises:
+        InvalidInput: they need more.
+    """
+    free, need = free_gib(), workers * BASE_GIB
+    if need > free and not force:
+        raise InvalidInput(
+            f"{plural(workers, 'rank')} want at least {need:.1f} GiB of memory, {free:.1f} GiB are "
+            "free; take fewer workers, or start them nevertheless with --force"
+        )
+
+
+def free_gib() -> float:
+    """Memory that is free, in GiB."""
     import psutil
 
-    free = psutil.virtual_memory().available / 2**30
-    need = workers * BASE_GIB
+    return float(psutil.virtual_memory().available) / 2**30
+
+
+def memory(workers: int) -> str:
+    """What the ranks need at least, beside what is free."""
+    free, need = free_gib(), workers * BASE_GIB
     warning = "; that is too little" if need > free else ""
     return (
         f"memory: at least {need:.1f} GiB for {plural(workers, 'rank')}, plus data and model on "

@@ -6,6 +6,7 @@ already what it needs, forks it. All else is the same.
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from labkit.common.endings import ASKS, End, described
 from labkit.common.privacy import scrub
 from labkit.jobs.fork import BROKEN, Fork
 from labkit.records import store
@@ -27,12 +29,14 @@ from labkit.records import store
 if TYPE_CHECKING:
     from jupyter_client.manager import AsyncKernelManager
 
+    from labkit.jobs.kernel import Embryo
+
 GRACE = 20.0  # seconds that an interrupted cell has to clean up before its kernel is killed
 # Seconds in which the rest of a cell's output must arrive once the cell has ended: papermill's 4
 # kill a notebook whose outputs are still on their way. Past ours it goes on with a warning.
 OUTPUT_LIMIT = 120
 # Exit codes. Of a job that did not run to its end in order, ranks may be left that still compute.
-CELL_FAILED, INTERRUPTED = 1, 130
+CELL_FAILED, KERNEL_ENDED, INTERRUPTED = 1, 3, 130
 LOG = Path("logs/process.log")  # what a forked process says beside its notebook's outputs
 _SCRIPT = re.compile(r"(?is)(<script\b.*?</script\s*>)")
 
@@ -40,16 +44,19 @@ _SCRIPT = re.compile(r"(?is)(<script\b.*?</script\s*>)")
 class Kernel:
     """The kernel of this job: this very Python, whatever kernels are installed."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: Path) -> None:
+        self.job = job
         self.manager: AsyncKernelManager | None = None
         self.rank: int | None = None
+        self.signal = ""  # by which a part of its cluster has ended
         self.interrupted: str | None = None  # by what
+        self._process: Embryo | None = None
 
     def fork(self) -> None:
         """Fork what becomes the kernel, while this process has neither thread nor socket."""
         from labkit.jobs.kernel import Embryo, Provisioner
 
-        embryo = Embryo()
+        self._process = embryo = Embryo()
         import zmq
         import zmq.asyncio
         from jupyter_client.kernelspec import KernelSpecManager
@@ -69,14 +76,20 @@ class Kernel:
         )
         manager.provisioner.embryo = embryo
 
-    def interrupt(self, cause: str = "interrupted by the user") -> None:
+    def interrupt(self, cause: str) -> None:
         """Interrupt the running cell, or this process where no kernel is up; insist after GRACE."""
         self.interrupted = self.interrupted or cause
+        store.give_reason(self.job, self.interrupted)
         # Asked at each use: between the two signals a kernel may have come up, or ended.
         os.kill(self._pid or os.getpid(), signal.SIGINT)
         time.sleep(GRACE)
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
+
+    def end(self) -> End | None:
+        """How it has ended, if it has by a signal."""
+        code = self._process.poll() if self._process else None
+        return described("the kernel", code) if code is not None and code < 0 else None
 
     @property
     def _pid(self) -> int | None:
@@ -84,7 +97,7 @@ class Kernel:
         return provisioner.pid if provisioner and provisioner.has_process else None
 
     async def ask_for_rank(self, **_: object) -> None:
-        """Remember the attribute `rank` of the exception that has just ended a cell."""
+        """Remember `rank` and `signal` of the exception that has just ended a cell."""
         from jupyter_client.asynchronous import AsyncKernelClient
 
         # Not manager.client(): it would share the identity of papermill's, and take its replies.
@@ -94,13 +107,14 @@ class Kernel:
         client.start_channels(iopub=False, stdin=False, hb=False)
         try:
             # `last_value` is what IPython keeps of an exception that nobody caught.
-            wanted = {"rank": "int(__import__('sys').last_value.rank)"}
+            error = "__import__('sys').last_value"
+            wanted = {"rank": f"int({error}.rank)", "signal": f"str({error}.signal)"}
             reply = await client.execute(
                 "", silent=True, user_expressions=wanted, reply=True, timeout=10
             )
-            answer = reply["content"].get("user_expressions", {}).get("rank", {})
-            if answer.get("status") == "ok":
-                self.rank = int(answer["data"]["text/plain"])
+            for name, answer in reply["content"].get("user_expressions", {}).items():
+                if answer.get("status") == "ok":
+                    setattr(self, name, ast.literal_eval(answer["data"]["text/plain"]))
         except TimeoutError:  # the kernel is dying: the record then names the error alone
             return
         finally:
@@ -168,12 +182,12 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
         limit: seconds after which the notebook is interrupted.
         shown: whether its output goes to the terminal, too.
     """
-    kernel = Kernel()
+    kernel = Kernel(job)
     # A thread: whoever is interrupted may have to be insisted on.
-    stop = partial(kernel.interrupt, "stopped by labkit stop")
+    stop = partial(kernel.interrupt, "ended by SIGTERM (labkit stop sends it)")
     signal.signal(signal.SIGTERM, lambda *_: _start(stop))
-    store.mark_running(job)
     try:
+        store.mark_running(job)
         prepare()
         kernel.fork()
         _watch(kernel, limit)
@@ -185,11 +199,17 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
         if interrupted or getattr(error, "ename", "") == "KeyboardInterrupt":
             store.interrupt(job, kernel.interrupted or "interrupted by the user")
             return INTERRUPTED
-        store.fail(job, cause(error), kernel.rank)
+        if how := kernel.end():
+            store.fail(job, how.message)
+            store.end_orphans(job, how.message)
+            return KERNEL_ENDED
+        end = store.interrupt if kernel.signal in ASKS else store.fail
+        end(job, cause(error), kernel.rank)
         # Only papermill's error of a cell has an `ename`: any other is a fault of ours.
         return CELL_FAILED if hasattr(error, "ename") else BROKEN
     finally:
         kernel.close()
+        store.forget_reason(job)
     store.complete(job)
     return 0
 
@@ -245,13 +265,12 @@ def prepare() -> None:
 def _watch(kernel: Kernel, limit: float | None) -> None:
     """Interrupt the notebook when its time is up, or who started this process wants it to end.
 
-    That one closes the pipe, or dies; `labkit stop` sends SIGTERM.
+    That one writes why and closes the pipe, or dies; `labkit stop` sends SIGTERM.
     """
 
     def wait_for_the_end_of_input() -> None:
-        # Nothing is ever written to it: this returns when the last writer has gone.
-        sys.stdin.read()
-        kernel.interrupt()
+        # This returns when the last writer has gone.
+        kernel.interrupt(sys.stdin.read() or "interrupted: the command that started it is gone")
 
     def wait_for_the_limit(seconds: float) -> None:
         time.sleep(seconds)

@@ -10,14 +10,17 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import zmq
 from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
+from labkit.common.endings import terminate
 from labkit.jobs.fork import Fork
 
 # A job is not debugged, and the debugger takes longer to import than all else: ipykernel, which
@@ -73,6 +76,15 @@ class Provisioner(LocalProvisioner):
         return self.connection_info
 
 
+def _end(number: int, frame: FrameType | None) -> None:
+    """Let a cell that runs clean up; end where none does, as processes do."""
+    # While a cell runs, and only then, ipykernel lets it be interrupted.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        terminate(number, frame)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
 def _become_kernel(orders: int) -> int:
     """Wait for the order, be the kernel, and end as an interpreter ends."""
     with os.fdopen(orders) as pipe:
@@ -86,6 +98,7 @@ def _become_kernel(orders: int) -> int:
     sys.modules.pop("rfc3987_syntax", None)  # a notebook may want it
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()  # else all members of a sweep would draw the same numbers
+    signal.signal(signal.SIGTERM, _end)
     sys.argv = ["labkit.jobs.kernel", *arguments]
     # Given here, as ipykernel reads the variable when it is imported.
     LosslessKernel.launch_instance(arguments, parent_handle=os.getppid())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit.common.endings import by_whom, described
 from labkit.common.privacy import scrub
 from labkit.jobs import parameters
 from labkit.jobs.fork import Fork
@@ -47,9 +49,9 @@ def execute(
     while True:
         try:
             return job.result()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             # The loop goes on: the record of an interrupted job is waited for, too.
-            job.interrupt()
+            job.interrupt(by_whom(error))
 
 
 class Job:
@@ -76,12 +78,15 @@ class Job:
         """Whether the notebook ended by itself: then no rank is left that works for it."""
         return self.process.poll() in (0, CELL_FAILED)
 
-    def interrupt(self) -> None:
+    def interrupt(self, cause: str = "interrupted by the user") -> None:
         """Let the cell that runs clean up, and then end; the second time, end at once."""
         if self.interrupted:
             self.kill(self.interrupted)
         else:
-            self.interrupted = "interrupted by the user"
+            self.interrupted = cause
+            assert self.process.stdin is not None  # for the type checker: a pipe was asked for
+            with suppress(BrokenPipeError):  # it has just ended
+                os.write(self.process.stdin.fileno(), cause.encode())
             self._close()
 
     def kill(self, cause: str) -> None:
@@ -96,15 +101,18 @@ class Job:
         """
         code = self.process.wait()
         self._close()
-        _clean(self.path / LOG)
         # Read as it is written: `read_status` would call a dead process interrupted, whatever ended
         # it.
-        if store.read_json(self.path / "status.json")["state"] in ("queued", "running"):
+        status = store.read_json(self.path / "status.json")
+        left = status["state"] in ("queued", "running")
+        if left and not store.kept_elsewhere(self.path, status):
             if self.interrupted:
                 store.interrupt(self.path, self.interrupted)
             else:
-                what = f"the process that executed the notebook ended with code {code}"
-                store.fail(self.path, what)
+                store.fail(self.path, described("the process of the notebook", code).message)
+        if code < 0:  # then nobody else says how its runs ended
+            store.end_orphans(self.path, store.read_status(self.path)["cause"])
+        _clean(self.path / LOG)
         status = store.read_status(self.path)
         return JobResult(self.path, status["state"], status["cause"], status["rank"])
 

@@ -10,10 +10,11 @@ import os
 import re
 import secrets
 import stat
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from labkit.common.content import JSON
 from labkit.common.errors import LabkitError, short
+from labkit.common.places import runtime_folder
 from labkit.common.privacy import scrub
 from labkit.records.shape import wrong_field
 
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SCHEMA = 1
+_REASON = ".reason"  # in a job's folder, while it is interrupted
 STATES = ("queued", "running", "completed", "failed", "interrupted")
 ENDED = STATES[2:]
 LONGEST_RECORD = 2**26  # bytes; metrics of a hundred thousand epochs have some ten millions
+SAME = 0.1  # seconds between a process's start as told twice
 LONGEST_NAME = 120  # bytes; file systems allow 255, and archives and mounts eat some of it
 
 _SECONDS = ("seconds", "compute_seconds", "communicate_seconds", "wait_seconds")
@@ -62,6 +66,9 @@ def write_atomically(path: Path, content: bytes | str) -> Path:
             # Else a machine that goes down may keep the new name of a file, and not what is in it.
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk names none
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     return path
@@ -325,9 +332,41 @@ def fail(directory: Path, cause: str, rank: int | None = None) -> None:
     _write_status(directory, "failed", ended=now(), cause=scrub(cause), rank=rank)
 
 
-def interrupt(directory: Path, cause: str = "interrupted by the user") -> None:
-    """Record that a person or a limit stopped the run."""
-    _write_status(directory, "interrupted", ended=now(), cause=scrub(cause))
+def interrupt(
+    directory: Path, cause: str = "interrupted by the user", rank: int | None = None
+) -> None:
+    """Record that a person, a limit or a signal stopped the run, or one of its ranks."""
+    _write_status(directory, "interrupted", ended=now(), cause=scrub(cause), rank=rank)
+
+
+def give_reason(directory: Path, cause: str) -> None:
+    """Tell who works for this job why it is about to be interrupted."""
+    with suppress(OSError):  # then the interrupt comes without a reason
+        (directory / _REASON).write_text(cause)
+
+
+def reason(directory: Path) -> str | None:
+    """Why this job is being interrupted; None where nobody has said."""
+    file = directory / _REASON
+    return file.read_text() if file.exists() else None
+
+
+def forget_reason(directory: Path) -> None:
+    """The job has ended: its status says why."""
+    with suppress(OSError):
+        (directory / _REASON).unlink(missing_ok=True)
+
+
+def end_orphans(job: Path, cause: str, seconds: float = 5.0) -> None:
+    """Record the end of a job's runs whose process ends with the job and cannot say so itself."""
+    end = time.monotonic() + seconds
+    for path in sorted(job.glob("*/status.json")):
+        status = read_json(path)
+        while status["state"] == "running" and is_alive(status) and time.monotonic() < end:
+            time.sleep(0.1)
+            status = read_json(path)
+        if status["state"] == "running" and not is_alive(status):
+            fail(path.parent, cause)
 
 
 def read_status(directory: Path) -> Record:
@@ -342,9 +381,20 @@ def checked_status(status: Record, directory: Path | str) -> Record:
             f"{os.path.basename(directory)}/status.json has the state "
             f"{short(status.get('state'))}, allowed are {', '.join(STATES)}"
         )
+    if status["state"] == "running" and (kept := kept_elsewhere(Path(directory), status)):
+        return kept
     if status["state"] == "running" and not is_alive(status):
         status |= {"state": "interrupted", "cause": "its process is gone"}
     return status
+
+
+def kept_elsewhere(directory: Path, status: Record) -> Record | None:
+    """How the same attempt ended that could not say so in its own folder."""
+    try:
+        kept = read_json(_elsewhere(directory))
+    except LabkitError:  # there is none, as a rule
+        return None
+    return kept if kept.get("started") == status.get("started") else None
 
 
 def _write_status(directory: Path, state: str, **fields: JSON) -> None:
@@ -353,14 +403,40 @@ def _write_status(directory: Path, state: str, **fields: JSON) -> None:
     path = directory / "status.json"
     blank = {"state": state, "started": None, "ended": None, "cause": None, "rank": None}
     known = read_json(path) if path.exists() else blank
-    write_json(path, known | this_process() | {"state": state} | fields)
+    record = known | this_process() | {"state": state} | fields
+    try:
+        write_json(path, record)
+    except OSError as error:
+        if not fields.get("ended"):
+            raise  # at its beginning there is nothing to lose
+        _keep_elsewhere(directory, record, error)
+
+
+def _keep_elsewhere(directory: Path, record: Record, error: OSError) -> None:
+    """A full or read-only disk: keep how it ended where something can be written, or say it."""
+    told = f"{record['state']}: {record['cause']}" if record.get("cause") else record["state"]
+    line = f"labkit: {shown_path(directory.name)}/status.json: {error.strerror}; {told}"
+    try:
+        kept = write_json(_elsewhere(directory), record)
+        print(f"{line}; kept in {kept}", file=sys.stderr, flush=True)
+    except OSError:
+        print(f"{line}; kept nowhere", file=sys.stderr, flush=True)
+
+
+def _elsewhere(directory: Path) -> Path:
+    """Where the status of a run or job is whose own folder cannot be written."""
+    name = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:16]
+    return runtime_folder("records") / f"{name}.json"
 
 
 def this_process() -> Record:
     """What tells this process from a later one under the same number."""
     import psutil
 
-    return {"pid": os.getpid(), "process_started": psutil.Process().create_time()}
+    # First: what is told of a process then is relative to this.
+    boot = psutil.boot_time()
+    started = psutil.Process().create_time()
+    return {"pid": os.getpid(), "process_started": started, "since_boot": started - boot}
 
 
 def is_alive(status: Record) -> bool:
@@ -368,10 +444,13 @@ def is_alive(status: Record) -> bool:
     import psutil
 
     try:
+        boot = psutil.boot_time()
         process = psutil.Process(int(status["pid"]))
+        started = process.create_time()
         # Some seconds of tolerance: the system tells it relative to its own start, which is
-        # rounded.
-        same = abs(process.create_time() - float(status["process_started"])) < 2.0
+        # rounded. That moves when the clock is set; the time since then does not.
+        same = abs(started - float(status["process_started"])) < 2.0
+        same = same or abs(started - boot - float(status.get("since_boot", -1.0))) < SAME
         return same and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, KeyError, TypeError, ValueError):
         return False

@@ -14,7 +14,7 @@ from labkit.records.result import RankResult
 
 
 def write(
-    directory: Path, experiment: Experiment, ranks: Sequence[RankResult], interrupted: bool
+    directory: Path, experiment: Experiment, ranks: Sequence[RankResult], why: str | None
 ) -> None:
     """Write results and the final status of a run.
 
@@ -22,11 +22,12 @@ def write(
         directory: of the run.
         experiment: what was run.
         ranks: what they returned, in their order; nothing where they were stopped before.
-        interrupted: whether nobody waited for the end.
+        why: they were stopped, where the one that waited for them did it.
     """
     whole = ranks[0].whole if ranks else None
     if whole is None:
-        store.interrupt(directory, "interrupted before the ranks had a result")
+        who = why or "interrupted"
+        store.interrupt(directory, f"{who}, before the ranks had a result")
         return
     rows = [{**row, "seed": experiment.seed} for rank in ranks for row in rank.rows]
     # Ranks return their rows one rank after the other; a history goes by steps.
@@ -40,8 +41,8 @@ def write(
     for name, found in tables.items():
         store.write_table(directory / f"{name}.parquet", found)
     stopped = None
-    if interrupted or ranks[0].stopped:
-        stopped = f"stopped by the user after {rows[-1]['step'] + 1} steps"
+    if why or ranks[0].stopped:
+        stopped = f"{why or 'stopped by the user'} after {rows[-1]['step'] + 1} steps"
     metrics = summarise(experiment, rows, ranks, whole)
     store.finish(directory, metrics, rows, whole.model, stopped)
 

@@ -141,6 +141,21 @@ def test_what_a_cell_refuses_before_its_cluster_starts_is_bad_input() -> None:
     assert "Cluster" not in told
 
 
+def test_more_ranks_than_memory_is_free_for_start_nothing() -> None:
+    Path("e.yaml").write_text("dataset: digits\n")
+    for command in (
+        ("run", NOTEBOOKS / "trains.ipynb", "-p", "workers", "9999"),
+        ("run", "e.yaml", "-p", "workers", "9999"),
+        ("sweep", NOTEBOOKS / "trains.ipynb", "workers=1,9999"),
+    ):
+        result = labkit(*map(str, command))
+        assert result.exit_code == 2
+        assert result.stderr.count("\n") == 1
+        assert "9999 ranks want at least" in result.stderr
+        assert "--force" in result.stderr
+        assert not Path("runs").exists()
+
+
 def test_a_run_says_where_its_result_lies_and_shows_what_its_notebook_prints() -> None:
     Path("rates.yaml").write_text("rate: 1e-3\nword: from the file\n")
     source = NOTEBOOKS / "says_its_parameters.ipynb"
@@ -176,6 +191,20 @@ def test_ctrl_c_ends_with_130_and_an_honest_record() -> None:
     assert "cleaned up" in out
     assert "interrupted" in err.splitlines()[-1]
     assert "interrupted by the user" in labkit("ls").stdout
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does_and_is_named() -> None:
+    child = process("run", NOTEBOOKS / "is_interrupted.ipynb")
+    assert child.stdout is not None
+    while "waiting" not in child.stdout.readline():
+        assert child.poll() is None
+    child.terminate()
+    out, err = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert "cleaned up" in out
+    assert "interrupted: ended by SIGTERM;" in err.splitlines()[-1]
+    status = store.read_status(Path("runs/is_interrupted/001"))
+    assert (status["state"], status["cause"]) == ("interrupted", "ended by SIGTERM")
 
 
 def test_a_table_of_the_jobs_runs_ends_a_run() -> None:

@@ -138,7 +138,7 @@ def test_ctrl_c_lets_members_clean_up_and_leaves_a_sweep_to_resume() -> None:
 def test_members_run_abreast_as_cores_allow_and_end_at_their_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    child = start(SWEPT, "workers=99,100", "-p", "seconds", 30, "--limit", 1)
+    child = start(SWEPT, "workers=99,100", "-p", "seconds", 30, "--limit", 1, "--force")
     assert ended(child)[0] == 1
     found = list(statuses().values())
     assert [status["cause"] for status in found] == ["past the limit of 1 s"] * 2

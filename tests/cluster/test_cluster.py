@@ -326,25 +326,64 @@ with labkit.Cluster(workers=2) as cluster:
     assert len(run.history) > 0
 
 
-@pytest.mark.slow
-def test_an_engine_that_is_killed_fails_the_run_and_the_next_has_fresh_engines(
-    own_runtime: Path,
+def test_the_end_of_a_rank_or_of_the_keeper_is_named_and_the_next_call_has_fresh_engines(
+    own_runtime: Path, tmp_path: Path
 ) -> None:
-    def die(communicator: Any) -> None:
-        if communicator.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+    """Ended from outside, while the ranks wait for each other in a call."""
+
+    def wait(communicator: Any, file: str) -> None:
         communicator.meet()
+        if communicator.rank == 0:
+            Path(file).touch()
+        while True:
+            communicator.meet()
+            time.sleep(0.01)
+
+    def ended(pid: int, number: int, name: str) -> RankError:
+        def send() -> None:
+            while not (tmp_path / name).exists():
+                time.sleep(0.05)
+            os.kill(pid, number)
+
+        threading.Thread(target=send, daemon=True).start()
+        with pytest.raises(RankError) as caught:
+            cluster.call(wait, str(tmp_path / name))
+        return caught.value
 
     with Cluster(workers=2) as cluster:
         before = cluster.call(pid_of)
-        begin = time.monotonic()
-        with pytest.raises(RankError, match=r"engines ended|rank 1"):
-            cluster.call(die)
-        assert time.monotonic() - begin < 15
+        rank = ended(before[1], signal.SIGTERM, "rank")
+        assert (rank.rank, rank.signal) == (1, "SIGTERM")
+        assert "rank 1 was ended by SIGTERM" in str(rank)
         after = cluster.call(pid_of)
         assert len(after) == 2
         assert not set(before) & set(after)
-    assert gone_within(10, own_runtime) == []
+        keeper = ended(cluster.state()["pid"] or 0, signal.SIGKILL, "keeper")
+        assert (keeper.rank, keeper.signal) == (None, "SIGKILL")
+        assert "the keeper of the engines was ended by SIGKILL" in str(keeper)
+    assert gone_within(30, own_runtime) == []
+
+
+def test_the_rank_that_others_wait_for_in_vain_is_to_blame(cluster: Cluster) -> None:
+    def late(communicator: Any) -> None:
+        if communicator.rank == 1:
+            time.sleep(6)
+        communicator.meet("roll call")
+
+    with Cluster(workers=4, name=cluster.name, limit=2) as impatient:
+        told = r"rank 1 did not come: .* in roll call: rank 1 is in"
+        with pytest.raises(RankError, match=told) as caught:
+            impatient.call(late, ranks=2)
+    assert caught.value.rank == 1
+
+
+def test_shared_memory_of_ranks_has_no_name_that_could_outlive_them(cluster: Cluster) -> None:
+    def named(communicator: Any) -> list[str]:
+        maps = Path("/proc/self/maps")
+        lines = maps.read_text().splitlines() if maps.exists() else []
+        return [line for line in lines if "/sm_segment." in line and "(deleted)" not in line]
+
+    assert cluster.call(named) == [[]] * 4
 
 
 def test_engines_that_cannot_start_are_told_at_once_with_what_they_said(

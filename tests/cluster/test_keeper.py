@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -51,3 +52,11 @@ def test_a_controller_whose_port_is_taken_is_started_anew(
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert told in done.stdout + done.stderr
     assert (done.returncode == 0) == (taken == 3)
+
+
+def test_a_keeper_for_whose_engines_nobody_waits_does_not_start_them(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "labkit.cluster.keeper", str(tmp_path), "8", "1"]
+    subprocess.run(command, capture_output=True, timeout=120, check=False)
+    said = json.loads((tmp_path / "cluster.json").read_text())
+    assert (said["state"], said["engines"]) == ("ended", [])
+    assert said["message"] == "nobody waits for the engines any more"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from sample_runs import experiment, write_run
 
+from labkit.common.errors import InvalidInput
 from labkit.common.units import duration_text
 from labkit.jobs import estimate
 from labkit.records import store
@@ -25,6 +27,13 @@ def test_an_experiment_takes_what_its_epochs_took_before(tmp_path: Path) -> None
     write_run(tmp_path, step_ms=500.0)
     line = estimate.of_experiment(experiment(epochs=6, repeats=2), tmp_path)
     assert line.startswith("duration: about 2 min 0 s, as measured once before")
+
+
+def test_more_ranks_than_memory_is_free_for_are_refused_unless_by_force() -> None:
+    with pytest.raises(InvalidInput, match=r"9999 ranks want at least 6999.3 GiB .* --force"):
+        estimate.refuse(9999, force=False)
+    estimate.refuse(9999, force=True)
+    estimate.refuse(1, force=False)
 
 
 def test_other_work_says_nothing_about_this(tmp_path: Path) -> None:

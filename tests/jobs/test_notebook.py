@@ -164,7 +164,9 @@ def test_a_job_does_not_outlive_the_process_that_started_it(tmp_path: Path) -> N
     process = psutil.Process(store.read_status(job)["pid"])
     family = [process, *process.children(recursive=True)]
     child.kill()
-    assert final_status(job, 20)["state"] == "interrupted"
+    status = final_status(job, 20)
+    assert status["state"] == "interrupted"
+    assert status["cause"] == "interrupted: the command that started it is gone"
     assert psutil.wait_procs(family, timeout=20)[1] == []
 
 
@@ -176,7 +178,7 @@ def test_a_job_whose_process_is_killed_is_not_running(tmp_path: Path) -> None:
     assert child.wait(30) == 0
     status = store.read_status(job)
     assert status["state"] == "failed"
-    assert "ended with code -9" in status["cause"]
+    assert "was ended by SIGKILL" in status["cause"]
 
 
 def test_html_names_no_machine_and_keeps_its_scripts(tmp_path: Path) -> None:

@@ -25,7 +25,10 @@ def test_a_job_is_interrupted_and_its_record_says_by_what() -> None:
     assert said == ["stopped: runs/is_interrupted/001"]
     assert child.communicate(timeout=30)[0] == "cleaned up\ninterrupted\n"
     status = store.read_status(Path("runs/is_interrupted/001"))
-    assert (status["state"], status["cause"]) == ("interrupted", "stopped by labkit stop")
+    assert (status["state"], status["cause"]) == (
+        "interrupted",
+        "ended by SIGTERM (labkit stop sends it)",
+    )
 
 
 def test_a_run_of_an_open_notebook_is_left_alone() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -151,8 +152,55 @@ def test_running_without_its_process_reads_as_interrupted(tmp_path: Path) -> Non
 def test_another_process_under_the_same_number_does_not_keep_a_run_alive(tmp_path: Path) -> None:
     store.start(tmp_path, experiment(), {})
     record = store.read_json(tmp_path / "status.json")
-    store.write_json(tmp_path / "status.json", record | {"process_started": 1.0})
+    store.write_json(tmp_path / "status.json", record | {"process_started": 1.0, "since_boot": 1.0})
     assert store.read_status(tmp_path)["state"] == "interrupted"
+
+
+def test_a_clock_that_was_set_ends_no_run(tmp_path: Path) -> None:
+    store.start(tmp_path, experiment(), {})
+    record = store.read_json(tmp_path / "status.json")
+    # As a system tells it whose clock has been put back by an hour since.
+    moved = {"process_started": record["process_started"] + 3600.0}
+    store.write_json(tmp_path / "status.json", record | moved)
+    assert store.read_status(tmp_path)["state"] == "running"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = ["mount", "-t", "tmpfs", "-o", "size=64k", "labkit-test", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(made, capture_output=True).returncode != 0:
+        pytest.skip("only root can make a file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_on_a_read_only_disk_the_cause_is_kept_elsewhere_and_told(
+    disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.start(disk, experiment(), {})
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    store.fail(disk, "out of patience", rank=1)
+    status = store.read_status(disk)
+    assert (status["state"], status["cause"], status["rank"]) == ("failed", "out of patience", 1)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "status.json: Read-only file system; failed: out of patience; kept in " in said
+
+
+def test_on_a_full_disk_and_nowhere_else_to_write_the_cause_is_told_at_least(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.start(disk, experiment(), {})
+    monkeypatch.setenv("LABKIT_RUNTIME", str(disk / "runtime"))
+    with pytest.raises(OSError, match="No space left"), (disk / "ballast").open("wb") as file:
+        file.write(bytes(1 << 20))
+    store.fail(disk, "out of patience")
+    assert "No space left on device; failed: out of patience; kept nowhere" in (
+        capsys.readouterr().err
+    )
 
 
 def test_interrupt_is_said_as_such(tmp_path: Path) -> None:

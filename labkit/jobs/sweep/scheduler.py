@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from labkit.common.endings import Terminated, by_whom
 from labkit.common.places import usable_cores
 from labkit.jobs.job import GRACE, forked, prepare
 from labkit.jobs.notebook import Job
@@ -57,7 +58,7 @@ class Scheduler:
         self._notebook = roster.keep(folder, plan)
         self._running: list[Running] = []
         self._most = 1  # members that ran abreast
-        self._interrupts = 0
+        self._interrupts, self._why = 0, ""
         self._warm = Warm()
 
     def run(self, members: Sequence[Member]) -> bool:
@@ -103,10 +104,10 @@ class Scheduler:
                 self._running.remove(running)
                 self._end(running, waiting)
             elif self._interrupts and not running.job.interrupted:
-                running.job.interrupt()
+                running.job.interrupt(self._why)
             elif self._interrupts > 1:
                 # The second interrupt: whoever was asked before has had his chance.
-                running.job.kill("killed by the user")
+                running.job.kill(f"{self._why} twice, and killed")
             elif self.limit is not None and running.spent > self.limit + OVERTIME:
                 running.job.kill(f"past the limit of {self.limit:g} s, and killed")
         spent = self._spent()
@@ -135,6 +136,8 @@ class Scheduler:
 
         def count(number: int, frame: FrameType | None) -> None:
             self._interrupts += 1
+            error = KeyboardInterrupt() if number == signal.SIGINT else Terminated("SIGTERM")
+            self._why = by_whom(error)
             if self._interrupts == 1:
                 self.screen.say("interrupted: the members that run may clean up (again: kill)")
 

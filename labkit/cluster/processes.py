@@ -1,0 +1,74 @@
+"""The processes of a cluster: whether each is there and goes on, and how all of them end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from labkit.cluster.lease import KEEPER
+from labkit.common.endings import End, described
+
+GONE = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+STOPPED = 30.0  # seconds after which a process that is stopped has ended the cluster
+
+
+class Watch:
+    """An eye on processes that are no children of this one, and on those that stand still.
+
+    Args:
+        named: the processes, by what they are called.
+    """
+
+    def __init__(self, named: Mapping[str, int]) -> None:
+        self._watched = {name: psutil.Process(pid) for name, pid in named.items()}
+        parts = self._watched["the controller"].children()
+        self._parts = {f"part {n} of the controller": part for n, part in enumerate(parts)}
+        self._still: dict[str, float] = {}  # seconds for which they have been stopped
+
+    def end(self, seconds: float) -> End | None:
+        """The part that has ended, or is stopped for too long; to be asked every so many seconds.
+
+        The end of children, and of ranks, is told by those that collect them.
+        """
+        for name, process in (self._watched | self._parts).items():
+            is_still = _status(process) == psutil.STATUS_STOPPED
+            # Counted in looks, not by a clock: while this process is stopped, too, nobody is late.
+            self._still[name] = self._still.get(name, 0) + seconds if is_still else 0
+            if self._still[name] > STOPPED:
+                return described(name, -signal.SIGSTOP)
+        gone = [name for name, part in self._parts.items() if _status(part) in GONE]
+        return End(f"{gone[0]} has ended") if gone else None
+
+
+def end_all(lock: Path) -> None:
+    """End all that this process, or an earlier keeper of this lock, has started."""
+    for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
+        end = time.monotonic() + seconds
+        # Again and again: what is just being started has not been there a moment ago.
+        while (found := _started(lock)) and time.monotonic() < end:
+            for process in found:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+            psutil.wait_procs(found, timeout=0.5)
+
+
+def _started(lock: Path) -> list[psutil.Process]:
+    found = set(psutil.Process().children(recursive=True))
+    # By what they inherit, too: the children of one that is gone have another parent.
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it is gone, or another user's
+            if process.environ().get(KEEPER) == str(lock):
+                found.add(process)
+    return [each for each in found if each.pid != os.getpid()]
+
+
+def _status(process: psutil.Process) -> str | None:
+    with suppress(psutil.NoSuchProcess):
+        return str(process.status())
+    return None
