@@ -20,6 +20,8 @@ TITLES = {
     "step_ms.median": "step, ms",
     "payload_bytes_per_step": "payload, bytes a step",
 }
+# An axis of accuracies: of one value, or of few, Plotly would draw it down to -50 %.
+SHARES = {"tickformat": ".1%", "autorangeoptions": {"clipmin": -0.02, "clipmax": 1.02}}
 _SLOTS = 8  # more distinct numbers than this are a scale
 _WIDE = 30.0  # from this ratio of the greatest to the least on a scale is logarithmic
 _LETTERS = 18  # a longer word is cut

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from labkit.common.content import is_number
-from labkit.figures.kit.axes import text_of, title_of, word
+from labkit.figures.kit.axes import SHARES, text_of, title_of, word
 from labkit.figures.kit.entries import Entry, clock_and_network, entries, safe_text
 from labkit.figures.kit.marks import points_with_bars
 from labkit.figures.kit.panels import Panel, Trace
@@ -103,7 +103,7 @@ def _axis(name: str, values: Sequence[Value], asked: bool) -> Trace:
         texts = [safe_text(word(name, slot)) for slot in slots]
         return {"tickvals": list(range(len(slots))), "ticktext": texts}
     known = [value for value in values if is_number(value)]
-    ticks: Trace = {"tickformat": ".1%"} if name.endswith("accuracy") else {}
+    ticks: Trace = dict(SHARES) if name.endswith("accuracy") else {}
     # Parameters are chosen by a person, who looks for just these values on the axis.
     if asked and len(set(known)) <= 8:
         ticks = {"tickvals": sorted(set(known))}

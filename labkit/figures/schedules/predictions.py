@@ -166,7 +166,6 @@ def _of_slowest(table: pandas.DataFrame) -> list[str]:
         model = slowest["predicted_ms"] / row["predicted_ms"]
         beside = f", predicted {model:.2f}" if model == model else ""
         lines.append(
-            f"At {size} {slowest.name} takes {ratio:.2f} times as long as {name} "
-            f"(measured{beside})"
+            f"At {size} {slowest.name} takes {ratio:.2f} times as long as {name} (measured{beside})"
         )
     return lines
