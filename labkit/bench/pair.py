@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from labkit.bench.timing import check, sweep
+from labkit.bench.timing import sweep
 from labkit.common.errors import LabkitError
 from labkit.communicator.clock import WALL
 from labkit.communicator.executor import Executor
@@ -103,6 +103,10 @@ class Pair:
         other = json.loads(self._exchange(own, theirs))
         return [value, other] if self.rank == 0 else [other, value]
 
+    def warm_up(self) -> None:
+        """Open TCP's windows, as far as the link is wide: a MiB in both directions at a time."""
+        self._exchange(np.zeros(2**20, np.uint8), 2**20)
+
     def latency(self) -> float:
         """Half the median round trip of one byte, in s; the same value on both ranks."""
         byte = np.zeros(1, np.uint8)
@@ -161,9 +165,7 @@ def main() -> None:
         # acknowledged.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         pair = Pair(connection, rank)
-        # Both ways to use a link: both directions at a time, and one after the other.
-        for algorithm in ("ring", "master_worker"):  # opens TCP's windows
-            check(pair, algorithm, np.zeros(2**18, np.float32))
+        pair.warm_up()
         payload = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         print(json.dumps({"latency": pair.latency(), "payload": payload}), flush=True)
         for line in sys.stdin:

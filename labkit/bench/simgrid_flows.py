@@ -4,14 +4,7 @@ seconds at which each flow is drained out."""
 import json
 import sys
 
-from simgrid import (  # type: ignore[import-not-found]
-    Actor,
-    Engine,
-    LinkInRoute,
-    Mailbox,
-    NetZone,
-    this_actor,
-)
+from simgrid import Actor, Engine, LinkInRoute, Mailbox, NetZone, this_actor
 
 SCALE = 1e6  # bytes are whole numbers there, and a time is exact to some microseconds
 # The plain fluid model: no factors on latency and bandwidth, no window, no acknowledgements.
@@ -47,12 +40,12 @@ def main() -> None:
     print(json.dumps(done))
 
 
-def _send(flow, start, size):  # type: ignore[no-untyped-def]
+def _send(flow: int, start: float, size: int) -> None:
     this_actor.sleep_until(start)
     Mailbox.by_name(str(flow)).put(flow, size)
 
 
-def _receive(flow, done):  # type: ignore[no-untyped-def]
+def _receive(flow: int, done: list[float]) -> None:
     Mailbox.by_name(str(flow)).get()
     done[flow] = Engine.clock
 

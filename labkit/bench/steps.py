@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -132,10 +132,7 @@ class Model:
         """A compiled training step; `mean` stands between gradients and update."""
         import tensorflow as tf
 
-        @tf.function(jit_compile=False)  # type: ignore[untyped-decorator]  # TensorFlow has no types
-        def step(x: Any, y: Any) -> Any:
-            return self.train(x, y, mean)
-
+        step = tf.function(lambda x, y: self.train(x, y, mean), jit_compile=False)
         return lambda: step(self.x, self.y).numpy()
 
     def train(self, x: tf.Tensor, y: tf.Tensor, mean: Averaging) -> tf.Tensor:

@@ -286,12 +286,14 @@ def _masking(graph: Functional) -> Callable[[list[Nest]], list[tf.Tensor]] | Non
             "replica, or make the mask from the inputs (Embedding(mask_zero=True), Masking)"
         )
 
-    @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator]
     def masks(x: list[Nest]) -> list[tf.Tensor]:
         found: list[tf.Tensor] = keras.tree.flatten(model(x))
         return found
 
-    return masks  # type: ignore[no-any-return]
+    compiled: Callable[[list[Nest]], list[tf.Tensor]] = tf.function(
+        masks, autograph=False, reduce_retracing=True
+    )
+    return compiled
 
 
 def _first(value: tf.Tensor | None, rows: int | None) -> tf.Tensor | None:

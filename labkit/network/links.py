@@ -72,3 +72,41 @@ def positions(groups: Integers) -> Integers:
     index = np.arange(len(groups))
     first = np.concatenate([[True], groups[1:] != groups[:-1]])
     return index - np.maximum.accumulate(np.where(first, index, 0))
+
+
+class Uncontended(Links):
+    """Links, of which each carries one message at a time, and until when; a round is one step."""
+
+    def __init__(self, network: Network, size: int) -> None:
+        """Raises: InvalidInput, where hosts, links or slow ranks do not fit the size."""
+        super().__init__(network, size)
+        # The last place belongs to no link: -1, where a way is shorter, finds it.
+        self._speed = np.append(self.bandwidth, np.inf)
+        self._free: Seconds = np.zeros(len(self._speed))
+
+    def send(
+        self, source: Integers, destination: Integers, nbytes: Seconds, ready: Seconds
+    ) -> Transfers | None:
+        """Deliver the messages of a round; None, where messages would meet on a link.
+
+        A source's link carries one round after the other: a message leaves when those before it
+        have left.
+
+        Args: columns of equal length; nbytes: bytes; ready: s, when the source hands it over.
+        """
+        way = self.way(source, destination)
+        links = [*way.departure, *way.arrival]
+        start = np.maximum(ready, self._free[links[0]])
+        rate = self._speed[links[0]]
+        if np.bincount(np.concatenate(links) + 1)[1:].max(initial=0) > 1:
+            return None
+        for link in links:
+            if (self._free[link] > start).any():
+                return None
+            rate = np.minimum(rate, self._speed[link])
+        stop = start + nbytes / rate
+        for link in links:
+            self._free[link] = stop
+        self._free[-1] = 0.0
+        hops = [(link, start, stop, rate / self._speed[link]) for link in links]
+        return Transfers(start, stop + way.latency + self.jitters(source), hops)

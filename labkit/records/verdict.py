@@ -185,7 +185,7 @@ def _welch(own: Sequence[float], other: Sequence[float]) -> float:
 def _quantile(freedom: float) -> float:
     """Student's t that 95 % of draws do not exceed in size."""
     # In the function: SciPy takes long to import, and most verdicts are never asked for.
-    from scipy.special import stdtrit  # type: ignore[import-untyped]  # SciPy ships no types
+    from scipy.special import stdtrit
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 

@@ -166,7 +166,6 @@ def differentiated(
     """A compiled function of a batch: its loss, and the gradients of the variables."""
     import tensorflow as tf
 
-    @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator]
     def gradients(x: Nest, y: Nest, weight: Weighted) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             loss = objective(x, y, weight)
@@ -176,7 +175,10 @@ def differentiated(
             for gradient, variable in zip(found, variables, strict=True)
         ]
 
-    return gradients  # type: ignore[no-any-return]
+    compiled: Callable[..., tuple[tf.Tensor, list[tf.Tensor]]] = tf.function(
+        gradients, autograph=False, reduce_retracing=True
+    )
+    return compiled
 
 
 def through(share: Share) -> Predictor:

@@ -134,8 +134,8 @@ def test_no_speed_of_a_failed_gate_is_in_a_cell(tmp_path: Path) -> None:
     )
     figure = heat_map(runs)
     accuracy, speed = (trace for trace in figure.data if trace.type == "heatmap")
-    assert accuracy.z[1][1] is not None
-    assert speed.z[1][1] is None
+    assert not np.isnan(accuracy.z[1][1])
+    assert np.isnan(speed.z[1][1])
     assert "gate failed" in figure.alt
 
 
@@ -308,3 +308,9 @@ def test_a_parameter_has_a_column_of_its_own_whatever_its_name(tmp_path: Path) -
     shown = table([write_run(tmp_path, gate=gate) for gate in (True, False)])
     assert shown["gate (asked)"].tolist() == [True, False]
     assert shown["gate"].str.startswith("passed").all()
+
+
+def test_accuracies_of_one_value_are_drawn_between_none_and_all(tmp_path: Path) -> None:
+    figure = pareto([write_run(tmp_path, workers=workers) for workers in (1, 2)])
+    assert figure.layout.yaxis.autorangeoptions.clipmin >= -0.05
+    assert figure.layout.yaxis.autorangeoptions.clipmax <= 1.05

@@ -14,8 +14,9 @@ from sample_runs import FAILED_GATE, experiment, history, write_run
 
 from labkit.common.errors import LabkitError
 from labkit.figures import compare, curves, show, speedup, table, throughput
-from labkit.figures.kit.entries import PALETTE, differences, entries, labels
+from labkit.figures.kit.entries import PALETTE, entries, labels
 from labkit.records import store
+from labkit.records.questions.columns import differences
 from labkit.records.questions.losses import loss_curve, smoothed
 from labkit.records.questions.scaling import scalings
 from labkit.records.run import Run

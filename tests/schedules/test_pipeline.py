@@ -153,14 +153,6 @@ def test_messages_go_to_neighbours_there_and_back(name: str) -> None:
     assert not PIPELINE[name](1, 8).take(PIPELINE[name](1, 8).action == "send").rows()
 
 
-def test_inference_is_the_forward_pass_alone() -> None:
-    table = PIPELINE["gpipe"](3, 2).forwards()
-    assert str(table).splitlines() == ["F0 F1", "·  F0 F1", "·  ·  F0 F1"]
-    sent = table.take(table.action == "send")
-    assert (sent.peer > sent.stage).all()
-    assert len(sent) == 4 == (table.action == "receive").sum()
-
-
 def test_formulas_are_those_of_the_papers() -> None:
     seconds = (1.0, 1.25, 0.75)  # F, B, W
     said = {name: PIPELINE[name](4, 8).bubble(*seconds) for name in PIPELINE}

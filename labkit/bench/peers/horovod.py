@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
 
 import numpy as np
 
@@ -48,9 +47,10 @@ class Peer:
                 for number, gradient in enumerate(gradients)
             ]
 
-        @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
-        def add(values: Any) -> Any:
+        def total_of(values: tf.Tensor) -> tf.Tensor:
             return hvd.allreduce(values, op=hvd.Sum, name=f"sum.{values.shape[0]}")
+
+        add = tf.function(total_of)
 
         steps = {
             "local": alone.step(lambda gradients: gradients),

@@ -46,20 +46,19 @@ class Peer:
         buffer = tf.zeros([case.parameters])
         mean, total = tf.distribute.ReduceOp.MEAN, tf.distribute.ReduceOp.SUM
 
-        @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
         def step(x: Any, y: Any) -> Any:
             def body(x: Any, y: Any) -> Any:
                 return together.train(x, y, lambda gradients: self._reduce(mean, gradients))
 
             return self._strategy.run(body, (x, y))
 
-        @tf.function  # type: ignore[untyped-decorator]  # as above
-        def add(values: Any) -> Any:
+        def total_of(values: Any) -> Any:
             return self._strategy.run(lambda values: self._reduce(total, values), (values,))
 
+        stepped, add = tf.function(step), tf.function(total_of)
         steps = {
             "local": alone.step(lambda gradients: gradients),
-            "step": lambda: step(together.x, together.y).numpy(),
+            "step": lambda: stepped(together.x, together.y).numpy(),
             "raw allreduce": lambda: add(buffer),
         }
         found = measure(self._meeting, steps, repeats)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from labkit.common.content import JSON
+from labkit.exchange import SCHEDULES
 from labkit.figures.kit.entries import entries
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.runs.speed import refused
@@ -67,11 +68,17 @@ def exchange_reading(runs: Iterable[Run] | Run) -> Markdown:
 
 def _baseline(run: Run, runs: Iterable[Run]) -> Run | None:
     """The sequential run that differs from this one in nothing but how buckets travel."""
-    if run.experiment["strategy"].get("schedule") == "sequential":
+    if _is_sequential(run):
         return None
     # All else has to be equal, or the difference would not be the schedule's.
-    sequential = (o for o in runs if o.experiment["strategy"].get("schedule") == "sequential")
+    sequential = filter(_is_sequential, runs)
     return next((other for other in sequential if _rest(other) == _rest(run)), None)
+
+
+def _is_sequential(run: Run) -> bool:
+    """Whether all buckets travel after backpropagation, and no rank waits for its turn."""
+    schedule = SCHEDULES.get(run.experiment["strategy"].get("schedule"))
+    return schedule is not None and schedule.after and not schedule.turns
 
 
 def _rest(run: Run) -> JSON:

@@ -5,15 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from labkit.common.content import is_number
 from labkit.common.privacy import scrub
 from labkit.records.compressors import called
+from labkit.records.questions.columns import Value, ordered
 
-# What a parameter of a run is, or a number that was measured; None: the run has none.
-Value: TypeAlias = str | float | bool | None
-
+TITLES = {
+    "test_accuracy": "test accuracy",
+    "test_loss": "test loss",
+    "wire_bytes_per_step": "bytes a step",
+    "train_seconds": "training, s",
+    "samples_per_second": "samples/s",
+    "step_ms.median": "step, ms",
+    "payload_bytes_per_step": "payload, bytes a step",
+}
+# An axis of accuracies: of one value, or of few, Plotly would draw it down to -50 %.
+SHARES = {"tickformat": ".1%", "autorangeoptions": {"clipmin": -0.02, "clipmax": 1.02}}
 _SLOTS = 8  # more distinct numbers than this are a scale
 _WIDE = 30.0  # from this ratio of the greatest to the least on a scale is logarithmic
 _LETTERS = 18  # a longer word is cut
@@ -40,21 +48,24 @@ def scale(values: Sequence[Value], measured: bool) -> Scale:
     return _slots(values)
 
 
-def ordered(values: Sequence[Value]) -> list[Value]:
-    """The distinct values: numbers by size, then words as they come; what is missing first."""
-    # By their text: True and 1 are equal to Python, and different words to a reader.
-    distinct = list({repr(value): value for value in values}.values())
-    numbers = sorted(value for value in distinct if is_number(value))
-    words = [value for value in distinct if value is not None and not is_number(value)]
-    return [*([None] if any(value is None for value in distinct) else []), *numbers, *words]
-
-
 def word(name: str, value: Value) -> str:
     """A parameter's value for a tick."""
     if value is None:
         return called(None) if name == "compressor" else "none"
     text = number_text(value) if is_number(value) else scrub(str(value))
     return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
+
+
+def title_of(name: str) -> str:
+    """The name of a column for an axis."""
+    return TITLES.get(name, name.rpartition(".")[2].replace("_", " "))
+
+
+def text_of(name: str, value: Value) -> str:
+    """A value for the eye: shares in per cent, other numbers in three figures, words as words."""
+    if not is_number(value):
+        return word(name, value)
+    return f"{value:.1%}" if name.endswith("accuracy") else number_text(value)
 
 
 def number_text(value: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ from typing import Any, TypeAlias
 
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
-from labkit.figures.kit.axes import Value
 from labkit.records.compressors import called
-from labkit.records.run import Run, flatten, gate_failed
+from labkit.records.questions.columns import Value, differences
+from labkit.records.run import Run, gate_failed
 
 # Okabe and Ito (2008): told apart with any colour vision; without their black and yellow, which
 # vanish on a dark or a light page. The seventh run starts over with another dash.
@@ -32,7 +31,6 @@ NO_RUNS = (
     "no runs to compare: run a notebook first (labkit run notebooks/tour.ipynb), then give the "
     "folder in which its runs lie (usually runs/)"
 )
-_LONG = ("source", "sha256")  # of a user's own callable or arrays: its name stands for them
 
 
 # What every trace of one look carries: its name, its legend group, and whose it is.
@@ -149,52 +147,6 @@ def named(runs: Sequence[Run], rows: Sequence[dict[str, Value]]) -> list[str]:
         star = " *" if runs[place].metrics.get("oversubscribed") else ""
         found.append(f"{name}{marker}{star}")
     return found
-
-
-def differences(runs: Sequence[Run]) -> list[dict[str, Value]]:
-    """Each run's parameters that are not the same in all, under their shortest clear names."""
-    rows = [plain_parameters(run) for run in runs]
-    # By field, so that a compressor's ratio stands beside it although other runs have none.
-    fields = list(dict.fromkeys(name.partition(".")[0] for row in rows for name in row))
-    names = sorted(
-        dict.fromkeys(name for row in rows for name in row),
-        key=lambda name: fields.index(name.partition(".")[0]),
-    )
-    differing = [name for name in names if _differs(name, rows)]
-    last = [name.rpartition(".")[2] for name in differing]
-    short = {
-        name: end if last.count(end) == 1 else name
-        for name, end in zip(differing, last, strict=True)
-    }
-    return [{short[name]: row[name] for name in differing if name in row} for row in rows]
-
-
-def _differs(name: str, rows: Sequence[dict[str, Value]]) -> bool:
-    """Whether a parameter tells runs apart; of a strategy's own, among runs of that strategy.
-
-    Where strategies differ, all of their fields do, and their names alone say more.
-    """
-    if not name.startswith("strategy."):
-        return len({repr(row.get(name)) for row in rows}) > 1
-    # By strategy: its fields mean nothing to runs of another one.
-    kinds: dict[str, set[str]] = {}
-    for row in rows:
-        kinds.setdefault(repr(row.get("strategy")), set()).add(repr(row.get(name)))
-    return any(len(values) > 1 for values in kinds.values())
-
-
-def plain_parameters(run: Run) -> dict[str, Value]:
-    """Flat parameters; a strategy or callable stands under its field's own name, not its source.
-
-    A compressor with all that is in it is one parameter.
-    """
-    record = dict(run.experiment)
-    strategy = record.get("strategy")
-    if isinstance(strategy, dict) and strategy.get("compressor") is not None:
-        record["strategy"] = strategy | {"compressor": called(strategy["compressor"])}
-    flat = flatten(record)
-    kept = {name: value for name, value in flat.items() if name.rpartition(".")[2] not in _LONG}
-    return {re.sub(r"\.(name|callable)$", "", name): value for name, value in kept.items()}
 
 
 def _word(name: str, value: Value) -> str:

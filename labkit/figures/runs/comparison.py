@@ -9,12 +9,12 @@ from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.units import plural
 from labkit.figures.kit import entries as naming
-from labkit.figures.kit.axes import Value
 from labkit.figures.kit.entries import Entry, clock_and_network
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import busy, sheet
 from labkit.figures.runs import speed
 from labkit.figures.runs.learning import chosen, learning_panels
+from labkit.records.questions.columns import Value, differences
 from labkit.records.run import KEY_METRICS, Run, key_metrics, verdict
 
 if TYPE_CHECKING:
@@ -80,14 +80,14 @@ def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
     found = [runs] if isinstance(runs, Run) else list(runs)
     if not found:
         raise LabkitError(naming.NO_RUNS)
-    differing_rows = naming.differences(found)
-    differences = [_apart(row) for row in differing_rows]
+    differing_rows = differences(found)
+    apart = [_apart(row) for row in differing_rows]
     rows = [
         row | {"state": _state(run), "gate": verdict(run)} | key_metrics(run)
-        for run, row in zip(found, differences, strict=True)
+        for run, row in zip(found, apart, strict=True)
     ]
     # A dict, for its order: parameters stand as the experiment has them.
-    differing = dict.fromkeys(name for row in differences for name in row)
+    differing = dict.fromkeys(name for row in apart for name in row)
     measured = [name for name in KEY_METRICS if any(name in row for row in rows)]
     index = pd.Index(naming.named(found, differing_rows), name="run")
     return pd.DataFrame(rows, columns=[*differing, "state", "gate", *measured], index=index)

@@ -12,7 +12,7 @@ from labkit.common.units import bytes_text, plural
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import Entry
 from labkit.figures.kit.findings import Finding, Markdown, sentences
-from labkit.figures.runs.measures import parameters, spread
+from labkit.records.questions.columns import parameters, plain_parameters, spread
 from labkit.records.questions.scaling import scalings
 from labkit.records.questions.spending import MEASURES, front, spending
 from labkit.records.run import Run
@@ -45,7 +45,7 @@ class Method:
         known = [e for e in self.runs if e.metrics.get("samples_per_second") and not e.gate_failed]
         middle = [float(e.metrics["samples_per_second"]) for e in known]
         # Ends of seeds within a run, and of runs among each other.
-        ends = middle + [edge for e in known for edge in spread(e, "samples_per_second") or ()]
+        ends = middle + [edge for e in known for edge in spread(e.run, "samples_per_second") or ()]
         if not known:
             return None
         band = min(ends), max(ends)
@@ -104,13 +104,13 @@ def _by_task(found: Sequence[Method]) -> dict[str, list[Method]]:
     """Methods that do the same task stand against each other; the words that name it, if needed."""
     tasks: dict[str, list[Method]] = {}
     for method in found:
-        row = naming.plain_parameters(method.runs[0].run)
+        row = plain_parameters(method.runs[0].run)
         tasks.setdefault(f"{row.get('model')} on {row.get('dataset')}: ", []).append(method)
     return tasks if len(tasks) > 1 else {"": list(found)}
 
 
 def _what_differs(shown: Sequence[Entry], found: Sequence[Method]) -> Finding:
-    names = list(parameters(shown))
+    names = list(parameters([entry.run for entry in shown]))
     states = Counter(str(entry.run.status["state"]) for entry in shown)
     ended = ", ".join(f"{count} {state}" for state, count in states.most_common())
     differ = f"that differ in {', '.join(names)}" if names else "with the same parameters"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from labkit.common.units import bytes_axis, bytes_text
+from labkit.figures.kit.axes import SHARES
 from labkit.figures.kit.entries import PALETTE, SYMBOLS, Line
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import points_with_bars
@@ -160,7 +161,7 @@ def _lines(rows: dict[str, Row]) -> dict[str, Line]:
 def _panels(table: pandas.DataFrame, shown: dict[str, Line]) -> list[Panel]:
     """Accuracy over bytes on disk, and over the time of an inference."""
     rows = table.assign(run=table.index.map(str), hover=[*map(_hover, table.to_dict("records"))])
-    batch, right = rows["batch_size"].iloc[0], ("accuracy on the test data", {"tickformat": ".1%"})
+    batch, right = rows["batch_size"].iloc[0], ("accuracy on the test data", dict(SHARES))
     return [
         Panel(
             title="Bytes on disk\nof the file that is read back",

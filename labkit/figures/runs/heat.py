@@ -3,54 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import combinations
-from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from labkit.common.errors import InvalidInput
+import numpy as np
+
 from labkit.common.units import plural
-from labkit.figures.kit.axes import Value, ordered, word
-from labkit.figures.kit.entries import Entry, clock_and_network, entries, safe_text
+from labkit.figures.kit.axes import text_of, title_of, word
+from labkit.figures.kit.cells import cells
+from labkit.figures.kit.entries import clock_and_network, entries, safe_text
 from labkit.figures.kit.marks import QUIET, words
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import busy, sheet
-from labkit.figures.runs.measures import (
-    MEASURES,
-    is_timed,
-    measured,
-    numbers,
-    parameters,
-    text_of,
-    title_of,
-    unknown,
-)
+from labkit.records.questions.columns import Value, is_timed, ordered, parameters
+from labkit.records.questions.crossed import axes_of, crossed, has_grid
 from labkit.records.run import Run
 
 if TYPE_CHECKING:
+    import pandas
+
     from labkit.figures.kit.canvas import Figure
 
-_NO_AXIS = ("seed", "name")  # chance and a label are what cells take the median over
+__all__ = ["has_grid", "heat_map"]
+
 _COLORS = "Cividis"  # Nuñez, Anderton, Renslow (2018): the same order for any colour vision
-_FILLED = 0.75  # of all combinations: with fewer it is no grid
 _CELL = 34  # pixels of a row
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Two parameters, their values, and the places of the runs in each cell (row, column)."""
-
-    x: str
-    y: str
-    columns: list[Value]
-    rows: list[Value]
-    cells: dict[tuple[int, int], list[int]]
-
-    @property
-    def filled(self) -> bool:
-        """Whether there are two rows and columns or more, and runs for most combinations."""
-        enough = min(len(self.columns), len(self.rows)) > 1
-        return enough and len(self.cells) >= _FILLED * len(self.columns) * len(self.rows)
 
 
 def heat_map(
@@ -69,153 +45,96 @@ def heat_map(
     Raises: LabkitError where there are no runs; InvalidInput, where no such grid is there.
     """
     shown = entries(runs)
-    grid = _grid(shown, x, y)
-    names = list(measures) or _default_measures(shown)
-    panels = [_panel(shown, grid, name, first=name == names[0]) for name in names]
-    several = max(len(places) for places in grid.cells.values())
+    found = [entry.run for entry in shown]
+    x, y = axes_of(found, x, y)
+    table = crossed({entry.key: entry.run for entry in shown}, x, y, measures)
+    names = list(table.columns[4:])  # the measures, see `crossed`
+    several = max(map(len, table["runs"]))
     remarks = [f"median of up to {several} runs a cell" if several > 1 else "a run a cell"]
-    others = [n for n in parameters(shown) if n not in (grid.x, grid.y)]
+    others = [name for name in parameters(found) if name not in (x, y)]
     remarks += [f"they differ in {', '.join(others)}"] if others and several > 1 else []
-    title = f"Results by {title_of(grid.y)} and {title_of(grid.x)} · {clock_and_network(shown)}"
-    said = [_in_words(shown, grid, name) for name in names]
-    plot = max(140, _CELL * len(grid.rows))
+    title = f"Results by {title_of(y)} and {title_of(x)} · {clock_and_network(shown)}"
+    grid = Grid(x, y, ordered(list(table[x])), ordered(list(table[y])))
+    laid = {name: _laid_out(table, grid, name) for name in names}
+    panels = [_panel(each, grid, name, name == names[0]) for name, each in laid.items()]
+    said = [_in_words(each, name) for name, each in laid.items()]
+    plot = max(140, _CELL * len(grid.down))
     return sheet([panels], [], title, [*remarks, *busy(shown)], said, plot=plot)
 
 
-def has_grid(runs: Iterable[Run]) -> bool:
-    """Whether two parameters make a grid of which a heat map can be drawn."""
-    found = list(runs)
-    return bool(found) and _largest(entries(found)) is not None
+class Grid(NamedTuple):
+    """Two parameters, and their values to the right and down."""
+
+    x: str
+    y: str
+    across: list[Value]
+    down: list[Value]
 
 
-def _grid(shown: Sequence[Entry], x: str | None, y: str | None) -> Grid:
-    given = parameters(shown)
-    for name in (x, y):
-        if name is not None and name not in given:
-            raise unknown(shown, name)
-    if x is not None and y is not None:
-        return _crossed(given, x, y)
-    found = _largest(shown, x or y)
-    if found is None:
-        raise InvalidInput(
-            "no two parameters of these runs have runs for most of their combinations; name "
-            f"two of those that differ as x and y: {', '.join(given) or 'there are none'}"
-        )
-    # The largest grid may have the parameter that was asked for on the other axis.
-    swap = (x is not None and found.x != x) or (y is not None and found.y != y)
-    return _crossed(given, found.y, found.x) if swap else found
+def _laid_out(table: pandas.DataFrame, grid: Grid, name: str) -> pandas.DataFrame:
+    """A row a cell, in order, those without runs too: its place, runs, value, and what it says."""
+    import pandas as pd
+
+    own = {(repr(row[grid.y]), repr(row[grid.x])): row for row in table.to_dict("records")}
+    rows = []
+    for row, down in enumerate(grid.down):
+        for column, across in enumerate(grid.across):
+            cell = own.get((repr(down), repr(across)), {})
+            value, failed = cell.get(name, np.nan), cell.get("gate_failed", 0)
+            text = "gate failed" if failed and is_timed(name) else "—"
+            text = text if np.isnan(value) else text_of(name, value)
+            named = ((grid.y, down), (grid.x, across))
+            said = ", ".join(f"{title_of(each)} {word(each, at)}" for each, at in named)
+            runs = cell.get("runs", ())
+            rows.append((column, row, runs, value, failed, text, said))
+    return pd.DataFrame(rows, columns=["x", "y", "runs", "value", "failed", "text", "said"])
 
 
-def _largest(shown: Sequence[Entry], fixed: str | None = None) -> Grid | None:
-    """The grid with runs in most cells; numbers go to the right, words down."""
-    given = parameters(shown)
-    names = [name for name in given if name not in _NO_AXIS or name == fixed]
-    pairs = [pair for pair in combinations(names, 2) if fixed is None or fixed in pair]
-    filled = [grid for one, other in pairs if (grid := _crossed(given, other, one)).filled]
-    best = max(filled, key=lambda grid: len(grid.cells), default=None)
-    if best is not None and _words(best.columns) and not _words(best.rows):
-        return _crossed(given, best.y, best.x)
-    return best
+def _panel(laid: pandas.DataFrame, grid: Grid, name: str, first: bool) -> Panel:
+    def in_rows(values: Sequence[str] | Sequence[float]) -> np.ndarray:
+        return np.asarray(values).reshape(len(grid.down), len(grid.across))
 
-
-def _words(values: Sequence[Value]) -> bool:
-    return any(isinstance(value, str) for value in values)
-
-
-def _crossed(given: dict[str, list[Value]], x: str, y: str) -> Grid:
-    # Both sorted, so that a trend is seen as one.
-    columns, rows = ordered(given[x]), ordered(given[y])
-    places: list[dict[str, int]] = [
-        {repr(value): place for place, value in enumerate(values)} for values in (columns, rows)
+    blank = laid["value"].isna()
+    failed = laid["failed"].sum() if is_timed(name) else 0
+    hover = [
+        safe_text(f"{row.said}: {row.text}, {plural(len(row.runs), 'run')}")
+        for row in laid.itertuples()
     ]
-    cells: dict[tuple[int, int], list[int]] = {}
-    for run, (column, row) in enumerate(zip(given[x], given[y], strict=True)):
-        cells.setdefault((places[1][repr(row)], places[0][repr(column)]), []).append(run)
-    return Grid(x, y, columns, rows, cells)
-
-
-def _default_measures(shown: Sequence[Entry]) -> list[str]:
-    # A regression has no accuracy.
-    judged = "test_accuracy" if any(measured(shown, "test_accuracy")) else "test_loss"
-    return [judged, "samples_per_second"]
-
-
-def _values(shown: Sequence[Entry], grid: Grid, name: str) -> dict[tuple[int, int], float]:
-    column = measured(shown, name)
-    if name not in MEASURES and name not in numbers(shown):
-        raise unknown(shown, name)
-    known = {
-        cell: [value for place in places if (value := column[place]) is not None]
-        for cell, places in grid.cells.items()
-    }
-    return {cell: median(values) for cell, values in known.items() if values}
-
-
-def _panel(shown: Sequence[Entry], grid: Grid, name: str, first: bool) -> Panel:
-    values = _values(shown, grid, name)
-    failed = [entry for entry in shown if entry.gate_failed] if is_timed(name) else []
-    without = f"{plural(len(failed), 'run')} without speed: equivalence gate failed"
-    size = range(len(grid.rows)), range(len(grid.columns))
-    text = [[_cell(shown, grid, name, values, (r, c)) for c in size[1]] for r in size[0]]
-    rows = list(enumerate(text))
-    colors: Trace = {
-        "type": "heatmap",
-        "z": [[values.get((row, column)) for column in size[1]] for row in size[0]],
-        "text": [[t if (r, c) in values else "" for c, t in enumerate(row)] for r, row in rows],
-        "texttemplate": "%{text}",
-        "customdata": [[_said(grid, t, (r, c)) for c, t in enumerate(row)] for r, row in rows],
-        "hovertemplate": "%{customdata}<extra></extra>",
-        "colorscale": _COLORS,
-        "showscale": False,
-        "xgap": 2,
-        "ygap": 2,
-    }
+    colors: Trace = cells(in_rows(laid["value"]), hover="%{customdata}", gap=2)
+    text = in_rows(laid["text"].mask(blank, ""))
+    colors |= {"customdata": in_rows(hover), "text": text, "texttemplate": "%{text}"}
+    colors |= {"coloraxis": None, "colorscale": _COLORS, "showscale": False}
+    # Why a cell has no colour stands in the page's own ink.
+    why = words(laid[blank], "x", "y", size=12)
     return Panel(
         title=title_of(name).capitalize(),
         x=title_of(grid.x),
         y=title_of(grid.y) if first else "",
-        traces=[colors, _blanks(text, values), _dots(shown, grid)] if values else [],
-        note=without if failed else "",
+        traces=[] if blank.all() else [colors, why, _dots(laid)],
+        note=f"{plural(failed, 'run')} without speed: equivalence gate failed" if failed else "",
         always_note=bool(failed),
-        x_axis=_axis(grid.x, grid.columns) | {"range": [-0.5, len(grid.columns) - 0.5]},
+        x_axis=_axis(grid.x, grid.across) | {"range": [-0.5, len(grid.across) - 0.5]},
         # The rows are the same in all panels: the first one names them.
-        y_axis=_axis(grid.y, grid.rows)
-        | {"range": [len(grid.rows) - 0.5, -0.5], "showticklabels": first},
+        y_axis=_axis(grid.y, grid.down)
+        | {"range": [len(grid.down) - 0.5, -0.5], "showticklabels": first},
     )
 
 
-def _blanks(text: list[list[str]], values: dict[tuple[int, int], float]) -> Trace:
-    """Why a cell has no colour."""
-    import pandas as pd
-
-    cells = [
-        {"x": column, "y": row, "text": said}
-        for row, texts in enumerate(text)
-        for column, said in enumerate(texts)
-        if (row, column) not in values
-    ]
-    return words(pd.DataFrame(cells, columns=["x", "y", "text"]), "x", "y", size=12)
-
-
-def _dots(shown: Sequence[Entry], grid: Grid) -> Trace:
+def _dots(laid: pandas.DataFrame) -> Trace:
     """A dot at the left of each cell with runs, seen only where one of them is chosen."""
     # Cells of a heat map cannot be chosen in Plotly: a point in each stands for them.
-    cells = list(grid.cells)
+    own = laid[laid["runs"].map(len) > 0]
+    ring = {"width": 2, "color": "#000000"}
+    marker = {"symbol": "circle", "size": 9, "color": "#ffffff", "line": ring, "opacity": 0}
     return {
-        "x": [column - 0.38 for _, column in cells],
-        "y": [row for row, _ in cells],
+        "x": list(own["x"] - 0.38),
+        "y": list(own["y"]),
         "mode": "markers",
-        "marker": {
-            "symbol": "circle",
-            "size": 9,
-            "color": "#ffffff",
-            "line": {"width": 2, "color": "#000000"},
-            "opacity": 0,
-        },
+        "marker": marker,
         "selected": {"marker": {"opacity": 1}},
         "unselected": {"marker": {"opacity": 0}},
         **QUIET,
-        "meta": {"points": [[shown[place].key for place in grid.cells[cell]] for cell in cells]},
+        "meta": {"points": [list(runs) for runs in own["runs"]]},
     }
 
 
@@ -230,35 +149,6 @@ def _axis(name: str, values: Sequence[Value]) -> Trace:
     }
 
 
-def _cell(
-    shown: Sequence[Entry],
-    grid: Grid,
-    name: str,
-    values: dict[tuple[int, int], float],
-    cell: tuple[int, int],
-) -> str:
-    if cell in values:
-        return text_of(name, values[cell])
-    if is_timed(name) and any(shown[place].gate_failed for place in grid.cells.get(cell, [])):
-        return "gate failed"
-    return "—"
-
-
-def _combination(grid: Grid, cell: tuple[int, int]) -> str:
-    row, column = cell
-    parts = ((grid.y, grid.rows[row]), (grid.x, grid.columns[column]))
-    return ", ".join(f"{title_of(name)} {word(name, value)}" for name, value in parts)
-
-
-def _said(grid: Grid, text: str, cell: tuple[int, int]) -> str:
-    runs = plural(len(grid.cells.get(cell, [])), "run")
-    return safe_text(f"{_combination(grid, cell)}: {text}, {runs}")
-
-
-def _in_words(shown: Sequence[Entry], grid: Grid, name: str) -> str:
-    values = _values(shown, grid, name)
-    said = [
-        f"{_combination(grid, cell)}: {_cell(shown, grid, name, values, cell)}"
-        for cell in sorted(grid.cells)
-    ]
-    return f"{title_of(name).capitalize()}: {'; '.join(said)}"
+def _in_words(laid: pandas.DataFrame, name: str) -> str:
+    own = laid[laid["runs"].map(len) > 0]
+    return f"{title_of(name).capitalize()}: {'; '.join(own['said'] + ': ' + own['text'])}"

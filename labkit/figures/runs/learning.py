@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.common.units import amounts_axis
+from labkit.figures.kit.axes import SHARES
 from labkit.figures.kit.entries import MANY, Entry
 from labkit.figures.kit.marks import line_with_band
 from labkit.figures.kit.panels import Panel, Trace
@@ -46,7 +47,7 @@ def learning_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[Panel], s
     judged = "val_accuracy" if "val_accuracy" in epochs else "val_loss"
     what = "Test accuracy" if judged == "val_accuracy" else "Test loss"
     tests = epochs.dropna(subset=[judged]) if judged in epochs else epochs.iloc[:0]
-    look = {"tickformat": ".0%"} if judged == "val_accuracy" else {}
+    look = SHARES | {"tickformat": ".0%"} if judged == "val_accuracy" else {}
     return (
         [_panel(shown, losses, losses, over, "smooth", "Training loss") for over in _AXES],
         [_panel(shown, losses, tests, over, judged, what, look) for over in _AXES],

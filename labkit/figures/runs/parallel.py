@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from labkit.figures.kit.axes import Scale, Value, scale, word
+from labkit.figures.kit.axes import Scale, scale, text_of, title_of, word
 from labkit.figures.kit.entries import MANY, Entry, clock_and_network, entries, safe_text
 from labkit.figures.kit.marks import rule, words
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import busy, sheet
-from labkit.figures.runs.measures import (
-    MEASURES,
-    measured,
-    parameters,
-    text_of,
-    title_of,
-    values_of,
-)
 from labkit.figures.runs.speed import refusals
+from labkit.records.questions.columns import RESULTS, Value, measured, parameters, values_of
 from labkit.records.run import Run
 
 if TYPE_CHECKING:
@@ -60,14 +53,15 @@ def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None =
 
 
 def _axes(shown: Sequence[Entry], names: Sequence[str] | None) -> list[Axis]:
-    given = parameters(shown)
+    runs = [entry.run for entry in shown]
+    given = parameters(runs)
     if names is None:
         # Chance and a label explain no result.
-        names = [name for name in given if name not in ("seed", "name")][: _MOST - len(MEASURES)]
+        names = [name for name in given if name not in ("seed", "name")][: _MOST - len(RESULTS)]
         # A result that is the same for all tells nobody from anybody.
-        names += [name for name in MEASURES if len(set(measured(shown, name))) > 1]
-    chosen = list(names) or list(given) or list(MEASURES)[:1]
-    columns = [(name, values_of(shown, name)) for name in chosen]
+        names += [name for name in RESULTS if len(set(measured(runs, name))) > 1]
+    chosen = list(names) or list(given) or [RESULTS[0]]
+    columns = [(name, values_of(runs, name)) for name in chosen]
     return [(name, values, scale(values, name not in given)) for name, values in columns]
 
 

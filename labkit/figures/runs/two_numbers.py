@@ -6,13 +6,20 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from labkit.common.content import is_number
-from labkit.figures.kit.axes import Value, ordered, word
+from labkit.figures.kit.axes import SHARES, text_of, title_of, word
 from labkit.figures.kit.entries import Entry, clock_and_network, entries, safe_text
 from labkit.figures.kit.marks import points_with_bars
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import busy, sheet
-from labkit.figures.runs.measures import is_timed, parameters, spread, text_of, title_of, values_of
 from labkit.figures.runs.speed import refusals
+from labkit.records.questions.columns import (
+    Value,
+    is_timed,
+    ordered,
+    parameters,
+    spread,
+    values_of,
+)
 from labkit.records.run import Run
 
 if TYPE_CHECKING:
@@ -31,7 +38,9 @@ def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
     Raises: LabkitError where there are no runs; InvalidInput, a name that no run has.
     """
     shown = entries(runs)
-    across, up = values_of(shown, x), values_of(shown, y)
+    found = [entry.run for entry in shown]
+    across, up = values_of(found, x), values_of(found, y)
+    given = parameters(found)
     refused = refusals(shown) if is_timed(x) or is_timed(y) else ""
     panel = Panel(
         title="",
@@ -42,8 +51,8 @@ def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
         ),
         note=refused or f"no run has both {title_of(x)} and {title_of(y)}",
         always_note=bool(refused),
-        x_axis=_axis(shown, x, across),
-        y_axis=_axis(shown, y, up),
+        x_axis=_axis(x, across, x in given),
+        y_axis=_axis(y, up, y in given),
     )
     title = f"{title_of(y).capitalize()} by {title_of(x)} · {clock_and_network(shown)}"
     words = [
@@ -67,7 +76,7 @@ def _table(
             if values[place] is not None:
                 row[axis] = _place(values, values[place])
                 # One seed has no spread: ends at the value draw no bar.
-                ends = spread(entry, name) or (row[axis], row[axis])
+                ends = spread(entry.run, name) or (row[axis], row[axis])
                 row[f"{axis}_low"], row[f"{axis}_high"] = ends
         row["hover"] = safe_text(f"{text_of(y[0], y[1][place])}, {text_of(x[0], x[1][place])}")
         rows.append(row)
@@ -88,15 +97,15 @@ def _words(values: Sequence[Value]) -> bool:
     return any(isinstance(value, str | bool) for value in values)
 
 
-def _axis(shown: Sequence[Entry], name: str, values: Sequence[Value]) -> Trace:
+def _axis(name: str, values: Sequence[Value], asked: bool) -> Trace:
     if _words(values):
         slots = ordered(values)
         texts = [safe_text(word(name, slot)) for slot in slots]
         return {"tickvals": list(range(len(slots))), "ticktext": texts}
     known = [value for value in values if is_number(value)]
-    ticks: Trace = {"tickformat": ".1%"} if name.endswith("accuracy") else {}
+    ticks: Trace = dict(SHARES) if name.endswith("accuracy") else {}
     # Parameters are chosen by a person, who looks for just these values on the axis.
-    if name in parameters(shown) and len(set(known)) <= 8:
+    if asked and len(set(known)) <= 8:
         ticks = {"tickvals": sorted(set(known))}
     wide = bool(known) and min(known) > 0 and max(known) / min(known) >= _WIDE
     return ticks | ({"type": "log"} if wide else {})

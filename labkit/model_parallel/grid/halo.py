@@ -52,7 +52,6 @@ class Halo(Meter):
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
         """What this machine reads, of what it holds; both (batch, rows, columns, channels)."""
 
-        @tf.custom_gradient  # type: ignore[untyped-decorator]
         def exchange(x: tf.Tensor) -> WithGradient:
             rows = x.shape[0]
             y = self.metered(self._forward, x, "forward", [rows, *self._whole])
@@ -60,7 +59,7 @@ class Halo(Meter):
                 self._backward, gradient, "backward", [rows, *self._own]
             )
 
-        return exchange(x)
+        return tf.custom_gradient(exchange)(x)
 
     def _forward(self, x: Batch) -> Batch:
         found = np.zeros((len(x), *self._whole), x.dtype)

@@ -82,15 +82,16 @@ class Inference:
 
 
 def _compiled(model: keras.Model) -> Callable[[Sequence[Rows]], tuple[Nest, tf.Tensor]]:
-    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
     def forward(x: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor | None], tf.Tensor]:
         y = answer(model, x, training=False)
         own = [tf.reduce_sum(tf.cast(loss, keras.config.floatx())) for loss in model.losses]
         masks = [mask_of(each) for each in keras.tree.flatten(y)]
         return y, masks, tf.add_n(own) if own else tf.zeros((), keras.config.floatx())
 
+    compiled = tf.function(forward, reduce_retracing=True)
+
     def call(x: Sequence[Rows]) -> tuple[Nest, tf.Tensor]:
-        y, masks, penalty = forward([tf.convert_to_tensor(each) for each in x])
+        y, masks, penalty = compiled([tf.convert_to_tensor(each) for each in x])
         for each, mask in zip(keras.tree.flatten(y), masks, strict=True):
             masked(each, mask)  # what compiled functions return has lost it
         return y, penalty

@@ -39,30 +39,27 @@ class Link(Meter):
     def spread(self, x: tf.Tensor) -> tf.Tensor:
         """Hand x to all slices; its gradient is the sum of theirs."""
 
-        @tf.custom_gradient  # type: ignore[untyped-decorator]
         def identity(x: tf.Tensor) -> WithGradient:
             return tf.identity(x), lambda gradient: self._sum(gradient, "backward")
 
-        return identity(x)
+        return tf.custom_gradient(identity)(x)
 
     def total(self, x: tf.Tensor) -> tf.Tensor:
         """The sum over the slices; each has its whole gradient."""
 
-        @tf.custom_gradient  # type: ignore[untyped-decorator]
         def allreduce(x: tf.Tensor) -> WithGradient:
             return self._sum(x, "forward"), lambda gradient: gradient
 
-        return allreduce(x)
+        return tf.custom_gradient(allreduce)(x)
 
     def join(self, x: tf.Tensor, length: int) -> tf.Tensor:
         """The slices' parts of the last axis (…, length), one behind the other."""
         own = self.own(length)
 
-        @tf.custom_gradient  # type: ignore[untyped-decorator]
         def allgather(x: tf.Tensor) -> WithGradient:
             return self._gather(x, length), lambda gradient: gradient[..., own]
 
-        return allgather(x)
+        return tf.custom_gradient(allgather)(x)
 
     def _sum(self, x: tf.Tensor, way: Way) -> tf.Tensor:
         def call(value: Batch) -> Batch:

@@ -67,18 +67,12 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 
     A value that is infinite or not a number leaves a gap at its place, and nowhere else.
     """
-    # To both sides, so that a twentieth of the run is averaged.
-    width = len(values) // 40
-    known = np.isfinite(values)
-    if width == 0 or not known.any():
-        return np.where(known, values, np.nan)
-    # By differences of running sums: the time does not depend on the width.
-    total = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
-    count = np.concatenate([[0], np.cumsum(known)])
-    place = np.arange(len(values))
-    first, last = np.maximum(place - width, 0), np.minimum(place + width + 1, len(values))
-    mean = (total[last] - total[first]) / np.maximum(count[last] - count[first], 1)
-    return np.asarray(np.where(known, mean, np.nan))
+    import pandas as pd
+
+    width = len(values) // 40  # to both sides, so that a twentieth of the run is averaged
+    known = pd.Series(values, dtype=float).where(np.isfinite(values))
+    mean = known.rolling(2 * width + 1, center=True, min_periods=1).mean()
+    return np.asarray(mean.where(known.notna()))
 
 
 def epoch_results(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
@@ -86,7 +80,8 @@ def epoch_results(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         run: whose epochs.
-        curve: of its losses, from `loss_curve`; the bytes of what lies behind it are missing.
+        curve: of its losses, from `loss_curve`, which says how long its steps took and what they
+            sent; what lies behind it has the seconds of rank 0, and no bytes.
     """
     import pandas as pd
 
@@ -99,6 +94,9 @@ def epoch_results(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
     table["seconds"] = (table["seconds"] - first).clip(lower=0.0)
     table["bytes"] = np.nan
     if len(curve):
-        spent = np.interp(table["step"], curve["step"], curve["bytes"])
-        table["bytes"] = np.where(table["step"] <= curve["step"].iloc[-1], spent, np.nan)
+        reached = table["step"] <= curve["step"].iloc[-1]
+        # On the curve's own axes: rank 0 may have waited less than the slowest rank.
+        for name in ("seconds", "bytes"):
+            spent = np.interp(table["step"], curve["step"], curve[name])
+            table[name] = table[name].where(~reached, spent)
     return table

@@ -104,12 +104,6 @@ class Table:
         """The rows that this rank carries out, in order."""
         return self.take(self.rank == rank)
 
-    def forwards(self) -> Table:
-        """The forward pass alone: what inference runs."""
-        # A message belongs to the forward pass where it goes from a stage to a later one.
-        onward = np.where(self.action == "send", self.peer > self.stage, self.peer < self.stage)
-        return self.take(np.where(self.computes, self.action == "forward", onward))
-
     def bubble(self, forward: float, backward_input: float, backward_weight: float) -> float | None:
         """Seconds that the rank that waits longest does nothing; ranks equal, messages free.
 
