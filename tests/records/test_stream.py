@@ -52,7 +52,8 @@ def test_ranks_are_asked_to_stop_by_anyone_and_when_nobody_would_keep_the_result
     assert not writer.stop_asked()
     Reader(tmp_path).stop()
     assert writer.stop_asked()
-    gone = this_process() | {"process_started": 0.0}  # another process under the same number
+    # Another process under the same number.
+    gone = this_process() | {"process_started": 0.0, "since_boot": 0.0}
     here = gone | {"host": socket.gethostname()}
     assert Writer(tmp_path / "other", 0, here).stop_asked()
     assert not Writer(tmp_path / "other", 0, gone | {"host": "elsewhere"}).stop_asked()
