@@ -56,9 +56,9 @@ class Ranks:
 
 
 @contextmanager
-def joined_at(bits: int, program: str) -> Iterator[Ranks]:
+def joined_at(bits: int, program: str, flows: int = 1) -> Iterator[Ranks]:
     """Two ranks of a module, at the ends of a link of so many bits/s; they end before it."""
-    with rate_limited_link(bits) as namespaces, ExitStack() as started:
+    with rate_limited_link(bits, flows) as namespaces, ExitStack() as started:
         processes = []
         for rank, namespace in enumerate(namespaces):
             inside = ("ip", "netns", "exec", namespace)

@@ -14,7 +14,7 @@ import numpy as np
 
 from labkit.bench.joined import joined_at
 from labkit.bench.link import bits_of
-from labkit.bench.namespaces import FRAME, require_means
+from labkit.bench.namespaces import FRAME, class_of, require_means
 from labkit.bench.pair import LEAD, Pair, connections
 from labkit.bench.timing import Row, head
 from labkit.cluster import Cluster
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 # Bytes of both, and the share of the first one's time alone after which the second starts.
 CASES = ((2**22, 2**22, 0.0), (2**22, 2**20, 0.0), (2**22, 2**21, 0.5))
-# What each connection has under way at most: the link's queue is shared by these windows, and with
-# equal ones fairly. Several times what the link itself holds, and little beside a message.
+# What each connection has under way at most: several times what the link itself holds, and little
+# beside a message.
 WINDOW = 2**16
 CLAMP = 10  # TCP_WINDOW_CLAMP of Linux
 
@@ -38,7 +38,7 @@ Case = tuple[int, int, float]  # bytes of the first and of the second; s by whic
 def measure(rates: Sequence[str], repeats: int = 5) -> list[Row]:
     """Time two messages from one rank to another at once, on a real link and on its emulation.
 
-    Two TCP connections with windows of one size share the real link (`rate_limited_link`).
+    Two TCP connections share the real link, whose queue serves them in turn (`rate_limited_link`).
 
     Args:
         rates: of the link in bits/s, such as "100Mb".
@@ -60,7 +60,7 @@ def measure(rates: Sequence[str], repeats: int = 5) -> list[Row]:
 
 def _at(rate: str, bits: int, cluster: Cluster, repeats: int) -> list[Row]:
     """The rows of one rate."""
-    with joined_at(bits, "labkit.bench.meeting") as ranks:
+    with joined_at(bits, "labkit.bench.meeting", flows=2) as ranks:
         link: dict[str, float] = json.loads(ranks.answer())
         speed = bits / 8 * link["payload"] / FRAME
         network = Network(latency=link["latency"], bandwidth=speed, name=rate)
@@ -165,8 +165,9 @@ def main() -> None:
     rank, address = int(sys.argv[1]), sys.argv[2]
     control, *flows = connections(rank, address, 3)
     control.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for flow in flows:
+    for number, flow in enumerate(flows):
         flow.setsockopt(socket.IPPROTO_TCP, CLAMP, WINDOW)
+        flow.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, class_of(number))
     pair = Pair(control, rank)
     for _ in range(2):  # opens TCP's windows
         _case(pair, flows, (2**21, 2**21, 0.0))

@@ -1,4 +1,4 @@
-"""A real link of a given rate: two network namespaces, a veth pair, a `tbf` queue at both ends."""
+"""A real link of a given rate: two network namespaces, a veth pair, a queue at both ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.common.errors import LabkitError
 
 ADDRESSES = ("192.0.2.1", "192.0.2.2")  # kept for examples (RFC 5737): nobody's
 MTU = 1500
-FRAME = MTU + 14  # bytes that `tbf` counts: with the Ethernet header, without what only wires see
+FRAME = MTU + 14  # bytes that a queue counts: with the Ethernet header, without what only wires see
 QUEUE = 2**24  # bytes; more than a connection sends ahead, so that nothing is dropped
 DEVICE = "veth0"
 MEANS = ("ip", "tc")
@@ -40,8 +40,30 @@ def burst(rate: int) -> int:
     return 2 * FRAME * frames(rate)
 
 
+def class_of(flow: int) -> int:
+    """The SO_PRIORITY by which packets find the queue of their flow, counted from 0."""
+    return 1 << 16 | flow + 1
+
+
+def queues(rate: int, flows: int) -> list[str]:
+    """What `tc` is told at each end: one queue, or one a flow, served in turn by `htb`."""
+    each = f"burst {burst(rate)} cburst {burst(rate)}"
+    if flows == 1:
+        return [f"qdisc add dev {DEVICE} root tbf rate {rate}bit burst {burst(rate)} limit {QUEUE}"]
+    inner = f"ceil {rate}bit {each} quantum {FRAME * frames(rate)}"
+    return [
+        f"qdisc add dev {DEVICE} root handle 1: htb default 1",
+        f"class add dev {DEVICE} parent 1: classid 1:ffff htb rate {rate}bit {each}",
+        *(
+            f"class add dev {DEVICE} parent 1:ffff classid 1:{flow + 1:x} "
+            f"htb rate {rate // flows}bit {inner}"
+            for flow in range(flows)
+        ),
+    ]
+
+
 @contextmanager
-def rate_limited_link(rate: int) -> Iterator[tuple[str, str]]:
+def rate_limited_link(rate: int, flows: int = 1) -> Iterator[tuple[str, str]]:
     """Make the link; the names of its two namespaces. What was made is removed, also on Ctrl-C.
 
     The devices are made inside the namespaces, so that no other interface, route or namespace
@@ -49,6 +71,7 @@ def rate_limited_link(rate: int) -> Iterator[tuple[str, str]]:
 
     Args:
         rate: bits/s, each direction.
+        flows: that share it fairly, each with a queue of its own, see `class_of`.
 
     Raises:
         LabkitError: iproute2 or root is missing, or the kernel refuses a part.
@@ -67,8 +90,8 @@ def rate_limited_link(rate: int) -> Iterator[tuple[str, str]]:
             _command("ip", "-n", name, "address", "add", f"{address}/30", "dev", DEVICE)
             size = f"mtu {MTU} gso_max_segs {frames(rate)}".split()
             _command("ip", "-n", name, "link", "set", DEVICE, *size, "up")
-            queue = f"tbf rate {rate}bit burst {burst(rate)} limit {QUEUE}".split()
-            _command("tc", "-n", name, "qdisc", "add", "dev", DEVICE, "root", *queue)
+            for queue in queues(rate, flows):
+                _command("tc", "-n", name, *queue.split())
         yield names
 
 
@@ -94,5 +117,5 @@ def _command(*words: str, check: bool = True) -> None:
         raise LabkitError(
             f"{' '.join(words)}: {done.stderr.strip() or f'exit code {done.returncode}'}; "
             "a rate-limited link needs a Linux kernel with network namespaces, veth and "
-            "sch_tbf, and root with CAP_SYS_ADMIN and CAP_NET_ADMIN"
+            "sch_tbf (sch_htb for several flows), and root with CAP_SYS_ADMIN and CAP_NET_ADMIN"
         )

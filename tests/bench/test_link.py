@@ -97,6 +97,14 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_made(arguments, m
         measure(["100Mb"], **arguments)
 
 
+def test_several_flows_have_a_queue_each_and_share_one_rate():
+    told = namespaces.queues(10**8, 2)
+    assert [line.split()[0] for line in told] == ["qdisc", "class", "class", "class"]
+    assert "rate 100000000bit" in told[1]
+    assert all("rate 50000000bit ceil 100000000bit" in line for line in told[2:])
+    assert [f"1:{namespaces.class_of(n) & 0xFFFF:x}" in told[2 + n] for n in (0, 1)] == [True] * 2
+
+
 @pytest.mark.parametrize(("rate", "frames"), [(10**7, 2), (10**8, 2), (10**9, 8)])
 def test_at_most_a_few_frames_pass_at_line_speed(rate, frames):
     assert namespaces.burst(rate) == frames * 1514
