@@ -84,4 +84,4 @@ def test_docstrings_are_read_without_tensorflow() -> None:
 
 
 def cell(source: str) -> dict[str, object]:
-    return {"cell_type": "code", "source": [source]}
+    return {"cell_type": "code", "metadata": {}, "source": [source]}
