@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shlex
@@ -18,7 +17,7 @@ from labkit.bench.command import bench
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, sweep
 from labkit.common.endings import by_whom, terminate
-from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.errors import DISK, InvalidInput, LabkitError, cannot_write
 from labkit.common.places import keep_bytecode
 from labkit.common.terminal import one_line, say
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from labkit.records.run import Run
 
 FOLDER = click.Path(path_type=Path)
-# Of a disk that is full, or may only be read.
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 RUNS = click.argument("paths", metavar="RUNS...", nargs=-1, required=True, type=FOLDER)
 
 
@@ -330,7 +327,7 @@ def _ready(output: Path) -> Path:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidInput(f"{output} cannot be written: {error.strerror}") from error
+        raise cannot_write(output, error) from error
     return output
 
 

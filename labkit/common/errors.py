@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
+# Of a disk that is full, or may only be read.
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+
 
 class LabkitError(Exception):
     """Something the user can act on; the command line prints its message on one line."""
@@ -16,3 +21,9 @@ def short(value: object) -> str:
     text = " ".join(repr(value).split())
     # An array as an argument would fill the screen.
     return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def cannot_write(path: object, error: OSError) -> LabkitError:
+    """What to raise of a file that cannot be written: bad input, unless the disk is to blame."""
+    kind = LabkitError if error.errno in DISK else InvalidInput
+    return kind(f"{path} cannot be written: {error.strerror}")

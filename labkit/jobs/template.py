@@ -6,10 +6,11 @@ import hashlib
 import json
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, cannot_write
 from labkit.experiment import Experiment
 from labkit.jobs.parameters import Parameter
 
@@ -105,7 +106,9 @@ def new(name: str, model: str = "mlp", dataset: str = "digits", strategies: str 
     except FileExistsError:
         raise InvalidInput(f"{path} is there already: give another name") from None
     except OSError as error:
-        raise InvalidInput(f"{path} cannot be written: {error.strerror}") from error
+        with suppress(OSError):  # a read-only disk has no half of it
+            path.unlink(missing_ok=True)
+        raise cannot_write(path, error) from error
     return path
 
 
