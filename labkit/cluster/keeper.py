@@ -105,9 +105,13 @@ class Keeper:
             try:
                 self._start()
                 break
-            except Exception:
-                if not self._port_taken() or not left:
+            except Exception as error:
+                if not self._port_taken():
                     raise
+                if not left:
+                    raise _PortTaken(
+                        f"a port of the controller is taken, in each of {TRIES} tries"
+                    ) from error
                 self.stop()
 
     def _start(self) -> None:

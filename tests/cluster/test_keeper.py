@@ -43,7 +43,7 @@ finally:
 
 
 @pytest.mark.parametrize(
-    ("taken", "told"), [(3, "4 [0]"), pytest.param(9, "in use", marks=pytest.mark.slow)]
+    ("taken", "told"), [(3, "4 [0]"), pytest.param(9, "is taken", marks=pytest.mark.slow)]
 )
 def test_a_controller_whose_port_is_taken_is_started_anew(
     tmp_path: Path, taken: int, told: str
