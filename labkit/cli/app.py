@@ -16,10 +16,10 @@ import click
 from labkit.bench.command import bench
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, sweep
-from labkit.common.endings import by_whom, terminate
 from labkit.common.errors import DISK, InvalidInput, LabkitError, cannot_write
 from labkit.common.places import keep_bytecode
 from labkit.common.terminal import one_line, say
+from labkit.records.endings import by_whom, terminate
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, TypeVa
 from labkit.cluster.launch import end
 from labkit.cluster.lease import Turn
 from labkit.common.content import JSON
-from labkit.common.endings import End, out_of_memory
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import RankFailed, WaitTooLong
 from labkit.network import Network
+from labkit.records.endings import End, out_of_memory
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,10 +27,10 @@ from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLa
 from labkit.cluster.launch import START_LIMIT
 from labkit.cluster.lease import KEEPER, Lock, is_wanted, locked
 from labkit.cluster.processes import Watch, end_all
-from labkit.common.endings import End, Terminated, described, of_rank
 from labkit.common.errors import LabkitError
 from labkit.communicator import launcher
 from labkit.records import store
+from labkit.records.endings import End, Terminated, described, of_rank
 
 LOOK_EVERY = 0.5  # seconds
 CONTROLLER_LOG = "controller.log"

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TypedDict
 
 from labkit.cluster.lease import Lock, wait_until_free
-from labkit.common.endings import End, described
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, pairs
 from labkit.common.places import bytecode_variables
 from labkit.common.privacy import scrub
+from labkit.records.endings import End, described
 
 START_LIMIT = 180.0  # seconds
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from labkit.cluster.lease import KEEPER
-from labkit.common.endings import End, described
+from labkit.records.endings import End, described
 
 GONE = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 STOPPED = 30.0  # seconds after which a process that is stopped has ended the cluster

@@ -16,9 +16,9 @@ from pathlib import Path
 from labkit.cluster.attached import note
 from labkit.cluster.calls import PATIENCE, Calls, Ranks
 from labkit.cluster.live import Live
-from labkit.common.endings import ASKS, by_whom
 from labkit.experiment import Experiment
 from labkit.records import store
+from labkit.records.endings import ASKS, by_whom
 from labkit.records.measure import aggregate
 from labkit.records.run import Run
 from labkit.records.stream import FOLDER

@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from labkit.common.endings import ASKS, End, described
 from labkit.common.privacy import scrub
 from labkit.jobs.fork import BROKEN, Fork
 from labkit.records import store
+from labkit.records.endings import ASKS, End, described
 
 if TYPE_CHECKING:
     from jupyter_client.manager import AsyncKernelManager

@@ -20,8 +20,8 @@ import zmq
 from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
-from labkit.common.endings import terminate
 from labkit.jobs.fork import Fork
+from labkit.records.endings import terminate
 
 # A job is not debugged, and the debugger takes longer to import than all else: ipykernel, which
 # looks for it once, shall not find it.

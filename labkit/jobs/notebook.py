@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.common.endings import by_whom, described
 from labkit.common.privacy import scrub
 from labkit.jobs import parameters
 from labkit.jobs.fork import Fork
 from labkit.jobs.job import CELL_FAILED, LOG
 from labkit.records import store
+from labkit.records.endings import by_whom, described
 
 
 @dataclass(frozen=True)

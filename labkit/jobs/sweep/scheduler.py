@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from labkit.common.endings import Terminated, by_whom
 from labkit.common.places import usable_cores
 from labkit.jobs.job import GRACE, forked, prepare
 from labkit.jobs.notebook import Job
@@ -18,6 +17,7 @@ from labkit.jobs.sweep import roster
 from labkit.jobs.sweep.plan import Member, Plan
 from labkit.jobs.sweep.screen import Screen
 from labkit.jobs.sweep.warm import Warm
+from labkit.records.endings import Terminated, by_whom
 
 LOOK_EVERY = 0.02  # seconds
 OVERTIME = GRACE + 10.0  # seconds past its limit after which a member's process is killed

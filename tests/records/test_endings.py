@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.common.endings import End, Terminated, by_whom, described, of_rank, out_of_memory
+from labkit.records.endings import End, Terminated, by_whom, described, of_rank, out_of_memory
 
 KILLED = """--------------------------------------------------------------------------
 prterun noticed that process rank 1 with PID 33128 on node vm exited on
