@@ -15,6 +15,7 @@ from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.network import Network
+from labkit.strategies import AllReduce
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from labkit.exchange import Exchange, Timeline
 
 KNOWN = CASES | WORD_CASES
+USUAL = AllReduce().schedule  # what the others are held against
 DENSE = ", dense"  # a schedule that gets the gradients of a table whole
 
 
@@ -52,8 +54,8 @@ def measure(
         One row a case and kind ("local", "raw allreduce", a schedule): median, least and 90th
         percentile of the repeats' medians (ms); for schedules also what they add to the local
         step, by repeat and as the median, and whether all ranks ended with the same weights.
-        Beside "sequential", the others say what they save of its step, and what they would save
-        if a line without delay served the same buckets, ready when they were, in the best order
+        Beside the usual schedule, the others say what they save of its step, and what they would
+        save if a line without delay served the same buckets, ready when they were, in the best order
         (`labkit.records.overlap.Overlap`). Of words, each schedule stands there twice: gradients
         as rows, and dense.
     """
@@ -184,15 +186,15 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, Row]]:
                 **events,
                 **found["why"][kind],
             }
-            other = kind != "sequential" and not kind.endswith(DENSE)
-            if other and "sequential" in found["same"]:
+            other = kind != USUAL and not kind.endswith(DENSE)
+            if other and USUAL in found["same"]:
                 row |= _saved(found["added"], kind, found["delay"][kind])
         yield kind, row
 
 
 def _saved(added: dict[str, list[float]], kind: str, delay: float) -> Row:
-    """What a schedule saves of the sequential step, by repeat, and would save without delay."""
-    saved = 1e3 * (np.array(added["sequential"]) - np.array(added[kind]))
+    """What a schedule saves of the usual one's step, by repeat, and would save without delay."""
+    saved = 1e3 * (np.array(added[USUAL]) - np.array(added[kind]))
     return {
         "saved_ms": float(np.median(saved)),
         "saved_min_ms": float(saved.min()),
