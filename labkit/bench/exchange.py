@@ -55,9 +55,9 @@ def measure(
         percentile of the repeats' medians (ms); for schedules also what they add to the local
         step, by repeat and as the median, and whether all ranks ended with the same weights.
         Beside the usual schedule, the others say what they save of its step, and what they would
-        save if a line without delay served the same buckets, ready when they were, in the best order
-        (`labkit.records.overlap.Overlap`). Of words, each schedule stands there twice: gradients
-        as rows, and dense.
+        save if a line without delay served the same buckets, ready when they were, in the best
+        order (`labkit.records.overlap.Overlap`). Of words, each schedule stands there twice:
+        gradients as rows, and dense.
     """
     unknown = [name for name in cases if name not in KNOWN]
     if unknown:
