@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -111,7 +112,9 @@ def _timed(words: list[str], folder: Path) -> tuple[float, float]:
     """Seconds, and seconds of processor time, of one command."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     labkit = Path(sys.executable).with_name("labkit")
-    done = subprocess.run([labkit, *words], cwd=folder, capture_output=True, text=True)
+    # What `ls` keeps of these runs goes with them.
+    own = os.environ | {"LABKIT_CACHE": str(folder / "cache")}
+    done = subprocess.run([labkit, *words], cwd=folder, capture_output=True, text=True, env=own)
     seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise LabkitError(f"labkit {' '.join(words)} ended with {done.returncode}: {done.stderr}")

@@ -11,7 +11,8 @@ has its own methods again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from inspect import signature
 from typing import ClassVar, TypeAlias
@@ -151,6 +152,18 @@ class Seam:
         for name in names:
             self._fitting.pop(name, None)
         self._arrange()
+
+    @contextmanager
+    def instead(self, hook: Hook) -> Iterator[None]:
+        """For a while, have this hook in the place of the fit's of its name, or of none."""
+        before = self._fitting.get(hook.name)
+        self.put_on(hook)
+        try:
+            yield
+        finally:
+            self.take_off(hook.name)
+            if before is not None:
+                self.put_on(before)
 
     def clear(self, staying: bool = False) -> None:
         """Remove the hooks of a fit, or also those that stay."""

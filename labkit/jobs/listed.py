@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from labkit.common.places import cache_folder, fingerprint
@@ -20,15 +21,15 @@ class Listed:
     """The rows of the ended runs of a folder, each by what its files were when it was read.
 
     They lie in the user's own cache, not beside the runs: a folder of a stranger's brings none. A
-    file that is missing, damaged, or of another labkit counts as none, and is written anew.
+    file that is missing, damaged, or of another labkit counts as none, and is written anew; where
+    nothing can be written, all is read each time.
 
     Args:
         root: the folder that is listed.
     """
 
     def __init__(self, root: Path) -> None:
-        place = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()
-        self._file = cache_folder("listings") / f"{place[:32]}.json"
+        self._name = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:32]
         self._made_by = fingerprint()
         self._known = self._read()
         self._now: dict[str, tuple[str, Row]] = {}
@@ -49,11 +50,15 @@ class Listed:
         """Write down what was listed now, where it is not what was known."""
         if self._now != self._known:
             text = json.dumps({"made_by": self._made_by, "rows": self._now})
-            store.write_atomically(self._file, text)
+            with suppress(OSError):  # a list of runs does not need a place for another
+                store.write_atomically(self._file(), text)
+
+    def _file(self) -> Path:
+        return cache_folder("listings") / f"{self._name}.json"
 
     def _read(self) -> dict[str, tuple[str, Row]]:
         try:
-            kept = json.loads(self._file.read_bytes())
+            kept = json.loads(self._file().read_bytes())
             if kept["made_by"] != self._made_by:
                 return {}
             rows = kept["rows"].items()

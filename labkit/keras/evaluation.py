@@ -47,10 +47,10 @@ def evaluate(
     result: dict[str, float] = {}
     if data is not None:
         seam(model).put_on(IgnoreEmpty(model), stays=True)
-        if sharded and communicator.size > 1:
-            seam(model).put_on(WholeBatch(model, communicator, tests=True))
-        model.evaluate(*(data if isinstance(data, tuple) else (data,)), verbose=0, **options)
-        seam(model).take_off(WholeBatch.name)
+        # Also in the middle of a fit, whose own hook comes back afterwards.
+        together = sharded and communicator.size > 1
+        with seam(model).instead(WholeBatch(model, communicator, tests=together)):
+            model.evaluate(*(data if isinstance(data, tuple) else (data,)), verbose=0, **options)
         found = global_metrics(model, with_data, model.get_metrics_result)
         result = {name: float(value) for name, value in found.items()}
     with_data.close()

@@ -16,7 +16,7 @@ from labkit.exchange.seam import Batch, Hook, Logs, Rows, Variables, rows_of, se
 from labkit.keras.by_nature import Division, why_not
 from labkit.keras.evaluation import IgnoreEmpty, global_metrics, leave_no_trace_if_empty
 from labkit.keras.optimizer import distributed_optimizers
-from labkit.keras.whole_batch import WholeBatch, say_once
+from labkit.keras.whole_batch import WholeBatch, say_on_first
 
 
 def callbacks(communicator: Communicator) -> list[keras.callbacks.Callback]:
@@ -65,7 +65,7 @@ class Synchronize(keras.callbacks.Callback):
         size = self.communicator.size
         divided = Division(size, microbatches=False, synchronizes=True)
         if self._names and size > 1 and (reason := why_not(self.model, divided)):
-            say_once(self.communicator, f"training differs from that of one process: {reason}")
+            say_on_first(self.communicator, f"training differs from that of one process: {reason}")
 
     def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
         """Validate with the same statistics on all ranks."""
@@ -123,7 +123,7 @@ def _prepare(model: keras.Model) -> None:
                 "other ranks in it; use schedule='sequential', or synchronized=False"
             )
     if model.jit_compile:
-        say_once(own[0].exchange.communicator, "jit_compile is off: XLA cannot call MPI")
+        say_on_first(own[0].exchange.communicator, "jit_compile is off: XLA cannot call MPI")
         model.jit_compile = False
         model.train_function = None
 

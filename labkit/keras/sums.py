@@ -26,12 +26,14 @@ class Sums:
 
     Attributes:
         within: a step is traced whose batch is a part.
+        named: losses of which the user has been told.
     """
 
     def __init__(self, model: keras.Model, communicator: Communicator) -> None:
         self._model, self._communicator = model, communicator
         self._last: tf.Tensor | None = None  # sum that was traced
         self.within = False
+        self.named: set[str] = set()
 
     @contextmanager
     def step(self, is_part: bool) -> Iterator[None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import ClassVar, NamedTuple
 
 import keras
@@ -104,9 +103,10 @@ class WholeBatch(Hook):
             with_each(compiled, look, lambda: inner(y, predicted, weight))
         finally:
             compiled.metrics[:] = kept
-        for name in {each.name for each in divisors if each.of_batch}:
+        for name in {each.name for each in divisors if each.of_batch} - self.sums.named:
+            self.sums.named.add(name)  # steps are traced more than once
             text = f"loss {name!r} is of a batch as a whole: that of parts is averaged by rows"
-            say_once(self.communicator, text)
+            say_on_first(self.communicator, text)
         own = rows_of(y) if rows is None else rows
         in_proportion = all(each.by_rows for each in divisors)
         if in_proportion and (not kept or isinstance(own, int)):
@@ -171,8 +171,7 @@ class WholeBatch(Hook):
         return center, mean(tf.square(inputs - center), "variance")
 
 
-@cache
-def say_once(communicator: Communicator, text: str) -> None:
-    """Tell the user, once and from one rank."""
+def say_on_first(communicator: Communicator, text: str) -> None:
+    """Tell the user, from one rank."""
     if communicator.rank == 0:
         print(f"labkit: {text}", file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -50,7 +49,15 @@ def test_a_damaged_list_is_made_anew(many: Path, content: str) -> None:
 def test_a_run_that_goes_on_is_read_each_time(many: Path) -> None:
     file = many / "00001/status.json"
     file.write_text(file.read_text().replace("completed", "running"))
-    before = {row[0]: row for row in listing.jobs_and_runs(many)[0]}
-    os.utime(file, ns=(0, 0))
-    assert before["00001"][1] != "completed"
+    rows = {row[0]: row for row in listing.jobs_and_runs(many)[0]}
+    assert rows["00001"][1] == "running"
     assert "00001" not in next(cache_folder("listings").iterdir()).read_text()
+
+
+def test_where_nothing_can_be_kept_all_is_read(
+    many: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = listing.jobs_and_runs(many)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "file"))
+    assert listing.jobs_and_runs(many) == first

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ def learned(
     drop: bool = False,
     precision: str = "float64",
     validates: bool = False,
+    callbacks: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Weights and history of the ranks and of one process, from the same start."""
     import keras
@@ -48,9 +49,8 @@ def learned(
     ours.compile(optimizer=distributed, **compiled())
     parts = lkk.shard(batches, communicator, capacities)
     held_out = (parts, batches) if validates else (None, None)
-    fitted = ours.fit(
-        parts, validation_data=held_out[0], verbose=0, callbacks=lkk.callbacks(communicator)
-    )
+    also = [*lkk.callbacks(communicator), *callbacks]
+    fitted = ours.fit(parts, validation_data=held_out[0], verbose=0, callbacks=also)
     one = make()
     one.set_weights(start)
     one.compile(optimizer=optimizer(), **compiled())
@@ -233,6 +233,31 @@ def test_synchronized_normalization_of_masked_steps(cluster: Cluster) -> None:
         return learned(communicator, masked, sentences(14), compiled)
 
     same(cluster.call(work, ranks=2))
+
+
+def test_an_evaluation_in_the_middle_of_a_fit_changes_nothing(cluster: Cluster) -> None:
+    """Each rank evaluates rows of its own, and goes on as one process does."""
+
+    def work(communicator: Any) -> Any:
+        import keras
+
+        from labkit import keras as lkk
+
+        class Evaluate(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_train_begin(self, logs: Any = None) -> None:
+                x, y, _ = weighted(3 + communicator.rank)
+                found.append(lkk.evaluate(self.model, (x, y), communicator)["loss"])
+
+        def compiled() -> dict[str, Any]:
+            return {"loss": keras.losses.Huber(reduction="sum"), "run_eagerly": True}
+
+        found: list[float] = []
+        given = (communicator, dense, weighted(10), compiled)
+        return learned(*given, callbacks=[Evaluate()]), found
+
+    results = cluster.call(work, ranks=2)
+    same([result for result, _ in results])
+    assert results[0][1] == results[1][1]
 
 
 # --- the breadth: step by step, since compiling takes longer than the steps ----------------------
