@@ -27,6 +27,7 @@ from .compression import (
 from .experiment import Experiment
 from .figures import compare, reading, table
 from .jobs.form import form
+from .network import ComputeTime, Network, Slowdown
 from .records import export as export
 from .records.run import Run, frame, load_runs
 from .report import report
@@ -35,6 +36,7 @@ from .strategies import (
     DelayedGradients,
     Layerwise,
     LocallyConnected,
+    ParameterServer,
     Pipeline,
     TensorParallel,
 )
@@ -48,6 +50,7 @@ __all__ = [
     "BFloat16",
     "Chain",
     "Cluster",
+    "ComputeTime",
     "DelayedGradients",
     "ErrorFeedback",
     "Experiment",
@@ -57,12 +60,15 @@ __all__ = [
     "LabkitError",
     "Layerwise",
     "LocallyConnected",
+    "Network",
     "OneBit",
+    "ParameterServer",
     "Pipeline",
     "PowerSGD",
     "RandomK",
     "Run",
     "SignMajority",
+    "Slowdown",
     "TensorParallel",
     "TernGrad",
     "Threshold",

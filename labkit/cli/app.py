@@ -292,7 +292,7 @@ def _run_experiment(
     from labkit.jobs.listing import run_row, shown, table
 
     experiment = _experiment(path, given)
-    estimate.refuse(experiment.workers, force)
+    estimate.refuse(experiment.ranks, force)
     say(estimate.of_experiment(experiment.to_json(), root), err=True)
     if check:
         return

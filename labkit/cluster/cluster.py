@@ -19,6 +19,7 @@ from labkit.cluster.prediction import ask, check_rows, together
 from labkit.cluster.submitted import Submitted, run_directory, run_seeds
 from labkit.common.errors import InvalidInput
 from labkit.common.places import fingerprint, runtime_folder
+from labkit.common.units import plural
 from labkit.communicator import Communicator
 from labkit.experiment.experiment import Experiment, digest
 from labkit.network import Network
@@ -303,10 +304,12 @@ class Cluster:
 
     def _check(self, experiment: Experiment) -> None:
         """Refuse what does not fit the ranks; fetch data that are not there yet."""
-        if experiment.workers > self.workers:
+        if experiment.ranks > self.workers:
+            apart = experiment.ranks - experiment.workers
+            servers = f" and {plural(apart, 'server')} apart from them" if apart > 0 else ""
             raise InvalidInput(
-                f"workers={experiment.workers} on a cluster of {self.workers}; "
-                f"use Cluster(workers={experiment.workers})"
+                f"workers={experiment.workers}{servers} on a cluster of {self.workers}; "
+                f"use Cluster(workers={experiment.ranks})"
             )
         if experiment.threads != self.threads:
             raise InvalidInput(
@@ -322,7 +325,7 @@ class Cluster:
 
 def run(experiment: Experiment, show: bool = True) -> Run:
     """Run an experiment on a cluster of its own shape, started for it or already up."""
-    with Cluster(workers=experiment.workers, threads=experiment.threads) as cluster:
+    with Cluster(workers=experiment.ranks, threads=experiment.threads) as cluster:
         return cluster.run(experiment, show=show)
 
 

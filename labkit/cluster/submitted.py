@@ -17,6 +17,7 @@ from labkit.cluster.attached import note
 from labkit.cluster.calls import PATIENCE, Calls, Ranks
 from labkit.cluster.live import Live
 from labkit.experiment import Experiment
+from labkit.network import Network
 from labkit.records import store
 from labkit.records.endings import ASKS, by_whom
 from labkit.records.measure import aggregate
@@ -37,7 +38,7 @@ class Submitted(Live):
         (directory / FOLDER).mkdir()
         try:
             self._calls = Calls(
-                *(cluster, experiment.workers, work, (experiment,), experiment.network),
+                *(cluster, experiment.ranks, work, (experiment,), _emulated(experiment)),
                 stream=str(directory / FOLDER),
                 submitter=store.this_process() | {"host": socket.gethostname()},
             )
@@ -110,6 +111,11 @@ class Submitted(Live):
         finally:
             # All that was told stands in the history now.
             shutil.rmtree(self.directory / FOLDER, ignore_errors=True)
+
+
+def _emulated(experiment: Experiment) -> str | Network | None:
+    """The network between its ranks; what lies in a virtual one is played within one rank."""
+    return None if experiment.clock == "virtual" else experiment.network
 
 
 def _why(error: KeyboardInterrupt) -> str:

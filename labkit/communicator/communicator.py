@@ -11,6 +11,7 @@ from labkit.common.errors import InvalidInput
 from labkit.communicator.board import Board
 from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.emulation import Emulation
+from labkit.communicator.mailbox import Mailbox
 from labkit.communicator.messages import Messages
 from labkit.communicator.numbers import check_summable, scale
 from labkit.communicator.patience import Patience
@@ -229,6 +230,10 @@ class Communicator:
         """Memory of this rank that others read and write without its help (collective)."""
         self.meet("the making of a window")
         return Window(nbytes, self.patience, self._emulation)
+
+    def mailbox(self) -> Mailbox:
+        """Messages from whoever sends; one at a time, for letters have no address but the rank."""
+        return Mailbox(self.patience, self._emulation)
 
     def act_slow(self, computed: float) -> None:
         """Sleep as long as this rank's computation would take longer, were it the emulated one.

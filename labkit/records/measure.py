@@ -65,7 +65,7 @@ def summarise(
             "wire_bytes_per_step": float(np.mean([row["wire_bytes"] for row in later])),
             "clock": experiment.clock,
             "network": None if experiment.network is None else str(experiment.network),
-            "oversubscribed": experiment.workers * experiment.threads > cores,
+            "oversubscribed": experiment.ranks * experiment.threads > cores,
             "workers": experiment.workers,
             "threads": experiment.threads,
             "exchange": whole.exchange,

@@ -93,6 +93,14 @@ class Run:
         return self._table("microscope")
 
     @cached_property
+    def interleaving(self) -> pandas.DataFrame:
+        """What servers did with each gradient: server, update (its number there; -1: dropped),
+        worker, step, version (of the weights that it is of), staleness, rows, sent, delivered,
+        applied (s of the run's clock); empty without servers.
+        """
+        return self._table("interleaving")
+
+    @cached_property
     def layers(self) -> pandas.DataFrame:
         """How each layer of a model in slices was cut: rank, layer, slices (outputs, inputs, heads,
         words, …), why (a layer is whole), forward_bytes, forward_wire_bytes, backward_bytes,

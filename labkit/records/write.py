@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from labkit.common.content import JSON
 from labkit.common.privacy import scrub
 from labkit.exchange import timeline_rows
 from labkit.experiment import Experiment
 from labkit.records import store
 from labkit.records.measure import summarise
-from labkit.records.result import RankResult
+from labkit.records.result import RankResult, Row
 
 
 def write(
@@ -29,13 +32,19 @@ def write(
         who = why or "interrupted"
         store.interrupt(directory, f"{who}, before the ranks had a result")
         return
-    rows = [{**row, "seed": experiment.seed} for rank in ranks for row in rank.rows]
+    staleness = _staleness(event for rank in ranks for event in rank.interleaving)
+    rows = [
+        {**row, **staleness.get((row["rank"], row["step"]), {}), "seed": experiment.seed}
+        for rank in ranks
+        for row in rank.rows
+    ]
     # Ranks return their rows one rank after the other; a history goes by steps.
     rows.sort(key=lambda row: (row["step"], row["rank"]))
     store.write_json(directory / "environment.json", whole.environment)
     tables = {
         "timeline": timeline_rows(rank.timeline for rank in ranks),
         "microscope": [row for rank in ranks for row in rank.microscope],
+        "interleaving": [event for rank in ranks for event in rank.interleaving],
         "layers": [{"rank": k} | row for k, rank in enumerate(ranks) for row in rank.layers],
     }
     for name, found in tables.items():
@@ -45,6 +54,15 @@ def write(
         stopped = f"{why or 'stopped by the user'} after {rows[-1]['step'] + 1} steps"
     metrics = summarise(experiment, rows, ranks, whole)
     store.finish(directory, metrics, rows, whole.model, stopped)
+
+
+def _staleness(events: Iterable[Mapping[str, JSON]]) -> dict[tuple[float, float], Row]:
+    """Of each gradient that was applied, by worker and step: the mean over servers."""
+    found: dict[tuple[float, float], list[float]] = defaultdict(list)
+    for event in events:
+        if event["update"] >= 0:
+            found[event["worker"], event["step"]].append(event["staleness"])
+    return {key: {"staleness": statistics.mean(each)} for key, each in found.items()}
 
 
 def write_logs(directory: Path, outputs: Sequence[str]) -> None:

@@ -67,7 +67,8 @@ class Watched(TrainingSession):
         self.feed.validation = None
         lossy = short.strategy.lossy
         # Who is the only one to hold its weights has nobody to differ from.
-        self.applied = Applied(marks=self.readers.size > 1, sums=lossy is not None)
+        together = self.readers.size > 1 and not short.plays
+        self.applied = Applied(marks=together, sums=lossy is not None)
         self.brought: Brought | None = None
 
     def optimizer(self) -> keras.optimizers.Optimizer:
@@ -85,8 +86,10 @@ class Watched(TrainingSession):
 
 def _hold(short: Experiment, source: Source, communicator: Communicator) -> Verdict | None:
     ranks = Watched(short, communicator, source)
-    strategy, workers = short.strategy, communicator.size
-    if reason := why_not(ranks.model, _division(short, workers, ranks.readers.size)):
+    strategy, workers = short.strategy, short.workers
+    if reason := why_not(
+        ranks.model, _division(short, workers, workers if short.plays else ranks.readers.size)
+    ):
         ranks.close()
         return _verdict("not applicable", reason)
     if strategy.lossy is not None:
@@ -102,8 +105,9 @@ def _hold(short: Experiment, source: Source, communicator: Communicator) -> Verd
     kept = {variable.dtype for variable in ranks.model.trainable_variables}
     scale = float(np.max([np.abs(b).max(initial=0) for b in one]))
     tolerance = TOLERANCE["float64" if kept == {"float64"} else "float32"] * max(scale, 1.0)
+    where = "virtual workers" if short.clock == "virtual" else "ranks"
     what = (
-        f"{STEPS} steps of {short.batch_size} rows on {workers} ranks against one process, "
+        f"{STEPS} steps of {short.batch_size} rows on {workers} {where} against one process, "
         f"{'/'.join(sorted(kept))}"
     )
     differ = next(filter(None, everyones), "")
@@ -163,7 +167,7 @@ def _shortened(
     if callable(source.train):  # who knows where it ends
         return experiment.replace(epochs=1, steps=STEPS, **fields), source
     given = experiment.batch_size
-    at_once = experiment.strategy.rows(given, communicator.size)
+    at_once = experiment.strategy.rows(given, experiment.workers)
     parts = -(-given // at_once) if at_once else given
     rows, size = reference.fewer(source.rows(communicator), given, parts)
     steps = min(STEPS, -(-rows // size))
@@ -177,6 +181,8 @@ def _why_not(experiment: Experiment) -> str | None:
     if experiment.workers == 1:
         return "one process has nothing to be held against"
     lossy = experiment.strategy.lossy
+    if lossy is not None and experiment.plays:
+        return "what compression leaves out is looked at on ranks: run it on clock='wall' for that"
     if lossy is None and not experiment.strategy.exact:
         return f"{type(experiment.strategy).__name__} is not exact"
     if lossy is not None and lossy.votes:

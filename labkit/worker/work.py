@@ -33,7 +33,7 @@ def work(
 
     Args:
         communicator: the ranks that run it.
-        experiment: what to run; `workers` equals the communicator's size.
+        experiment: what to run; `ranks` equals the communicator's size.
         report: receives what there is to tell while it goes on, see `labkit.records.stream`.
         stop_asked: asked on rank 0; True ends training on all ranks after the same step.
     """
@@ -75,6 +75,7 @@ def _train(
     recorder = Recorder(communicator, report, stop_asked)
     recorder.timeline = session.timeline
     session.callbacks.insert(0, recorder)
+    session.recorder = recorder
     every = experiment.strategy.looks_every
     microscope = Microscope(communicator, every) if every else None
     if microscope is not None:
@@ -108,6 +109,7 @@ def _train(
         timeline=_events(recorder.timeline),
         microscope=microscope.rows if microscope is not None else [],
         layers=session.layers,
+        interleaving=session.interleaving,
         whole=whole,
     )
 
