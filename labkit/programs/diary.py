@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from labkit.common.content import JSON
 from labkit.programs.actions import Gradient, Message, Vector
 from labkit.programs.together import Meeting
 
 Row: TypeAlias = dict[str, float]
-Event: TypeAlias = dict[str, JSON]
+Event: TypeAlias = dict[str, float]
 
 
 class Scenes(Protocol):

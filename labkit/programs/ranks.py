@@ -160,11 +160,11 @@ class RankWorld:
                 self._send(number, to, replace(message, sent=now, held=held))
                 return True, None
             case Receive():
-                if (message := self._next(player, action)) is None:
+                if (came := self._next(player, action)) is None:
                     player.waits = action
                     return False, None
-                self._received(number, message)
-                return True, message
+                self._received(number, came)
+                return True, came
             case Wait(seconds):
                 player.wakes = self._clock.now() + seconds
             case Drop(message):

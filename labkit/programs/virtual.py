@@ -159,11 +159,11 @@ class VirtualWorld:
                 self._send(number, to, replace(message, sent=self.now, held=held))
                 return True, None
             case Receive():
-                if (message := self._next(number, player, action)) is None:
+                if (came := self._next(number, player, action)) is None:
                     player.waits = action
                     return False, None
-                self._received(number, message)
-                return True, message
+                self._received(number, came)
+                return True, came
             case AllReduce():
                 self._meet(number, action)
             case Wait(seconds):

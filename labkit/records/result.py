@@ -72,7 +72,7 @@ class RankResult:
     timeline: Sequence[Event] = ()
     microscope: Rows = field(default_factory=list)
     layers: Sequence[LayerRow] = ()
-    interleaving: Rows = field(default_factory=list)
+    interleaving: Sequence[Row] = ()
     whole: WholeResult | None = None
 
 

@@ -41,7 +41,7 @@ def write(
     # Ranks return their rows one rank after the other; a history goes by steps.
     rows.sort(key=lambda row: (row["step"], row["rank"]))
     store.write_json(directory / "environment.json", whole.environment)
-    tables = {
+    tables: dict[str, Sequence[Mapping[str, JSON]]] = {
         "timeline": timeline_rows(rank.timeline for rank in ranks),
         "microscope": [row for rank in ranks for row in rank.microscope],
         "interleaving": [event for rank in ranks for event in rank.interleaving],
@@ -56,7 +56,7 @@ def write(
     store.finish(directory, metrics, rows, whole.model, stopped)
 
 
-def _staleness(events: Iterable[Mapping[str, JSON]]) -> dict[tuple[float, float], Row]:
+def _staleness(events: Iterable[Row]) -> dict[tuple[float, float], Row]:
     """Of each gradient that was applied, by worker and step: the mean over servers."""
     found: dict[tuple[float, float], list[float]] = defaultdict(list)
     for event in events:

@@ -232,7 +232,7 @@ def _mean(pushes: Sequence[Message]) -> Vector:
     if len(values) == 1:
         return values[0]
     total = max(sum(rows), 1)
-    mean = values[0] * values[0].dtype.type(rows[0] / total)
+    mean: Vector = values[0] * values[0].dtype.type(rows[0] / total)
     for each, count in zip(values[1:], rows[1:], strict=True):
         mean += each * each.dtype.type(count / total)
     return mean

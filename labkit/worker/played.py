@@ -79,6 +79,7 @@ class Stage:
             list(played.hosts(workers)),
         )
         self.diary = Diary(self, session.feed.steps)
+        self._virtual = session.experiment.clock == "virtual"
         self._rows: list[Row] = []
         self._shards: dict[int, Shard] = {}
         self._mean: tuple[Vector, Vector] | None = None  # the last one, and the weights after it
@@ -127,9 +128,10 @@ class Stage:
 
     def snapshot(self, epoch: int, holder: int, weights: Vector) -> None:
         """An epoch is over for a holder: keep its weights until all ranks have time for them."""
-        self._epochs.put(epoch, holder, weights)
-        virtual = self._session.experiment.clock == "virtual"
-        if virtual and len(self._epochs.holders(epoch)) == max(1, len(self.roles.parts)):
+        if self._session.recorder is None:
+            return
+        held = self._epochs.put(epoch, holder, weights)
+        if self._virtual and held == max(1, len(self.roles.parts)):
             self._evaluate(epoch, self._epochs.take(epoch))
 
     def stops(self) -> bool:
@@ -143,9 +145,12 @@ class Stage:
         session = self._session
         session.interleaving = self.diary.events
         told = session.communicator.allgather(self._last, "the trained weights")
-        for epoch in self._epochs.epochs():
-            parts = session.communicator.allgather(self._epochs.take(epoch), "weights of an epoch")
-            self._evaluate(epoch, _merged(parts))
+        late = range(0 if self._virtual or session.recorder is None else self.roles.epochs)
+        for epoch in late:
+            own = self._epochs.take(epoch)
+            parts = _merged(session.communicator.allgather(own, "weights of an epoch"))
+            if len(parts) == len(self.roles.parts):  # or training was ended before
+                self._evaluate(epoch, parts)
         self._become(_merged(told))
 
     def _become(self, parts: Mapping[int, Vector]) -> None:
@@ -155,8 +160,7 @@ class Stage:
     def _evaluate(self, epoch: int, parts: Mapping[int, Vector]) -> None:
         """What the weights at the end of an epoch are worth (collective)."""
         session = self._session
-        if session.recorder is None:
-            return
+        assert session.recorder is not None  # for the type checker: nobody keeps epochs without
         self._become(parts)
         found = {f"val_{name}": value for name, value in session.evaluate().items()}
         rows = [
@@ -218,21 +222,14 @@ class Shelf:
     """Weights at the ends of epochs, on disk until they are asked for."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115: it lives as long as the shelf
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self._places: dict[int, dict[int, int]] = {}
 
-    def put(self, epoch: int, holder: int, weights: Vector) -> None:
-        """Keep them."""
+    def put(self, epoch: int, holder: int, weights: Vector) -> int:
+        """Keep them; of how many holders there are some by now."""
         self._places.setdefault(epoch, {})[holder] = self._file.seek(0, 2)
         np.save(self._file, weights)
-
-    def epochs(self) -> list[int]:
-        """Those that were kept, in order."""
-        return sorted(self._places)
-
-    def holders(self, epoch: int) -> list[int]:
-        """Who has given theirs."""
-        return list(self._places.get(epoch, {}))
+        return len(self._places[epoch])
 
     def take(self, epoch: int) -> dict[int, Vector]:
         """Weights by holder, which are not kept any longer."""
