@@ -53,15 +53,19 @@ class Replica:
         """The model's, flat, as a copy."""
         return np.concatenate([variable.numpy().reshape(-1) for variable in self._variables])
 
+    def pieces(self, flat: Vector) -> list[Vector]:
+        """Flat weights, one by one."""
+        return [flat[start:stop] for start, stop in self._bounds]
+
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         """Of a worker's next batch, at these weights."""
         number = self._steps.get(worker, 0)
         self._steps[worker] = number + 1
-        return self.gradient_of(worker, number, weights)
+        return self.gradient_of(worker, number, weights, self._batches)
 
-    def gradient_of(self, worker: int, number: int, weights: Vector) -> Gradient:
+    def gradient_of(self, worker: int, number: int, weights: Vector, batches: Batches) -> Gradient:
         """Of this batch of a worker."""
-        x, y, weight = self._batches(worker, number)
+        x, y, weight = batches(worker, number)
         rows = len(keras.tree.flatten(x)[0])
         if rows == 0:
             return Gradient(np.zeros_like(weights), 0, 0.0, number)

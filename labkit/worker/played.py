@@ -18,7 +18,7 @@ from labkit.programs import Diary, Gradient, Parts, Roles, placed
 from labkit.programs.actions import Vector
 from labkit.programs.diary import Row
 from labkit.programs.ranks import RankWorld
-from labkit.programs.replica import Replica, Shard
+from labkit.programs.replica import Batches, Replica, Shard
 from labkit.programs.times import Laws
 from labkit.programs.virtual import VirtualWorld
 from labkit.strategies import Played
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 TRIALS = 5  # gradients whose median is what one takes on the virtual clock
 
 
-def play(session: TrainingSession, played: Played) -> None:
+def play(session: TrainingSession, played: Played) -> Stage:
     """Train by a strategy's programs on the clock that the experiment names.
 
-    The session's model has the trained weights then, and what its layers kept for worker 0.
+    The session's model has the trained weights then, and what its layers kept for worker 0; the
+    stage knows what was played.
     """
     experiment, communicator = session.experiment, session.communicator
     session.compile(session.optimizer())
@@ -52,6 +53,7 @@ def play(session: TrainingSession, played: Played) -> None:
         dtype = stage.roles.weights.dtype
         RankWorld(*given, communicator, stage, stage.diary, dtype).play()
     stage.leave()
+    return stage
 
 
 class Stage:
@@ -84,6 +86,7 @@ class Stage:
         self._shards: dict[int, Shard] = {}
         self._mean: tuple[Vector, Vector] | None = None  # the last one, and the weights after it
         self._epochs = Shelf()
+        self._again: Batches | None = None  # from the first one on
         self._last: dict[int, Vector] = {}  # by who holds them
 
     def hold(self, here: Iterable[int]) -> None:
@@ -119,6 +122,12 @@ class Stage:
             self._mean = gradient, self._shards[0].update(gradient)
             self._last[0] = self._mean[1]
         return self._mean[1]
+
+    def gradient_anew(self, worker: int, step: int, weights: Vector) -> Vector:
+        """Of a batch that a worker has had."""
+        if self._again is None:
+            self._again = self._session.batches()
+        return self.replica.gradient_of(worker, step, weights, self._again).values
 
     def step(self, row: Row) -> None:
         """A worker's step is over."""

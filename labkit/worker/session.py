@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -28,6 +28,9 @@ from labkit.worker import inference
 from labkit.worker.feed import Feed, Source
 from labkit.worker.loop import train
 from labkit.worker.recorder import Recorder, StopTogether
+
+if TYPE_CHECKING:
+    from labkit.worker.played import Stage
 
 # What `keras.Model.compile` takes: a name, an object, or a nest of them.
 CompileOption: TypeAlias = "str | keras.losses.Loss | Sequence[CompileOption] | None"
@@ -61,6 +64,7 @@ class TrainingSession:
         self.feed: Feed = source.feed(read, self.readers, communicator, sample_rank(self.model))
         self.recorder: Recorder | None = None  # of programs' steps, which no callback sees
         self.interleaving: list[Event] = []
+        self.stage: Stage | None = None  # on which they play
         self.laws: dict[str, JSON] | None = None  # what the virtual clock counts
         own = experiment.callbacks() if experiment.callbacks else []
         self.callbacks: list[keras.callbacks.Callback] = list(own)
@@ -108,7 +112,7 @@ class TrainingSession:
         """Train by programs, see `labkit.worker.played`."""
         from labkit.worker.played import play
 
-        play(self, played)
+        self.stage = play(self, played)
 
     def batches(self) -> Batches:
         """Each worker's batches, by its number and theirs."""
