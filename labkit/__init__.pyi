@@ -6,7 +6,7 @@ from . import network as network
 from . import schedules as schedules
 from . import simulate as simulate
 from . import strategies as strategies
-from .cluster import Cluster, predict, run
+from .cluster import Cluster, predict, replay, run
 from .common.errors import InvalidInput, LabkitError
 from .compression import (
     DGC,
@@ -79,6 +79,7 @@ __all__ = [
     "load_runs",
     "predict",
     "reading",
+    "replay",
     "report",
     "run",
     "table",

@@ -28,7 +28,7 @@ from labkit.strategies import STRATEGIES, AllReduce, Played, Strategy
 from labkit.strategies.refusals import OPTIMIZERS
 
 SCHEMA = 1
-UNSAID = ("compute", "slow")  # where they are not given
+UNSAID = ("compute", "slow", "later", "order")  # where they are not given
 # Numbers above are slips of a finger; so is a seed that NumPy, which has 32 bits for it, refuses.
 MOST_RANKS, MOST_STEPS = 10_000, 10**9
 Given = TypeVar("Given")
@@ -54,6 +54,9 @@ class Experiment(Checked):
             what computing and messages take is modelled.
         compute: what a gradient takes on the virtual clock: a `ComputeTime`, seconds, or a list of
             them; None: measured once.
+        later: (worker, step, s): on the virtual clock this gradient is so much longer on its way.
+        order: (server, worker, step): in which servers take gradients on the virtual clock; those
+            of the network, where nothing is given.
         slow: worker -> `Slowdown`, or a factor on its compute times, with or without a network.
         epochs: passes over the data.
         steps: cap on the steps of an epoch.
@@ -87,6 +90,8 @@ class Experiment(Checked):
     clock: Literal["wall", "virtual"] = "wall"
     compute: ComputeTime | None = None
     slow: dict[int, Slowdown] = Field(default_factory=dict)
+    later: tuple[tuple[int, int, PositiveFloat], ...] = ()
+    order: tuple[tuple[int, int, int], ...] = ()
     epochs: int = Field(default=1, gt=0, le=MOST_STEPS)
     steps: int | None = Field(default=None, gt=0, le=MOST_STEPS)
     batch_size: int = Field(default=256, gt=0, le=MOST_STEPS)
@@ -194,10 +199,10 @@ class Experiment(Checked):
         if absent := [worker for worker in self.slow if not 0 <= worker < self.workers]:
             raise InvalidInput(f"slow={absent} with workers={self.workers}; give 0 to workers - 1")
         if self.clock == "wall":
-            if self.compute is not None:
+            if self.compute is not None or self.later or self.order:
                 raise InvalidInput(
-                    "compute=… says what the virtual clock counts; use clock='virtual', or on the "
-                    "wall clock slow={worker: factor}"
+                    "compute, later and order say what the virtual clock counts; use "
+                    "clock='virtual', or on the wall clock slow={worker: factor}"
                 )
             if any(slow.transfer != 1.0 for slow in self.slow.values()):
                 raise InvalidInput("slow with transfer wants links: give Network(slow=…)")

@@ -48,7 +48,10 @@ def play(session: TrainingSession, played: Played) -> Stage:
         network = Network.parse(experiment.network)
         laws = _laws(session, stage)
         shapes, seed = stage.replica.shapes, experiment.seed
-        VirtualWorld(*given, stage, stage.diary, laws, network, shapes, seed).play()
+        order = defaultdict(list)
+        for server, worker, step in experiment.order:
+            order[server].append((worker, step))
+        VirtualWorld(*given, stage, stage.diary, laws, network, shapes, seed, order).play()
     else:
         dtype = stage.roles.weights.dtype
         RankWorld(*given, communicator, stage, stage.diary, dtype).play()
@@ -214,7 +217,8 @@ def _laws(session: TrainingSession, stage: Stage) -> Laws:
         nothing = np.zeros(shard.part.size, stage.roles.weights.dtype)
         update = _median(session.communicator.clock.now, partial(shard.update, nothing))
     session.laws = {"compute_seconds": measured or compute.seconds, "update_seconds": update}
-    return Laws(compute, experiment.slowed, experiment.seed, measured, update)
+    later = {(worker, step): seconds for worker, step, seconds in experiment.later}
+    return Laws(compute, experiment.slowed, experiment.seed, measured, update, later)
 
 
 def _median(now: Callable[[], float], once: Callable[[], object]) -> float:
