@@ -144,7 +144,8 @@ def _memory(session: TrainingSession) -> Memory:
     experiment, model, workers = session.experiment, session.model, session.communicator.size
     rows = experiment.strategy.rows(experiment.batch_size, workers)
     plain = session.optimizer()
-    return memory.by_kind(model, model, model.optimizer, plain, rows, look=workers == 1)
+    look = workers == 1 and not experiment.plays  # there, many workers take turns in one process
+    return memory.by_kind(model, model, model.optimizer, plain, rows, look=look)
 
 
 def _events(timeline: Timeline | None) -> list[Event]:

@@ -204,9 +204,10 @@ def _plan(notebook: Path, known: Known, described: list[Described], swept: list[
 def _member(notebook: Path, known: Known, folder: str, values: Values, repeat: int) -> Member:
     checked = parameters.check(notebook, values, known)
     declared = {name: parameter.default for name, parameter in known.items()}
-    workers, threads = (
-        parameters.largest((declared | checked).get(name)) for name in ("workers", "threads")
-    )
+    asked = declared | checked
+    workers, threads = (parameters.largest(asked.get(name)) for name in ("workers", "threads"))
+    if asked.get("clock") == "virtual":
+        workers = 1  # one process plays them all
     return Member(folder, checked, repeat, workers, threads, known="workers" in known)
 
 
