@@ -41,6 +41,8 @@ def work(
     from labkit.worker.session import restore
 
     use_one_device(communicator)
+    if experiment.clock == "wall" and experiment.slow:
+        communicator.be_slow(experiment.slowed, experiment.seed)
     try:
         return _train(communicator, experiment, report, stop_asked)
     finally:

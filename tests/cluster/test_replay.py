@@ -85,3 +85,12 @@ def test_what_cannot_be_played_again_says_why(cluster: Cluster) -> None:
     plain = Experiment(**ASKED | {"strategy": AllReduce("ring"), "workers": 1, "epochs": 1})
     with pytest.raises(InvalidInput, match="has no interleaving"):
         again(cluster.run(plain, show=False))
+
+
+def test_a_worker_is_slow_without_an_emulated_network(cluster: Cluster) -> None:
+    fields = ASKED | {"epochs": 4, "slow": {1: {"compute": 30.0}}}
+    run = cluster.run(Experiment(**fields), show=False)
+    # Whoever is slow has computed less of what there was.
+    steps = run.history.groupby("rank").size()
+    assert steps[1] < min(steps[0], steps[2])
+    assert steps.sum() == 4 * 5 * 3
