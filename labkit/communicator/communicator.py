@@ -244,7 +244,7 @@ class Communicator:
     def be_slow(self, slow: Mapping[int, Slowdown], seed: int) -> None:
         """From now on compute as slowly as the ranks that are named here; others as they can."""
         own = slow.get(self.rank)
-        self.slowness = own and Slowness(own, self.rank, seed, self.clock)
+        self.slowness = None if own is None else Slowness(own, self.rank, seed, self.clock)
 
     def act_slow(self, computed: float) -> None:
         """Sleep as long as this rank's computation would take longer, were it the emulated one.

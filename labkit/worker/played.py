@@ -101,9 +101,15 @@ class Stage:
 
     def shard(self, holder: int) -> Shard:
         """Weights of a holder with a new optimizer."""
+        return self._sharded(self._part(holder))
+
+    def whole_shard(self) -> Shard:
+        """All weights with a new optimizer."""
+        return self._sharded(placed(self.replica.shapes, 1, "round_robin")[0])
+
+    def _sharded(self, part: Parts) -> Shard:
         variables = self.replica.model.trainable_variables
-        optimizer = self._session.optimizer()
-        return Shard(self._part(holder), self.roles.weights, optimizer, variables)
+        return Shard(part, self.roles.weights, self._session.optimizer(), variables)
 
     def _part(self, holder: int) -> Parts:
         if self.roles.parts:
