@@ -118,20 +118,11 @@ def _why(error: KeyboardInterrupt) -> str:
     return (store.reason(Path(job)) if job else None) or by_whom(error, "stopped")
 
 
-def run_directory(experiment: Experiment) -> Path:
-    """A new run directory: in the folder of this process's job, else of interactive runs."""
-    interactive = Path(os.environ.get("LABKIT_RUNS", "runs")) / "interactive"
-    folder = Path(os.environ.get("LABKIT_JOB", interactive))
-    folder.mkdir(parents=True, exist_ok=True)
-    # Resolved: a Run is found also when the notebook has changed its folder.
-    return store.new_run_directory(folder.resolve(), f"{experiment.label}-{experiment.hash8}")
-
-
 def run_seeds(experiment: Experiment, run: Callable[[Experiment, Path], Run]) -> Run:
     """Run each seed into a directory of its own below one that holds what they say together."""
     import pandas as pd
 
-    top = run_directory(experiment)
+    top = store.run_directory(f"{experiment.label}-{experiment.hash8}")
     store.start(top, experiment.to_json())
     seeds = []
     try:

@@ -194,6 +194,7 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
         _run(notebook, job, kernel, [sys.stdout, sys.stderr] if shown else [])
         # Before the record says "completed": what the kernel does at its end belongs to the job.
         kernel.close()
+        _keep_glued(job)
     except BaseException as error:
         interrupted = kernel.interrupted or isinstance(error, KeyboardInterrupt)
         if interrupted or getattr(error, "ename", "") == "KeyboardInterrupt":
@@ -279,6 +280,16 @@ def _watch(kernel: Kernel, limit: float | None) -> None:
     _start(wait_for_the_end_of_input)
     if limit is not None:
         _start(partial(wait_for_the_limit, limit))
+
+
+def _keep_glued(job: Path) -> None:
+    """Make a run of what the notebook has glued; few notebooks have, so look first."""
+    if "application/scrapbook.scrap" in (text := (job / "output.ipynb").read_text()) or (
+        "application/papermill.record" in text
+    ):
+        from labkit.jobs import glue
+
+        glue.keep(job)
 
 
 def _start(work: Callable[[], None]) -> None:

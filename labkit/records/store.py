@@ -179,6 +179,15 @@ def new_run_directory(parent: Path | str, name: str) -> Path:
     return directory
 
 
+def run_directory(name: str) -> Path:
+    """A new run directory: in the folder of this process's job, else of interactive runs."""
+    interactive = Path(os.environ.get("LABKIT_RUNS", "runs")) / "interactive"
+    folder = Path(os.environ.get("LABKIT_JOB", interactive))
+    folder.mkdir(parents=True, exist_ok=True)
+    # Resolved: a Run is found also when the notebook has changed its folder.
+    return new_run_directory(folder.resolve(), name)
+
+
 def new_job_directory(root: Path | str, notebook: Path | str, parameters: Fields) -> Path:
     """Make `<root>/<notebook>/<NNN>_<k=v,…>/` with params.yaml and the status "queued".
 
@@ -267,13 +276,20 @@ def finish(
     """
     if model is not None:
         write_atomically(directory / "model.keras", model)
-    # Metrics come after it: who sees a run's metrics may read its history.
-    write_atomically(directory / "history.parquet", _parquet(history))
-    write_json(directory / "metrics.json", metrics)
+    write_results(directory, metrics, history)
     if stopped is None:
         complete(directory)
     else:
         interrupt(directory, stopped)
+
+
+def write_results(
+    directory: Path, metrics: Mapping[str, JSON], history: Rows | pandas.DataFrame
+) -> None:
+    """Write metrics and history, as `finish` does, of a run that may go on."""
+    # Metrics come after it: who sees a run's metrics may read its history.
+    write_atomically(directory / "history.parquet", _parquet(history))
+    write_json(directory / "metrics.json", metrics)
 
 
 def write_table(path: Path, rows: Rows) -> Path:

@@ -50,6 +50,8 @@ def commands(runs: Sequence[Run]) -> list[str]:
 
 
 def _experiment(run: Run, usual: dict[str, JSON]) -> str:
+    if "notebook" in run.experiment:  # logged by hand, which no command does again
+        return ""
     fields = {k: v for k, v in run.experiment.items() if k not in usual or v != usual[k]}
     # The record has its source or a checksum: from these no experiment can be made.
     if any(_is_own(value) for value in fields.values()):

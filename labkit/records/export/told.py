@@ -84,14 +84,14 @@ def points(run: Run) -> Iterator[Point]:
     steps = run.history.groupby("step").mean(numeric_only=True)
     # A history says how long steps took, and not when they were: evaluation between epochs is
     # missing.
-    clock = begin + steps["seconds"].cumsum()
+    clock = begin + steps["seconds"].fillna(0.0).cumsum()
     for name in STEP:
         for step, value in steps[name].dropna().items():
             yield Point(f"step/{name}", int(step), float(clock[step]), float(value))
     for row in run.metrics.get("epochs", []):
         for name, value in row.items():
             if name not in ("epoch", "step", "seconds") and _is_finite(value):
-                time = begin + row.get("seconds", 0.0)
+                time = begin + (row.get("seconds") or 0.0)
                 yield Point(f"epoch/{name}", int(row["step"]), time, float(value))
 
 
