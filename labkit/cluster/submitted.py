@@ -16,6 +16,7 @@ from pathlib import Path
 from labkit.cluster.attached import note
 from labkit.cluster.calls import PATIENCE, Calls, Ranks
 from labkit.cluster.live import Live
+from labkit.common.errors import Pruned
 from labkit.experiment import Experiment
 from labkit.records import store
 from labkit.records.endings import ASKS, by_whom
@@ -77,12 +78,16 @@ class Submitted(Live):
 
         Raises:
             RankError: a rank failed; the record keeps its cause and its output.
+            Pruned: a search has ended it; the record keeps what it came to.
         """
         try:
-            return super().result()
+            run = super().result()
         except KeyboardInterrupt as error:
             self.end(_why(error))
             raise
+        if (status := run.status)["state"] == "pruned":
+            raise Pruned(f"{run.name} {status['cause']}")
+        return run
 
     def _watch(self) -> Iterator[None]:
         for _ in self._calls.watch():
@@ -92,7 +97,8 @@ class Submitted(Live):
 
     def _keep(self) -> Run:
         write_logs(self.directory, self._calls.outputs())
-        write(self.directory, self._asked, self._calls.results() or [], self._why)
+        pruned = self._stream.asked_to_prune()
+        write(self.directory, self._asked, self._calls.results() or [], self._why, pruned)
         return Run(self.directory)
 
     def _lose(self, error: BaseException) -> None:
@@ -135,6 +141,9 @@ def run_seeds(experiment: Experiment, run: Callable[[Experiment, Path], Run]) ->
                 return Run(top)
     except KeyboardInterrupt as error:
         store.interrupt(top, _why(error))
+        raise
+    except Pruned as error:
+        store.prune(top, str(error))
         raise
     except BaseException as error:
         end = store.interrupt if getattr(error, "signal", "") in ASKS else store.fail

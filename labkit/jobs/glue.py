@@ -28,7 +28,7 @@ def keep(job: Path) -> None:
             log.add({name: value})
         except InvalidInput as error:  # scrapbook takes tables, too
             warnings.warn(f"glued, but left out: {error}", stacklevel=2)
-    store.complete(log.run.path)
+    log.end()
 
 
 def scraps(outputs: Iterator[dict[str, JSON]]) -> Iterator[tuple[str, JSON]]:

@@ -200,6 +200,9 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
         if interrupted or getattr(error, "ename", "") == "KeyboardInterrupt":
             store.interrupt(job, kernel.interrupted or "interrupted by the user")
             return INTERRUPTED
+        if getattr(error, "ename", "") == "Pruned":
+            store.prune(job, str(getattr(error, "evalue", "")))
+            return CELL_FAILED
         if how := kernel.end():
             store.fail(job, how.message)
             store.end_orphans(job, how.message)

@@ -6,6 +6,7 @@ import atexit
 import hashlib
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -14,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.common.content import JSON, is_number
-from labkit.common.errors import InvalidInput, LabkitError, short
+from labkit.common.errors import InvalidInput, LabkitError, Pruned, short
 from labkit.common.privacy import scrub
 from labkit.jobs import parameters
 from labkit.records import environment, store
 from labkit.records.plain_yaml import read_plain_file
 from labkit.records.run import Run
 from labkit.records.shape import FIELDS, wrong_field
+from labkit.records.stream import FOLDER, Reader, Writer
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
@@ -87,6 +89,9 @@ class Log:
         self._seed = experiment.get("seed")
         self._begun, self._written = time.monotonic(), 0.0
         store.start(directory, experiment, environment.machine())
+        self._live = directory / FOLDER  # what it tells while it runs, as ranks do
+        self._live.mkdir()
+        self._writer = Writer(self._live, 0, store.this_process())
 
     @classmethod
     def begin(cls, label: str, given: Values) -> Log:
@@ -114,6 +119,11 @@ class Log:
             self._seconds.setdefault(step, now - self._begun)
         if step is None or now - self._written > WRITE_EVERY:
             self.write()
+        if step is not None:
+            told = {name: points.get(step) for name, points in self._curves.items()}
+            self._writer.write("epoch", [{"step": step} | told])
+            if Reader(self._live).asked_to_prune():
+                raise Pruned(f"{self.run.name} pruned after {step} steps")
 
     def write(self) -> None:
         """Write what is known so far."""
@@ -128,9 +138,12 @@ class Log:
     def end(self) -> None:
         """Write all, and how the notebook has ended."""
         self.write()
+        shutil.rmtree(self._live)
         error = _ended_by()
         if error is None:
             store.complete(self.run.path)
+        elif isinstance(error, Pruned):
+            store.prune(self.run.path, str(error))
         elif isinstance(error, KeyboardInterrupt):
             job = os.environ.get("LABKIT_JOB")
             store.interrupt(self.run.path, (job and store.reason(Path(job))) or "by the user")
@@ -180,7 +193,9 @@ class Log:
 
 def experiment(notebook: str, values: Values, label: str = "") -> dict[str, JSON]:
     """The record of a logged run's parameters; its texts name no machine."""
-    record: dict[str, JSON] = {"notebook": notebook} | ({"name": label} if label else {})
+    record: dict[str, JSON] = {"notebook": notebook}
+    if label:
+        record["name"] = label
     for name, value in values.items():
         plain: JSON = scrub(value) if isinstance(value, str) else value
         # Records say the name of a strategy so; any other field of another type is the notebook's.

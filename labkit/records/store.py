@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _REASON = ".reason"  # in a job's folder, while it is interrupted
-STATES = ("queued", "running", "completed", "failed", "interrupted")
+STATES = ("queued", "running", "completed", "failed", "interrupted", "pruned")
 ENDED = STATES[2:]
 LONGEST_RECORD = 2**26  # bytes; metrics of a hundred thousand epochs have some ten millions
 SAME = 0.1  # seconds between a process's start as told twice
@@ -268,8 +268,10 @@ def finish(
     history: Rows | pandas.DataFrame,
     model: bytes | None = None,
     stopped: str | None = None,
+    pruned: bool = False,
 ) -> None:
-    """Write all results, and only then the status "completed", or "interrupted" by what stopped it.
+    """Write all results, and only then the status "completed", or "interrupted" by what stopped it,
+    or "pruned".
 
     Args: metrics, the record of metrics.json; history, columns (name -> values, a DataFrame too) or
     rows (one mapping each), of HISTORY_COLUMNS and others; model, the bytes of a .keras file.
@@ -280,7 +282,8 @@ def finish(
     if stopped is None:
         complete(directory)
     else:
-        interrupt(directory, stopped)
+        end = prune if pruned else interrupt
+        end(directory, stopped)
 
 
 def write_results(
@@ -353,6 +356,11 @@ def interrupt(
 ) -> None:
     """Record that a person, a limit or a signal stopped the run, or one of its ranks."""
     _write_status(directory, "interrupted", ended=now(), cause=scrub(cause), rank=rank)
+
+
+def prune(directory: Path, cause: str) -> None:
+    """Record that a search has ended the run: it promised less than others."""
+    _write_status(directory, "pruned", ended=now(), cause=scrub(cause))
 
 
 def give_reason(directory: Path, cause: str) -> None:

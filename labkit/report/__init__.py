@@ -20,11 +20,13 @@ from labkit.figures import (
     parallel_coordinates,
     pareto,
     parts,
+    search_history,
     table,
 )
 from labkit.figures.kit.entries import Entry, clock_and_network, entries
 from labkit.records import store
 from labkit.records.compressors import called
+from labkit.records.questions.searched import folders, searched
 from labkit.records.run import Run, flatten, load_runs
 from labkit.records.run import shown as shown_value
 from labkit.records.verdict import seeds_of
@@ -102,6 +104,7 @@ def _figures(runs: Sequence[Run]) -> list[dict[str, str]]:
         drawn.append(("Parameters and results", parallel_coordinates(runs)))
     if has_grid(runs):
         drawn.append(("Two parameters", heat_map(runs)))
+    drawn += [("Search", search_history(searched(folder))) for folder in folders(runs)]
     examined = (run for run in runs if any(len(each.microscope) for each in seeds_of(run)))
     # Four at most: such a figure has five panels, and a page of fifty would not open.
     drawn += [("Compression under the microscope", microscope(run)) for run in islice(examined, 4)]

@@ -20,7 +20,7 @@ from labkit.records.run import Run
 
 Item = TypeVar("Item")
 MOST_METRICS, MOST_PARAMETERS = 1000, 100  # in one request, as MLflow's servers allow
-_STATES = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+_STATES = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "pruned": "KILLED"}
 
 
 def to_mlflow(runs: Iterable[Run], place: Path | str, experiment: str = "labkit") -> list[str]:
