@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from labkit.cli.asked import OfNotebook, Target, complete_assignment, complete_parameter
 from labkit.common.errors import InvalidInput
 from labkit.common.terminal import say
 
@@ -20,12 +21,20 @@ FORCE = "Start more ranks than memory is free for."
 INTERRUPTED = 130  # as shells have it for Ctrl-C
 
 
-@click.command()
-@click.argument("target", metavar="NOTEBOOK", type=FOLDER)
-@click.argument("assignments", metavar="NAME=VALUES...", nargs=-1)
+@click.command(cls=OfNotebook)
+@click.argument("target", metavar="NOTEBOOK", type=Target())
+@click.argument(
+    "assignments", metavar="NAME=VALUES...", nargs=-1, shell_complete=complete_assignment
+)
 @click.option("-f", "file", type=FOLDER, help="Values from a YAML file: lists, ranges, random.")
 @click.option(
-    "-p", "fixed", metavar="NAME VALUE", nargs=2, multiple=True, help="One parameter for all."
+    "-p",
+    "fixed",
+    metavar="NAME VALUE",
+    nargs=2,
+    multiple=True,
+    help="One parameter for all.",
+    shell_complete=complete_parameter,
 )
 @click.option("--random", "samples", metavar="N", type=int, help="N combinations at random.")
 @click.option("--seed", type=int, default=None, help="Of --random and --search; default 0.")

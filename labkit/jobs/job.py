@@ -314,7 +314,7 @@ def _run(notebook: Path, job: Path, kernel: Kernel, terminal: Sequence[TextIO]) 
     values = read_plain_file(job / "params.yaml")
     with (job / "logs" / "notebook.log").open("w") as log:
         papermill.execute_notebook(
-            _literal(str(notebook)),
+            _literal(str(_readable(notebook, job))),
             _literal(output),
             values,
             kernel_name="python3",
@@ -336,6 +336,15 @@ def _run(notebook: Path, job: Path, kernel: Kernel, terminal: Sequence[TextIO]) 
 def _matters(record: logging.LogRecord) -> bool:
     """Leave out papermill's word on parameters (it cannot read `str | None`) and on saving."""
     return not record.getMessage().startswith(("Passed unknown parameter", "Autosave too slow"))
+
+
+def _readable(notebook: Path, job: Path) -> Path:
+    """A notebook as papermill reads it: of a script, the notebook in it, kept with the job."""
+    if notebook.suffix != ".py":
+        return notebook
+    from labkit.jobs import cells
+
+    return store.write_atomically(job / "notebook.ipynb", cells.text(notebook))
 
 
 def _literal(path: str) -> str:

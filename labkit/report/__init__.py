@@ -32,7 +32,7 @@ from labkit.records.run import shown as shown_value
 from labkit.records.verdict import seeds_of
 from labkit.report.embed import figure_html, policy, scripts
 from labkit.report.inert import render
-from labkit.report.jobs import commands, notebooks
+from labkit.report.jobs import command, commands, notebooks, without_runs
 
 Runs = Iterable[Run | Path | str] | Run | Path | str
 
@@ -46,15 +46,43 @@ def report(
     executed notebook to show (by default that of the job in which all of the runs lie; where they
     lie in several, each notebook once, without the outputs of any).
 
-    Raises: LabkitError where there are no runs, or the notebook cannot be read.
+    A job that has trained nothing makes a page of its notebook.
+
+    Raises: LabkitError where there is neither, or the notebook cannot be read.
     """
     found = _runs(runs)
     if not found:
-        raise LabkitError("no runs to report: give runs, or a folder that has some (usually runs/)")
+        return _without_runs(runs, Path(path), notebook)
     executed = {Path(notebook): True} if notebook is not None else notebooks(found)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     return store.write_atomically(path, _page(found, executed))
+
+
+def _without_runs(runs: Runs, path: Path, notebook: Path | str | None) -> Path:
+    """The report of notebooks that trained nothing: what they show, and how to make it again."""
+    from jinja2 import Environment, PackageLoader
+
+    given = [runs] if isinstance(runs, Run | Path | str) else list(runs)
+    jobs = without_runs([Path(each) for each in given if not isinstance(each, Run)])
+    shown = [Path(notebook)] if notebook is not None else [job / "output.ipynb" for job in jobs]
+    if not shown:
+        raise LabkitError("no runs to report: give runs, or a folder that has some (usually runs/)")
+    code = scripts()
+    environment = Environment(
+        loader=PackageLoader("labkit.report", "."), autoescape=True, trim_blocks=True
+    )
+    page = environment.get_template("notebooks.html").render(
+        title=_title([], dict.fromkeys(shown, True)),
+        date=datetime.now(UTC).date().isoformat(),
+        policy=policy(code),
+        style=Path(__file__).with_name("page.css").read_text(),
+        scripts=code,
+        notebooks=[render(each, True) for each in shown],
+        commands=[line for job in jobs if (line := command(job))],
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return store.write_atomically(path, page)
 
 
 def _runs(runs: Runs) -> list[Run]:

@@ -36,6 +36,12 @@ def notebooks(runs: Sequence[Run]) -> dict[Path, bool]:
     return dict.fromkeys(executed.values(), whole)
 
 
+def without_runs(folders: Sequence[Path]) -> list[Path]:
+    """The jobs in and below folders, for a report of notebooks that have trained nothing."""
+    found = [path.parent for folder in folders for path in sorted(folder.rglob("output.ipynb"))]
+    return [job for job in dict.fromkeys(found) if (job / "params.yaml").exists()]
+
+
 def commands(runs: Sequence[Run]) -> list[str]:
     """The lines that make the runs again: their notebooks', or their experiments'.
 
@@ -45,7 +51,7 @@ def commands(runs: Sequence[Run]) -> list[str]:
 
     alone = [run for run in runs if not (run.path.resolve().parent / "params.yaml").exists()]
     usual = Experiment().to_json()
-    found = [*map(_command, jobs(runs)), *(_experiment(run, usual) for run in alone)]
+    found = [*map(command, jobs(runs)), *(_experiment(run, usual) for run in alone)]
     return list(dict.fromkeys(line for line in found if line))
 
 
@@ -69,7 +75,7 @@ def _is_own(value: JSON) -> bool:
     return isinstance(value, list) and any(_is_own(each) for each in value)
 
 
-def _command(job: Path) -> str:
+def command(job: Path) -> str:
     from labkit.records.plain_yaml import NotPlain, read_plain_file
 
     try:

@@ -75,7 +75,7 @@ class Plan:
     @cached_property
     def text(self) -> str:
         """The notebook as the sweep finds it: members execute this, whatever comes after."""
-        return self.notebook.read_bytes().decode()
+        return cells.text(self.notebook)
 
     @cached_property
     def _code(self) -> list[JSON]:

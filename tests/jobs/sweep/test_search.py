@@ -239,7 +239,7 @@ def test_a_sweep_searches_prunes_and_is_done_when_resumed(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_pruned_run_ends_on_all_ranks_after_the_same_step(cluster: lk.Cluster) -> None:
-    experiment = lk.Experiment(workers=2, epochs=100_000, batch_size=512, gate=False)
+    experiment = lk.Experiment(workers=2, epochs=2000, batch_size=512, gate=False)
     live = cluster.submit(experiment)
     while not live.epochs and not live.done():
         time.sleep(0.05)
