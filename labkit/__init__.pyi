@@ -27,6 +27,7 @@ from .compression import (
 from .experiment import Experiment
 from .figures import compare, reading, table
 from .jobs.form import form
+from .jobs.log import log
 from .network import ComputeTime, Network, Slowdown
 from .records import export as export
 from .records.run import Run, frame, load_runs
@@ -77,6 +78,7 @@ __all__ = [
     "form",
     "frame",
     "load_runs",
+    "log",
     "predict",
     "reading",
     "replay",

@@ -16,7 +16,7 @@ from labkit.cluster.calls import Calls
 from labkit.cluster.lease import HOLD, Lease, Lock, hold, locked, wait_until_free
 from labkit.cluster.live import Live
 from labkit.cluster.prediction import ask, check_rows, together
-from labkit.cluster.submitted import Submitted, run_directory, run_seeds
+from labkit.cluster.submitted import Submitted, run_seeds
 from labkit.common.errors import InvalidInput
 from labkit.common.places import fingerprint, runtime_folder
 from labkit.common.units import plural
@@ -156,7 +156,8 @@ class Cluster:
         if experiment.repeats > 1:
             raise InvalidInput(f"repeats={experiment.repeats} wants run(), which waits for all")
         self._check(experiment)
-        return self._submit(experiment, run_directory(experiment), show)
+        name = f"{experiment.label}-{experiment.hash8}"
+        return self._submit(experiment, store.run_directory(name), show)
 
     def _submit(self, experiment: Experiment, directory: Path, show: bool) -> Live:
         live = Submitted(self, experiment, directory)

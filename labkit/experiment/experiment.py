@@ -42,8 +42,9 @@ class Experiment(Checked):
         model: a name of `labkit.models.MODELS`, or a callable that returns a Keras model. A model
             that it has compiled keeps its loss, metrics and optimizer.
         model_options: of a named model, such as `{"widths": [512, 512]}`.
-        dataset: a name of `labkit.datasets.DATASETS`, arrays `(x, y)`, or a callable that returns
-            a `tf.data.Dataset` of samples or of batches.
+        dataset: a name of `labkit.datasets.DATASETS`, arrays `(x, y)`, a callable that returns a
+            `tf.data.Dataset` of samples or of batches, the path of an .npz, .csv or .parquet file,
+            of images in folders by class, or of a folder of Hugging Face's, or `hf:NAME`.
         dataset_options: of a named data set, such as `{"rows": 1000}`.
         validation: arrays or a callable, held out; a named data set brings its own test rows.
         strategy: what the workers exchange, and when; an object, or the name of one.
@@ -242,6 +243,7 @@ class Experiment(Checked):
         if self.name:
             return self.name
         model, data = (v if isinstance(v, str) else label_of(v) for v in (self.model, self.dataset))
+        data = datasets.label(data)
         return f"{model}-{data}-{type(self.strategy).__name__.lower()}-w{self.workers}"
 
     @property
@@ -308,6 +310,8 @@ class Experiment(Checked):
             if field in UNSAID and not value:  # so that experiments keep their hashes
                 continue
             record[field] = value.to_json() if isinstance(value, Strategy) else as_json(value)
+        if isinstance(self.dataset, str):
+            record |= datasets.recorded(self.dataset, self.dataset_options)
         return record
 
     def __repr__(self) -> str:

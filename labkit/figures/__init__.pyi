@@ -20,6 +20,7 @@ from .runs.parallel import parallel_coordinates
 from .runs.pareto import pareto
 from .runs.precision import loss_scale_reading, loss_scales, memory_reading, precision_table
 from .runs.reading import reading
+from .runs.search import search_history
 from .runs.seed_by_seed import seed_by_seed, seed_reading
 from .runs.two_numbers import scatter
 from .schedules.cost_curves import cost_curves, cost_reading
@@ -75,6 +76,7 @@ __all__ = [
     "rank_table",
     "reading",
     "scatter",
+    "search_history",
     "seed_by_seed",
     "seed_reading",
     "show",

@@ -108,7 +108,9 @@ def judge_runs(candidate: Run, baseline: Run) -> Judgement:
 
 def accuracies(run: Run) -> dict[int, float]:
     """Test accuracy by seed, of the seeds that completed; empty where none was measured."""
-    found = {each.experiment["seed"]: each.metrics.get("test_accuracy") for each in seeds_of(run)}
+    found = {
+        each.experiment.get("seed", 0): each.metrics.get("test_accuracy") for each in seeds_of(run)
+    }
     return {seed: value for seed, value in found.items() if value is not None}
 
 

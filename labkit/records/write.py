@@ -16,7 +16,11 @@ from labkit.records.result import RankResult, Row
 
 
 def write(
-    directory: Path, experiment: Experiment, ranks: Sequence[RankResult], why: str | None
+    directory: Path,
+    experiment: Experiment,
+    ranks: Sequence[RankResult],
+    why: str | None,
+    pruned: bool = False,
 ) -> None:
     """Write results and the final status of a run.
 
@@ -25,6 +29,7 @@ def write(
         experiment: what was run.
         ranks: what they returned, in their order; nothing where they were stopped before.
         why: they were stopped, where the one that waited for them did it.
+        pruned: they were stopped by a search, if they were stopped.
     """
     whole = ranks[0].whole if ranks else None
     if whole is None:
@@ -51,9 +56,11 @@ def write(
     store.write_table(directory / "interleaving.parquet", events)
     stopped = None
     if why or ranks[0].stopped:
-        stopped = f"{why or 'stopped by the user'} after {rows[-1]['step'] + 1} steps"
+        pruned = pruned and not why
+        who = why or ("pruned" if pruned else "stopped by the user")
+        stopped = f"{who} after {rows[-1]['step'] + 1} steps"
     metrics = summarise(experiment, rows, ranks, whole)
-    store.finish(directory, metrics, rows, whole.model, stopped)
+    store.finish(directory, metrics, rows, whole.model, stopped, pruned)
 
 
 def _staleness(events: Iterable[Row]) -> dict[tuple[float, float], Row]:

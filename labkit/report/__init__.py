@@ -20,17 +20,19 @@ from labkit.figures import (
     parallel_coordinates,
     pareto,
     parts,
+    search_history,
     table,
 )
 from labkit.figures.kit.entries import Entry, clock_and_network, entries
 from labkit.records import store
 from labkit.records.compressors import called
+from labkit.records.questions.searched import folders, searched
 from labkit.records.run import Run, flatten, load_runs
 from labkit.records.run import shown as shown_value
 from labkit.records.verdict import seeds_of
 from labkit.report.embed import figure_html, policy, scripts
 from labkit.report.inert import render
-from labkit.report.jobs import commands, notebooks
+from labkit.report.jobs import command, commands, notebooks, without_runs
 
 Runs = Iterable[Run | Path | str] | Run | Path | str
 
@@ -44,15 +46,43 @@ def report(
     executed notebook to show (by default that of the job in which all of the runs lie; where they
     lie in several, each notebook once, without the outputs of any).
 
-    Raises: LabkitError where there are no runs, or the notebook cannot be read.
+    A job that has trained nothing makes a page of its notebook.
+
+    Raises: LabkitError where there is neither, or the notebook cannot be read.
     """
     found = _runs(runs)
     if not found:
-        raise LabkitError("no runs to report: give runs, or a folder that has some (usually runs/)")
+        return _without_runs(runs, Path(path), notebook)
     executed = {Path(notebook): True} if notebook is not None else notebooks(found)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     return store.write_atomically(path, _page(found, executed))
+
+
+def _without_runs(runs: Runs, path: Path, notebook: Path | str | None) -> Path:
+    """The report of notebooks that trained nothing: what they show, and how to make it again."""
+    from jinja2 import Environment, PackageLoader
+
+    given = [runs] if isinstance(runs, Run | Path | str) else list(runs)
+    jobs = without_runs([Path(each) for each in given if not isinstance(each, Run)])
+    shown = [Path(notebook)] if notebook is not None else [job / "output.ipynb" for job in jobs]
+    if not shown:
+        raise LabkitError("no runs to report: give runs, or a folder that has some (usually runs/)")
+    code = scripts()
+    environment = Environment(
+        loader=PackageLoader("labkit.report", "."), autoescape=True, trim_blocks=True
+    )
+    page = environment.get_template("notebooks.html").render(
+        title=_title([], dict.fromkeys(shown, True)),
+        date=datetime.now(UTC).date().isoformat(),
+        policy=policy(code),
+        style=Path(__file__).with_name("page.css").read_text(),
+        scripts=code,
+        notebooks=[render(each, True) for each in shown],
+        commands=[line for job in jobs if (line := command(job))],
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return store.write_atomically(path, page)
 
 
 def _runs(runs: Runs) -> list[Run]:
@@ -102,6 +132,7 @@ def _figures(runs: Sequence[Run]) -> list[dict[str, str]]:
         drawn.append(("Parameters and results", parallel_coordinates(runs)))
     if has_grid(runs):
         drawn.append(("Two parameters", heat_map(runs)))
+    drawn += [("Search", search_history(searched(folder))) for folder in folders(runs)]
     examined = (run for run in runs if any(len(each.microscope) for each in seeds_of(run)))
     # Four at most: such a figure has five panels, and a page of fifty would not open.
     drawn += [("Compression under the microscope", microscope(run)) for run in islice(examined, 4)]

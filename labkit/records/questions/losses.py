@@ -30,19 +30,21 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
     rows = history[["seed", "step", "loss", "samples", "seconds", "wire_bytes"]].copy()
     # A rank with an empty batch reports no loss; NaN x 0 must not spoil the others' mean.
     known = rows["loss"].notna()
-    rows["weight"] = rows["samples"].where(known, 0)
+    # Who logs a curve need not count its samples.
+    rows["weight"] = rows["samples"].fillna(1).where(known, 0)
     # Sums of products, divided once: pandas has no weighted mean of groups.
     rows["weighted"] = (rows["loss"] * rows["weight"]).where(rows["weight"] > 0, 0.0)
     steps = rows.groupby(["seed", "step"]).agg(
         weighted=("weighted", "sum"),
         weight=("weight", "sum"),
+        rows=("weight", "size"),
         seconds=("seconds", "max"),
         nbytes=("wire_bytes", "sum"),
     )
     steps["loss"] = steps["weighted"] / steps["weight"].where(steps["weight"] > 0)
     loss, seconds, nbytes = (steps[name].unstack("seed") for name in ("loss", "seconds", "nbytes"))
     # A mean over other seeds than before would jump.
-    reached = seconds.notna().all(axis=1)
+    reached = steps["rows"].unstack("seed").notna().all(axis=1)
     loss, seconds = loss[reached], seconds[reached].cumsum()
     drawn = {
         "loss": loss.mean(axis=1, skipna=False).to_numpy(),
@@ -91,7 +93,7 @@ def epoch_results(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(columns=["step", "seconds", "bytes"])
     # As for the loss: what the first step takes to trace and compile stands apart.
     first = (metrics.get("first_step_ms") or 0.0) / 1e3
-    table["seconds"] = (table["seconds"] - first).clip(lower=0.0)
+    table["seconds"] = (table["seconds"].astype(float) - first).clip(lower=0.0)
     table["bytes"] = np.nan
     if len(curve):
         reached = table["step"] <= curve["step"].iloc[-1]

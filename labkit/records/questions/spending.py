@@ -59,7 +59,8 @@ def front(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
 def _spent(seed: Run, failed: bool) -> tuple[float, float, float]:
     """Accuracy, bytes, seconds; what the first step takes to trace and compile stands apart."""
     metrics = seed.metrics
-    seconds = metrics["train_seconds"] - metrics.get("first_step_ms", 0.0) / 1e3
-    told = not failed and seconds > 1e-9 * metrics["train_seconds"]  # not of one step alone
+    whole = metrics.get("train_seconds") or 0.0  # who logs a result need not time it
+    seconds = whole - metrics.get("first_step_ms", 0.0) / 1e3
+    told = not failed and seconds > 1e-9 * whole  # not of one step alone
     nbytes = float(seed.history["wire_bytes"].sum())
     return float(metrics["test_accuracy"]), nbytes, seconds if told else np.nan
