@@ -238,6 +238,7 @@ def shard(
             return int(np.floor(rows * cumulative[rank] + 1e-9))
         return tf.cast(tf.floor(tf.cast(rows, tf.float64) * cumulative[rank] + 1e-9), tf.int64)
 
+    @tf.autograph.experimental.do_not_convert
     def own_part(*batch: tf.Tensor) -> Batch:
         rows = rows_of(batch)
         first, last = end(rows, communicator.rank), end(rows, communicator.rank + 1)

@@ -170,8 +170,12 @@ def _gather(arrays: Arrays | None, batches: list[np.ndarray]) -> tf.data.Dataset
     else:
         ragged = tf.RaggedTensor.from_row_lengths(rows, lengths)
         indices = tf.data.Dataset.from_tensor_slices(ragged)
-    take = indices.map(lambda i: keras.tree.map_structure(lambda leaf: tf.gather(leaf, i), whole))
-    return take.prefetch(2)
+
+    @tf.autograph.experimental.do_not_convert
+    def take(rows: tf.Tensor) -> Batch:
+        return keras.tree.map_structure(lambda leaf: tf.gather(leaf, rows), whole)
+
+    return indices.map(take).prefetch(2)
 
 
 def _batched(dataset: tf.data.Dataset, batch_size: int, sample_rank: int | None) -> tf.data.Dataset:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -61,6 +63,8 @@ def _train(
     from labkit.worker.recorder import Recorder
     from labkit.worker.session import TrainingSession
 
+    _keep_modules()
+
     def tell(kind: str, **record: str | int | None) -> None:
         if communicator.rank == 0:
             report(kind, [record])
@@ -110,6 +114,16 @@ def _train(
         layers=session.layers,
         whole=whole,
     )
+
+
+@cache
+def _keep_modules() -> None:
+    """Take what is imported out of the collection of garbage, which walks through it again and again.
+
+    Once a process: what is left of an earlier run must be found.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def infer(
