@@ -238,11 +238,11 @@ def shard(
             return int(np.floor(rows * cumulative[rank] + 1e-9))
         return tf.cast(tf.floor(tf.cast(rows, tf.float64) * cumulative[rank] + 1e-9), tf.int64)
 
-    @tf.autograph.experimental.do_not_convert
     def own_part(*batch: tf.Tensor) -> Batch:
         rows = rows_of(batch)
         first, last = end(rows, communicator.rank), end(rows, communicator.rank + 1)
         part: tuple[tf.Tensor, ...] = keras.tree.map_structure(lambda x: x[first:last], batch)
         return part if len(part) > 1 else part[0]
 
-    return dataset.map(own_part, num_parallel_calls=1).prefetch(2)
+    plain = tf.autograph.experimental.do_not_convert(own_part)
+    return dataset.map(plain, num_parallel_calls=1).prefetch(2)

@@ -171,11 +171,10 @@ def _gather(arrays: Arrays | None, batches: list[np.ndarray]) -> tf.data.Dataset
         ragged = tf.RaggedTensor.from_row_lengths(rows, lengths)
         indices = tf.data.Dataset.from_tensor_slices(ragged)
 
-    @tf.autograph.experimental.do_not_convert
     def take(rows: tf.Tensor) -> Batch:
         return keras.tree.map_structure(lambda leaf: tf.gather(leaf, rows), whole)
 
-    return indices.map(take).prefetch(2)
+    return indices.map(tf.autograph.experimental.do_not_convert(take)).prefetch(2)
 
 
 def _batched(dataset: tf.data.Dataset, batch_size: int, sample_rank: int | None) -> tf.data.Dataset:

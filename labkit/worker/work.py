@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -63,8 +61,6 @@ def _train(
     from labkit.worker.recorder import Recorder
     from labkit.worker.session import TrainingSession
 
-    _keep_modules()
-
     def tell(kind: str, **record: str | int | None) -> None:
         if communicator.rank == 0:
             report(kind, [record])
@@ -116,14 +112,9 @@ def _train(
     )
 
 
-@cache
-def _keep_modules() -> None:
-    """Take what is imported out of the collection of garbage, which walks through it again and again.
-
-    Once a process: what is left of an earlier run must be found.
-    """
-    gc.collect()
-    gc.freeze()
+def prepare() -> None:
+    """Import what training needs: a run on all ranks would wait for those that do it then."""
+    import labkit.worker.session  # noqa: F401
 
 
 def infer(
