@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sample_runs import write_run
 
+from labkit.cluster.lease import HOLD, Hold
 from labkit.experiment import Experiment
 from labkit.jobs.notebook import execute
 from labkit.jobs.parameters import declared
@@ -28,6 +30,16 @@ SMALL = {
     "steps": 12,
     "repeats": 2,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engines_stay_up() -> Iterator[None]:
+    """Notebooks of one shape share their engines, as the members of a sweep do."""
+    held = Hold()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOLD, str(held.path))
+        yield
+    held.release()
 
 
 def outputs(path: Path) -> list[dict[str, Any]]:
@@ -81,10 +93,13 @@ def test_collectives_measures_what_it_predicts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_data_parallel_runs_from_the_command_line_as_readme_says(tmp_path: Path) -> None:
+def test_data_parallel_runs_from_the_command_line_as_readme_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = ["-p", "workers", "2", "-p", "epochs", "3", "-p", "scaling", "weak"]
     labkit = Path(sys.executable).with_name("labkit")
     command = [labkit, "run", NOTEBOOKS / "data_parallel.ipynb", *given]
+    monkeypatch.delenv(HOLD)  # and with engines of its own
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert "result: runs/data_parallel/001_" in done.stdout

@@ -26,7 +26,7 @@ from labkit.network import Network
 from labkit.records import store
 from labkit.records.run import Run
 from labkit.strategies import Batch, Strategy
-from labkit.worker.work import infer
+from labkit.worker.work import infer, prepare
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -161,6 +161,8 @@ class Cluster:
 
     def _submit(self, experiment: Experiment, directory: Path, show: bool) -> Live:
         live = Submitted(self, experiment, directory)
+        for engine in self.engines[experiment.workers :]:  # those at leisure get ready
+            self.client[engine].apply_async(prepare)
         self._submitted.add(live)
         live.begin(show)
         return live

@@ -249,4 +249,5 @@ def part_of(dataset: tf.data.Dataset, number: int, shares: Sequence[float]) -> t
         part: tuple[tf.Tensor, ...] = keras.tree.map_structure(lambda x: x[first:last], batch)
         return part if len(part) > 1 else part[0]
 
-    return dataset.map(own_part, num_parallel_calls=1).prefetch(2)
+    plain = tf.autograph.experimental.do_not_convert(own_part)
+    return dataset.map(plain, num_parallel_calls=1).prefetch(2)

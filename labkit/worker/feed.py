@@ -196,8 +196,11 @@ def _gather(arrays: Arrays | None, batches: list[np.ndarray]) -> tf.data.Dataset
     else:
         ragged = tf.RaggedTensor.from_row_lengths(rows, lengths)
         indices = tf.data.Dataset.from_tensor_slices(ragged)
-    take = indices.map(lambda i: keras.tree.map_structure(lambda leaf: tf.gather(leaf, i), whole))
-    return take.prefetch(2)
+
+    def take(rows: tf.Tensor) -> Batch:
+        return keras.tree.map_structure(lambda leaf: tf.gather(leaf, rows), whole)
+
+    return indices.map(tf.autograph.experimental.do_not_convert(take)).prefetch(2)
 
 
 def _in_turn(parts: Sequence[tf.data.Dataset]) -> Batches:

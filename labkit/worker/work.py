@@ -116,6 +116,11 @@ def _train(
     )
 
 
+def prepare() -> None:
+    """Import what training needs: a run on all ranks would wait for those that do it then."""
+    import labkit.worker.session  # noqa: F401
+
+
 def infer(
     communicator: Communicator, file: str, strategy: Strategy, x: Batch, batch_size: int
 ) -> Batch | None:
