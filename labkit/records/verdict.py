@@ -9,6 +9,7 @@ from statistics import mean, variance
 from typing import Literal
 
 from labkit.common.errors import InvalidInput
+from labkit.records.pace import applied, in_order, own_pace
 from labkit.records.run import Run
 
 CONFIDENCE = 0.95
@@ -126,6 +127,7 @@ class Arrival:
         seconds: of training, without evaluation; the first step, which compiles, is in it.
         codec_seconds: of these, what encoding and decoding took, mean over ranks.
         payload_bytes, wire_bytes: sent by all ranks together.
+        samples: whose gradients had changed the weights.
     """
 
     step: int
@@ -133,6 +135,7 @@ class Arrival:
     codec_seconds: float
     payload_bytes: int
     wire_bytes: int
+    samples: int
 
 
 def arrivals(run: Run, target: float, measure: str = "val_accuracy") -> dict[int, Arrival | None]:
@@ -158,7 +161,12 @@ def _arrival(run: Run, target: float, measure: str) -> Arrival | None:
     else:
         return None
     history = run.history
-    spent = history[history["step"] < epoch["step"]]
+    early = history["step"] < epoch["step"]
+    if own_pace(history):
+        history = in_order(history)
+        # Whole steps: what a worker was at when the epoch was over is not counted.
+        early = history["ended"] <= epoch["seconds"] * (1 + 1e-9)
+    spent = history[early]
     # Runs before there were codecs have no such column.
     codec = spent["codec_seconds"].sum() if "codec_seconds" in spent else 0.0
     return Arrival(
@@ -167,6 +175,7 @@ def _arrival(run: Run, target: float, measure: str) -> Arrival | None:
         codec_seconds=float(codec) / max(1, spent["rank"].nunique()),
         payload_bytes=int(spent["payload_bytes"].sum()),
         wire_bytes=int(spent["wire_bytes"].sum()),
+        samples=int(spent["samples"].where(applied(spent), 0).sum()),
     )
 
 
