@@ -15,6 +15,7 @@ from .runs.comparison import compare, curves, parts, show, speedup, table, throu
 from .runs.comparison_reading import comparison_reading
 from .runs.deployment import deployment, deployment_reading
 from .runs.heat import has_grid, heat_map
+from .runs.interleaving import interleaving, staleness
 from .runs.linked import linked
 from .runs.parallel import parallel_coordinates
 from .runs.pareto import pareto
@@ -48,6 +49,7 @@ __all__ = [
     "has_grid",
     "heat_map",
     "hidden",
+    "interleaving",
     "layer_traffic",
     "link_reading",
     "link_utilisation",
@@ -79,6 +81,7 @@ __all__ = [
     "seed_reading",
     "show",
     "speedup",
+    "staleness",
     "step_parts",
     "table",
     "throughput",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from labkit.records.run import Run
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -40,3 +42,10 @@ def in_order(history: pd.DataFrame) -> pd.DataFrame:
     rows = rows.sort_values(["seed", "ended", "rank"], kind="stable")
     done = applied(rows).astype(int).groupby(rows["seed"]).cumsum()
     return rows.assign(step=(done - 1).clip(lower=0) // rows["rank"].nunique())
+
+
+def steps_until(run: Run, step: float) -> float:
+    """Steps of `in_order` that make this step as epochs count them: less where backups are late."""
+    strategy = run.experiment.get("strategy") or {}
+    backups = strategy.get("backups") or 0 if isinstance(strategy, dict) else 0
+    return step * (1 - backups / run.experiment["workers"])

@@ -9,7 +9,7 @@ from statistics import mean, variance
 from typing import Literal
 
 from labkit.common.errors import InvalidInput
-from labkit.records.pace import applied, in_order, own_pace
+from labkit.records.pace import applied, in_order, own_pace, steps_until
 from labkit.records.run import Run
 
 CONFIDENCE = 0.95
@@ -161,17 +161,15 @@ def _arrival(run: Run, target: float, measure: str) -> Arrival | None:
     else:
         return None
     history = run.history
-    early = history["step"] < epoch["step"]
-    if own_pace(history):
-        history = in_order(history)
-        # Whole steps: what a worker was at when the epoch was over is not counted.
-        early = history["ended"] <= epoch["seconds"] * (1 + 1e-9)
-    spent = history[early]
+    # At their own pace workers end an epoch together, whatever their own steps are.
+    paced = own_pace(history)
+    history = in_order(history) if paced else history
+    spent = history[history["step"] < (steps_until(run, epoch["step"]) if paced else epoch["step"])]
     # Runs before there were codecs have no such column.
     codec = spent["codec_seconds"].sum() if "codec_seconds" in spent else 0.0
     return Arrival(
         step=int(epoch["step"]),
-        seconds=float(epoch["seconds"]),
+        seconds=float(spent["ended"].max() if paced else epoch["seconds"]),
         codec_seconds=float(codec) / max(1, spent["rank"].nunique()),
         payload_bytes=int(spent["payload_bytes"].sum()),
         wire_bytes=int(spent["wire_bytes"].sum()),

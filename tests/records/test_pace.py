@@ -97,16 +97,18 @@ def run(tmp_path: Path) -> Run:
     directory = store.new_run_directory(tmp_path, "unequal")
     fields = experiment(epochs=2, clock="virtual")
     store.start(directory, fields)
-    epochs = [
-        {"epoch": 0, "step": 2, "seconds": 3.0, "loss": 1.0, "val_loss": 1.5, "val_accuracy": 0.5},
-        {"epoch": 1, "step": 4, "seconds": 6.0, "loss": 0.5, "val_loss": 0.5, "val_accuracy": 0.9},
+    epochs = [  # whose seconds are those that the one that evaluated had noted by then
+        {"epoch": 0, "step": 2, "seconds": 1.0, "loss": 1.0, "val_loss": 1.5, "val_accuracy": 0.5},
+        {"epoch": 1, "step": 4, "seconds": 5.0, "loss": 0.5, "val_loss": 0.5, "val_accuracy": 0.9},
     ]
     whole = {"epochs": epochs, "clock": "virtual", "first_step_ms": 2000.0, "train_seconds": 6.0}
     store.finish(directory, metrics(2, 2) | whole, UNEQUAL)
     return Run(directory)
 
 
-def test_an_epoch_of_workers_at_their_own_pace_lies_where_its_own_clock_says(run: Run) -> None:
+def test_an_epoch_of_workers_at_their_own_pace_ends_with_the_last_of_its_gradients(
+    run: Run,
+) -> None:
     found = epoch_results(run, loss_curve(run.history))
     assert found["seconds"].tolist() == [1.0, 4.0]  # since the end of the first step
     assert found["bytes"].tolist() == [40, 80]
@@ -115,6 +117,14 @@ def test_an_epoch_of_workers_at_their_own_pace_lies_where_its_own_clock_says(run
 def test_time_bytes_and_samples_to_a_target_count_what_was_done_by_then(run: Run) -> None:
     table = to_target({"a": run}, 0.5).iloc[0]
     assert (table["clock"], table["seeds"], table["reached"]) == ("virtual", 1, 1)
-    # At 3 s: three steps of worker 0, one of worker 1.
+    # Two steps are four gradients: three of worker 0, one of worker 1.
     assert (table["seconds"], table["bytes"], table["samples"]) == (3.0, 40, 32)
     assert to_target({"a": run}, 0.95).iloc[0]["reached"] == 0
+
+
+def test_with_backups_an_update_is_of_fewer_gradients_than_there_are_workers(run: Run) -> None:
+    run.experiment["strategy"] = {"name": "ParameterServer", "backups": 1}
+    found = epoch_results(run, loss_curve(run.history))
+    assert found["step"].tolist() == [1.0, 2.0]  # of two gradients each
+    assert found["seconds"].tolist() == [0.0, 1.0]
+    assert to_target({"a": run}, 0.9).iloc[0]["samples"] == 4 * 8

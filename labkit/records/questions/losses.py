@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.records.pace import in_order, own_pace
+from labkit.records.pace import in_order, steps_until
 from labkit.records.run import Run
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ def epoch_results(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
     Args:
         run: whose epochs.
         curve: of its losses, from `loss_curve`, which says how long its steps took and what they
-            sent; what lies behind it has the seconds of rank 0, and no bytes. At the workers' own
-            pace the epochs know when they were over, and the curve after how many steps.
+            sent; what lies behind it has the seconds of rank 0, and no bytes.
     """
     import pandas as pd
 
@@ -96,12 +95,8 @@ def epoch_results(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
     first = (metrics.get("first_step_ms") or 0.0) / 1e3
     table["seconds"] = (table["seconds"] - first).clip(lower=0.0)
     table["bytes"] = np.nan
-    if len(curve) and own_pace(run.history):
-        reached = table["seconds"] <= curve["seconds"].iloc[-1]
-        for name in ("step", "bytes"):
-            spent = np.interp(table["seconds"], curve["seconds"], curve[name])
-            table[name] = table[name].where(~reached, spent)
-    elif len(curve):
+    table["step"] = [steps_until(run, step) for step in table["step"]]
+    if len(curve):
         reached = table["step"] <= curve["step"].iloc[-1]
         # On the curve's own axes: rank 0 may have waited less than the slowest rank.
         for name in ("seconds", "bytes"):

@@ -55,7 +55,11 @@ def to_target(
     for name, run in runs.items():
         found = arrivals(run, target, measure)
         there = [each for each in found.values() if each is not None]
-        row = {"run": name, "clock": run.metrics.get("clock"), "network": run.metrics.get("network")}
+        row = {
+            "run": name,
+            "clock": run.metrics.get("clock"),
+            "network": run.metrics.get("network"),
+        }
         row |= {"seeds": len(found), "reached": len(there)}
         for column, field in _SPENT.items():
             timed = column == "seconds" and gate_failed(run)
