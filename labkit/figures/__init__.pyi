@@ -22,6 +22,7 @@ from .runs.pareto import pareto
 from .runs.precision import loss_scale_reading, loss_scales, memory_reading, precision_table
 from .runs.reading import reading
 from .runs.seed_by_seed import seed_by_seed, seed_reading
+from .runs.servers import server_prediction, server_reading, server_scaling
 from .runs.two_numbers import scatter
 from .schedules.cost_curves import cost_curves, cost_reading
 from .schedules.link_use import link_reading, link_utilisation
@@ -79,6 +80,9 @@ __all__ = [
     "scatter",
     "seed_by_seed",
     "seed_reading",
+    "server_prediction",
+    "server_reading",
+    "server_scaling",
     "show",
     "speedup",
     "staleness",
