@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from labkit.figures.kit.entries import Entry, Line, clock_and_network, entries, lines, safe_text
+from labkit.figures.kit.entries import Entry, clock_and_network, entries, lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import line_with_band
 from labkit.figures.kit.panels import Panel
