@@ -31,7 +31,7 @@ def runs(tmp_path: Path) -> list[Run]:
     one = [on(tmp_path, n, rate) for n, rate in ((1, 100), (2, 180), (4, 200))]
     four = [on(tmp_path, n, rate, 4) for n, rate in ((1, 100), (2, 190), (4, 360))]
     same = [on(tmp_path, 4, 300, 4, colocated=True)]
-    slow = [on(tmp_path, 4, 90, 4, step, slow={3: 3}, backups=b) for b, step in ((0, 9), (1, 6))]
+    slow = [on(tmp_path, 4, 77, 4, step, slow={3: 3}, backups=b) for b, step in ((0, 9), (1, 6))]
     return one + four + same + slow
 
 
@@ -45,7 +45,7 @@ def test_throughput_is_a_line_with_a_band_for_each_way_to_hold_the_weights(runs:
     assert list(lines["1 server"].y) == [100, 180, 200]
     assert any(t.fill == "tonexty" for t in figure.data)
     assert "4 servers, co-located: 300 samples/s on 4" in figure.alt
-    assert "90 samples/s" not in figure.alt  # with a slow worker: of another world
+    assert "77 samples/s" not in figure.alt  # with a slow worker: of another world
 
 
 def test_the_reading_says_where_each_cliff_is_and_which_shapes_came(runs: list[Run]) -> None:
