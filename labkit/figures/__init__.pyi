@@ -15,7 +15,7 @@ from .runs.comparison import compare, curves, parts, show, speedup, table, throu
 from .runs.comparison_reading import comparison_reading
 from .runs.deployment import deployment, deployment_reading
 from .runs.heat import has_grid, heat_map
-from .runs.interleaving import interleaving, staleness
+from .runs.interleaving import interleaving, staleness, staleness_reading
 from .runs.linked import linked
 from .runs.parallel import parallel_coordinates
 from .runs.pareto import pareto
@@ -86,6 +86,7 @@ __all__ = [
     "show",
     "speedup",
     "staleness",
+    "staleness_reading",
     "step_parts",
     "table",
     "throughput",

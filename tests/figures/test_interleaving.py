@@ -9,7 +9,7 @@ import pytest
 from sample_runs import write_run
 
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.figures import interleaving, staleness
+from labkit.figures import interleaving, staleness, staleness_reading
 from labkit.records import store
 from labkit.records.run import Run
 
@@ -85,6 +85,13 @@ def test_staleness_is_a_share_of_the_gradients_that_were_applied(run: Run) -> No
     assert list(bars.y) == pytest.approx([1 / 3] * 3)
     assert figure.layout.title.text == "Staleness · virtual clock · network 1GbE"
     assert "mean 1, at most 2" in figure.alt
+
+
+def test_the_reading_holds_staleness_beside_that_of_equal_workers(run: Run) -> None:
+    said = staleness_reading(run)
+    assert "a gradient is 1 updates old on average, 2 at most (2 equal workers" in said
+    assert "never wait: 1); test accuracy" in said
+    assert "300 ms of the virtual clock" in said
 
 
 def test_a_run_without_servers_says_what_has_an_interleaving(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.units import seconds_text
-from labkit.figures.kit.entries import INK, Line, clock_and_network, entries
+from labkit.figures.kit.entries import INK, Entry, Line, clock_and_network, entries
+from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import bars
 from labkit.figures.kit.panels import Panel, Trace, lanes_axis
 from labkit.figures.kit.sheet import sheet
@@ -102,6 +103,36 @@ def staleness(runs: Iterable[Run] | Run) -> Figure:
     ]
     title = f"Staleness · {clock_and_network(shown)}"
     return sheet([[panel]], shown, title, [], words, plot=280)
+
+
+def staleness_reading(runs: Iterable[Run] | Run) -> Markdown:
+    """How old gradients were, beside what equal workers would make them; what was reached, when."""
+    return sentences(_finding(entry) for entry in entries(runs))
+
+
+def _finding(entry: Entry) -> Finding:
+    old, workers = _of_all_seeds(entry.run), int(entry.run.experiment["workers"])
+    reached = entry.metrics.get("test_accuracy")
+    judged = (
+        f"test accuracy {reached:.1%}"
+        if reached is not None
+        else (f"test loss {entry.metrics['test_loss']:.4g}")
+    )
+    spent = (
+        "no time, as its gate failed"
+        if entry.gate_failed
+        else (
+            f"{seconds_text(entry.metrics['train_seconds'])} of the {entry.metrics['clock']} clock"
+        )
+    )
+    return Finding(
+        f"**{entry.label}**",
+        said=(
+            f"a gradient is {old.mean():.3g} updates old on average, {old.max():g} at most "
+            f"({workers} equal workers at one server that never wait: {workers - 1})",
+            f"{judged} in {spent}",
+        ),
+    )
 
 
 def _events(run: Run) -> pd.DataFrame:
