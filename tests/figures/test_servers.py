@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sample_runs import FAILED_GATE, write_run
@@ -19,10 +20,10 @@ def on(
     """A run on servers that has this throughput."""
     slow = changes.pop("slow", {})
     strategy = {"name": "ParameterServer", "servers": servers, "backups": 0, **changes}
-    found = VIRTUAL | {"samples_per_second": rate, "repeats": 3}
+    found: dict[str, Any] = VIRTUAL | {"samples_per_second": rate, "repeats": 3}
     found["step_ms"] = {"median": step, "p10": step, "p90": step}
     found["spread"] = {"samples_per_second": [0.9 * rate, 1.1 * rate]}
-    given = {"workers": workers, "strategy": strategy, "slow": slow, "epochs": 1}
+    given: dict[str, Any] = {"workers": workers, "strategy": strategy, "slow": slow, "epochs": 1}
     return write_run(root, measured=found, **given)
 
 
