@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from labkit.common.content import JSON
 from labkit.common.privacy import scrub
 from labkit.exchange import timeline_rows
 from labkit.experiment import Experiment
@@ -41,10 +40,10 @@ def write(
     # Ranks return their rows one rank after the other; a history goes by steps.
     rows.sort(key=lambda row: (row["step"], row["rank"]))
     store.write_json(directory / "environment.json", whole.environment)
-    tables: dict[str, Sequence[Mapping[str, JSON]]] = {
+    tables = {
         "timeline": timeline_rows(rank.timeline for rank in ranks),
         "microscope": [row for rank in ranks for row in rank.microscope],
-        "interleaving": [event for rank in ranks for event in rank.interleaving],
+        "interleaving": [dict(event) for rank in ranks for event in rank.interleaving],
         "layers": [{"rank": k} | row for k, rank in enumerate(ranks) for row in rank.layers],
     }
     for name, found in tables.items():
