@@ -17,7 +17,7 @@ from labkit.experiment import Experiment
 from labkit.jobs.notebook import execute
 from labkit.jobs.parameters import declared
 from labkit.records.run import load_runs
-from labkit.strategies import AllReduce, Pipeline
+from labkit.strategies import AllReduce, ParameterServer, Pipeline
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -317,3 +317,34 @@ def test_model_parallel_compares_all_cuts_of_one_model(tmp_path: Path) -> None:
     verdicts = [run.metrics["equivalence"]["verdict"] for run in load_runs(job.path)]
     assert verdicts.count("passed") == 5
     assert verdicts.count("not applicable") == 2  # one process, and what is late by intent
+
+
+@pytest.mark.parametrize("name", ["parameter_servers", "replay"])
+def test_the_parameters_of_played_notebooks_mean_what_they_mean_in_an_experiment(name: str) -> None:
+    parameters = declared(NOTEBOOKS / f"{name}.ipynb")
+    shared = {name: p.default for name, p in parameters.items() if name in Experiment.model_fields}
+    assert {"workers", "clock", "network", "seed"} <= set(shared)
+    servers = parameters["servers"].default
+    for clock in ("virtual", "wall"):
+        given = shared | {"clock": clock}
+        asked = Experiment(**given, strategy=ParameterServer(servers))
+        assert asked.ranks == (1 if clock == "virtual" else asked.workers + servers)
+
+
+@pytest.mark.slow
+def test_parameter_servers_says_where_the_cliff_is_and_which_shapes_came(tmp_path: Path) -> None:
+    given = {"played": [1, 4], "servers": 2, "steps": 3, "repeats": 2, "clock": "virtual"}
+    job = execute(NOTEBOOKS / "parameter_servers.ipynb", given, tmp_path)
+    assert job.state == "completed", job.cause
+    found = outputs(job.path)
+    titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
+    assert titles == [
+        "Parameter servers and allreduce · virtual clock · network 1GbE",
+        "Interleaving, 4 workers · virtual clock · network 1GbE",
+    ]
+    (reading,) = [text(data, "text/markdown") for data in found if "text/markdown" in data]
+    assert "On 4 workers: **AllReduce**" in reading
+    for shape in ("More servers move the cliff", "Co-located servers", "A backup worker shortens"):
+        assert shape in reading
+    held = [run for run in load_runs(job.path) if run.experiment["gate"]]
+    assert [run.metrics["equivalence"]["verdict"] for run in held] == ["passed"] * 3

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeGuard
 from labkit.common.content import JSON, is_number
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
+from labkit.records.pace import in_order
 from labkit.records.run import Run, flatten, verdict
 
 STEP = ("loss", "seconds", "compute_seconds", "communicate_seconds", "wait_seconds", "wire_bytes")
@@ -66,10 +67,10 @@ def moment(run: Run, which: str) -> float:
 def points(run: Run) -> Iterator[Point]:
     """The curves: a step's means over ranks (and seeds), and what was evaluated after epochs."""
     begin = moment(run, "started")
-    steps = run.history.groupby("step").mean(numeric_only=True)
+    steps = in_order(run.history).groupby("step").mean(numeric_only=True)
     # A history says how long steps took, and not when they were: evaluation between epochs is
     # missing.
-    clock = begin + steps["seconds"].fillna(0.0).cumsum()
+    clock = begin + steps["ended"].fillna(0.0)
     for name in STEP:
         for step, value in steps[name].dropna().items():
             yield Point(f"step/{name}", int(step), float(clock[step]), float(value))
