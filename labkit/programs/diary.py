@@ -25,8 +25,8 @@ class Scenes(Protocol):
     def step(self, row: Row) -> None:
         """A worker's step is over."""
 
-    def snapshot(self, epoch: int, holder: int, weights: Vector) -> None:
-        """An epoch is over for this one."""
+    def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
+        """An epoch is over for this one, so many seconds after the begin."""
 
     def stops(self) -> bool:
         """Whether someone wants training to end."""

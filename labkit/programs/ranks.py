@@ -80,6 +80,7 @@ class RankWorld:
         self._scenes, self._diary, self._dtype = scenes, diary, np.dtype(dtype)
         self._clock, self._mailbox = communicator.clock, communicator.mailbox()
         self._slowly: Callable[[], AbstractContextManager[None]] = computing(communicator)
+        self._begin = 0.0
         self._beside = ThreadPoolExecutor(1) if len(programs) > 1 else None
 
     def play(self) -> None:
@@ -90,6 +91,7 @@ class RankWorld:
         """
         patience = self._communicator.patience
         patience.enter("a message of a program", collective=False)
+        self._begin = self._clock.now()
         try:
             for number in self._players:
                 self._resume(number, None)
@@ -171,7 +173,8 @@ class RankWorld:
                 self._diary.drops(number, message, self._clock.now())
                 return True, None
             case Snapshot(epoch, weights):
-                self._scenes.snapshot(epoch, number, weights)
+                now = self._clock.now() - self._begin
+                self._scenes.snapshot(epoch, number, weights, now)
                 return True, None
             case _:
                 raise NotImplementedError(f"{type(action).__name__} has no ranks that carry it out")

@@ -172,7 +172,7 @@ class VirtualWorld:
                 self._diary.drops(number, message, self.now)
                 return True, None
             case Snapshot(epoch, weights):
-                self._scenes.snapshot(epoch, number, weights)
+                self._scenes.snapshot(epoch, number, weights, self.now)
                 return True, None
         return False, None
 

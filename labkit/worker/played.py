@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -24,12 +23,43 @@ from labkit.programs.virtual import VirtualWorld
 from labkit.strategies import Played
 
 if TYPE_CHECKING:
-    from labkit.worker.session import TrainingSession
+    import keras
+
+    from labkit.common.content import JSON
+    from labkit.communicator import Communicator
+    from labkit.experiment import Experiment
+    from labkit.programs.diary import Event
+    from labkit.worker.feed import Feed
+    from labkit.worker.recorder import Recorder
 
 TRIALS = 5  # gradients whose median is what one takes on the virtual clock
 
 
-def play(session: TrainingSession, played: Played) -> Stage:
+class Playing(Protocol):
+    """What a stage needs of a rank's session; see there."""
+
+    experiment: Experiment
+    communicator: Communicator
+    model: keras.Model
+    feed: Feed
+    recorder: Recorder | None
+    interleaving: list[Event]
+    laws: dict[str, JSON] | None
+
+    def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Compile the model with the experiment's loss and metrics."""
+
+    def optimizer(self) -> keras.optimizers.Optimizer:
+        """The optimizer of whoever holds weights, new."""
+
+    def batches(self) -> Batches:
+        """Each worker's batches, from the first one on."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of the held-out rows (collective)."""
+
+
+def play(session: Playing, played: Played) -> Stage:
     """Train by a strategy's programs on the clock that the experiment names.
 
     The session's model has the trained weights then, and what its layers kept for worker 0; the
@@ -67,7 +97,7 @@ class Stage:
         played: the strategy.
     """
 
-    def __init__(self, session: TrainingSession, played: Played) -> None:
+    def __init__(self, session: Playing, played: Played) -> None:
         self._session, workers = session, session.experiment.workers
         if session.feed.steps is None:
             raise InvalidInput(
@@ -89,6 +119,7 @@ class Stage:
         self._shards: dict[int, Shard] = {}
         self._mean: tuple[Vector, Vector] | None = None  # the last one, and the weights after it
         self._epochs = Shelf()
+        self._ended: dict[int, float] = {}  # s, by epoch
         self._again: Batches | None = None  # from the first one on
         self._last: dict[int, Vector] = {}  # by who holds them
 
@@ -144,11 +175,12 @@ class Stage:
         if self._session.recorder is not None:
             self._session.recorder.put(row)
 
-    def snapshot(self, epoch: int, holder: int, weights: Vector) -> None:
+    def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
         """An epoch is over for a holder: keep its weights until all ranks have time for them."""
         if self._session.recorder is None:
             return
         held = self._epochs.put(epoch, holder, weights)
+        self._ended[epoch] = now  # of the last holder
         if self._virtual and held == max(1, len(self.roles.parts)):
             self._evaluate(epoch, self._epochs.take(epoch))
 
@@ -162,14 +194,16 @@ class Stage:
         """Leave the weights in the model of every rank, and what was noted (collective)."""
         session = self._session
         session.interleaving = self.diary.events
-        told = session.communicator.allgather(self._last, "the trained weights")
+        last = session.communicator.allgather(self._last, "the trained weights")
         late = range(0 if self._virtual or session.recorder is None else self.roles.epochs)
         for epoch in late:
-            own = self._epochs.take(epoch)
-            parts = _merged(session.communicator.allgather(own, "weights of an epoch"))
+            own = self._epochs.take(epoch), self._ended.get(epoch, 0.0)
+            told = session.communicator.allgather(own, "weights of an epoch")
+            parts = _merged(weights for weights, _ in told)
             if len(parts) == len(self.roles.parts):  # or training was ended before
+                self._ended[epoch] = max(now for _, now in told)
                 self._evaluate(epoch, parts)
-        self._become(_merged(told))
+        self._become(_merged(last))
 
     def _become(self, parts: Mapping[int, Vector]) -> None:
         states = self._session.communicator.share(self.replica.states(0), what="layers' states")
@@ -186,27 +220,23 @@ class Stage:
             for each in session.communicator.allgather(self._rows, "rows of an epoch")
             for row in each
         ]
-        session.recorder.put_epoch(_epoch_of(rows, epoch, self.roles.steps) | found)
+        steps = (epoch + 1) * self.roles.steps
+        told = {"epoch": epoch, "step": steps, "seconds": self._ended[epoch]}
+        session.recorder.put_epoch(told | {"loss": _loss(rows, epoch)} | found)
 
 
-def _epoch_of(rows: list[Row], epoch: int, steps: int) -> dict[str, float]:
-    """Loss of an epoch's gradients, and when the last of them was there."""
+def _loss(rows: Iterable[Row], epoch: int) -> float:
+    """The mean loss of an epoch's gradients, at the weights that each was of."""
     own = [row for row in rows if row["epoch"] == epoch]
     samples = sum(row["samples"] for row in own)
-    loss = sum(row["loss"] * row["samples"] for row in own) / max(samples, 1)
-    seconds: dict[float, float] = defaultdict(float)
-    for row in rows:
-        if row["epoch"] <= epoch:
-            seconds[row["rank"]] += row["seconds"]
-    last = max(seconds.values(), default=math.nan)
-    return {"epoch": epoch, "step": (epoch + 1) * steps, "seconds": last, "loss": loss}
+    return sum(row["loss"] * row["samples"] for row in own) / max(samples, 1)
 
 
 def _merged(told: Iterable[Mapping[int, Vector]]) -> dict[int, Vector]:
     return {holder: weights for each in told for holder, weights in each.items()}
 
 
-def _laws(session: TrainingSession, stage: Stage) -> Laws:
+def _laws(session: Playing, stage: Stage) -> Laws:
     """What things take on the virtual clock; measured here, where the experiment does not say."""
     experiment = session.experiment
     compute = experiment.compute or ComputeTime()

@@ -42,7 +42,7 @@ class Numbers:
     def step(self, row: dict[str, float]) -> None:
         self.rows.append(row)
 
-    def snapshot(self, epoch: int, holder: int, weights: Vector) -> None:
+    def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
         self.epochs.append((epoch, holder))
 
     def stops(self) -> bool:
