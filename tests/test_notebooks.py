@@ -348,3 +348,14 @@ def test_parameter_servers_says_where_the_cliff_is_and_which_shapes_came(tmp_pat
         assert shape in reading
     held = [run for run in load_runs(job.path) if run.experiment["gate"]]
     assert [run.metrics["equivalence"]["verdict"] for run in held] == ["passed"] * 3
+
+
+@pytest.mark.slow
+def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
+    job = execute(NOTEBOOKS / "replay.ipynb", {"workers": 3, "epochs": 2}, tmp_path)
+    assert job.state == "completed", job.cause
+    first, again, slower = load_runs(job.path)
+    assert [run.metrics["equivalence"]["verdict"] for run in (first, slower)] == ["passed"] * 2
+    weights = [run.model().get_weights() for run in (first, again, slower)]
+    assert all((one == other).all() for one, other in zip(*weights[:2], strict=True))
+    assert any((one != other).any() for one, other in zip(*weights[::2], strict=True))

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
@@ -327,9 +328,19 @@ class Cluster:
 
 
 def run(experiment: Experiment, show: bool = True) -> Run:
-    """Run an experiment on a cluster of its own shape, started for it or already up."""
+    """Run an experiment on a cluster of its own shape, started for it or already up.
+
+    One process, kept as long as this one lives, plays all that runs on the virtual clock.
+    """
+    if experiment.clock == "virtual":
+        return _player(experiment.threads).run(experiment, show=show)
     with Cluster(workers=experiment.ranks, threads=experiment.threads) as cluster:
         return cluster.run(experiment, show=show)
+
+
+@cache
+def _player(threads: int) -> Cluster:
+    return Cluster(workers=1, threads=threads)
 
 
 def predict(
