@@ -164,7 +164,8 @@ def _wall(communicator: Communicator, experiment: Experiment, repeats: int) -> d
     def serve() -> None:
         programs = {n: strategy.program(roles, n) for n in here}
         diary = Diary(stage, roles.steps)
-        RankWorld(programs, roles.hosts, communicator, stage, diary, weights.dtype).play()
+        given = communicator, stage, diary, weights.dtype, strategy.meanwhile
+        RankWorld(programs, roles.hosts, *given).play()
 
     kinds: dict[str, Step] = {
         "local": lambda: steps(exchange=False),

@@ -54,8 +54,8 @@ class _Player:
 class RankWorld:
     """Plays the programs of one place, and passes messages between places over MPI.
 
-    A rank with one program computes where it stands. One with a worker and a server lets another
-    thread compute, so that the server answers meanwhile; all of MPI stays with this thread.
+    A rank with one program computes where it stands. One with a worker and a server that answers
+    each gradient at once lets another thread compute; all of MPI stays with this one.
 
     Args:
         programs: of this place, by number.
@@ -64,6 +64,7 @@ class RankWorld:
         scenes: computes gradients and applies them.
         diary: where steps and updates are written.
         dtype: of the weights.
+        meanwhile: whether a server has something to say while the worker beside it computes.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class RankWorld:
         scenes: Scenes,
         diary: Diary,
         dtype: DTypeLike,
+        meanwhile: bool = True,
     ) -> None:
         self._players = {number: _Player(program) for number, program in programs.items()}
         self._hosts, self._communicator = hosts, communicator
@@ -81,7 +83,7 @@ class RankWorld:
         self._clock, self._mailbox = communicator.clock, communicator.mailbox()
         self._slowly: Callable[[], AbstractContextManager[None]] = computing(communicator)
         self._begin = 0.0
-        self._beside = ThreadPoolExecutor(1) if len(programs) > 1 else None
+        self._beside = ThreadPoolExecutor(1) if len(programs) > 1 and meanwhile else None
 
     def play(self) -> None:
         """Play this place's programs to their ends.

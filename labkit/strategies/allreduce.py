@@ -126,6 +126,11 @@ class AllReduce(Strategy):
                 f"allowed on clock='virtual': {', '.join(ALLREDUCE)}, or 'auto', the ring"
             )
 
+    @property
+    def meanwhile(self) -> bool:
+        """There is no server."""
+        return False
+
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[Parts]:
         """No server holds anything."""
         return []

@@ -82,6 +82,11 @@ class ParameterServer(Strategy):
         """That of the servers."""
         return self.optimizer or experiment.optimizer
 
+    @property
+    def meanwhile(self) -> bool:
+        """An asynchronous server answers at once; one that waits, waits for that worker, too."""
+        return not self.synchronous
+
     def beside(self) -> int:
         """Ranks of servers that compute no gradients."""
         return 0 if self.colocated else self.servers

@@ -161,6 +161,10 @@ class Session(Protocol):
 class Played(Protocol):
     """A strategy that is a program for each worker and each server, see `labkit.programs`."""
 
+    @property
+    def meanwhile(self) -> bool:
+        """Whether a server has something to say while the worker beside it computes."""
+
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[Parts]:
         """What each server holds of weights of these shapes; nothing where there is none."""
 

@@ -84,7 +84,7 @@ def play(session: Playing, played: Played) -> Stage:
         VirtualWorld(*given, stage, stage.diary, laws, network, shapes, seed, order).play()
     else:
         dtype = stage.roles.weights.dtype
-        RankWorld(*given, communicator, stage, stage.diary, dtype).play()
+        RankWorld(*given, communicator, stage, stage.diary, dtype, played.meanwhile).play()
     stage.leave()
     return stage
 
