@@ -88,7 +88,7 @@ def test_what_cannot_be_played_again_says_why(cluster: Cluster) -> None:
 
 
 def test_a_worker_is_slow_without_an_emulated_network(cluster: Cluster) -> None:
-    fields = ASKED | {"epochs": 4, "slow": {1: {"compute": 30.0}}}
+    fields = ASKED | {"epochs": 4, "slow": {1: {"compute": 12.0}}}
     run = cluster.run(Experiment(**fields), show=False)
     # Whoever is slow has computed less of what there was.
     steps = run.history.groupby("rank").size()
