@@ -192,3 +192,12 @@ def test_a_run_that_is_asked_to_end_while_it_ends_has_ended(
         patch.setattr(os, "rmdir", rmdir)
         log.end()
     assert log.run.status["state"] == "completed"
+
+
+@pytest.mark.heavy  # a job's process
+def test_a_notebook_has_time_to_end_its_runs(tmp_path: Path) -> None:
+    # Whoever registers last is called first: labkit's own comes after it.
+    slow = "import atexit, time\natexit.register(time.sleep, 4)"
+    job = execute(notebook(tmp_path / "mine.ipynb", LOGS, slow), {}, tmp_path / "runs")
+    [run] = lk.load_runs(job.path)
+    assert (run.status["state"], run.metrics["test_accuracy"]) == ("completed", 0.3)
