@@ -33,7 +33,7 @@ class Panel:
         self._progress.layout.flex = "1 1 auto"
         top = ipywidgets.HBox([self.stop, self._progress])
         top.layout.align_items = "flex-start"
-        self.widget = ipywidgets.VBox([self._status, top, self.figure.widget])
+        self.widget = ipywidgets.VBox([self._status, top, self.figure.screen.widget])
         self.widget.add_class("labkit-live")
 
     def draw(self, live: Shown) -> None:
@@ -41,11 +41,11 @@ class Panel:
         rows, epochs = live.rows[self._rows :], live.epochs[self._epochs :]
         # Only what is new is drawn: a figure that were made anew each time would lose its zoom.
         self._rows, self._epochs = self._rows + len(rows), self._epochs + len(epochs)
-        if rows or epochs:
-            shares = {number: rank.shares for number, rank in live.tally.ranks.items()}
-            self.figure.add(rows, epochs, shares)
-        self._progress.value = _progress(live)
         run = live.run
+        if rows or epochs or run is not None:
+            shares = {number: rank.shares for number, rank in live.tally.ranks.items()}
+            self.figure.add(rows, epochs, shares, ended=run is not None)
+        self._progress.value = _progress(live)
         self._status.value = status(live.tally.doing if run is None else _end(run))
         if run is not None:
             self.stop.disabled = True

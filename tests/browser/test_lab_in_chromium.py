@@ -13,6 +13,8 @@ import pytest
 from lab_page import Notebook, jupyterlab
 from sample_runs import write_run
 
+from labkit import Cluster
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NOTEBOOKS = Path(__file__).parent.parent.parent / "notebooks"
@@ -122,27 +124,80 @@ def test_a_run_chosen_in_one_figure_of_compare_stands_out_in_the_others(
 
 
 ENDLESS = (
-    "import labkit as lk\ncluster = lk.Cluster(workers=2)",
-    "run = cluster.run(lk.Experiment(workers=2, dataset='digits', epochs=100_000))",
+    "import labkit as lk\ncluster = lk.Cluster(workers=2, name={name!r})",
+    "data = {{'rows': 64, 'test_rows': 9}}\n"
+    "run = cluster.run(lk.Experiment(workers=2, dataset='digits', dataset_options=data,\n"
+    "    model='linear', batch_size=32, gate=False, epochs=1_000_000))",
     "print(run.status['state'], run.status['cause'])",
 )
+# Plotly, the only script so large, waits until the test lets it go.
+HOLD_PLOTLY = """
+    const make = URL.createObjectURL;
+    URL.createObjectURL = (blob) => {
+        if (blob.size < 1e6) return make.call(URL, blob);
+        const held = `await new Promise((go) => { window.letPlotlyGo = go; });
+            await import("${make.call(URL, blob)}");`;
+        return make.call(URL, new Blob([held], { type: "text/javascript" }));
+    };"""
+PICTURE = """() => [...document.querySelectorAll(".labkit-picture")].filter((each) => each.clientHeight)
+    .map((each) => each.querySelector("polyline").getAttribute("points")).join(";")"""
+# Pixels by which what is drawn is wider than what is seen of the cell's output.
+CUT = """() => [...document.querySelectorAll(".labkit-live svg")].map((svg) =>
+    svg.getBoundingClientRect().right -
+    svg.closest(".jp-OutputArea-output").getBoundingClientRect().right)"""
 
 
-def test_the_stop_button_stops_the_ranks_while_the_cell_runs(
-    page: Any, lab: tuple[str, Path]
-) -> None:
-    address, folder = lab
+def wait_until_it_grows(page: Any, curves: str) -> None:
+    page.wait_for_function(f"({curves})().length > 0", timeout=120_000)
+    seen = page.evaluate(curves)
+    page.wait_for_function(f"(seen) => ({curves})() !== seen", arg=seen, timeout=120_000)
+
+
+@pytest.fixture
+def endless(cluster: Cluster, lab: tuple[str, Path]) -> Iterator[str]:
+    """The name of a notebook whose second cell trains on the ranks of this session, for ever."""
+    cells = [nbformat.v4.new_code_cell(each.format(name=cluster.name)) for each in ENDLESS]
     made = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(source) for source in ENDLESS],
+        cells=cells,
         metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
     )
-    nbformat.write(made, folder / "notebooks" / "endless.ipynb")
-    notebook = Notebook(page, address, "endless.ipynb")
+    nbformat.write(made, lab[1] / "notebooks" / "endless.ipynb")
+    yield "endless.ipynb"
+    cluster.live().stop()
+
+
+def test_a_picture_stands_in_for_plotly_and_a_reloaded_page_finds_the_panel(
+    page: Any, lab: tuple[str, Path], cluster: Cluster, endless: str
+) -> None:
+    page.set_viewport_size({"width": 1300, "height": 900})
+    page.add_init_script(HOLD_PLOTLY)
+    notebook = Notebook(page, lab[0], endless)
     notebook.run_all()
-    button = page.get_by_role("button", name="Stop training")
-    button.wait_for(timeout=240_000)
-    page.wait_for_function(f"({CURVES})().length > 0", timeout=240_000)
-    button.click()
+    wait_until_it_grows(page, PICTURE)
+    assert page.locator(".labkit-live .main-svg:visible").count() == 0
+    page.evaluate("letPlotlyGo()")
+    wait_until_it_grows(page, CURVES)
+    assert page.evaluate(PICTURE) == ""
+    assert max(page.evaluate(CUT)) <= 0
+    notebook.save()
+    page.reload()
+    wait_until_it_grows(page, PICTURE)
+    page.evaluate("letPlotlyGo()")
+    wait_until_it_grows(page, CURVES)
+    page.get_by_role("button", name="Stop training").click()
+    assert cluster.live().result().status["cause"].startswith("stopped by the user after ")
+
+
+@pytest.mark.parametrize("app", ["lab", "notebook"])
+def test_the_stop_button_stops_the_ranks_while_the_cell_runs(
+    page: Any, lab: tuple[str, Path], endless: str, app: str
+) -> None:
+    page.set_viewport_size({"width": 1300, "height": 900})
+    notebook = Notebook(page, lab[0], endless, app)
+    notebook.run_all()
+    wait_until_it_grows(page, CURVES)
+    assert max(page.evaluate(CUT)) <= 0
+    page.get_by_role("button", name="Stop training").click()
     notebook.wait_until_run()
     assert notebook.troubles() == []
     said = notebook.cell("print(run").locator(".jp-OutputArea-output").inner_text()

@@ -64,7 +64,7 @@ def test_the_stop_button_ends_all_ranks_after_the_same_step(cluster: Cluster, li
     assert live.tally.share < 1
     assert "interrupted · stopped by the user" in live._panel._status.value
     assert {"accuracy", "held-out accuracy", "held-out loss"} <= {
-        trace.name for trace in live._panel.figure.widget.data
+        trace["name"] for trace in live._panel.figure.screen.content["data"]
     }
     assert not (run.path / FOLDER).exists()
     assert run.model() is not None

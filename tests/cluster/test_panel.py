@@ -13,6 +13,11 @@ from labkit.cluster.tally import Tally
 from labkit.records import store
 
 
+def losses(panel: Panel) -> list[list[float]]:
+    """Of both ranks, as they are shown."""
+    return [trace["y"] for trace in panel.figure.screen.content["data"][:2]]
+
+
 def words(panel: Panel) -> str:
     return panel._status.value + panel._progress.value
 
@@ -35,10 +40,9 @@ def test_it_says_how_far_how_fast_and_how_long_yet(tmp_path: Path) -> None:
     assert 'value="0.1667" aria-label="share of the training steps' in words(panel)
     for cell in ("rank 1", "8", "2 MiB", "100%"):
         assert f">{cell}</t" in words(panel), cell
-    losses = panel.figure.widget.data[:2]
-    assert [list(trace.y) for trace in losses] == [[2.0, 1.0], [2.0, 1.0]]
+    assert losses(panel) == [[2.0, 1.0], [2.0, 1.0]]
     panel.draw(live)
-    assert len(losses[0].y) == 2  # nothing is drawn twice
+    assert losses(panel) == [[2.0, 1.0], [2.0, 1.0]]  # nothing is drawn twice
 
 
 def test_the_stop_button_asks_the_ranks_once(tmp_path: Path) -> None:
@@ -61,7 +65,7 @@ def test_a_panel_that_is_made_late_has_what_came_before_and_shows_the_end(tmp_pa
     box = live.panel()
     panel = live._panel
     assert box is live.panel() is panel.widget
-    assert list(panel.figure.widget.data[0].y) == [2.0, 1.0]
+    assert losses(panel)[0] == [2.0, 1.0]
     assert "interrupted · stopped by the user after 2 steps" in words(panel)
     assert "s left" not in words(panel)
     assert panel.stop.disabled
@@ -75,7 +79,7 @@ def test_the_thread_draws_until_the_end(tmp_path: Path) -> None:
     live.writers[0].write("step", ROWS[:1])
     live.over.set()
     live.result()
-    assert list(live._panel.figure.widget.data[0].y) == [2.0]
+    assert losses(live._panel)[0] == [2.0]
     assert live._panel.stop.disabled
 
 

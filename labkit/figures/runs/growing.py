@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from labkit.figures.kit.entries import DASHES, PALETTE
 from labkit.figures.kit.panels import Trace
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 MOST = 400  # points of a curve; of more, neighbours are averaged
 # As in `timeline`, and told apart by their pattern, too.
@@ -65,11 +61,11 @@ class LiveFigure:
         clock: "wall" or "virtual".
 
     Attributes:
-        widget: a plotly FigureWidget.
+        screen: shows it in a notebook.
     """
 
     def __init__(self, label: str, workers: int, clock: str = "wall") -> None:
-        import plotly.graph_objects as go
+        from labkit.figures.kit.screen import Screen
 
         self.workers = workers
         self._curves = {
@@ -77,32 +73,29 @@ class LiveFigure:
         }
         self._metrics: dict[str, Curve] = {}
         self._sent = [0.0] * workers
-        self.widget = go.FigureWidget(data=_traces(workers), layout=_layout(label, clock))
+        self._traces, self._layout = _traces(workers), _layout(label, clock)
+        self.screen = Screen({"data": self._traces, "layout": self._layout})
 
     def add(
         self,
         rows: Iterable[Mapping[str, float]],
         epochs: Iterable[Mapping[str, float]],
         shares: Mapping[int, Mapping[str, float]],
+        ended: bool = False,
     ) -> None:
         """Draw what has come.
 
         Args: rows of the history; metrics after epochs; which part of its time each rank
-        spends on what, from 0 to 1.
+        spends on what, from 0 to 1; whether nothing more will come.
         """
         for row in rows:
             self._row(row)
         for epoch in epochs:
             self._epoch(epoch)
-        known = {trace.name for trace in self.widget.data}
-        looks = [_metric(name, place) for place, name in enumerate(self._metrics)]
         # Which metrics there are is known when the first epoch has ended.
-        if new := [look for look in looks if look["name"] not in known]:
-            self.widget.add_traces(new)
-        # One message to the browser for all traces.
-        with self.widget.batch_update():
-            for trace in self.widget.data:
-                self._fill(trace, shares)
+        metrics = [_metric(name, place) for place, name in enumerate(self._metrics)]
+        data = [self._filled(trace, shares) for trace in [*self._traces, *metrics]]
+        self.screen.show({"data": data, "layout": self._layout}, ended)
 
     def _row(self, row: Mapping[str, float]) -> None:
         rank, step = int(row["rank"]), row["step"] + 1
@@ -121,14 +114,13 @@ class LiveFigure:
             named = f"held-out {name[4:]}" if name.startswith("val_") else name
             self._metrics.setdefault(named, Curve()).add(epoch["step"], value)
 
-    def _fill(self, trace: go.Scatter | go.Bar, shares: Mapping[int, Mapping[str, float]]) -> None:
-        # Bars have no meta: they show shares, which are told anew each time.
-        if trace.meta is None:
-            trace.x = [100 * shares.get(r, {}).get(trace.name, 0.0) for r in range(self.workers)]
-            return
-        what, rank = trace.meta
-        curve = self._metrics[trace.name] if what == "metric" else self._curves[what, rank]
-        trace.x, trace.y = tuple(curve.x), tuple(curve.y)
+    def _filled(self, trace: Trace, shares: Mapping[int, Mapping[str, float]]) -> Trace:
+        if trace["type"] == "bar":
+            share = [shares.get(rank, {}).get(trace["name"], 0.0) for rank in range(self.workers)]
+            return trace | {"x": [100 * each for each in share]}
+        what, rank = trace["meta"]
+        curve = self._metrics[trace["name"]] if what == "metric" else self._curves[what, rank]
+        return trace | {"x": [*curve.x], "y": [*curve.y]}
 
 
 def _halved(values: list[float]) -> list[float]:
