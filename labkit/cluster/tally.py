@@ -88,8 +88,10 @@ class Tally:
 
     def __init__(self, epochs: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.epochs, self._clock = epochs, clock
-        self._first: tuple[float, int] | None = None  # when the first steps were seen, how many
-        self._last = (0.0, 0)
+        # When the first steps were seen, and how many they were in the mean; and the last ones.
+        self._first: tuple[float, float] | None = None
+        self._last = (0.0, 0.0)
+        self._ended = 0  # epochs that all have behind them
         self.ranks: dict[int, Rank] = {}
         self.doing = "starting"
         self.loss = math.nan
@@ -103,19 +105,21 @@ class Tally:
                 self.doing = record["what"]
             elif kind == "plan":
                 self.steps_per_epoch = record["steps"]
-            # Where nobody could plan, the end of the first epoch tells its length.
-            elif kind == "epoch" and record["epoch"] == 0:
-                self.steps_per_epoch = record["step"]
+            elif kind == "epoch":
+                self._ended = record["epoch"] + 1
+                # Where nobody could plan, the end of the first epoch tells its length.
+                self.steps_per_epoch = self.steps_per_epoch or record["step"]
             elif kind == "step":
                 self._step(record)
-        if self.steps > self._last[1]:
-            self._last = self._clock(), self.steps
+        if self._taken > self._last[1]:
+            self._last = self._clock(), self._taken
             # The pace counts from here: what came before held the tracing of the first step.
             self._first = self._first or self._last
 
     def _step(self, row: Row) -> None:
         self.ranks.setdefault(int(row["rank"]), Rank()).add(row)
-        self.epoch = max(self.epoch, int(row["epoch"]))
+        # A worker that is ahead of the others goes on in what would be an epoch more.
+        self.epoch = min(max(self.epoch, int(row["epoch"])), self.epochs - 1)
         if not math.isnan(row["loss"]):
             self.loss = row["loss"]
 
@@ -126,11 +130,18 @@ class Tally:
         return min((rank.steps for rank in self.ranks.values()), default=0)
 
     @property
+    def _taken(self) -> float:
+        """Steps that a rank has taken in the mean: asynchronous ones share out what there is."""
+        return sum(rank.steps for rank in self.ranks.values()) / max(1, len(self.ranks))
+
+    @property
     def share(self) -> float | None:
         """How much of the training is done, 0 to 1; None while nobody knows its length."""
         if not self.steps_per_epoch:
             return None
-        return min(1.0, self.steps / (self.steps_per_epoch * self.epochs))
+        # Gradients that come too late are dropped: then an epoch ends with fewer steps in the mean.
+        done = max(self._taken, self._ended * self.steps_per_epoch)
+        return min(1.0, done / (self.steps_per_epoch * self.epochs))
 
     @property
     def seconds_left(self) -> float | None:
@@ -138,10 +149,10 @@ class Tally:
 
         Those stand apart: the first one traces and compiles.
         """
-        if self._first is None or not self.steps_per_epoch:
+        if self._first is None or self.share is None:
             return None
         seconds, steps = (now - then for now, then in zip(self._last, self._first, strict=True))
-        left = max(0, self.steps_per_epoch * self.epochs - self.steps)
+        left = (1 - self.share) * self.steps_per_epoch * self.epochs
         return left * seconds / steps if steps else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -58,9 +58,16 @@ def write(
     if why or ranks[0].stopped:
         pruned = pruned and not why
         who = why or ("pruned" if pruned else "stopped by the user")
-        stopped = f"{who} after {rows[-1]['step'] + 1} steps"
+        stopped = f"{who} after {_reached(rows)} steps"
     metrics = summarise(experiment, rows, ranks, whole)
     store.finish(directory, metrics, rows, whole.model, stopped, pruned)
+
+
+def _reached(rows: Sequence[Row]) -> str:
+    """How many steps the ranks have taken: one number, or from the fewest to the most."""
+    counts = Counter(row["rank"] for row in rows).values()
+    fewest, most = min(counts), max(counts)
+    return f"{most}" if fewest == most else f"{fewest} to {most}"
 
 
 def _staleness(events: Iterable[Row]) -> dict[tuple[float, float], Row]:

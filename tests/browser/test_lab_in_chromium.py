@@ -139,7 +139,8 @@ HOLD_PLOTLY = """
             await import("${make.call(URL, blob)}");`;
         return make.call(URL, new Blob([held], { type: "text/javascript" }));
     };"""
-PICTURE = """() => [...document.querySelectorAll(".labkit-picture")].filter((each) => each.clientHeight)
+PICTURE = """() => [...document.querySelectorAll(".labkit-picture")]
+    .filter((each) => each.clientHeight)
     .map((each) => each.querySelector("polyline").getAttribute("points")).join(";")"""
 # Pixels by which what is drawn is wider than what is seen of the cell's output.
 CUT = """() => [...document.querySelectorAll(".labkit-live svg")].map((svg) =>

@@ -12,10 +12,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from labkit import Cluster, Experiment, LabkitError
+from labkit import (
+    AllReduce,
+    Cluster,
+    ComputeTime,
+    Experiment,
+    LabkitError,
+    ParameterServer,
+)
 from labkit.cluster.attached import LAST, Attached
 from labkit.cluster.live import Live
 from labkit.records.stream import FOLDER
+from labkit.strategies import Strategy
 
 LONG = {
     "dataset_options": {"rows": 64, "test_rows": 9},
@@ -86,6 +94,54 @@ def test_it_outlives_an_interrupt_of_the_cell_and_ends_with_one_of_its_wait(live
     wait_until(live.done)
     assert live.run is not None
     assert live.run.status["state"] == "interrupted"
+
+
+PLAYED = [
+    ParameterServer(),
+    ParameterServer(2, synchronous=False),
+    AllReduce("ring"),
+]
+
+
+@pytest.mark.parametrize("strategy", PLAYED, ids=["waits", "applies", "allreduce"])
+def test_a_played_run_ends_after_a_step_and_says_how_far_it_came(
+    cluster: Cluster, strategy: Strategy
+) -> None:
+    law = ComputeTime(0.01, update=0.001)
+    fields = LONG | {"workers": 3, "clock": "virtual", "compute": law, "slow": {1: 3.0}}
+    live = cluster.submit(Experiment(**fields, strategy=strategy))
+    wait_until(lambda: len(live.rows) > 30 or live.done())
+    live.panel()
+    live._panel.stop.click()
+    run = live.result()
+    assert run.status["state"] == "interrupted"
+    steps = run.history.groupby("rank").size()
+    assert len(steps) == 3
+    assert (run.history.groupby("rank")["step"].max() + 1 == steps).all()
+    reached = str(steps.min()) if steps.min() == steps.max() else f"{steps.min()} to {steps.max()}"
+    assert (steps.min() < steps.max()) == (strategy is PLAYED[1])
+    assert run.status["cause"] == f"stopped by the user after {reached} steps"
+    assert steps.sum() < 3 * 2 * LONG["epochs"]
+    # Whatever was computed was applied, and each epoch that is told was whole.
+    if not run.interleaving.empty:
+        assert len(run.interleaving) == steps.sum() * run.interleaving["server"].nunique()
+    assert all(epoch["step"] * 3 <= steps.sum() for epoch in run.metrics["epochs"])
+    assert run.model() is not None
+    assert live.tally.share is not None
+    assert live.tally.share < 1
+
+
+def test_an_interrupt_of_the_wait_ends_a_played_run(cluster: Cluster) -> None:
+    fields = LONG | {"workers": 2, "clock": "virtual", "compute": 0.01}
+    live = cluster.submit(Experiment(**fields, strategy="ParameterServer"))
+    wait_until(lambda: bool(live.rows) or live.done())
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        live.result()
+    assert live.run is not None
+    count = live.run.history["step"].max() + 1
+    assert live.run.status["cause"] == f"stopped by the user after {count} steps"
+    assert live.run.metrics["samples_per_second"] > 0
 
 
 def test_another_process_finds_watches_and_stops_it(cluster: Cluster, live: Live) -> None:

@@ -56,6 +56,29 @@ def test_the_share_that_is_done() -> None:
     assert found.share == pytest.approx(5 / 20)
 
 
+def test_workers_at_their_own_pace_reach_the_whole_together() -> None:
+    """Asynchronous ones share out the 20 gradients of 5 epochs of 2 steps."""
+    uneven = [
+        ("step", row(rank, k, epoch=k // 2))
+        for rank, count in ((0, 14), (1, 6))
+        for k in range(count)
+    ]
+    found = tally(("plan", {"steps": 2}), *uneven[:-5])
+    assert found.share == pytest.approx(15 / 20)
+    found.add(uneven[-5:])
+    assert found.share == 1
+    assert found.seconds_left in (None, 0)
+    assert found.epoch == 4  # the last of five: the fast one does not begin a sixth
+
+
+def test_an_epoch_that_has_ended_is_done_although_late_gradients_were_dropped() -> None:
+    found = tally(("plan", {"steps": 4}), *(("step", row(0, k)) for k in range(20)))
+    found.add([("step", row(1, k)) for k in range(5)])
+    assert found.share == pytest.approx(12.5 / 20)
+    found.add([("epoch", {"epoch": 4, "step": 20, "accuracy": 0.5})])
+    assert found.share == 1
+
+
 def test_the_time_left_is_that_of_the_clock_without_the_first_steps() -> None:
     now = [100.0]
     found = Tally(5, clock=lambda: now[0])

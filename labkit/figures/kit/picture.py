@@ -91,7 +91,8 @@ def _panel(layout: Trace, end: str, traces: Sequence[Trace]) -> Iterator[str]:
 def _scale(values: Sequence[float], axis: Trace, first: float, last: float) -> Scale:
     """An axis that holds these values, with a little room around them."""
     if "range" in axis:
-        return Scale(*axis["range"], first, last)
+        low, high = axis["range"]
+        return Scale(low, high, first, last)
     low, high = min(values, default=0.0), max(values, default=1.0)
     if axis.get("rangemode") == "tozero":
         low, high = min(low, 0.0), max(high, 0.0)
@@ -134,7 +135,7 @@ def _legend(data: Sequence[Trace], width: float, height: float) -> Iterator[str]
             needed = 40 + 7 * len(trace["name"])
             if x + needed > width:
                 x, y = 0.0, y + 20
-            color = trace.get("line", trace.get("marker"))["color"]
+            color = trace["marker" if trace["type"] == "bar" else "line"]["color"]
             yield f'<path d="M{x:.0f} {y - 4}h16" stroke="{color}" stroke-width="4"/>'
             yield _text(x + 21, y, trace["name"], 12)
             x += needed
