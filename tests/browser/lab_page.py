@@ -99,11 +99,6 @@ class Notebook:
         else:
             page.locator("[data-status=idle]").wait_for(state="attached", timeout=120_000)
 
-    def save(self) -> None:
-        """File > Save Notebook, and wait until nothing is left to be saved."""
-        self.page.keyboard.press("Control+s")
-        self.page.wait_for_function("!document.title.startsWith('*')", timeout=60_000)
-
     def run_all(self) -> None:
         """Run > Run All Cells."""
         self.page.get_by_role("menuitem", name="Run", exact=True).click()

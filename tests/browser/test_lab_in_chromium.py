@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,13 +123,11 @@ def test_a_run_chosen_in_one_figure_of_compare_stands_out_in_the_others(
     page.wait_for_function(f"!JSON.stringify(({OPACITIES})().slice(0, 3)).includes('0.12')")
 
 
-ENDLESS = (
-    "import labkit as lk\ncluster = lk.Cluster(workers=2, name={name!r})",
-    "data = {{'rows': 64, 'test_rows': 9}}\n"
-    "run = cluster.run(lk.Experiment(workers=2, dataset='digits', dataset_options=data,\n"
-    "    model='linear', batch_size=32, gate=False, epochs=1_000_000))",
-    "print(run.status['state'], run.status['cause'])",
-)
+ENDLESS = """import labkit as lk
+cluster = lk.Cluster(workers=2, name={name!r})
+data = {{"rows": 64, "test_rows": 9}}
+ask = lk.Experiment(workers=2, dataset="digits", dataset_options=data, model="linear")
+ask = ask.replace(batch_size=32, gate=False, epochs=1_000_000)"""
 # Plotly, the only script so large, waits until the test lets it go.
 HOLD_PLOTLY = """
     const make = URL.createObjectURL;
@@ -155,46 +153,44 @@ def wait_until_it_grows(page: Any, curves: str) -> None:
 
 
 @pytest.fixture
-def endless(cluster: Cluster, lab: tuple[str, Path]) -> Iterator[str]:
-    """The name of a notebook whose second cell trains on the ranks of this session, for ever."""
-    cells = [nbformat.v4.new_code_cell(each.format(name=cluster.name)) for each in ENDLESS]
-    made = nbformat.v4.new_notebook(
-        cells=cells,
-        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
-    )
-    nbformat.write(made, lab[1] / "notebooks" / "endless.ipynb")
-    yield "endless.ipynb"
+def endless(cluster: Cluster, lab: tuple[str, Path]) -> Iterator[Callable[..., str]]:
+    """Writes a notebook that trains on the ranks of this session, for ever; its name."""
+
+    def write(name: str, *cells: str) -> str:
+        made = nbformat.v4.new_notebook(
+            cells=[*map(nbformat.v4.new_code_cell, (ENDLESS.format(name=cluster.name), *cells))],
+            metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+        )
+        nbformat.write(made, lab[1] / "notebooks" / f"{name}.ipynb")
+        return f"{name}.ipynb"
+
+    yield write
     cluster.live().stop()
 
 
-def test_a_picture_stands_in_for_plotly_and_a_reloaded_page_finds_the_panel(
-    page: Any, lab: tuple[str, Path], cluster: Cluster, endless: str
+def test_a_picture_stands_in_until_plotly_has_come_up(
+    page: Any, lab: tuple[str, Path], cluster: Cluster, endless: Callable[..., str]
 ) -> None:
     page.set_viewport_size({"width": 1300, "height": 900})
     page.add_init_script(HOLD_PLOTLY)
-    notebook = Notebook(page, lab[0], endless)
-    notebook.run_all()
+    Notebook(page, lab[0], endless("held", "cluster.submit(ask)")).run_all()
     wait_until_it_grows(page, PICTURE)
     assert page.locator(".labkit-live .main-svg:visible").count() == 0
     page.evaluate("letPlotlyGo()")
     wait_until_it_grows(page, CURVES)
     assert page.evaluate(PICTURE) == ""
     assert max(page.evaluate(CUT)) <= 0
-    notebook.save()
-    page.reload()
-    wait_until_it_grows(page, PICTURE)
-    page.evaluate("letPlotlyGo()")
-    wait_until_it_grows(page, CURVES)
     page.get_by_role("button", name="Stop training").click()
     assert cluster.live().result().status["cause"].startswith("stopped by the user after ")
 
 
 @pytest.mark.parametrize("app", ["lab", "notebook"])
 def test_the_stop_button_stops_the_ranks_while_the_cell_runs(
-    page: Any, lab: tuple[str, Path], endless: str, app: str
+    page: Any, lab: tuple[str, Path], endless: Callable[..., str], app: str
 ) -> None:
     page.set_viewport_size({"width": 1300, "height": 900})
-    notebook = Notebook(page, lab[0], endless, app)
+    cells = "run = cluster.run(ask)", "print(run.status['state'], run.status['cause'])"
+    notebook = Notebook(page, lab[0], endless(f"in_{app}", *cells), app)
     notebook.run_all()
     wait_until_it_grows(page, CURVES)
     assert max(page.evaluate(CUT)) <= 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from labkit.cli.doctor.examination import Finding, python
 
-# What a FigureWidget is made of in the browser, and the package that brings each.
+# What figures that change are made of in the browser, and the package that brings each.
 EXTENSIONS = {"@jupyter-widgets/jupyterlab-manager": "jupyterlab_widgets", "anywidget": "anywidget"}
 
 
@@ -29,7 +29,7 @@ def plotly() -> Iterator[Finding]:
 
 
 def widgets() -> Iterator[Finding]:
-    """Whether JupyterLab finds what draws a FigureWidget, so that figures grow while ranks work."""
+    """Whether JupyterLab finds what draws figures that change, as they do while ranks work."""
     import anywidget  # noqa: F401  (the kernel's half)
     from jupyter_core.paths import jupyter_path
 
