@@ -152,7 +152,7 @@ class Tally:
         if self._first is None or self.share is None:
             return None
         seconds, steps = (now - then for now, then in zip(self._last, self._first, strict=True))
-        left = (1 - self.share) * self.steps_per_epoch * self.epochs
+        left = (1 - self.share) * (self.steps_per_epoch or 0) * self.epochs
         return left * seconds / steps if steps else None
 
 
