@@ -147,7 +147,8 @@ CUT = """() => [...document.querySelectorAll(".labkit-live svg")].map((svg) =>
 
 
 def wait_until_it_grows(page: Any, curves: str) -> None:
-    page.wait_for_function(f"({curves})().length > 0", timeout=120_000)
+    # The first run of a session's ranks traces and compiles: minutes on a busy machine.
+    page.wait_for_function(f"({curves})().length > 0", timeout=300_000)
     seen = page.evaluate(curves)
     page.wait_for_function(f"(seen) => ({curves})() !== seen", arg=seen, timeout=120_000)
 
