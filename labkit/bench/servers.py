@@ -102,10 +102,10 @@ class Counted:
         self.seconds += time.perf_counter() - start
         return found
 
-    def update(self, holder: int, gradient: Vector) -> Vector:
+    def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Likewise."""
         start = time.perf_counter()
-        found = self._stage.update(holder, gradient)
+        found = self._stage.update(holder, gradient, rate)
         self.seconds += time.perf_counter() - start
         return found
 

@@ -50,6 +50,7 @@ class Message:
         rows: behind a gradient.
         step: of the worker that it is from or for.
         ends: of a gradient: someone wants training to end; of an answer: there is no more to do.
+        wants: an answer.
         sent, delivered: s; when it was handed over, and when it was there.
         held: s from the delivery of what it answers to its own departure.
     """
@@ -63,6 +64,7 @@ class Message:
     sent: float = 0.0
     delivered: float = 0.0
     held: float = 0.0
+    wants: bool = True
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,12 @@ class Update:
     Attributes:
         gradient: flat, of the part that is held here.
         of: the messages that it was made of, for the diary.
+        rate: factor on the optimizer's learning rate in this update.
     """
 
     gradient: Vector
     of: tuple[Message, ...] = ()
+    rate: float = 1.0
 
 
 @dataclass(frozen=True)

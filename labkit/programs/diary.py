@@ -19,7 +19,7 @@ class Scenes(Protocol):
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         """Of the worker's next batch."""
 
-    def update(self, holder: int, gradient: Vector) -> Vector:
+    def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient to what this one holds; the new weights, which nobody writes into."""
 
     def step(self, row: Row) -> None:

@@ -154,10 +154,10 @@ class RankWorld:
                     found = self._compute(number, weights)
                     return True, self._noted(number, player, *found)
                 player.computes = self._beside.submit(self._compute, number, weights)
-            case Update(gradient, of):
+            case Update(gradient, of, rate):
                 self._diary.applies(number, of, self._clock.now())
                 with self._slowly():
-                    return True, self._scenes.update(number, gradient)
+                    return True, self._scenes.update(number, gradient, rate)
             case Send(to, message, answers):
                 now = self._clock.now()
                 held = now - answers.delivered if answers else 0.0
@@ -238,15 +238,15 @@ class RankWorld:
     ) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.uint8]]]:
         values = message.values
         words = np.zeros(WORDS)
-        words[:9] = (
+        words[:10] = (
             *(to, message.source, values is not None, message.version, message.rows, message.step),
-            *(message.ends, message.sent, message.held),
+            *(message.ends, message.sent, message.held, message.wants),
         )
         flat = np.ascontiguousarray(values) if values is not None else np.empty(0)
         return words, flat.view(np.uint8)
 
     def _opened(self, letter: Letter) -> tuple[int, Message]:
-        to, source, has, version, rows, step, ends, sent, held, *_ = letter.words.tolist()
+        to, source, has, version, rows, step, ends, sent, held, wants, *_ = letter.words.tolist()
         values = letter.values.view(self._dtype) if has else None
         told = Message(int(source), values, int(version), int(rows), int(step), bool(ends), sent)
-        return int(to), replace(told, held=held)
+        return int(to), replace(told, held=held, wants=bool(wants))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -101,6 +102,8 @@ class VirtualWorld:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._carrier = _carrier(network, 1 + max(hosts), self._at)
+        self._lines: dict[tuple[int, int], deque[Message]] = {}  # under way, by source and to
+        self._there: set[Message] = set()  # that wait for one before them
         self._together = Together(len(programs), network, shapes, seed)
 
     def play(self) -> None:
@@ -147,9 +150,9 @@ class VirtualWorld:
                 stop = self._times.computed(number, found.step, self.now)
                 self._diary.begins(number, found, self.now, stop)
                 self._at(stop, lambda: self._resume(number, found))
-            case Update(gradient, of):
+            case Update(gradient, of, rate):
                 self._diary.applies(number, of, self.now)
-                weights = self._scenes.update(number, gradient)
+                weights = self._scenes.update(number, gradient, rate)
                 stop = self._times.updated(number, self.now)
                 self._at(stop, lambda: self._resume(number, weights))
             case Send(to, message, answers):
@@ -181,12 +184,22 @@ class VirtualWorld:
         ends = self._hosts[source], self._hosts[to]
         self._diary.carried(source, nbytes, ends[0] != ends[1])
 
+        line = self._lines.setdefault((source, to), deque())
+        line.append(message)
+
+        def there() -> None:
+            # As on ranks, nothing overtakes what the same one has sent before.
+            self._there.add(message)
+            while line and line[0] in self._there:
+                self._there.remove(line[0])
+                self._deliver(to, line.popleft())
+
         def arrive() -> None:
             late = self._times.late(to, message)
             if late:
-                self._at(self.now + late, lambda: self._deliver(to, message))
+                self._at(self.now + late, there)
             else:
-                self._deliver(to, message)
+                there()
 
         if ends[0] == ends[1]:
             self._at(self.now, arrive)

@@ -153,10 +153,10 @@ class Stage:
         """Of the worker's next batch."""
         return self.replica.gradient(worker, weights)
 
-    def update(self, holder: int, gradient: Vector) -> Vector:
+    def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient; workers that all have the same mean take one step together."""
         if self.roles.parts:
-            self._last[holder] = self._shards[holder].update(gradient)
+            self._last[holder] = self._shards[holder].update(gradient, rate)
             return self._last[holder]
         if self._mean is None or self._mean[0] is not gradient:
             self._mean = gradient, self._shards[0].update(gradient)

@@ -13,10 +13,13 @@ from labkit import (
     AllReduce,
     Cluster,
     ComputeTime,
+    Downpour,
     ErrorFeedback,
     Experiment,
     ParameterServer,
     PowerSGD,
+    SoftSync,
+    StaleSynchronous,
     TopK,
 )
 from labkit.common.errors import InvalidInput
@@ -57,11 +60,18 @@ EXACT = [
     experiment(ParameterServer(2, placement="greedy"), 3, **MOMENTUM, **VIRTUAL),
     experiment(ParameterServer(2, colocated=True), 3, capacities=(1, 2, 1), **VIRTUAL),
     experiment(AllReduce("ring"), 3, optimizer="adam", **VIRTUAL),
+    experiment(StaleSynchronous(0, servers=2), 3, optimizer="adam", **VIRTUAL),
 ]
 REPLAYED = [
     experiment(ParameterServer(2, synchronous=False), 3, **MOMENTUM, **VIRTUAL),
     experiment(ParameterServer(1, synchronous=False), 1, optimizer="adam", **VIRTUAL),
     experiment(ParameterServer(1, backups=1), 3, slow={2: 3.0}, **VIRTUAL),
+    experiment(StaleSynchronous(2, servers=2), 3, slow={0: 4.0}, **MOMENTUM, **VIRTUAL),
+    experiment(SoftSync(3, remedy="per_gradient"), 4, optimizer="adam", **VIRTUAL),
+    experiment(SoftSync(2, remedy="mean"), 4, optimizer="adagrad", **VIRTUAL),
+    experiment(SoftSync(4, remedy="delay_compensated", servers=2), 4, slow={0: 3.0}, **VIRTUAL),
+    experiment(SoftSync(4, remedy="momentum"), 4, **MOMENTUM, **VIRTUAL),
+    experiment(Downpour(servers=2), 3, **VIRTUAL),
 ]
 
 
@@ -93,8 +103,16 @@ def test_what_is_not_exact_is_replayed_by_servers_written_anew(cluster: Cluster)
 
 def test_so_is_what_ranks_did(cluster: Cluster) -> None:
     strategy = ParameterServer(2, synchronous=False, colocated=True)
-    (found,) = verdicts(cluster, [experiment(strategy, 2, optimizer="adagrad")])
-    assert found["verdict"] == "passed", found
+    for each in (strategy, StaleSynchronous(1, remedy="per_gradient", colocated=True)):
+        (found,) = verdicts(cluster, [experiment(each, 2, optimizer="adagrad")])
+        assert found["verdict"] == "passed", found
+
+
+def test_replicas_with_steps_of_their_own_are_not_replayed(cluster: Cluster) -> None:
+    strategy = Downpour(fetch_every=3, push_every=2)
+    (found,) = verdicts(cluster, [experiment(strategy, 3, **VIRTUAL)])
+    assert found["verdict"] == "not applicable"
+    assert "steps of their own" in found["reason"]
 
 
 def trained(communicator: Any, experiments: list[Experiment]) -> list[list[Any]]:
