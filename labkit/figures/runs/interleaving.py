@@ -82,7 +82,7 @@ def staleness(runs: Iterable[Run] | Run) -> Figure:
     import pandas as pd
 
     shown = entries(runs)
-    found = {entry.key: _of_all_seeds(entry.run) for entry in shown}
+    found = {entry.key: staleness_of(entry.run) for entry in shown}
     tables = []
     for place, entry in enumerate(shown):
         share = found[entry.key].value_counts(normalize=True).sort_index()
@@ -111,7 +111,7 @@ def staleness_reading(runs: Iterable[Run] | Run) -> Markdown:
 
 
 def _finding(entry: Entry) -> Finding:
-    old, workers = _of_all_seeds(entry.run), int(entry.run.experiment["workers"])
+    old, workers = staleness_of(entry.run), int(entry.run.experiment["workers"])
     reached = entry.metrics.get("test_accuracy")
     judged = (
         f"test accuracy {reached:.1%}"
@@ -146,7 +146,7 @@ def _events(run: Run) -> pd.DataFrame:
     return events.sort_values(["applied", "server", "update"], kind="stable", ignore_index=True)
 
 
-def _of_all_seeds(run: Run) -> pd.Series[float]:
+def staleness_of(run: Run) -> pd.Series[float]:
     """The staleness of each gradient that was applied."""
     import pandas as pd
 

@@ -113,7 +113,7 @@ def _more(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
     one, more = (_rate(by[way][most]) for way in (few, many))
     came = more > one
     yield Finding(
-        f"**More servers move the cliff** ({most} workers): {_came(came)}",
+        f"**More servers move the cliff** ({most} workers): {it_came(came)}",
         said=(f"{many} serve {more:,.0f} samples/s, {few} {one:,.0f}: {more / one:.2f} ×",),
     )
 
@@ -128,7 +128,7 @@ def _colocated(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
         ratios = [_rate(own[n]) / _rate(apart[n]) for n in both]
         said = ", ".join(f"{ratio:.2f} on {n}" for n, ratio in zip(both, ratios, strict=True))
         yield Finding(
-            f"**Co-located servers collapse first** (Bugliarello): {_came(min(ratios) < 1)}",
+            f"**Co-located servers collapse first** (Bugliarello): {it_came(min(ratios) < 1)}",
             said=(f"of the throughput of separate ones {way} have {said} workers",),
         )
 
@@ -145,7 +145,7 @@ def _backups(slow: Sequence[Run]) -> Iterator[Finding]:
         number = run.experiment["strategy"]["backups"]
         yield Finding(
             f"**A backup worker shortens the step** (Chen 2016), {run.experiment['workers']} "
-            f"workers of which one is slow: {_came(ratio < 1)}",
+            f"workers of which one is slow: {it_came(ratio < 1)}",
             said=(
                 f"with {number} backup a step takes {_step(run):.3g} ms, without "
                 f"{_step(base):.3g} ms: {ratio:.2f} ×",
@@ -203,5 +203,6 @@ def _step(run: Run) -> float:
     return float("nan") if gate_failed(run) else float(run.metrics["step_ms"]["median"])
 
 
-def _came(came: bool) -> str:
+def it_came(came: bool) -> str:
+    """What is said of a shape that was published."""
     return "it came" if came else "it did **not** come"
