@@ -195,6 +195,10 @@ def test_weights_that_were_swapped_on_their_way_are_found_out(cluster: Cluster) 
         ({"slow": {2: 2.0}}, "give 0 to workers - 1"),
         ({"clock": "virtual", "strategy": "Pipeline"}, "allowed: AllReduce, ParameterServer"),
         ({"clock": "virtual", "strategy": AllReduce("mpi")}, "no schedule whose time"),
+        (
+            {"clock": "virtual", "strategy": AllReduce("ring"), "precision": "mixed_float16"},
+            "use precision='mixed_bfloat16'",
+        ),
         ({"callbacks": list}, "leave callbacks out"),
         (
             {"clock": "virtual", "strategy": AllReduce("ring"), "callbacks": list},
