@@ -58,6 +58,11 @@ def test_as_many_gradients_as_the_epochs_have_whoever_computes_them() -> None:
     assert scenes.epochs == [(0, 3)]
 
 
+def test_servers_that_wait_keep_their_weights_at_the_end_of_each_epoch() -> None:
+    _, scenes, _ = play(ParameterServer(2), 3, steps=5, epochs=2)
+    assert sorted(scenes.epochs) == [(0, 3), (0, 4), (1, 3), (1, 4)]
+
+
 def test_backup_workers_are_not_waited_for() -> None:
     slow = {2: Slowdown(compute=4.0)}
     waits = play(ParameterServer(1), 3, slow=slow)[0].now
