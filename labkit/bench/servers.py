@@ -17,6 +17,7 @@ from labkit.network import ComputeTime
 from labkit.strategies import ParameterServer
 
 if TYPE_CHECKING:
+    from labkit.communicator import Mailbox, Slots
     from labkit.programs import Gradient
     from labkit.programs.actions import Vector
     from labkit.worker.played import Stage
@@ -48,6 +49,8 @@ def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5)
             row = head("servers", "mlp-1024", "event loop", count, repeats=repeats)
             rows.append(row | {"clock": "virtual"} | found)
         wanted = _experiment(ranks, virtual=False)
+        for what, each in cluster.call(_carry, repeats, ranks=2)[0].items():
+            rows.append(head("servers", "4 MiB", what, 2, repeats=repeats) | each)
         for what, each in cluster.call(_wall, wanted, repeats)[0].items():
             rows.append(head("servers", "mlp-1024", what, ranks, repeats=repeats) | each)
     return rows
@@ -138,6 +141,46 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
             grown = (process.memory_info().rss - before) / stage.roles.weights.nbytes
     more = {"ratio": float(np.median(ratios)), "ratio_max": max(ratios), "copies": grown}
     return spread(loops) | more | {"bytes": stage.roles.weights.nbytes}
+
+
+def _carry(communicator: Communicator, repeats: int) -> dict[str, Row]:
+    """A gradient of 4 MiB pushed, and as many weights fetched, by both transports in turn."""
+    values = np.ones(2**20, np.float32)
+    carriers = {
+        "two-sided push and fetch": communicator.mailbox(),
+        "one-sided push and fetch": communicator.slots(values.nbytes),
+    }
+    data, words = values.view(np.uint8), np.zeros(1)
+
+    def once(mailbox: Mailbox | Slots) -> float:
+        communicator.meet("the next message of a benchmark")
+        start = time.perf_counter()
+        if communicator.rank == 0:
+            mailbox.post(1, words, data)
+        while not (letters := mailbox.collect()):
+            pass
+        if communicator.rank == 1:
+            mailbox.post(0, words, data)
+        while not mailbox.idle:
+            pass
+        seconds = time.perf_counter() - start
+        for letter in letters:  # only when the other one has taken all of it
+            communicator.meet("the end of a message of a benchmark")
+            mailbox.free(letter.source)
+        return seconds
+
+    found: dict[str, list[float]] = {name: [] for name in carriers}
+    for number in range(1 + repeats):
+        own = {name: [once(carrier) for _ in range(20)] for name, carrier in carriers.items()}
+        for name, seconds in own.items():
+            if number:
+                found[name].append(float(np.median(seconds)))
+    for carrier in carriers.values():
+        carrier.close()
+    rows = {name: spread(seconds) | {"bytes": values.nbytes} for name, seconds in found.items()}
+    two, one = (np.array(found[name]) for name in carriers)
+    rows["one-sided push and fetch"]["ratio"] = float(np.median(one / two))
+    return rows
 
 
 def _wall(communicator: Communicator, experiment: Experiment, repeats: int) -> dict[str, Row]:

@@ -8,6 +8,7 @@ from labkit.communicator.computing import computing
 from labkit.communicator.mailbox import WORDS, Letter, Mailbox
 from labkit.communicator.numbers import scale
 from labkit.communicator.shared_memory import Aside
+from labkit.communicator.slots import Slots
 from labkit.communicator.sparse import merged
 from labkit.communicator.traffic import Traffic
 from labkit.communicator.window import Window
@@ -24,6 +25,7 @@ __all__ = [
     "Mailbox",
     "Mismatch",
     "RankFailed",
+    "Slots",
     "Traffic",
     "WaitTooLong",
     "WallClock",

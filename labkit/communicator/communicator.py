@@ -18,6 +18,7 @@ from labkit.communicator.patience import Patience
 from labkit.communicator.payloads import Payloads
 from labkit.communicator.reductions import Reductions
 from labkit.communicator.shared_memory import Aside, SharedMemory
+from labkit.communicator.slots import Slots
 from labkit.communicator.slowness import Slowness
 from labkit.communicator.traffic import Traffic
 from labkit.communicator.window import Window
@@ -245,6 +246,15 @@ class Communicator:
         """From now on compute as slowly as the ranks that are named here; others as they can."""
         own = slow.get(self.rank)
         self.slowness = None if own is None else Slowness(own, self.rank, seed, self.clock)
+
+    def slots(self, capacity: int) -> Slots:
+        """The same, written straight into the memory of who reads them (collective).
+
+        Args:
+            capacity: bytes of the longest values that any rank sends.
+        """
+        window = self.window(Slots.nbytes(self.size, capacity))
+        return Slots(window, self.rank, self.size, capacity)
 
     def act_slow(self, computed: float) -> None:
         """Sleep as long as this rank's computation would take longer, were it the emulated one.

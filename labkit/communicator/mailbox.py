@@ -88,6 +88,12 @@ class Mailbox:
         self._leaving = [each for each in self._leaving if not each[0].Test()]
         return not self._leaving
 
+    def free(self, source: int) -> None:
+        """Values are their reader's own."""
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
     def _look(self) -> None:
         """Begin to receive what has come."""
         from mpi4py import MPI

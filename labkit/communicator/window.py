@@ -45,6 +45,10 @@ class Window:
         """Read a rank's bytes, from `offset` on, into an array."""
         self._access(self._window.Get, data, rank, offset, source=rank, destination=self._rank)
 
+    def sync(self) -> None:
+        """See in this rank's memory what others have written, and let them see what it has."""
+        self._window.Sync()
+
     def close(self) -> None:
         """Free the memory (collective)."""
         self.memory = np.zeros(0, np.uint8)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.communicator import WORDS, Communicator, Letter, computing
+from labkit.communicator import WORDS, Communicator, Letter, Mailbox, Slots, computing
 from labkit.programs.actions import (
     Action,
     Compute,
@@ -64,6 +64,7 @@ class RankWorld:
         scenes: computes gradients and applies them.
         diary: where steps and updates are written.
         dtype: of the weights.
+        mailbox: what carries messages; None: two-sided.
         meanwhile: whether a server has something to say while the worker beside it computes.
     """
 
@@ -76,11 +77,12 @@ class RankWorld:
         diary: Diary,
         dtype: DTypeLike,
         meanwhile: bool = True,
+        mailbox: Mailbox | Slots | None = None,
     ) -> None:
         self._players = {number: _Player(program) for number, program in programs.items()}
         self._hosts, self._communicator = hosts, communicator
         self._scenes, self._diary, self._dtype = scenes, diary, np.dtype(dtype)
-        self._clock, self._mailbox = communicator.clock, communicator.mailbox()
+        self._clock, self._mailbox = communicator.clock, mailbox or communicator.mailbox()
         self._slowly: Callable[[], AbstractContextManager[None]] = computing(communicator)
         self._begin = 0.0
         self._beside = ThreadPoolExecutor(1) if len(programs) > 1 and meanwhile else None

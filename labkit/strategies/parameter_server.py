@@ -47,6 +47,8 @@ class ParameterServer(Strategy):
             ranks of their own, behind those of the workers.
         placement: which server holds which tensor: "round_robin" and "greedy" by TensorFlow's
             rules; "sharded" cuts the flat weights into equal stretches.
+        transport: on ranks, "two_sided" sends and receives; "one_sided" puts messages into memory
+            that their reader has set aside, who takes no part. On the virtual clock both are flows.
         optimizer: of the servers, by its Keras name, at the experiment's rate; None: the
             experiment's.
         backups: gradients of a clock that are not waited for.
@@ -65,6 +67,7 @@ class ParameterServer(Strategy):
     synchronous: bool = True
     colocated: bool = False
     placement: Literal["round_robin", "greedy", "sharded"] = "round_robin"
+    transport: Literal["two_sided", "one_sided"] = "two_sided"
     optimizer: str | None = None
     backups: NonNegativeInt = 0
 
@@ -81,6 +84,11 @@ class ParameterServer(Strategy):
     def optimizer_of(self, experiment: Question) -> str:
         """That of the servers."""
         return self.optimizer or experiment.optimizer
+
+    @property
+    def one_sided(self) -> bool:
+        """By the transport."""
+        return self.transport == "one_sided"
 
     @property
     def meanwhile(self) -> bool:

@@ -83,8 +83,13 @@ def play(session: Playing, played: Played) -> Stage:
             order[server].append((worker, step))
         VirtualWorld(*given, stage, stage.diary, laws, network, shapes, seed, order).play()
     else:
-        dtype = stage.roles.weights.dtype
-        RankWorld(*given, communicator, stage, stage.diary, dtype, played.meanwhile).play()
+        weights = stage.roles.weights
+        largest = max((part.size for part in stage.roles.parts), default=0) * weights.itemsize
+        mailbox = communicator.slots(largest) if played.one_sided else communicator.mailbox()
+        dtype, meanwhile = weights.dtype, played.meanwhile
+        world = RankWorld(*given, communicator, stage, stage.diary, dtype, meanwhile, mailbox)
+        world.play()
+        mailbox.close()
     stage.leave()
     return stage
 
