@@ -17,7 +17,7 @@ from labkit.network import ComputeTime
 from labkit.strategies import ParameterServer
 
 if TYPE_CHECKING:
-    from labkit.communicator import Mailbox, Slots
+    from labkit.communicator import Letter, Mailbox, Slots
     from labkit.programs import Gradient
     from labkit.programs.actions import Vector
     from labkit.worker.played import Stage
@@ -146,41 +146,41 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
 def _carry(communicator: Communicator, repeats: int) -> dict[str, Row]:
     """A gradient of 4 MiB pushed, and as many weights fetched, by both transports in turn."""
     values = np.ones(2**20, np.float32)
-    carriers = {
-        "two-sided push and fetch": communicator.mailbox(),
-        "one-sided push and fetch": communicator.slots(values.nbytes),
+    two, one = "two-sided push and fetch", "one-sided push and fetch"
+    carriers: dict[str, Mailbox | Slots] = {
+        two: communicator.mailbox(),
+        one: communicator.slots(values.nbytes),
     }
-    data, words = values.view(np.uint8), np.zeros(1)
-
-    def once(mailbox: Mailbox | Slots) -> float:
-        communicator.meet("the next message of a benchmark")
-        start = time.perf_counter()
-        if communicator.rank == 0:
-            mailbox.post(1, words, data)
-        while not (letters := mailbox.collect()):
-            pass
-        if communicator.rank == 1:
-            mailbox.post(0, words, data)
-        while not mailbox.idle:
-            pass
-        seconds = time.perf_counter() - start
-        for letter in letters:  # only when the other one has taken all of it
-            communicator.meet("the end of a message of a benchmark")
-            mailbox.free(letter.source)
-        return seconds
-
     found: dict[str, list[float]] = {name: [] for name in carriers}
     for number in range(1 + repeats):
-        own = {name: [once(carrier) for _ in range(20)] for name, carrier in carriers.items()}
-        for name, seconds in own.items():
-            if number:
+        for name, carrier in carriers.items():
+            seconds = [_there_and_back(communicator, carrier, values) for _ in range(20)]
+            if number:  # the first ones touch their memory
                 found[name].append(float(np.median(seconds)))
     for carrier in carriers.values():
         carrier.close()
     rows = {name: spread(seconds) | {"bytes": values.nbytes} for name, seconds in found.items()}
-    two, one = (np.array(found[name]) for name in carriers)
-    rows["one-sided push and fetch"]["ratio"] = float(np.median(one / two))
+    rows[one]["ratio"] = float(np.median(np.array(found[one]) / np.array(found[two])))
     return rows
+
+
+def _there_and_back(communicator: Communicator, mailbox: Mailbox | Slots, values: Vector) -> float:
+    """Seconds until rank 0 has what rank 1 sent for what it got."""
+    letters: list[Letter] = []
+    communicator.meet("the next message of a benchmark")
+    start = time.perf_counter()
+    for sends in (0, 1):
+        if communicator.rank == sends:
+            mailbox.post(1 - sends, np.zeros(1), values.view(np.uint8))
+        while communicator.rank != sends and not letters:
+            letters = mailbox.collect()
+    while not mailbox.idle:
+        pass
+    seconds = time.perf_counter() - start
+    communicator.meet("the end of a message of a benchmark")
+    for letter in letters:
+        mailbox.free(letter.source)
+    return seconds
 
 
 def _wall(communicator: Communicator, experiment: Experiment, repeats: int) -> dict[str, Row]:
