@@ -66,8 +66,10 @@ def test_on_the_virtual_clock_they_do_what_one_process_does(cluster: Cluster) ->
     [
         experiment(ParameterServer(2, placement="sharded"), 2, **MOMENTUM),
         experiment(ParameterServer(2, colocated=True), 3, optimizer="adam"),
+        experiment(ParameterServer(2, transport="one_sided", placement="greedy"), 2, **MOMENTUM),
+        experiment(ParameterServer(2, transport="one_sided", colocated=True), 2),
     ],
-    ids=["apart", "colocated"],
+    ids=["apart", "colocated", "apart, one-sided", "colocated, one-sided"],
 )
 def test_on_ranks_they_do_what_one_process_does(cluster: Cluster, wanted: Experiment) -> None:
     (found,) = verdicts(cluster, [wanted])
