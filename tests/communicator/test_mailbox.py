@@ -1,4 +1,4 @@
-"""Letters from whoever sends, by both transports: all arrive, whole, in the order of each sender."""
+"""Letters from whoever sends, by both transports: all arrive, whole, each sender's in order."""
 
 from __future__ import annotations
 
