@@ -149,7 +149,7 @@ def _carry(communicator: Communicator, repeats: int) -> dict[str, Row]:
     two, one = "two-sided push and fetch", "one-sided push and fetch"
     carriers: dict[str, Mailbox | Slots] = {
         two: communicator.mailbox(),
-        one: communicator.slots(values.nbytes),
+        one: communicator.slots({(0, 1): values.nbytes, (1, 0): values.nbytes}),
     }
     found: dict[str, list[float]] = {name: [] for name in carriers}
     for number in range(1 + repeats):
@@ -167,19 +167,24 @@ def _carry(communicator: Communicator, repeats: int) -> dict[str, Row]:
 def _there_and_back(communicator: Communicator, mailbox: Mailbox | Slots, values: Vector) -> float:
     """Seconds until rank 0 has what rank 1 sent for what it got."""
     letters: list[Letter] = []
+    patience = communicator.patience
     communicator.meet("the next message of a benchmark")
     start = time.perf_counter()
     for sends in (0, 1):
+        patience.begin()
         if communicator.rank == sends:
-            mailbox.post(1 - sends, np.zeros(1), values.view(np.uint8))
+            mailbox.post((sends, 1 - sends), np.zeros(1), values.view(np.uint8))
+        polls = 0
         while communicator.rank != sends and not letters:
+            patience.pause(polls)
             letters = mailbox.collect()
+            polls += 1
     while not mailbox.idle:
-        pass
+        patience.pause(0)
     seconds = time.perf_counter() - start
     communicator.meet("the end of a message of a benchmark")
     for letter in letters:
-        mailbox.free(letter.source)
+        mailbox.free(letter.route)
     return seconds
 
 

@@ -3,76 +3,111 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.communicator.mailbox import WORDS, Letter
+from labkit.common.errors import LabkitError
+from labkit.communicator.emulation import Emulation
+from labkit.communicator.mailbox import Letter, Route, headed, opened
+from labkit.communicator.patience import Patience
 from labkit.communicator.window import Window
 
-_HEAD = 128  # bytes: whether the slot is full, bytes of values, the caller's words; aligned
+_LINE = 64  # bytes of a cache line
+_HEAD = 2 * _LINE  # the number of the letter, and its head
+
+Posted = tuple[Route, NDArray[np.float64], NDArray[np.uint8]]
 
 
 class Slots:
-    """A mailbox of one slot for each pair of ranks: who sends puts, who reads takes no part.
+    """A mailbox with one slot a route: who sends puts, who reads takes no part.
 
     Memory is placed once, at the begin, and values are read where they were put: they stay until
-    their reader posts a letter back to who sent them, or frees them. A letter for a slot that is
-    still full waits at its sender. So there is no handshake, no copy on the reader's side, and
-    nothing to allocate.
+    their reader posts a letter to who sent them, or frees them. A letter for a slot that is still
+    full waits at its sender. So there is no handshake, no copy on the reader's side, and nothing
+    to allocate. A slot for each route, and not for each pair of ranks: who stands on one rank must
+    not wait for each other's letters to be read.
 
     Args:
-        window: memory of this rank, of `Slots.nbytes` bytes.
-        rank, size: this rank's number, and how many there are.
-        capacity: bytes of the longest values.
+        window: makes memory of so many bytes at this rank (collective).
+        patience: of this rank, by whose meter and clock it goes.
+        emulation: the network to emulate, or None.
+        hosts: the rank of each who sends or reads, by number.
+        routes: bytes of the longest values, by (who sends, who reads).
 
     Source: J. Xue, Y. Miao, C. Chen, M. Wu, L. Zhang, L. Zhou: Fast distributed deep learning over
     RDMA, EuroSys 2019: tensors placed statically at their receivers, which poll a flag.
     """
 
-    def __init__(self, window: Window, rank: int, size: int, capacity: int) -> None:
-        self._window, self._rank = window, rank
-        self._stride = self._of_one(capacity)
-        self._outbox: deque[tuple[int, NDArray[np.float64], NDArray[np.uint8]]] = deque()
-        self._open: set[int] = set()  # sources whose values are still read
-        self._heads = [
-            window.memory[at : at + _HEAD].view(np.float64)
-            for at in range(0, size * self._stride, self._stride)
-        ]
+    def __init__(
+        self,
+        window: Callable[[int], Window],
+        patience: Patience,
+        emulation: Emulation | None,
+        hosts: Sequence[int],
+        routes: Mapping[Route, int],
+    ) -> None:
+        self._patience, self._emulation, self._hosts = patience, emulation, hosts
+        self._capacities = routes
+        self._slots: dict[Route, int] = {}  # bytes in the memory of the reader
+        self._reads: dict[Route, int] = {}  # bytes in that of the sender: letters read by now
+        sizes = [0] * patience.size
+        for route, capacity in routes.items():
+            source, reader = (hosts[number] for number in route)
+            self._slots[route] = sizes[reader]
+            sizes[reader] += _HEAD + -(-capacity // _LINE) * _LINE
+            self._reads[route] = sizes[source]
+            sizes[source] += _LINE
+        self._window = window(sizes[patience.rank])
+        self._sent = dict.fromkeys((r for r in routes if hosts[r[0]] == patience.rank), 0)
+        self._came = dict.fromkeys((r for r in routes if hosts[r[1]] == patience.rank), 0)
+        memory = self._window.memory
+        self._read = {r: memory[self._reads[r] :][:8].view(np.float64) for r in self._sent}
+        self._heads = {r: memory[self._slots[r] :][:_HEAD].view(np.float64) for r in self._came}
+        self._outbox: deque[Posted] = deque()
+        self._coming: list[Letter] = []
+        self._open: set[Route] = set()  # whose values are still read
 
-    @classmethod
-    def nbytes(cls, size: int, capacity: int) -> int:
-        """What a rank's memory must hold."""
-        return size * cls._of_one(capacity)
+    def post(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> None:
+        """Put a letter where its reader finds it; what was read of that one is free by now.
 
-    @staticmethod
-    def _of_one(capacity: int) -> int:
-        return _HEAD + -(-capacity // 64) * 64
-
-    def post(self, to: int, words: NDArray[np.float64], values: NDArray[np.uint8]) -> None:
-        """Put a letter where its reader finds it; what was read of that one is free by now."""
-        self.free(to)
-        self._outbox.append((to, words, values))
+        Raises:
+            LabkitError: the values are longer than those of this route may be.
+        """
+        if values.nbytes > self._capacities[route]:
+            raise LabkitError(
+                f"{values.nbytes} bytes for a slot of {self._capacities[route]}; use "
+                "transport='two_sided', whose messages may have any length"
+            )
+        self.free((route[1], route[0]))
+        self._outbox.append((route, words, values))
         self._deliver()
 
-    def free(self, source: int) -> None:
-        """The values that this one has sent are read no longer."""
-        if source in self._open:
-            self._open.remove(source)
-            self._heads[source][0] = 0.0
-            self._window.sync()
+    def free(self, route: Route) -> None:
+        """What came by this route is read no longer."""
+        if route in self._open:
+            self._open.remove(route)
+            read = np.array([float(self._came[route])])
+            self._window.write(read, self._hosts[route[0]], self._reads[route])
 
     def collect(self) -> list[Letter]:
         """Letters that have come since this was asked last."""
         self._deliver()
-        self._window.sync()
-        return list(self._come())
-
-    def close(self) -> None:
-        """Free the memory (collective)."""
-        self._heads = []
-        self._window.close()
+        for route, head in self._heads.items():
+            if head[0] > self._came[route]:
+                self._window.sync()  # what was put before the number
+                self._coming.append(self._taken(route))
+        if not self._coming:
+            return []
+        now = self._patience.clock.now()
+        found = [letter for letter in self._coming if letter.is_here(now)]
+        self._coming = [letter for letter in self._coming if letter not in found]
+        for letter in found:
+            self._open.add(letter.route)
+            if not letter.values.nbytes:
+                self.free(letter.route)
+        return found
 
     @property
     def idle(self) -> bool:
@@ -80,39 +115,43 @@ class Slots:
         self._deliver()
         return not self._outbox
 
-    def _come(self) -> Iterator[Letter]:
-        for source, head in enumerate(self._heads):
-            if head[0] == 0.0 or source in self._open:
-                continue
-            at = source * self._stride + _HEAD
-            values = self._window.memory[at : at + int(head[1])]
-            words = head[2:].copy()
-            if values.nbytes:
-                self._open.add(source)
-            else:
-                head[0] = 0.0
-            yield Letter(source, words, values)
+    def close(self) -> None:
+        """Free the memory, when all have come to this (collective)."""
+        self._patience.meet("the end of one-sided messages")
+        self._read, self._heads = {}, {}
+        self._window.close()
+
+    def _taken(self, route: Route) -> Letter:
+        """The letter that lies in a slot."""
+        self._came[route] += 1
+        head = self._heads[route][1:]
+        values = self._window.memory[self._slots[route] + _HEAD :][: int(head[0])]
+        return opened(head, values, self._emulation, self._hosts[route[0]])
 
     def _deliver(self) -> None:
-        """Put what waits into slots that are empty; letters for one reader keep their order."""
-        waiting: deque[tuple[int, NDArray[np.float64], NDArray[np.uint8]]] = deque()
-        behind: set[int] = set()
-        while self._outbox:
-            to, words, values = self._outbox.popleft()
-            if to in behind or not self._put(to, words, values):
-                behind.add(to)
-                waiting.append((to, words, values))
+        """Put what waits into slots that are empty; letters of one route keep their order."""
+        waiting: deque[Posted] = deque()
+        behind: set[Route] = set()
+        for posted in self._outbox:
+            route = posted[0]
+            if route in behind or self._read[route][0] < self._sent[route]:
+                behind.add(route)
+                waiting.append(posted)
+            else:
+                self._put(*posted)
         self._outbox = waiting
 
-    def _put(self, to: int, words: NDArray[np.float64], values: NDArray[np.uint8]) -> bool:
-        at, full = self._rank * self._stride, np.ones(1)
-        self._window.get(full, to, at)
-        if full[0]:
-            return False
-        head = np.zeros(1 + WORDS)
-        head[0], head[1 : 1 + len(words)] = values.nbytes, words
+    def _put(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> None:
+        at, to, ticket = self._slots[route], self._hosts[route[1]], 0.0
+        if self._emulation:
+            ticket = self._emulation.depart(to, values.nbytes)
+        self._sent[route] += 1
         if values.nbytes:
-            self._window.put(values, to, at + _HEAD)
-        self._window.put(head, to, at + 8)
-        self._window.put(np.ones(1), to, at)  # last: who sees it finds the rest
-        return True
+            self._window.write(values, to, at + _HEAD)
+        self._window.write(headed(route, ticket, words, values), to, at + 8)
+        # Last: who sees the number finds the rest.
+        self._window.write(np.array([float(self._sent[route])]), to, at)
+        traffic = self._patience.traffic
+        traffic.messages += 1
+        traffic.payload_bytes += values.nbytes
+        traffic.wire_bytes += values.nbytes

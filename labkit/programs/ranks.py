@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from labkit.communicator import WORDS, Communicator, Letter, Mailbox, Slots, computing
+from labkit.communicator import Communicator, Letter, Mailbox, Slots, computing
 from labkit.programs.actions import (
     Action,
     Compute,
@@ -82,7 +83,7 @@ class RankWorld:
         self._players = {number: _Player(program) for number, program in programs.items()}
         self._hosts, self._communicator = hosts, communicator
         self._scenes, self._diary, self._dtype = scenes, diary, np.dtype(dtype)
-        self._clock, self._mailbox = communicator.clock, mailbox or communicator.mailbox()
+        self._clock, self._mailbox = communicator.clock, mailbox or communicator.mailbox(hosts)
         self._slowly: Callable[[], AbstractContextManager[None]] = computing(communicator)
         self._begin = 0.0
         self._beside = ThreadPoolExecutor(1) if len(programs) > 1 and meanwhile else None
@@ -212,7 +213,7 @@ class RankWorld:
         away = self._hosts[source] != self._hosts[to]
         self._diary.carried(source, nbytes, away)
         if away:
-            self._mailbox.post(self._hosts[to], *self._sealed(to, message))
+            self._mailbox.post((source, to), *_sealed(message))
         else:
             self._deliver(to, message)
 
@@ -235,20 +236,17 @@ class RankWorld:
                 return player.inbox.pop(place)
         return None
 
-    def _sealed(
-        self, to: int, message: Message
-    ) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.uint8]]]:
-        values = message.values
-        words = np.zeros(WORDS)
-        words[:9] = (
-            *(to, message.source, values is not None, message.version, message.rows, message.step),
-            *(message.ends, message.sent, message.held),
-        )
-        flat = np.ascontiguousarray(values) if values is not None else np.empty(0)
-        return words, flat.view(np.uint8)
-
     def _opened(self, letter: Letter) -> tuple[int, Message]:
-        to, source, has, version, rows, step, ends, sent, held, *_ = letter.words.tolist()
+        has, version, rows, step, ends, sent, held, *_ = letter.words.tolist()
         values = letter.values.view(self._dtype) if has else None
-        told = Message(int(source), values, int(version), int(rows), int(step), bool(ends), sent)
-        return int(to), replace(told, held=held)
+        source, to = letter.route
+        told = Message(source, values, int(version), int(rows), int(step), bool(ends), sent)
+        return to, replace(told, held=held)
+
+
+def _sealed(message: Message) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    """The words and the bytes of a message."""
+    values = message.values
+    words = (values is not None, message.version, message.rows, message.step, message.ends)
+    flat = np.ascontiguousarray(values) if values is not None else np.empty(0)
+    return np.array([*words, message.sent, message.held], np.float64), flat.view(np.uint8)

@@ -50,6 +50,16 @@ class Roles:
             self.part(server).put(part, flat)
         return flat
 
+    def routes(self) -> dict[tuple[int, int], int]:
+        """Bytes of what workers and servers at different places send each other, both ways."""
+        return {
+            route: self.part(server).size * self.weights.itemsize
+            for worker in range(self.workers)
+            for server in self.servers
+            if self.hosts[worker] != self.hosts[server]
+            for route in ((worker, server), (server, worker))
+        }
+
     def part(self, server: int) -> Parts:
         """What a server holds."""
         return self.parts[server - self.workers]

@@ -82,15 +82,17 @@ def play(session: Playing, played: Played) -> Stage:
         for server, worker, step in experiment.order:
             order[server].append((worker, step))
         VirtualWorld(*given, stage, stage.diary, laws, network, shapes, seed, order).play()
-    else:
-        weights = stage.roles.weights
-        largest = max((part.size for part in stage.roles.parts), default=0) * weights.itemsize
-        mailbox = communicator.slots(largest) if played.one_sided else communicator.mailbox()
-        dtype, meanwhile = weights.dtype, played.meanwhile
-        world = RankWorld(*given, communicator, stage, stage.diary, dtype, meanwhile, mailbox)
-        world.play()
-        mailbox.close()
+        stage.leave()
+        return stage
+    roles, hosts = stage.roles, stage.roles.hosts
+    one_sided = played.one_sided
+    mailbox = (
+        communicator.slots(roles.routes(), hosts) if one_sided else communicator.mailbox(hosts)
+    )
+    dtype, meanwhile = roles.weights.dtype, played.meanwhile
+    RankWorld(*given, communicator, stage, stage.diary, dtype, meanwhile, mailbox).play()
     stage.leave()
+    mailbox.close()  # last: what was read of it may still be in the model
     return stage
 
 

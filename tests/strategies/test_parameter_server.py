@@ -76,10 +76,11 @@ def test_on_the_virtual_clock_they_do_what_one_process_does(cluster: Cluster) ->
     [
         experiment(ParameterServer(2, placement="sharded"), 2, **MOMENTUM),
         experiment(ParameterServer(2, colocated=True), 3, optimizer="adam"),
+        experiment(ParameterServer(1, transport="one_sided"), 3, optimizer="adam"),
         experiment(ParameterServer(2, transport="one_sided", placement="greedy"), 2, **MOMENTUM),
-        experiment(ParameterServer(2, transport="one_sided", colocated=True), 2),
+        experiment(ParameterServer(3, transport="one_sided", colocated=True), 3),
     ],
-    ids=["apart", "colocated", "apart, one-sided", "colocated, one-sided"],
+    ids=["apart", "colocated", "one, one-sided", "apart, one-sided", "colocated, one-sided"],
 )
 def test_on_ranks_they_do_what_one_process_does(cluster: Cluster, wanted: Experiment) -> None:
     (found,) = verdicts(cluster, [wanted])
@@ -93,10 +94,23 @@ def test_what_is_not_exact_is_replayed_by_servers_written_anew(cluster: Cluster)
         assert "replayed" in found["reason"]
 
 
-def test_so_is_what_ranks_did(cluster: Cluster) -> None:
-    strategy = ParameterServer(2, synchronous=False, colocated=True)
-    (found,) = verdicts(cluster, [experiment(strategy, 2, optimizer="adagrad")])
+ASYNCHRONOUS: dict[str, Any] = {"synchronous": False, "transport": "one_sided"}
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        experiment(ParameterServer(2, synchronous=False, colocated=True), 2, optimizer="adagrad"),
+        # Three who write to and read from each other: whoever held a letter would hold all.
+        experiment(ParameterServer(3, colocated=True, **ASYNCHRONOUS), 3, **MOMENTUM),
+        experiment(ParameterServer(1, **ASYNCHRONOUS), 2, network="1GbE"),
+    ],
+    ids=["two-sided", "colocated, one-sided", "apart, one-sided, emulated"],
+)
+def test_so_is_what_ranks_did(cluster: Cluster, wanted: Experiment) -> None:
+    (found,) = verdicts(cluster, [wanted])
     assert found["verdict"] == "passed", found
+    assert found["max_abs_difference"] < 1e-9
 
 
 def trained(communicator: Any, experiments: list[Experiment]) -> list[list[Any]]:
