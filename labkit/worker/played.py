@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import keras
 
     from labkit.common.content import JSON
-    from labkit.communicator import Communicator
+    from labkit.communicator import Communicator, Mailbox, Slots
     from labkit.experiment import Experiment
     from labkit.programs.diary import Event
     from labkit.worker.feed import Feed
@@ -85,10 +85,9 @@ def play(session: Playing, played: Played) -> Stage:
         stage.leave()
         return stage
     roles, hosts = stage.roles, stage.roles.hosts
-    one_sided = played.one_sided
-    mailbox = (
-        communicator.slots(roles.routes(), hosts) if one_sided else communicator.mailbox(hosts)
-    )
+    mailbox: Mailbox | Slots = communicator.mailbox(hosts)
+    if played.one_sided:
+        mailbox = communicator.slots(roles.routes(), hosts)
     dtype, meanwhile = roles.weights.dtype, played.meanwhile
     RankWorld(*given, communicator, stage, stage.diary, dtype, meanwhile, mailbox).play()
     stage.leave()
