@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from labkit.common.errors import InvalidInput
+from labkit.compression import Compressor, Nested
 from labkit.programs import (
+    Code,
     Compute,
     Drop,
     Message,
@@ -18,6 +22,7 @@ from labkit.programs import (
     Roles,
     Send,
     Snapshot,
+    Talk,
     Update,
     placed,
 )
@@ -52,6 +57,9 @@ class ParameterServer(Strategy):
         optimizer: of the servers, by its Keras name, at the experiment's rate; None: the
             experiment's.
         backups: gradients of a clock that are not waited for.
+        compressor: how workers and servers say less, in both directions: gradients through it,
+            weights as differences from what the worker has by now, see `labkit.programs.Talk`;
+            one of `labkit.compression.COMPRESSORS`, its name, or None.
 
     Source: M. Li et al.: Scaling distributed machine learning with the parameter server, OSDI 2014;
     synchronous with backup workers: J. Chen et al., Revisiting distributed synchronous SGD, 2016,
@@ -70,11 +78,12 @@ class ParameterServer(Strategy):
     transport: Literal["two_sided", "one_sided"] = "two_sided"
     optimizer: str | None = None
     backups: NonNegativeInt = 0
+    compressor: Nested | None = None
 
     @property
     def exact(self) -> bool:
-        """Where every update waits for every worker."""
-        return self.synchronous and self.backups == 0
+        """Where every update waits for every worker, and nothing is left out."""
+        return self.synchronous and self.backups == 0 and self.compressor is None
 
     @property
     def plays(self) -> bool:
@@ -127,6 +136,8 @@ class ParameterServer(Strategy):
                 f"servers={self.servers} with colocated=True stand on the ranks of "
                 f"workers={workers}; allowed: 1 to {workers}, or colocated=False"
             )
+        if self.compressor is not None:
+            _refuse_unsaid(self.compressor)
         if experiment.feed == "scatter":
             raise InvalidInput("feed='scatter' does not know servers; use feed='shard'")
         optimizer = self.optimizer_of(experiment)
@@ -168,17 +179,20 @@ class ParameterServer(Strategy):
 
     def _worker(self, roles: Roles, number: int) -> Program:
         weights, versions = roles.weights, dict.fromkeys(roles.servers, 0)
+        talks = {server: Talk(self.compressor, roles, number, server) for server in roles.servers}
         over = False
         while not over:
             found = yield Compute(weights)
             about = found.rows, found.step, found.last
             for server in roles.servers:
                 part = roles.part(server).take(found.values)
-                yield Send(server, Message(number, part, versions[server], *about))
+                said = yield Code(partial(talks[server].push, part))
+                yield Send(server, Message(number, said, versions[server], *about))
             parts: dict[int, Vector] = {}
             for server in roles.servers:
                 answer = yield Receive(server)
-                parts[server], versions[server] = answer.values, answer.version
+                parts[server] = yield Code(partial(talks[server].answered, answer.values))
+                versions[server] = answer.version
                 over = over or answer.ends
             weights = roles.whole(parts)
         for server in roles.servers:
@@ -187,6 +201,7 @@ class ParameterServer(Strategy):
     def _waits(self, roles: Roles, number: int) -> Program:
         """A server of whose updates each waits for the gradients of one clock."""
         weights, clock, last = roles.part(number).take(roles.weights), 0, False
+        talks = [Talk(self.compressor, roles, worker, number) for worker in range(roles.workers)]
         total = roles.steps * roles.epochs
         here: list[Message] = []
         gone = 0
@@ -198,10 +213,12 @@ class ParameterServer(Strategy):
             last = last or push.ends
             if push.version < clock:
                 yield Drop(push)
-                answer = Message(number, weights, clock, ends=clock == total)
+                said = yield Code(partial(talks[push.source].answer, weights))
+                answer = Message(number, said, clock, ends=clock == total)
                 yield Send(push.source, answer, answers=push)
                 continue
-            here.append(push)
+            gradient = yield Code(partial(talks[push.source].pushed, push.values))
+            here.append(replace(push, values=gradient))
             if len(here) < roles.workers - self.backups:
                 continue
             here.sort(key=lambda message: message.source)
@@ -210,7 +227,8 @@ class ParameterServer(Strategy):
             total = clock if last and number == roles.lead else total
             for each in here:
                 ends = number == roles.lead and clock == total
-                yield Send(each.source, Message(number, weights, clock, ends=ends), answers=each)
+                said = yield Code(partial(talks[each.source].answer, weights))
+                yield Send(each.source, Message(number, said, clock, ends=ends), answers=each)
             here = []
             if clock % roles.steps == 0:
                 yield Snapshot(clock // roles.steps - 1, weights)
@@ -218,6 +236,7 @@ class ParameterServer(Strategy):
     def _applies(self, roles: Roles, number: int) -> Program:
         """A server that applies each gradient when it comes."""
         weights, version = roles.part(number).take(roles.weights), 0
+        talks = [Talk(self.compressor, roles, worker, number) for worker in range(roles.workers)]
         epoch = roles.steps * roles.workers
         granted, total = roles.workers, epoch * roles.epochs
         came = gone = 0
@@ -226,16 +245,29 @@ class ParameterServer(Strategy):
             if push.values is None:
                 gone += 1
                 continue
+            talk = talks[push.source]
             if push.rows:
-                weights = yield Update(push.values, (push,))
+                gradient = yield Code(partial(talk.pushed, push.values))
+                weights = yield Update(gradient, (push,))
                 version += 1
+            else:
+                yield Drop(push)
             came += 1
             total = granted if push.ends else total
             ends = number == roles.lead and granted >= total
             granted += not ends
-            yield Send(push.source, Message(number, weights, version, ends=ends), answers=push)
+            said = yield Code(partial(talk.answer, weights))
+            yield Send(push.source, Message(number, said, version, ends=ends), answers=push)
             if came % epoch == 0:
                 yield Snapshot(came // epoch - 1, weights)
+
+
+def _refuse_unsaid(compressor: Compressor) -> None:
+    if why := compressor.unsaid():
+        raise InvalidInput(
+            f"compressor={type(compressor).__name__} {why}; use ErrorFeedback(TopK(ratio=0.01)), "
+            "QSGD(levels=127), Float16, …, or AllReduce"
+        )
 
 
 def _mean(pushes: Sequence[Message]) -> Vector:

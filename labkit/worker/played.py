@@ -86,9 +86,10 @@ def play(session: Playing, played: Played) -> Stage:
         return stage
     roles, hosts = stage.roles, stage.roles.hosts
     mailbox: Mailbox | Slots = communicator.mailbox(hosts)
+    said = played.compressor is not None
     if played.one_sided:
-        mailbox = communicator.slots(roles.routes(), hosts)
-    dtype, meanwhile = roles.weights.dtype, played.meanwhile
+        mailbox = communicator.slots(roles.routes(said), hosts)
+    dtype, meanwhile = np.dtype(np.uint8) if said else roles.weights.dtype, played.meanwhile
     RankWorld(*given, communicator, stage, stage.diary, dtype, meanwhile, mailbox).play()
     stage.leave()
     mailbox.close()  # last: what was read of it may still be in the model
@@ -110,6 +111,7 @@ class Stage:
                 "a data set of your own does not say how many batches it has, which programs "
                 "count; give steps=…"
             )
+        self.compressor = played.compressor
         self.replica = Replica(session.model, session.batches())
         self.roles = Roles(
             workers,
@@ -118,6 +120,7 @@ class Stage:
             session.experiment.epochs,
             self.replica.weights,
             list(played.hosts(workers)),
+            session.experiment.seed,
         )
         self.diary = Diary(self, session.feed.steps)
         self._virtual = session.experiment.clock == "virtual"

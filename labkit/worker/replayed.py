@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from labkit.common.errors import LabkitError
-from labkit.programs import Parts, Roles
+from labkit.programs import Parts, Roles, Talk
 from labkit.programs.actions import Vector
 from labkit.programs.diary import Event
 
@@ -18,6 +18,8 @@ from labkit.programs.diary import Event
 Rule: TypeAlias = Callable[[Vector, Vector, float, int], Vector]
 # Of a worker, a step and the weights that it had: its gradient.
 Asked: TypeAlias = Callable[[int, int, Vector], Vector]
+# Of the numbers of a worker and a server: one end of what they say to each other.
+Talks: TypeAlias = Callable[[int, int], Talk]
 OFF = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "amsgrad")
 
 
@@ -38,6 +40,7 @@ def replay(
     rule: Callable[[int], Rule],
     rate: Callable[[int], float],
     asked: Asked,
+    talks: Talks,
 ) -> Vector:
     """The weights after the updates that were written down, in their order.
 
@@ -50,6 +53,7 @@ def replay(
         rule: how a server's optimizer changes so many weights.
         rate: the learning rate of an update, by its number from 0.
         asked: computes gradients.
+        talks: makes ends of talks, new ones.
 
     Raises:
         LabkitError: what was written down cannot have happened in any order.
@@ -60,7 +64,7 @@ def replay(
         key = int(event["worker"]), int(event["step"])
         had.setdefault(key, {})[int(event["server"])] = int(event["version"])
     wanted = Counter((s, v) for versions in had.values() for s, v in versions.items())
-    gradients = _Gradients(roles, servers, had, wanted, asked)
+    gradients = _Gradients(roles, servers, had, wanted, asked, talks)
     left = {server: _updates(events, server) for server in servers}
     while any(left.values()):
         ready = [s for s, updates in left.items() if updates and gradients.known(updates[0])]
@@ -90,7 +94,10 @@ class _Server:
 
 
 class _Gradients:
-    """Gradients by worker and step, computed when their weights are there."""
+    """Gradients as servers understand them, by worker and step, each computed after the one before.
+
+    What a worker has of a server's weights, and what waits at it, goes from step to step.
+    """
 
     def __init__(
         self,
@@ -99,11 +106,14 @@ class _Gradients:
         had: Mapping[tuple[int, int], Mapping[int, int]],
         wanted: Counter[tuple[int, int]],
         asked: Asked,
+        talks: Talks,
     ) -> None:
         self._roles, self._servers, self._had, self._asked = roles, servers, had, asked
         self._wanted = wanted
-        self._found: dict[tuple[int, int], Vector] = {}
-        self._uses = {key: len(versions) for key, versions in had.items()}
+        self._found: dict[tuple[int, int], dict[int, Vector]] = {}
+        self._steps: dict[int, int] = {}  # that a worker's gradients were computed of
+        pairs = [(worker, server) for worker in range(roles.workers) for server in roles.servers]
+        self._ends = {pair: (talks(*pair), talks(*pair)) for pair in pairs}  # worker's, server's
 
     def known(self, update: Sequence[Event]) -> bool:
         """Whether all that an update was made of can be computed by now."""
@@ -116,26 +126,33 @@ class _Gradients:
     def mean(self, server: int, update: Sequence[Event]) -> Vector:
         """What a server applied, by the rows behind each gradient."""
         total = sum(event["rows"] for event in update)
-        part = self._roles.part(server)
-        found = np.zeros(part.size, self._roles.weights.dtype)
+        found = np.zeros(self._roles.part(server).size, self._roles.weights.dtype)
         for event in update:
-            found += part.take(self._of(_key(event))) * (event["rows"] / total)
+            found += self._of(_key(event), server) * (event["rows"] / total)
         return found
 
-    def _of(self, key: tuple[int, int]) -> Vector:
-        if key not in self._found:
-            parts = {}
-            for server, version in self._had[key].items():
-                weights = self._servers[server].versions[version]
-                assert weights is not None  # kept as long as it is wanted
-                parts[server] = weights
-                self._wanted[server, version] -= 1
-            self._found[key] = self._asked(*key, self._roles.whole(parts))
-        found = self._found[key]
-        self._uses[key] -= 1
-        if not self._uses[key]:
-            del self._found[key]
-        return found
+    def _of(self, key: tuple[int, int], server: int) -> Vector:
+        worker, step = key
+        while (number := self._steps.get(worker, 0)) <= step:
+            self._found[worker, number] = self._computed(worker, number)
+            self._steps[worker] = number + 1
+        return self._found[key].pop(server)
+
+    def _computed(self, worker: int, step: int) -> dict[int, Vector]:
+        """What servers understand of the gradient of a worker's next step."""
+        weights: dict[int, Vector] = {}
+        for server, version in self._had[worker, step].items():
+            held = self._servers[server].versions[version]
+            assert held is not None  # kept as long as it is wanted
+            self._wanted[server, version] -= 1
+            mine, its = self._ends[worker, server]
+            weights[server] = mine.answered(its.answer(held)) if step else held
+        gradient = self._asked(worker, step, self._roles.whole(weights))
+        return {
+            server: its.pushed(mine.push(self._roles.part(server).take(gradient)))
+            for server in self._roles.servers
+            for mine, its in [self._ends[worker, server]]
+        }
 
 
 def _updates(events: Sequence[Event], server: int) -> list[list[Event]]:
