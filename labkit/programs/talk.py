@@ -38,7 +38,9 @@ class Talk:
         self._seed, self._dtype = roles.seed, roles.weights.dtype
         part = roles.part(server)
         self._shapes = part.shapes
-        self._followed: Vector = part.take(roles.weights)  # what the worker has
+        self._followed: Vector = roles.weights[:0]
+        if compressor is not None:  # else each talk would keep a copy for nothing
+            self._followed = part.take(roles.weights)  # what the worker has
 
     def push(self, gradient: Vector) -> Vector:
         """What a worker sends for the gradient of this part."""
