@@ -8,7 +8,7 @@ both do the same.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -92,8 +92,15 @@ class Update:
 
 
 @dataclass(frozen=True)
+class Code:
+    """Encode or decode what travels; answered by what the call returns."""
+
+    call: Callable[[], Vector]
+
+
+@dataclass(frozen=True)
 class Drop:
-    """A gradient came too late and is not applied; written down."""
+    """A gradient came too late, or is of no rows, and is not applied; written down."""
 
     message: Message
 
@@ -150,5 +157,5 @@ class Snapshot:
     weights: Vector = field(repr=False)
 
 
-Action: TypeAlias = Compute | Update | Drop | Send | Receive | AllReduce | Wait | Snapshot
+Action: TypeAlias = Compute | Update | Code | Drop | Send | Receive | AllReduce | Wait | Snapshot
 Program: TypeAlias = Generator[Action, Any, None]

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat, PositiveInt
 
 from labkit.common.errors import InvalidInput
-from labkit.programs import Compute, Message, Program, Receive, Roles, Send, Snapshot, Update
+from labkit.programs import (
+    Code,
+    Compute,
+    Message,
+    Program,
+    Receive,
+    Roles,
+    Send,
+    Snapshot,
+    Talk,
+    Update,
+)
 from labkit.programs.actions import Vector
 from labkit.strategies.servers import Servers
 from labkit.strategies.strategy import Question
@@ -60,6 +72,7 @@ class Downpour(Servers):
     def work(self, roles: Roles, number: int) -> Program:
         """A replica: compute, step, push and fetch when it is time."""
         weights, versions = roles.weights, dict.fromkeys(roles.servers, 0)
+        talks = {server: Talk(self.compressor, roles, number, server) for server in roles.servers}
         over, done = False, 0
         accrued: Vector | None = None
         rows = 0
@@ -71,9 +84,12 @@ class Downpour(Servers):
             if pushes or fetches:
                 brought = accrued if pushes else None
                 for server in roles.servers:
-                    part = None if brought is None else roles.part(server).take(brought)
+                    said: Vector | None = None
+                    if brought is not None:
+                        part = roles.part(server).take(brought)
+                        said = yield Code(partial(talks[server].push, part))
                     about = versions[server], rows, found.step, found.last
-                    yield Send(server, Message(number, part, *about, wants=fetches))
+                    yield Send(server, Message(number, said, *about, wants=fetches))
             if pushes:
                 accrued, rows = None, 0
             if not fetches:
@@ -82,13 +98,15 @@ class Downpour(Servers):
             parts: dict[int, Vector] = {}
             for server in roles.servers:
                 answer = yield Receive(server)
-                parts[server], versions[server] = answer.values, answer.version
+                parts[server] = yield Code(partial(talks[server].answered, answer.values))
+                versions[server] = answer.version
                 over = over or answer.ends
             weights = roles.whole(parts)
         for server in roles.servers:
             if accrued is not None:
                 part = roles.part(server).take(accrued)
-                last = Message(number, part, versions[server], rows, found.step, wants=False)
+                said = yield Code(partial(talks[server].push, part))
+                last = Message(number, said, versions[server], rows, found.step, wants=False)
                 yield Send(server, last)
             yield Send(server, Message(number, wants=False))  # nothing more will come
 
@@ -98,6 +116,7 @@ class Downpour(Servers):
         epoch = roles.steps * roles.workers
         granted, total = roles.workers * self.fetch_every, epoch * roles.epochs
         done = dict.fromkeys(range(roles.workers), 0)
+        talks = self.talks(roles, number)
         gone = kept = 0
         while gone < roles.workers:
             push = yield Receive()
@@ -105,7 +124,8 @@ class Downpour(Servers):
                 gone += 1
                 continue
             if push.values is not None and push.rows:
-                weights = yield Update(push.values, (push,))
+                gradient = yield Code(partial(talks[push.source].pushed, push.values))
+                weights = yield Update(gradient, (push,))
                 version += 1
             if not push.wants:
                 continue
@@ -113,7 +133,8 @@ class Downpour(Servers):
             total = granted if push.ends else total
             ends = number == roles.lead and granted >= total
             granted += 0 if ends else self.fetch_every
-            yield Send(push.source, Message(number, weights, version, ends=ends), answers=push)
+            said = yield Code(partial(talks[push.source].answer, weights))
+            yield Send(push.source, Message(number, said, version, ends=ends), answers=push)
             while kept < roles.epochs and sum(done.values()) >= (kept + 1) * epoch:
                 yield Snapshot(kept, weights)
                 kept += 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from labkit.common.errors import InvalidInput
-from labkit.programs import Message, Program, Receive, Roles, Send, Snapshot, Update
+from labkit.programs import Code, Drop, Message, Program, Receive, Roles, Send, Snapshot, Update
 from labkit.strategies.servers import Servers, aggregate
 from labkit.strategies.strategy import Question
 
@@ -33,9 +34,14 @@ class ParameterServer(Servers):
             ranks of their own, behind those of the workers.
         placement: which server holds which tensor: "round_robin" and "greedy" by TensorFlow's
             rules; "sharded" cuts the flat weights into equal stretches.
+        transport: on ranks, "two_sided" sends and receives; "one_sided" puts messages into memory
+            that their reader has set aside, who takes no part. On the virtual clock both are flows.
         optimizer: of the servers, by its Keras name, at the experiment's rate; None: the
             experiment's.
         backups: gradients of a clock that are not waited for.
+        compressor: how workers and servers say less, in both directions: gradients through it,
+            weights as differences from what the worker has by now, see `labkit.programs.Talk`;
+            one of `labkit.compression.COMPRESSORS`, its name, or None.
 
     Source: M. Li et al.: Scaling distributed machine learning with the parameter server, OSDI 2014;
     synchronous with backup workers: J. Chen et al., Revisiting distributed synchronous SGD, 2016,
@@ -52,8 +58,8 @@ class ParameterServer(Servers):
 
     @property
     def exact(self) -> bool:
-        """Where every update waits for every worker."""
-        return self.synchronous and self.backups == 0
+        """Where every update waits for every worker, and nothing is left out."""
+        return self.synchronous and self.backups == 0 and self.compressor is None
 
     @property
     def meanwhile(self) -> bool:
@@ -77,12 +83,13 @@ class ParameterServer(Servers):
     def serve(self, roles: Roles, number: int) -> Program:
         """What a server does."""
         if self.synchronous:
-            return aggregate(roles, number, self.backups)
+            return aggregate(roles, number, self.talks(roles, number), self.backups)
         return self._applies(roles, number)
 
     def _applies(self, roles: Roles, number: int) -> Program:
         """A server that applies each gradient when it comes."""
         weights, version = roles.part(number).take(roles.weights), 0
+        talks = self.talks(roles, number)
         epoch = roles.steps * roles.workers
         granted, total = roles.workers, epoch * roles.epochs
         came = gone = 0
@@ -91,13 +98,18 @@ class ParameterServer(Servers):
             if push.values is None:
                 gone += 1
                 continue
+            talk = talks[push.source]
             if push.rows:
-                weights = yield Update(push.values, (push,))
+                gradient = yield Code(partial(talk.pushed, push.values))
+                weights = yield Update(gradient, (push,))
                 version += 1
+            else:
+                yield Drop(push)
             came += 1
             total = granted if push.ends else total
             ends = number == roles.lead and granted >= total
             granted += not ends
-            yield Send(push.source, Message(number, weights, version, ends=ends), answers=push)
+            said = yield Code(partial(talk.answer, weights))
+            yield Send(push.source, Message(number, said, version, ends=ends), answers=push)
             if came % epoch == 0:
                 yield Snapshot(came // epoch - 1, weights)

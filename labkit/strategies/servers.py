@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
 from labkit.common.errors import InvalidInput
+from labkit.compression import Compressor, Nested
 from labkit.programs import (
+    Code,
     Compute,
     Drop,
     Message,
@@ -18,6 +22,7 @@ from labkit.programs import (
     Roles,
     Send,
     Snapshot,
+    Talk,
     Update,
     placed,
 )
@@ -38,8 +43,13 @@ class Servers(Strategy):
             ranks of their own, behind those of the workers.
         placement: which server holds which tensor: "round_robin" and "greedy" by TensorFlow's
             rules; "sharded" cuts the flat weights into equal stretches.
+        transport: on ranks, "two_sided" sends and receives; "one_sided" puts messages into memory
+            that their reader has set aside, who takes no part. On the virtual clock both are flows.
         optimizer: of the servers, by its Keras name, at the experiment's rate; None: the
             experiment's.
+        compressor: how workers and servers say less, in both directions: gradients through it,
+            weights as differences from what the worker has by now, see `labkit.programs.Talk`;
+            one of `labkit.compression.COMPRESSORS`, its name, or None.
     """
 
     architecture: ClassVar[str] = "parameter servers"
@@ -47,7 +57,9 @@ class Servers(Strategy):
     servers: PositiveInt = Field(1, le=1_000)
     colocated: bool = False
     placement: Literal["round_robin", "greedy", "sharded"] = "round_robin"
+    transport: Literal["two_sided", "one_sided"] = "two_sided"
     optimizer: str | None = None
+    compressor: Nested | None = None
 
     @property
     def plays(self) -> bool:
@@ -57,6 +69,11 @@ class Servers(Strategy):
     def optimizer_of(self, experiment: Question) -> str:
         """That of the servers."""
         return self.optimizer or experiment.optimizer
+
+    @property
+    def one_sided(self) -> bool:
+        """By the transport."""
+        return self.transport == "one_sided"
 
     @property
     def meanwhile(self) -> bool:
@@ -85,6 +102,8 @@ class Servers(Strategy):
                 f"servers={self.servers} with colocated=True stand on the ranks of "
                 f"workers={workers}; allowed: 1 to {workers}, or colocated=False"
             )
+        if self.compressor is not None:
+            _refuse_unsaid(self.compressor)
         if experiment.feed == "scatter":
             raise InvalidInput("feed='scatter' does not know servers; use feed='shard'")
         optimizer = self.optimizer_of(experiment)
@@ -124,6 +143,10 @@ class Servers(Strategy):
             return self.work(roles, number)
         return self.serve(roles, number)
 
+    def talks(self, roles: Roles, server: int) -> list[Talk]:
+        """A server's ends of what it says to each worker."""
+        return [Talk(self.compressor, roles, worker, server) for worker in range(roles.workers)]
+
     def serve(self, roles: Roles, number: int) -> Program:
         """What a server does."""
         raise NotImplementedError(f"{type(self).__name__} does not say what a server does")
@@ -131,24 +154,27 @@ class Servers(Strategy):
     def work(self, roles: Roles, number: int) -> Program:
         """What a worker does: compute, push, wait for the weights of all servers."""
         weights, versions = roles.weights, dict.fromkeys(roles.servers, 0)
+        talks = {server: Talk(self.compressor, roles, number, server) for server in roles.servers}
         over = False
         while not over:
             found = yield Compute(weights)
             about = found.rows, found.step, found.last
             for server in roles.servers:
                 part = roles.part(server).take(found.values)
-                yield Send(server, Message(number, part, versions[server], *about))
+                said = yield Code(partial(talks[server].push, part))
+                yield Send(server, Message(number, said, versions[server], *about))
             parts: dict[int, Vector] = {}
             for server in roles.servers:
                 answer = yield Receive(server)
-                parts[server], versions[server] = answer.values, answer.version
+                parts[server] = yield Code(partial(talks[server].answered, answer.values))
+                versions[server] = answer.version
                 over = over or answer.ends
             weights = roles.whole(parts)
         for server in roles.servers:
             yield Send(server, Message(number))  # nothing more will come
 
 
-def aggregate(roles: Roles, number: int, backups: int = 0) -> Program:
+def aggregate(roles: Roles, number: int, talks: Sequence[Talk], backups: int = 0) -> Program:
     """A server of whose updates each waits for the gradients of one clock, but for the slowest."""
     weights, clock, last = roles.part(number).take(roles.weights), 0, False
     total = roles.steps * roles.epochs
@@ -162,10 +188,12 @@ def aggregate(roles: Roles, number: int, backups: int = 0) -> Program:
         last = last or push.ends
         if push.version < clock:
             yield Drop(push)
-            answer = Message(number, weights, clock, ends=clock == total)
+            said = yield Code(partial(talks[push.source].answer, weights))
+            answer = Message(number, said, clock, ends=clock == total)
             yield Send(push.source, answer, answers=push)
             continue
-        here.append(push)
+        gradient = yield Code(partial(talks[push.source].pushed, push.values))
+        here.append(replace(push, values=gradient))
         if len(here) < roles.workers - backups:
             continue
         here.sort(key=lambda message: message.source)
@@ -174,7 +202,8 @@ def aggregate(roles: Roles, number: int, backups: int = 0) -> Program:
         total = clock if last and number == roles.lead else total
         for each in here:
             ends = number == roles.lead and clock == total
-            yield Send(each.source, Message(number, weights, clock, ends=ends), answers=each)
+            said = yield Code(partial(talks[each.source].answer, weights))
+            yield Send(each.source, Message(number, said, clock, ends=ends), answers=each)
         here = []
         if clock % roles.steps == 0:
             yield Snapshot(clock // roles.steps - 1, weights)
@@ -190,3 +219,11 @@ def mean(pushes: Sequence[Message], shares: Sequence[float]) -> Vector:
     for each, share in zip(values[1:], shares[1:], strict=True):
         found += each * each.dtype.type(share / total)
     return found
+
+
+def _refuse_unsaid(compressor: Compressor) -> None:
+    if why := compressor.unsaid():
+        raise InvalidInput(
+            f"compressor={type(compressor).__name__} {why}; use ErrorFeedback(TopK(ratio=0.01)), "
+            "QSGD(levels=127), Float16, …, or AllReduce"
+        )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
-from labkit.programs import Drop, Message, Program, Receive, Roles, Send, Snapshot, Update
+from labkit.programs import Code, Drop, Message, Program, Receive, Roles, Send, Snapshot, Update
 from labkit.programs.actions import Vector
 from labkit.strategies.servers import Servers, aggregate, mean
 from labkit.strategies.strategy import Question
@@ -137,8 +138,8 @@ class StaleSynchronous(Stale):
 
     @property
     def exact(self) -> bool:
-        """Where nobody may be ahead."""
-        return self.staleness == 0
+        """Where nobody may be ahead, and nothing is left out."""
+        return self.staleness == 0 and self.compressor is None
 
     def staleness_of(self, workers: int) -> float:
         """Each update by another worker is missed once, however fast workers are."""
@@ -162,12 +163,12 @@ class StaleSynchronous(Stale):
     def serve(self, roles: Roles, number: int) -> Program:
         """What a server does."""
         if self.staleness == 0:
-            return aggregate(roles, number)
+            return aggregate(roles, number, self.talks(roles, number))
         return self._holds_back(roles, number)
 
     def _holds_back(self, roles: Roles, number: int) -> Program:
         weights, version = roles.part(number).take(roles.weights), 0
-        total = roles.steps * roles.epochs
+        talks, total = self.talks(roles, number), roles.steps * roles.epochs
         clocks = dict.fromkeys(range(roles.workers), 0)
         had = dict.fromkeys(clocks, weights)
         waiting: list[Message] = []
@@ -179,9 +180,12 @@ class StaleSynchronous(Stale):
                 gone += 1
                 continue
             if push.rows:
-                then = [had[push.source]]
-                weights = yield self.update(roles, [push], version, weights, then)
+                gradient = yield Code(partial(talks[push.source].pushed, push.values))
+                pushes, then = [replace(push, values=gradient)], [had[push.source]]
+                weights = yield self.update(roles, pushes, version, weights, then)
                 version += 1
+            else:
+                yield Drop(push)
             clocks[push.source] += 1
             if push.ends:
                 total = max(clocks.values())
@@ -192,7 +196,8 @@ class StaleSynchronous(Stale):
             for each in free:
                 had[each.source] = weights
                 ends = number == roles.lead and clocks[each.source] >= total
-                yield Send(each.source, Message(number, weights, version, ends=ends), answers=each)
+                said = yield Code(partial(talks[each.source].answer, weights))
+                yield Send(each.source, Message(number, said, version, ends=ends), answers=each)
             if sum(clocks.values()) == (kept + 1) * roles.steps * roles.workers:
                 yield Snapshot(kept, weights)
                 kept += 1
@@ -241,6 +246,7 @@ class SoftSync(Stale):
         weights, version = roles.part(number).take(roles.weights), 0
         epoch = roles.steps * roles.workers
         granted, total = roles.workers, epoch * roles.epochs
+        talks = self.talks(roles, number)
         had = dict.fromkeys(range(roles.workers), weights)
         here: list[tuple[Message, Vector]] = []
         came = gone = 0
@@ -253,10 +259,15 @@ class SoftSync(Stale):
             total = granted if push.ends else total
             ends = number == roles.lead and granted >= total
             granted += not ends
+            talk = talks[push.source]
             if push.rows:
-                here.append((push, had[push.source]))
+                gradient = yield Code(partial(talk.pushed, push.values))
+                here.append((replace(push, values=gradient), had[push.source]))
+            else:
+                yield Drop(push)
             had[push.source] = weights
-            yield Send(push.source, Message(number, weights, version, ends=ends), answers=push)
+            said = yield Code(partial(talk.answer, weights))
+            yield Send(push.source, Message(number, said, version, ends=ends), answers=push)
             if len(here) == self._group(roles.workers):
                 pushes, then = zip(*here, strict=True)
                 weights = yield self.update(roles, pushes, version, weights, then)

@@ -162,6 +162,14 @@ class Played(Protocol):
     """A strategy that is a program for each worker and each server, see `labkit.programs`."""
 
     @property
+    def compressor(self) -> Compressor | None:
+        """How messages are said in fewer bytes."""
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether ranks write messages into each other's memory."""
+
+    @property
     def meanwhile(self) -> bool:
         """Whether a server has something to say while the worker beside it computes."""
 

@@ -16,6 +16,7 @@ from labkit.compression import Compressor
 from labkit.exchange.seam import seam
 from labkit.experiment.experiment import Experiment, digest
 from labkit.keras.by_nature import Division, why_not
+from labkit.programs import Talk
 from labkit.records.result import Verdict
 from labkit.records.store import read_json, write_json
 from labkit.worker import reference
@@ -145,7 +146,8 @@ def _replayed(short: Experiment, ranks: Watched, communicator: Communicator) -> 
     ours = stage.replica.weights  # before gradients are computed anew, in the same model
     events = [event for each in told for event in each]
     mending = Mending.of(short.strategy.to_json(), short.workers)
-    found = replay(stage.roles, events, rule, rate, stage.gradient_anew, mending)
+    talks = partial(Talk, stage.compressor, stage.roles)
+    found = replay(stage.roles, events, rule, rate, stage.gradient_anew, talks, mending)
     pieces = stage.replica.pieces
     worst = _furthest(stage.replica.model.trainable_variables, pieces(ours), pieces(found))
     scale = max(1.0, float(np.abs(found).max()))

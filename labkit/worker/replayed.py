@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
-from labkit.programs import Parts, Roles
+from labkit.programs import Parts, Roles, Talk
 from labkit.programs.actions import Vector
 from labkit.programs.diary import Event
 
@@ -20,6 +20,8 @@ Rule: TypeAlias = Callable[[Vector, Vector, float, int], Vector]
 # Of a worker, a step and the weights that it had: its gradient.
 Asked: TypeAlias = Callable[[int, int, Vector], Vector]
 RATED = ("per_gradient", "mean")  # remedies that change the learning rate
+# Of the numbers of a worker and a server: one end of what they say to each other.
+Talks: TypeAlias = Callable[[int, int], Talk]
 OFF = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "amsgrad")
 
 
@@ -73,6 +75,7 @@ def replay(
     rule: Callable[[int], Rule],
     rate: Callable[[int], float],
     asked: Asked,
+    talks: Talks,
     mending: Mending,
 ) -> Vector:
     """The weights after the updates that were written down, in their order.
@@ -86,6 +89,7 @@ def replay(
         rule: how a server's optimizer changes so many weights.
         rate: the learning rate of an update, by its number from 0.
         asked: computes gradients.
+        talks: makes ends of talks, new ones.
         mending: what is done about staleness.
 
     Raises:
@@ -99,7 +103,7 @@ def replay(
     wanted = Counter((s, v) for versions in had.values() for s, v in versions.items())
     if mending.compensation:  # old weights are asked for again when a gradient is applied
         wanted.update(wanted)
-    gradients = _Gradients(roles, servers, had, wanted, asked, mending)
+    gradients = _Gradients(roles, servers, had, wanted, asked, talks, mending)
     left = {server: _updates(events, server) for server in servers}
     while any(left.values()):
         ready = [s for s, updates in left.items() if updates and gradients.known(updates[0])]
@@ -137,7 +141,10 @@ class _Server:
 
 
 class _Gradients:
-    """Gradients by worker and step, computed when their weights are there."""
+    """Gradients as servers understand them, by worker and step, each computed after the one before.
+
+    What a worker has of a server's weights, and what waits at it, goes from step to step.
+    """
 
     def __init__(
         self,
@@ -146,13 +153,16 @@ class _Gradients:
         had: Mapping[tuple[int, int], Mapping[int, int]],
         wanted: Counter[tuple[int, int]],
         asked: Asked,
+        talks: Talks,
         mending: Mending,
     ) -> None:
         self._roles, self._servers, self._had, self._asked = roles, servers, had, asked
         self._mending = mending
         self._wanted = wanted
-        self._found: dict[tuple[int, int], Vector] = {}
-        self._uses = {key: len(versions) for key, versions in had.items()}
+        self._found: dict[tuple[int, int], dict[int, Vector]] = {}
+        self._steps: dict[int, int] = {}  # that a worker's gradients were computed of
+        pairs = [(worker, server) for worker in range(roles.workers) for server in roles.servers]
+        self._ends = {pair: (talks(*pair), talks(*pair)) for pair in pairs}  # worker's, server's
 
     def known(self, update: Sequence[Event]) -> bool:
         """Whether all that an update was made of can be computed by now."""
@@ -169,7 +179,7 @@ class _Gradients:
         rows = weight = 0.0
         for event in update:
             now, then = len(held.versions) - 1, int(event["version"])
-            own = part.take(self._of(_key(event)))
+            own = self._of(_key(event), server)
             if self._mending.compensation and now > then:
                 own = own + self._mending.compensation * own**2 * held.since(then)
             share = event["rows"] * self._mending.factor(now - then)
@@ -177,20 +187,28 @@ class _Gradients:
             rows, weight = rows + event["rows"], weight + share
         return found / weight, weight / rows
 
-    def _of(self, key: tuple[int, int]) -> Vector:
-        if key not in self._found:
-            parts = {}
-            for server, version in self._had[key].items():
-                weights = self._servers[server].versions[version]
-                assert weights is not None  # kept as long as it is wanted
-                parts[server] = weights
-                self._wanted[server, version] -= 1
-            self._found[key] = self._asked(*key, self._roles.whole(parts))
-        found = self._found[key]
-        self._uses[key] -= 1
-        if not self._uses[key]:
-            del self._found[key]
-        return found
+    def _of(self, key: tuple[int, int], server: int) -> Vector:
+        worker, step = key
+        while (number := self._steps.get(worker, 0)) <= step:
+            self._found[worker, number] = self._computed(worker, number)
+            self._steps[worker] = number + 1
+        return self._found[key].pop(server)
+
+    def _computed(self, worker: int, step: int) -> dict[int, Vector]:
+        """What servers understand of the gradient of a worker's next step."""
+        weights: dict[int, Vector] = {}
+        for server, version in self._had[worker, step].items():
+            held = self._servers[server].versions[version]
+            assert held is not None  # kept as long as it is wanted
+            self._wanted[server, version] -= 1
+            mine, its = self._ends[worker, server]
+            weights[server] = mine.answered(its.answer(held)) if step else held
+        gradient = self._asked(worker, step, self._roles.whole(weights))
+        return {
+            server: its.pushed(mine.push(self._roles.part(server).take(gradient)))
+            for server in self._roles.servers
+            for mine, its in [self._ends[worker, server]]
+        }
 
 
 def _updates(events: Sequence[Event], server: int) -> list[list[Event]]:

@@ -26,6 +26,15 @@ def test_a_synchronous_server_takes_what_the_formula_says() -> None:
     assert [row["seconds"] for row in scenes.rows] == pytest.approx([step] * 40, rel=1e-6)
 
 
+def test_both_transports_are_the_same_flows() -> None:
+    one, two = (
+        play(ParameterServer(2, synchronous=False, transport=transport), 3)
+        for transport in ("one_sided", "two_sided")
+    )
+    assert one[2].events == two[2].events
+    assert one[0].now == two[0].now
+
+
 def test_servers_divide_their_links() -> None:
     one, four = (play(ParameterServer(n, placement="sharded"), 4)[0].now for n in (1, 4))
     transfer = 4 * 4 * SIZE * 8 / FAST.bandwidth
