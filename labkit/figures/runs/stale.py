@@ -68,9 +68,8 @@ def staleness_cost_reading(runs: Sequence[Run], classes: int = 10) -> Markdown:
 def _said(table: pd.DataFrame) -> Iterator[Finding]:
     for row in table.itertuples():
         band, percent = (row.accuracy_low, row.accuracy_high), "{:.1%}".format
-        who = f"{row.way}, {row.remedy}" if row.splits else row.way
         said = f"gradients are {row.staleness:.3g} updates old on average"
-        yield Finding("", who, row.accuracy, band, row.seeds, percent, said=(said,))
+        yield Finding("", row.way, row.accuracy, band, row.seeds, percent, said=(said,))
 
 
 def _published(table: pd.DataFrame, best: float, guess: float) -> Iterator[Finding]:
