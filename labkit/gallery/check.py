@@ -49,6 +49,8 @@ class Verdict:
 def small_values(notebooks: list[Path]) -> list[Asked]:
     """Each notebook with each of its sets in `check.yaml`; with its defaults where it has none.
 
+    A set says what differs from the first one.
+
     Raises:
         InvalidInput: the file is no YAML of names and lists of values.
     """
@@ -59,7 +61,7 @@ def small_values(notebooks: list[Path]) -> list[Asked]:
         sets = known.get(notebook.stem, [{}])
         if not isinstance(sets, list) or not all(isinstance(each, dict) for each in sets):
             raise InvalidInput(f"{file}: {notebook.stem} needs a list of names and values")
-        asked += [Asked(notebook, each) for each in sets]
+        asked += [Asked(notebook, {**sets[0], **each}) for each in sets]
     return asked
 
 

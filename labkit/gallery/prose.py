@@ -12,8 +12,10 @@ from labkit.gallery.evidence import numbers
 from labkit.jobs.cells import Cell
 from labkit.jobs.parameters import Values
 
-# What is no prose: code, links, and the years and pages of a source.
-_APART = re.compile(r"(?s)```.*?```|`[^`]*`|\]\([^)]*\)|\((?:[^()]*\D)?(?:19|20)\d\d[^()]*\)")
+# What is no prose: code, links, the years of a source, and the numbers of a list.
+_APART = re.compile(
+    r"(?s)```.*?```|`[^`]*`|\]\([^)]*\)|\((?:[^()]*\D)?(?:19|20)\d\d[^()]*\)|(?m:^ *\d+\. )"
+)
 
 
 def measured(cells: Sequence[Cell]) -> Iterator[str]:
@@ -54,7 +56,7 @@ def _texts(cells: Sequence[Cell]) -> Iterator[str]:
 
 def _plain(value: JSON) -> set[float]:
     """The numbers in a parameter's value."""
-    return {float(each) for each in re.findall(r"(?<![\w.])\d+(?:\.\d+)?", json.dumps(value))}
+    return {float(each) for each in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)", json.dumps(value))}
 
 
 def _in(text: str, words: str) -> str:
