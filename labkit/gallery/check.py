@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.common.errors import InvalidInput
+from labkit.common.units import plural
 from labkit.gallery.evidence import Evidence, Number, numbers
 from labkit.gallery.executed import Asked
 from labkit.gallery.laws import broken
@@ -39,9 +40,10 @@ class Verdict:
 
     def __str__(self) -> str:
         if not self.held:
-            return f"{self.sentences} sentences without a measured number"
+            return f"{plural(self.sentences, 'sentence')} without a measured number"
         return (
-            f"{self.sentences} sentences, {self.held} numbers; of false ones in their places "
+            f"{plural(self.sentences, 'sentence')}, {plural(self.held, 'number')}; of false ones "
+            "in their places "
             f"{self.noticed:.0%} would be noticed"
         )
 
@@ -99,4 +101,7 @@ def check(asked: Asked, job: Path) -> Verdict:
 
 
 def _false(number: Number) -> Iterator[Number]:
-    return (number._replace(value=factor * number.value) for factor in PLANTED)
+    """Numbers that are not this one, in the digits in which it is quoted."""
+    for factor in PLANTED:
+        if abs(factor - 1) * number.value > 2 * number.half:
+            yield number._replace(value=factor * number.value)

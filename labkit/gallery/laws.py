@@ -9,7 +9,8 @@ from typing import NamedTuple
 from labkit.gallery.evidence import numbers
 
 # A number with its unit; what it is worth is read by `numbers`, so that ms may stand beside s.
-_N = r"-?[\d,]+(?:\.\d+)?(?:e[-+]?\d+)?(?: ?(?:%|x|×|µs|[mn]?s\b|[KMG]?i?B\b|samples/s))?"
+_UNIT = r" ?(?:%|x|×|µs|[mn]?s|[KMG]?i?B|samples/s)"
+_N = rf"(?<![\w.,])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:{_UNIT})?(?![\w])"
 _SPREAD = rf"(?:spread |repeats |p10 to p90 |\d+ seeds, )?({_N}) to ({_N})\)"
 
 

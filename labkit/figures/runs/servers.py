@@ -155,7 +155,7 @@ def _backups(slow: Sequence[Run]) -> Iterator[Finding]:
 
 
 def _most(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
-    """Which way serves most samples on most workers, beside the next; servers too, if it has none."""
+    """Which way gets most done on most workers, the next, and servers where these are none."""
     most = max((n for own in by.values() for n in own), default=0)
     ranked = sorted((own[most] for own in by.values() if most in own), key=_rate, reverse=True)
     if len(ranked) < 2:
