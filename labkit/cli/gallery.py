@@ -36,7 +36,8 @@ def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool) -> None
     notebooks = chosen(folder, only)
     if check:
         sys.exit(1 if _check(notebooks, site, jobs) else 0)
-    ended = write_gallery(notebooks, site, jobs, lambda line: say(line, err=True))
+    others = chosen(folder, "")
+    ended = write_gallery(notebooks, site, jobs, lambda line: say(line, err=True), others)
     failed = sum(result.state != "completed" for result in ended)
     say(f"gallery: {shown(site / 'index.html')}" + (f"; {failed} failed" if failed else ""))
     sys.exit(1 if failed else 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from labkit.common.errors import InvalidInput
 from labkit.common.privacy import scrub
 from labkit.common.units import duration_text
-from labkit.gallery.executed import Asked, execute_all
+from labkit.gallery.executed import Asked, execute_all, latest
 from labkit.gallery.shown import Shown
 from labkit.jobs.listing import elapsed
 from labkit.jobs.notebook import JobResult
@@ -22,7 +22,11 @@ RUNS = "runs"  # the folder of the site in which jobs lie
 
 
 def gallery(
-    notebooks: Sequence[Path], site: Path, jobs: int = 1, tell: Callable[[str], None] = print
+    notebooks: Sequence[Path],
+    site: Path,
+    jobs: int = 1,
+    tell: Callable[[str], None] = print,
+    others: Sequence[Path] = (),
 ) -> list[JobResult]:
     """Execute notebooks with their defaults and write the site; what has completed is kept.
 
@@ -33,12 +37,14 @@ def gallery(
         site: the folder.
         jobs: so many at a time.
         tell: is told what happens.
+        others: notebooks that stay in the index where they have been executed before.
     """
-    ended: dict[Path, JobResult] = {}
+    before = [(path, latest(path, site / RUNS)) for path in others if path not in notebooks]
+    ended = {path: result for path, result in before if result is not None}
     for each, result in execute_all([Asked(path) for path in notebooks], site / RUNS, jobs, tell):
         ended[each.notebook] = result
         _write_page(result, site / f"{each.notebook.stem}.html")
-        _write_index([(path, ended[path]) for path in notebooks if path in ended], site)
+        _write_index(sorted(ended.items()), site)
     return [ended[path] for path in notebooks]
 
 

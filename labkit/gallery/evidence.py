@@ -164,11 +164,13 @@ class Evidence:
             self._add(name, [value])
 
     def _history(self, run: Run) -> None:
-        """Where the time of all steps but the first went."""
+        """Where the time of all steps but the first went, and how old gradients were."""
         history = run.history
         if "step" in history:
             sums = history[history["step"] > 0].filter(regex="seconds$").sum()
             self._add(f"{run.path.name} shares", (sums / max(sums.max(), 1e-12)).tolist())
+        if len(events := run.interleaving):
+            self._add("staleness", [events.loc[events["update"] >= 0, "staleness"].mean()])
 
     def _verdicts(self, runs: Sequence[Run], target: float | None) -> None:
         """What the seeds of each two runs say, and what it took to come to an accuracy."""

@@ -40,11 +40,10 @@ class Asked:
 
     def kept(self, root: Path) -> JobResult | None:
         """The last job that completed with just this, if there is one."""
-        for path in sorted((root / store.safe_name(self.notebook.stem)).glob(f"*/{MADE_FROM}")):
-            same = store.read_json(path).get("content") == self.content()
-            if same and store.read_status(path.parent)["state"] == "completed":
-                return JobResult(path.parent, "completed")
-        return None
+        content = self.content()
+        done = [each for each in _earlier(self.notebook, root) if each.state == "completed"]
+        same = (store.read_json(each.path / MADE_FROM).get("content") == content for each in done)
+        return next((each for each, is_same in zip(done, same, strict=True) if is_same), None)
 
     def start(self, root: Path) -> Job:
         """Execute it in a process of its own.
@@ -58,6 +57,19 @@ class Asked:
         job = start(self.notebook, values, root, shown=False)
         store.write_json(job.path / MADE_FROM, {"content": self.content()})
         return job
+
+
+def latest(notebook: Path, root: Path) -> JobResult | None:
+    """How its last job ended, whatever it computed from; None where it has none."""
+    return next(_earlier(notebook, root), None)
+
+
+def _earlier(notebook: Path, root: Path) -> Iterator[JobResult]:
+    """Its jobs, the newest first."""
+    folder = root / store.safe_name(notebook.stem)
+    for path in sorted(folder.glob(f"*/{MADE_FROM}"), reverse=True):
+        status = store.read_status(path.parent)
+        yield JobResult(path.parent, status["state"], status["cause"], status["rank"])
 
 
 def execute_all(

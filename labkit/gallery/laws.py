@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -104,5 +105,7 @@ def _extremes(reading: str) -> Iterator[str]:
 
 
 def _value(text: str) -> float:
-    found = next(numbers(text.lstrip("-")))
-    return -found.value if text.startswith("-") else found.value
+    """What a number is worth; one that cannot be read keeps no law."""
+    found = next(numbers(text.lstrip("-")), None)
+    value = math.nan if found is None else found.value
+    return -value if text.startswith("-") else value
