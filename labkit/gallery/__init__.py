@@ -43,8 +43,8 @@ def gallery(
     ended = {path: result for path, result in before if result is not None}
     for each, result in execute_all([Asked(path) for path in notebooks], site / RUNS, jobs, tell):
         ended[each.notebook] = result
-        _write_page(result, site / f"{each.notebook.stem}.html")
-        _write_index(sorted(ended.items()), site)
+        write_page(result, site / f"{each.notebook.stem}.html")
+        write_index(sorted(ended.items()), site)
     return [ended[path] for path in notebooks]
 
 
@@ -69,7 +69,8 @@ def chosen(folder: Path, only: str) -> list[Path]:
     return [found[name] for name in names]
 
 
-def _write_page(result: JobResult, path: Path) -> None:
+def write_page(result: JobResult, path: Path) -> None:
+    """The page of one notebook: what its job gave, and how it ended."""
     executed = result.path / "output.ipynb"
     if executed.exists():
         about = result.state + (f": {result.cause}" if result.cause else "")
@@ -78,7 +79,8 @@ def _write_page(result: JobResult, path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _write_index(ended: Sequence[tuple[Path, JobResult]], site: Path) -> None:
+def write_index(ended: Sequence[tuple[Path, JobResult]], site: Path) -> None:
+    """The index over notebooks and how they ended."""
     from jinja2 import Environment, PackageLoader
 
     code = scripts()
