@@ -51,7 +51,9 @@ _NAMED = (  # kind and scale of a column, by its name
 
 # What is said of a number that holds one value against another: "1.5x", "0.5 of one process".
 _FACTOR = re.compile(r" of (one|what|the ideal)\b|\)?:? ?(faster|slower)")
-_SPREAD = re.compile(r"(spread|ratio|repeats)( [\d.]+ to)? $|predicted $")
+_SPREAD = re.compile(
+    r"(spread|ratio|repeats)( [\d.]+ to)? $|predicted $|co-located have ([\d.]+ on \d+, )*$"
+)
 
 
 class Number(NamedTuple):

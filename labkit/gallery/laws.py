@@ -29,7 +29,7 @@ def _law(form: str, holds: Callable[..., bool], words: str) -> Law:
 
 # Numbers are rounded: what reads 1.00 may be a little more or less.
 LAWS = (
-    _law(rf"({_N})[^.;:()]{{0,40}} \({_SPREAD}", lambda a, b, c: b <= a <= c, "within its spread"),
+    _law(rf"({_N})[^.;:()\d]{{0,40}} \({_SPREAD}", lambda a, b, c: b <= a <= c, "within its ends"),
     _law(
         rf"\({_SPREAD}[^:.()]*: it pays", lambda a, b: a >= 1, "pays only if all of it is above 1"
     ),

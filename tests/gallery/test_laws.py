@@ -9,6 +9,10 @@ from labkit.gallery.laws import LAWS, broken
 # A sentence as readings make it, and what of it makes it false.
 PLANTED = [
     (
+        "- On 4 workers: **1 server**, 3,263 samples/s (2 seeds, 3,195 to 3,332); no cliff.",
+        ("3,263", "3,363"),
+    ),
+    (
         "- **w 2** against w 1: 0.49x the samples a second (spread 0.27 to 0.63); efficiency 24%: "
         "it costs more than it brings.",
         ("0.49x", "0.69x"),
