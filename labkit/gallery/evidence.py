@@ -181,7 +181,7 @@ class Evidence:
         for one, other in permutations(judged, 2):
             said = judge_runs(one, other)
             ends = (said.difference, said.low, said.high, said.mean_low, said.mean_high)
-            self._add("verdict", ends)
+            self._add("verdict", [*ends, *(100 * each for each in ends)])  # and in points
         targets = {min(found.values()) for found in known.values()} if target is None else {target}
         for run, least in product(judged, targets):
             self._add("target", [least])

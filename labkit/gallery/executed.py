@@ -16,6 +16,7 @@ from labkit.records.endings import by_whom
 
 MADE_FROM = "made-from.json"  # in a job's folder: the hash of the code and values that it ran
 LOOK_EVERY = 0.1  # seconds
+LONGEST = 100  # characters of values in a line that names them
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,7 @@ class Asked:
 
     def __str__(self) -> str:
         said = ", ".join(f"{name}={value}" for name, value in self.values.items())
+        said = said if len(said) <= LONGEST else f"{said[:LONGEST]}…"
         return f"{self.notebook.stem} ({said})" if said else self.notebook.stem
 
     def content(self) -> str:
