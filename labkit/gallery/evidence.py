@@ -14,7 +14,7 @@ import numpy as np
 from labkit.common.content import JSON
 from labkit.gallery.shown import PLOTLY, Output
 from labkit.records.store import Record
-from labkit.records.verdict import accuracies, arrivals, judge_runs
+from labkit.records.verdict import CONFIDENCE, accuracies, arrivals, judge_runs
 
 if TYPE_CHECKING:
     from labkit.records.run import Run
@@ -181,7 +181,7 @@ class Evidence:
         for one, other in permutations(judged, 2):
             said = judge_runs(one, other)
             ends = (said.difference, said.low, said.high, said.mean_low, said.mean_high)
-            self._add("verdict", [*ends, *(100 * each for each in ends)])  # and in points
+            self._add("verdict", [CONFIDENCE, *ends, *(100 * each for each in ends)])  # and points
         targets = {min(found.values()) for found in known.values()} if target is None else {target}
         for run, least in product(judged, targets):
             self._add("target", [least])
