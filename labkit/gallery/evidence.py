@@ -203,7 +203,9 @@ class Evidence:
                 texts = [words for words in own if not _PLAIN.fullmatch(words)]
                 labelled = labelled or bool(labels)
                 group = next(iter(labels if labelled else texts), group)
-                names = [html.unescape(words) for _, words in head][len(head) - len(own) :]
+                # Columns of columns have fewer heads than cells.
+                heads = [""] * len(own) + [html.unescape(words) for _, words in head]
+                names = heads[len(heads) - len(own) :]
                 found += [(group, name, words) for name, words in zip(names, own, strict=True)]
             self._cells(f"{place} {number}", found)
 

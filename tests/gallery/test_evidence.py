@@ -97,3 +97,13 @@ def test_a_number_may_stand_in_the_record_of_a_run(tmp_path: Path) -> None:
     record |= {"test_loss": 0.125, "test_accuracy": 0.8125}
     (run.path / "metrics.json").write_text(json.dumps(record))
     assert check(asked, path).faults == ()
+
+
+def test_a_table_of_columns_of_columns_is_read(tmp_path: Path) -> None:
+    wide = pd.DataFrame({("scale", 0): [0.25], ("scale", 1): [0.375]})
+    asked, path = job(tmp_path, "- scale 0.25, then 0.375.")
+    text = (path / "output.ipynb").read_text()
+    shown = json.dumps(TABLE.to_html())
+    assert shown in text
+    (path / "output.ipynb").write_text(text.replace(shown, json.dumps(wide.to_html())))
+    assert check(asked, path).faults == ()
