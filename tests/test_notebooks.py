@@ -168,8 +168,8 @@ def test_compression_says_who_wins_where_and_what_error_feedback_does(tmp_path: 
     titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
     assert [title.split(" · ")[0] for title in titles] == [
         "Accuracy × bytes × seconds",
-        "Who wins at which bandwidth",
         "Where a step goes",
+        "Who wins at which bandwidth",
         "Compression under the microscope",
         "2 runs",
     ]

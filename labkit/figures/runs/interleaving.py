@@ -105,12 +105,17 @@ def staleness(runs: Iterable[Run] | Run) -> Figure:
     return sheet([[panel]], shown, title, [], words, plot=280)
 
 
-def staleness_reading(runs: Iterable[Run] | Run) -> Markdown:
-    """How old gradients were, beside what equal workers would make them; what was reached, when."""
-    return sentences(_finding(entry) for entry in entries(runs))
+def staleness_reading(runs: Iterable[Run] | Run | dict[str, Run]) -> Markdown:
+    """How old gradients were, beside what equal workers would make them; what was reached, when.
+
+    Args: runs: or what to call each, and the run.
+    """
+    shown = entries(runs.values() if isinstance(runs, dict) else runs)
+    names = list(runs) if isinstance(runs, dict) else [entry.label for entry in shown]
+    return sentences(_finding(entry, name) for entry, name in zip(shown, names, strict=True))
 
 
-def _finding(entry: Entry) -> Finding:
+def _finding(entry: Entry, name: str) -> Finding:
     old, workers = staleness_of(entry.run), int(entry.run.experiment["workers"])
     reached = entry.metrics.get("test_accuracy")
     judged = (
@@ -126,7 +131,7 @@ def _finding(entry: Entry) -> Finding:
         )
     )
     return Finding(
-        f"**{entry.label}**",
+        f"**{name}**",
         said=(
             f"a gradient is {old.mean():.3g} updates old on average, {old.max():g} at most "
             f"({workers} equal workers at one server that never wait: {workers - 1})",

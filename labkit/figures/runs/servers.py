@@ -76,7 +76,7 @@ def server_reading(runs: Iterable[Run] | Run) -> Markdown:
 
     They are: one server saturates and more servers move the cliff; servers on the workers' own
     links collapse before those on separate ones (Bugliarello); a backup worker shortens the step
-    where one worker is slow (Chen 2016).
+    where one worker is slow (Chen 2016). The last sentence says which way gets most done.
     """
     found = [run for run in ([runs] if isinstance(runs, Run) else runs) if not gate_failed(run)]
     fast = [run for run in found if not run.experiment.get("slow")]
@@ -85,7 +85,7 @@ def server_reading(runs: Iterable[Run] | Run) -> Markdown:
         for way in dict.fromkeys(map(_way, fast))
     }
     slow = [run for run in found if run.experiment.get("slow")]
-    return sentences([*_cliffs(by), *_more(by), *_colocated(by), *_backups(slow)])
+    return sentences([*_cliffs(by), *_more(by), *_colocated(by), *_backups(slow), *_most(by)])
 
 
 def _cliffs(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
@@ -152,6 +152,19 @@ def _backups(slow: Sequence[Run]) -> Iterator[Finding]:
                 f"samples/s that count {_rate(run):,.0f} against {_rate(base):,.0f}",
             ),
         )
+
+
+def _most(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
+    """Which way gets most done on most workers, the next, and servers where these are none."""
+    most = max((n for own in by.values() for n in own), default=0)
+    ranked = sorted((own[most] for own in by.values() if most in own), key=_rate, reverse=True)
+    if len(ranked) < 2:
+        return
+    said = [f"next {_way(ranked[1])}, {_rate(ranked[1]):,.0f}"]
+    served = next((run for run in ranked if "server" in _way(run)), None)
+    if served is not None and served not in ranked[:2]:
+        said.append(f"of servers {_way(served)}, {_rate(served):,.0f}")
+    yield _speed(ranked[0], f"Most is done on {most} workers by", _way(ranked[0]), "; ".join(said))
 
 
 def _table(shown: Sequence[Entry]) -> pd.DataFrame:
