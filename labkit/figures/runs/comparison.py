@@ -32,7 +32,7 @@ def compare(runs: Iterable[Run] | Run) -> Figure:
 
     Raises: LabkitError where there are no runs.
     """
-    shown = naming.entries(runs)
+    shown = naming.settings(runs)
     losses, tests, words = learning_panels(shown)
     speeds, speed_words = _speed_panels(shown)
     return _figure(shown, [losses, tests, speeds], [words, *speed_words])
@@ -40,7 +40,7 @@ def compare(runs: Iterable[Run] | Run) -> Figure:
 
 def parts(runs: Iterable[Run] | Run) -> list[Figure]:
     """What `compare` shows, as three figures: loss, test results, speeds."""
-    shown = naming.entries(runs)
+    shown = naming.settings(runs)
     losses, tests, words = learning_panels(shown)
     speeds, speed_words = _speed_panels(shown)
     return [
@@ -52,20 +52,20 @@ def parts(runs: Iterable[Run] | Run) -> list[Figure]:
 
 def curves(runs: Iterable[Run] | Run) -> Figure:
     """Loss and test results of runs, over steps, seconds of training and bytes on the wire."""
-    shown = naming.entries(runs)
+    shown = naming.settings(runs)
     losses, tests, words = learning_panels(shown)
     return _figure(shown, [losses, tests], [words])
 
 
 def throughput(runs: Iterable[Run] | Run) -> Figure:
     """Samples a second of each run, with the speeds of its slow and fast steps as whisker."""
-    shown = naming.entries(runs)
+    shown = naming.settings(runs)
     return _figure(shown, [[speed.throughput_panel(shown)]], [speed.throughput_in_words(shown)])
 
 
 def speedup(runs: Iterable[Run] | Run) -> Figure:
     """Speed-up and efficiency of runs against those with workers=1, strong and weak."""
-    shown = naming.entries(runs)
+    shown = naming.settings(runs)
     words = speed.speedup_in_words(shown) or speed.NO_BASELINE
     return _figure(shown, [speed.scaling_panels(shown)], [words, speed.refusals(shown)])
 

@@ -78,7 +78,7 @@ def comparison_reading(runs: Iterable[Run] | Run) -> Markdown:
 
     Raises: LabkitError where there are no runs.
     """
-    shown = naming.entries(runs)
+    shown = naming.settings(runs)
     found = methods(shown)
     said = [_what_differs(shown, found), _gates(shown)]
     for head, same in _by_task(found).items():

@@ -10,7 +10,7 @@ import numpy as np
 from labkit.common.units import plural
 from labkit.figures.kit.axes import text_of, title_of, word
 from labkit.figures.kit.cells import cells
-from labkit.figures.kit.entries import clock_and_network, entries, safe_text
+from labkit.figures.kit.entries import clock_and_network, safe_text, settings
 from labkit.figures.kit.marks import QUIET, words
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import busy, sheet
@@ -44,7 +44,7 @@ def heat_map(
     or loss, and samples/s).
     Raises: LabkitError where there are no runs; InvalidInput, where no such grid is there.
     """
-    shown = entries(runs)
+    shown = settings(runs)
     found = [entry.run for entry in shown]
     x, y = axes_of(found, x, y)
     table = crossed({entry.key: entry.run for entry in shown}, x, y, measures)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from labkit.figures.kit.axes import Scale, scale, text_of, title_of, word
-from labkit.figures.kit.entries import MANY, Entry, clock_and_network, entries, safe_text
+from labkit.figures.kit.entries import MANY, Entry, clock_and_network, safe_text, settings
 from labkit.figures.kit.marks import rule, words
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import busy, sheet
@@ -34,7 +34,7 @@ def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None =
     the parameters that differ but for the seed, then accuracy or loss, bytes, samples/s).
     Raises: LabkitError where there are no runs; InvalidInput, a name that no run has.
     """
-    shown = entries(runs)
+    shown = settings(runs)
     chosen = _axes(shown, axes)
     panel = Panel(
         title="",

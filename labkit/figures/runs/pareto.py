@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
 from labkit.figures.kit.axes import SHARES
-from labkit.figures.kit.entries import Entry, clock_and_network, entries
+from labkit.figures.kit.entries import Entry, clock_and_network, settings
 from labkit.figures.kit.marks import Looks, points_with_bars, rule
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import busy, sheet
@@ -33,7 +33,7 @@ def pareto(runs: Iterable[Run] | Run) -> Figure:
     accuracy, bytes and seconds, and better in one. A run whose equivalence gate failed has no
     seconds. Raises LabkitError where there are no runs.
     """
-    shown = entries(runs)
+    shown = settings(runs)
     looks: dict[str, Entry] = {entry.key: entry for entry in shown}
     table = spending({key: entry.run for key, entry in looks.items()})
     # Filled by all three measures, though a panel shows two: no run looks beaten that is not.
