@@ -12,25 +12,19 @@ from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.units import plural
-from labkit.figures import (
-    comparison_reading,
-    has_grid,
-    heat_map,
-    microscope,
-    parallel_coordinates,
-    pareto,
-    parts,
-    table,
-)
-from labkit.figures.kit.entries import Entry, clock_and_network, entries
+from labkit.figures import comparison_reading, has_grid, microscope
+from labkit.figures.kit.entries import Entry, clock_and_network, entries, settings
+from labkit.figures.runs.comparison import sheets
+from labkit.figures.runs.heat import heat_sheet
+from labkit.figures.runs.parallel import parallel_sheet
+from labkit.figures.runs.pareto import pareto_sheet
 from labkit.records import store
-from labkit.records.compressors import called
 from labkit.records.run import Run, flatten, load_runs
-from labkit.records.run import shown as shown_value
 from labkit.records.verdict import seeds_of
-from labkit.report.embed import figure_html, policy, scripts
+from labkit.report.embed import data_html, figure_html, policy, scripts, sheet_html, tables
 from labkit.report.inert import render
 from labkit.report.jobs import commands, notebooks
+from labkit.report.table import table_of
 
 Runs = Iterable[Run | Path | str] | Run | Path | str
 
@@ -67,8 +61,10 @@ def _runs(runs: Runs) -> list[Run]:
 def _page(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
     from jinja2 import Environment, PackageLoader
 
-    shown = entries(runs)
+    every, shown = entries(runs), settings(runs)
+    table = table_of(shown)
     code = scripts()
+    module, styles = tables() if len(shown) > 1 else ("", "")
     # With autoescape: names of runs and notebooks are anybody's text.
     environment = Environment(
         loader=PackageLoader("labkit.report", "."), autoescape=True, trim_blocks=True
@@ -78,36 +74,42 @@ def _page(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
         title=_title(runs, executed),
         subtitle=f"{plural(len(runs), 'run')} · {clock_and_network(shown)}",
         date=datetime.now(UTC).date().isoformat(),
-        policy=policy(code),
-        style=Path(__file__).with_name("page.css").read_text(),
+        policy=policy([*code, module]),
+        style=styles + Path(__file__).with_name("page.css").read_text(),
         scripts=code,
+        module=module,
         reading=_sentences(runs),
-        figures=_figures(runs),
-        table=_rows(runs, shown),
+        figures=_figures(runs, shown),
+        table=table,
+        sends=any(entry.metrics.get("wire_bytes_per_step") for entry in shown),
+        known=data_html(table.known(), id="known"),
         shared=shared,
         whole=all(executed.values()),
         notebooks=[render(path, outputs) for path, outputs in executed.items()],
         commands=commands(runs),
-        details=[_details(entry, shared if len(runs) > 1 else {}) for entry in shown],
-        environments=_environments(shown),
+        details=[_details(entry, shared if len(runs) > 1 else {}) for entry in every],
+        environments=_environments(every),
     )
 
 
-def _figures(runs: Sequence[Run]) -> list[dict[str, str]]:
+def _figures(runs: Sequence[Run], shown: Sequence[Entry]) -> list[dict[str, str]]:
     """The figures that a set of runs has something to show in, each with a heading."""
-    drawn = list(zip(("Training loss", "Test results", "Speed"), parts(runs), strict=True))
-    if any(run.metrics.get("test_accuracy") is not None for run in runs):
-        drawn.append(("Accuracy, bytes and seconds", pareto(runs)))
-    if len(runs) > 1:
-        drawn.append(("Parameters and results", parallel_coordinates(runs)))
-    if has_grid(runs):
-        drawn.append(("Two parameters", heat_map(runs)))
+    drawn = list(zip(("Learning", "Speed"), sheets(shown), strict=True))
+    if any(entry.metrics.get("test_accuracy") is not None for entry in shown):
+        drawn.append(("Accuracy, bytes and seconds", pareto_sheet(shown)))
+    if len(shown) > 1:
+        drawn.append(("Parameters and results", parallel_sheet(shown)))
+    if has_grid([entry.run for entry in shown]):
+        drawn.append(("Two parameters", heat_sheet(shown)))
+    found = [{"heading": heading, "html": sheet_html(sheet)} for heading, sheet in drawn]
     examined = (run for run in runs if any(len(each.microscope) for each in seeds_of(run)))
     # Four at most: such a figure has five panels, and a page of fifty would not open.
-    drawn += [("Compression under the microscope", microscope(run)) for run in islice(examined, 4)]
-    return [
-        {"heading": heading, "html": figure_html(json.loads(figure.to_json()))}
-        for heading, figure in drawn
+    return found + [
+        {
+            "heading": "Compression under the microscope",
+            "html": figure_html(json.loads(microscope(run).to_json())),
+        }
+        for run in islice(examined, 4)
     ]
 
 
@@ -127,36 +129,6 @@ def _title(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
         name = job.parent.name if (job / "params.yaml").exists() else whole[0].stem
         return scrub(name).replace("_", " ")
     return scrub(runs[0].name) if len(runs) == 1 else f"Comparison of {plural(len(runs), 'run')}"
-
-
-def _rows(runs: Sequence[Run], shown: Sequence[Entry]) -> dict[str, JSON]:
-    """The table as text: columns, and for each run its key, colour and cells."""
-    frame = table(runs)
-    cells = [
-        [_cell(name, value) for name, value in zip(frame.columns, row, strict=True)]
-        for row in frame.itertuples(index=False, name=None)
-    ]
-    return {
-        "columns": [_HEADS.get(name, name.replace("_", " ")) for name in frame.columns],
-        "rows": [
-            {"key": entry.key, "label": entry.label, "color": entry.color, "cells": row}
-            for entry, row in zip(shown, cells, strict=True)
-        ],
-    }
-
-
-_HEADS = {
-    "samples_per_second": "samples/s",
-    "step_ms.median": "step, ms (median)",
-    "train_seconds": "training, s",
-    "payload_bytes_per_step": "payload, bytes a step",
-}
-
-
-def _cell(name: str, value: JSON) -> str:
-    if value is None or value != value:  # NaN: a run that lacks what another has
-        return called(None) if name == "compressor" else "—"
-    return scrub(shown_value(value))
 
 
 def _shared(runs: Sequence[Run]) -> dict[str, str]:

@@ -23,6 +23,7 @@ TITLES = {
 # An axis of accuracies: of one value, or of few, Plotly would draw it down to -50 %.
 SHARES = {"tickformat": ".1%", "autorangeoptions": {"clipmin": -0.02, "clipmax": 1.02}}
 _SLOTS = 8  # more distinct numbers than this are a scale
+_ONE = 0.01
 _WIDE = 30.0  # from this ratio of the greatest to the least on a scale is logarithmic
 _LETTERS = 18  # a longer word is cut
 
@@ -79,6 +80,10 @@ def number_text(value: float) -> str:
 
 def _proportional(values: Sequence[Value], known: list[float]) -> Scale:
     low, high = min(known, default=0.0), max(known, default=1.0)
+    # Ends that nobody tells apart are one value: 5.79 M and 5.80 M bytes are the same amount.
+    if high - low < _ONE * abs(high):
+        middle = tuple(None if value is None else 0.5 for value in values)
+        return Scale(places=middle, ticks=((0.5, known[0] if known else None),))
     # Where values differ so much, most of them would lie on one end of a scale in proportion.
     logarithmic = low > 0 and high / low >= _WIDE
     way = math.log if logarithmic else float

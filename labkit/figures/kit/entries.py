@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from labkit.common.errors import LabkitError
 from labkit.figures.kit.naming import names
 from labkit.records.questions.columns import Value, differences
-from labkit.records.questions.settings import gathered
+from labkit.records.questions.settings import Seeds, gathered
 from labkit.records.run import Run, gate_failed
 
 # Okabe and Ito (2008): told apart with any colour vision; without their black and yellow, which
@@ -46,6 +46,11 @@ class Entry:
     dash: str
     symbol: str
     metrics: dict[str, Any]
+
+    @property
+    def members(self) -> tuple[Run, ...]:
+        """The runs that it stands for: one, or those of its seeds."""
+        return self.run.members if isinstance(self.run, Seeds) else (self.run,)
 
     @property
     def gate_failed(self) -> bool:
