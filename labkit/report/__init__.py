@@ -13,7 +13,7 @@ from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.units import plural
 from labkit.figures import comparison_reading, has_grid, microscope
-from labkit.figures.kit.entries import Entry, clock_and_network, entries, settings
+from labkit.figures.kit.entries import Entry, clock_and_network, settings
 from labkit.figures.runs.comparison import sheets
 from labkit.figures.runs.heat import heat_sheet
 from labkit.figures.runs.parallel import parallel_sheet
@@ -61,7 +61,7 @@ def _runs(runs: Runs) -> list[Run]:
 def _page(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
     from jinja2 import Environment, PackageLoader
 
-    every, shown = entries(runs), settings(runs)
+    shown = settings(runs)
     table = table_of(shown)
     code = scripts()
     module, styles = tables() if len(shown) > 1 else ("", "")
@@ -81,26 +81,28 @@ def _page(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
         reading=_sentences(runs),
         figures=_figures(runs, shown),
         table=table,
+        dashes=_DASHES,
         sends=any(entry.metrics.get("wire_bytes_per_step") for entry in shown),
         known=data_html(table.known(), id="known"),
         shared=shared,
         whole=all(executed.values()),
         notebooks=[render(path, outputs) for path, outputs in executed.items()],
         commands=commands(runs),
-        details=[_details(entry, shared if len(runs) > 1 else {}) for entry in every],
-        environments=_environments(every),
+        details=[_details(entry, shared if len(runs) > 1 else {}) for entry in shown],
+        environments=_environments(shown),
     )
 
 
 def _figures(runs: Sequence[Run], shown: Sequence[Entry]) -> list[dict[str, str]]:
     """The figures that a set of runs has something to show in, each with a heading."""
+    done = [entry for entry in shown if entry.metrics]
     drawn = list(zip(("Learning", "Speed"), sheets(shown), strict=True))
     if any(entry.metrics.get("test_accuracy") is not None for entry in shown):
         drawn.append(("Accuracy, bytes and seconds", pareto_sheet(shown)))
-    if len(shown) > 1:
-        drawn.append(("Parameters and results", parallel_sheet(shown)))
-    if has_grid([entry.run for entry in shown]):
-        drawn.append(("Two parameters", heat_sheet(shown)))
+    if len(done) > 1:
+        drawn.append(("Parameters and results", parallel_sheet(done)))
+    if done and has_grid([entry.run for entry in done]):
+        drawn.append(("Two parameters", heat_sheet(done)))
     found = [{"heading": heading, "html": sheet_html(sheet)} for heading, sheet in drawn]
     examined = (run for run in runs if any(len(each.microscope) for each in seeds_of(run)))
     # Four at most: such a figure has five panels, and a page of fifty would not open.
@@ -138,21 +140,28 @@ def _shared(runs: Sequence[Run]) -> dict[str, str]:
     return {key: _parameter(value) for key, value in same.items()}
 
 
+# How CSS calls the dashes of lines.
+_DASHES = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "double"}
+
+
 def _details(entry: Entry, shared: Mapping[str, str]) -> dict[str, JSON]:
-    run = entry.run
-    status = run.status
-    gate = entry.metrics.get("equivalence") or {}
+    """The parameters of a setting that others do not share, and how each of its runs ended."""
+    own = {k: _parameter(v) for k, v in flatten(entry.run.experiment).items() if k not in shared}
     return {
         "label": entry.label,
-        "name": scrub(run.name),
-        "started": str(status.get("started") or "—")[:19].replace("T", " "),
-        "state": status["state"],
-        "cause": scrub(str(status.get("cause") or "")),
-        "gate": scrub(str(gate.get("reason") or "")),
-        "parameters": {
-            k: _parameter(v) for k, v in flatten(run.experiment).items() if k not in shared
-        },
+        "lines": [_ended(run) for run in entry.members],
+        "parameters": {k: v for k, v in own.items() if k != "seed" or len(entry.members) == 1},
     }
+
+
+def _ended(run: Run) -> str:
+    """A line of a run: its folder, seed, state and cause, and what its gate said."""
+    status, gate = run.status, run.metrics.get("equivalence") or {}
+    started = str(status.get("started") or "—")[:19].replace("T", " ")
+    cause = f": {status['cause']}" if status.get("cause") else ""
+    reason = f" · equivalence gate: {gate['reason']}" if gate.get("reason") else ""
+    seed = f"seed {run.experiment.get('seed')}"
+    return scrub(f"{run.name} · {seed} · {status['state']}{cause} · started {started} UTC{reason}")
 
 
 def _parameter(value: JSON) -> str:

@@ -50,19 +50,25 @@ def sheet_html(sheet: Sheet) -> str:
     from labkit.figures.kit.canvas import CONFIG, alone
 
     many = len(sheet.shown) > MANY
-    parts = []
+    parts, empty = [], []
     for panel in (panel for row in sheet.rows for panel in row):
         first, _, rest = panel.title.partition("\n")
-        note = panel.note if panel.always_note or not panel.traces else ""
+        if not panel.traces:
+            empty.append(f"{first}: {panel.note}")
+            continue
+        note = panel.note if panel.always_note else ""
         drawn = {"config": CONFIG} | alone(panel, sheet.plot, sheet.below, many)
         texts = (("h4", first), ('p class="small"', rest))
         head = "".join(f"<{tag}>{_text(text)}</{tag.split()[0]}>" for tag, text in texts if text)
         foot = f'<p class="note">{_text(note)}</p>' if note else ""
-        plot = f'<div class="panel">{_plot(drawn)}</div>' if panel.traces else ""
-        parts.append(f"<div>{head}{plot}{foot}</div>")
+        # An axis for each of many parameters has no room on a phone: it is moved below the finger.
+        wide = " wide" if "tickvals" in panel.x_axis and not panel.x else ""
+        plot = f'<div class="panel{wide}">{_plot(drawn)}</div>'
+        parts.append(f'<div class="scroll">{head}{plot}{foot}</div>')
     title, words = _text(sheet.title), _text(sheet.alt)
     remark = f'<p class="small">{_text(sheet.remark)}</p>' if sheet.remark else ""
-    panels = f'<div class="panels">{"".join(parts)}</div>'
+    panels = f'<div class="panels">{"".join(parts)}</div>' if parts else ""
+    panels += "".join(f'<p class="note">{_text(text)}</p>' for text in empty)
     return f'<figure class="figure" aria-label="{title}">{remark}{panels}{_caption(words)}</figure>'
 
 
@@ -135,7 +141,7 @@ def scripts() -> list[str]:
 
 
 def tables() -> tuple[str, str]:
-    """DataTables, as itables ships it for offline pages: a module that tells the page, and styles."""
+    """DataTables, as itables ships it for offline pages: a module, which tells the page; styles."""
     from itables import options
 
     bundle = Path(options.dt_bundle)

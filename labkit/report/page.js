@@ -293,7 +293,7 @@
   }
 
   function swatches() {
-    for (const swatch of all("[data-swatch]")) swatch.style.background = colorOf(swatch.dataset.swatch);
+    for (const swatch of all("[data-swatch]")) swatch.style.borderTopColor = colorOf(swatch.dataset.swatch);
   }
 
   // The rows are there without it; with it they sort, filter and stand in groups.

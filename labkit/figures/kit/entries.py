@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from labkit.common.errors import LabkitError
@@ -98,18 +99,20 @@ def entries(runs: Iterable[Run] | Run) -> list[Entry]:
     found = [runs] if isinstance(runs, Run) else list(runs)
     if not found:
         raise LabkitError(NO_RUNS)
+    # What has no results is drawn nowhere, and takes nobody's colour.
+    places = accumulate((bool(run.metrics) for run in found), initial=0)
     return [
         Entry(
             run=run,
             key=key(run),
             label=label,
-            color=PALETTE[place % len(PALETTE)],
+            color=PALETTE[place % len(PALETTE)] if run.metrics else INK,
             dash=DASHES[place // len(PALETTE) % len(DASHES)],
             # Symbols change with the dashes, when colours come round again.
             symbol=SYMBOLS[place // len(PALETTE) % len(SYMBOLS)],
             metrics=run.metrics,
         )
-        for place, (run, label) in enumerate(zip(found, labels(found), strict=True))
+        for place, run, label in zip(places, found, labels(found), strict=False)
     ]
 
 

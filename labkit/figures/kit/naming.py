@@ -99,8 +99,7 @@ def _words(name: str, values: Sequence[Value]) -> dict[str, str]:
 def _word(name: str, value: Value) -> str:
     """`workers 2`, `lr 0.1`, `1GbE`, `TopK 1 %`."""
     text = _plain(name, value)
-    call = _CALL.fullmatch(text) if name == "compressor" and value is not None else None
-    return _cut(_spoken(*call.groups()) if call else text, _WORD)
+    return _cut(spoken(text) if name == "compressor" else text, _WORD)
 
 
 def _plain(name: str, value: Value) -> str:
@@ -113,15 +112,17 @@ def _plain(name: str, value: Value) -> str:
     return text if bare else f"{_SHORT.get(name, name.replace('_', ' '))} {text}"
 
 
-def _spoken(name: str, fields: str | None) -> str:
-    """`TopK 1 %` for `ErrorFeedback(TopK(ratio=0.01))`, `PowerSGD rank 2`."""
-    said = [name]
-    for field in (fields or "").split(", ") if fields else ():
-        key, _, value = field.partition("=")
-        number = re.fullmatch(r"[\d.e-]+", value)
-        is_share = key == "ratio" and number
+def spoken(compressor: str, with_feedback: bool = False) -> str:
+    """`TopK 1 %` for `ErrorFeedback(TopK(ratio=0.01))`, `PowerSGD rank 2`; what else, as it is."""
+    call = _CALL.fullmatch(compressor)
+    if call is None or " " in compressor.partition("(")[0]:
+        return _cut(compressor, _WORD)
+    said = [call[1]]
+    for key, _, value in (field.partition("=") for field in (call[2] or "").split(", ") if field):
+        is_share = key == "ratio" and re.fullmatch(r"[\d.e-]+", value)
         said.append(f"{100 * float(value):.3g} %" if is_share else f"{key.split('_')[-1]} {value}")
-    return " ".join(said)
+    outer = ["EF"] if with_feedback and compressor.startswith("ErrorFeedback(") else []
+    return " ".join([*outer, *said])
 
 
 def _cut(text: str, letters: int) -> str:

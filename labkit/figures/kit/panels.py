@@ -20,7 +20,7 @@ class Panel:
     title: the first line in bold, further lines below it; x, y: the axes' titles, with units;
     note: stands in the middle where there are no traces, else below the x axis where
     `always_note`; link: panels with the same one share their x axis when zoomed;
-    over: what the x axis is like over each of several things, whose places traces have in their meta.
+    over: the x axis over each of several things; traces have their places there in `meta`.
     """
 
     title: str

@@ -26,8 +26,8 @@ def compare(runs: Iterable[Run] | Run) -> Figure:
     """Loss and test results over steps, seconds or bytes; samples/s, speed-up and efficiency.
 
     The legend names what tells the runs apart; seeds of one setting are a line with a band. A run
-    whose equivalence gate failed has no speed. `figure.layout.meta["alt"]` says it in words. What it
-    does not show: `labkit.figures.pareto`, `parallel_coordinates`, `heat_map`, `scatter`.
+    whose equivalence gate failed has no speed. `figure.alt` says it in words. What it does not
+    show: `labkit.figures.pareto`, `parallel_coordinates`, `heat_map`, `scatter`.
 
     Raises: LabkitError where there are no runs.
     """
@@ -132,7 +132,7 @@ def _remarks(shown: Sequence[Entry]) -> list[str]:
     """What a reader must know of all panels: too few cores, runs without results."""
     empty = [entry for entry in shown if not entry.metrics]
     # Two by name: more would fill the line, and the table has all.
-    lines = [f"{e.label}: no results ({_state(e.run)})" for e in empty[:2]]
+    lines = [f"{e.label}: no results ({e.run.status['state']})" for e in empty[:2]]
     more = [f"{len(empty) - 2} more without results"] if len(empty) > 2 else []
     single = [entry for entry in shown if entry.metrics and _is_one_step(entry)]
     traced = [f"{len(single)} of one step: their speed is that of tracing it"] if single else []

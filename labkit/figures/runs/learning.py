@@ -1,4 +1,4 @@
-"""Learning curves: the loss of steps, and what was measured after epochs, over one of three axes."""
+"""Learning curves: the loss of steps, and results of epochs, over one of three axes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AXES = {
 
 
 def learning_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[str], str]:
-    """Loss and test results over steps, which can be shown over seconds and bytes; remarks; words."""
+    """Loss and test results over steps, with their places on other axes; remarks; words."""
     import pandas as pd
 
     whole, shown = shown, chosen(shown)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from labkit.figures.kit.canvas import Figure
 
 _COSTS = {
-    "bytes": ("bytes on the wire, all ranks", bytes_axis, bytes_text),
+    "bytes": ("bytes after the first step, all ranks", bytes_axis, bytes_text),
     "seconds": ("seconds after the first step", seconds_axis, seconds_text),
 }
 
