@@ -176,4 +176,9 @@ def _environments(shown: Sequence[Entry]) -> list[dict[str, JSON]]:
         if record:
             # By its text, for a mapping has no hash.
             labels.setdefault(json.dumps(record), []).append(entry.label)
-    return [{"labels": names, "values": json.loads(text)} for text, names in labels.items()]
+    return [{"labels": _some(names), "values": json.loads(text)} for text, names in labels.items()]
+
+
+def _some(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
+    return f"{'; '.join(labels[:3])}{more}"

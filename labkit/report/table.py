@@ -65,6 +65,11 @@ class Table:
         return given + [(each.head, each.cells[0].text) for each in self.columns if each.is_same]
 
     @property
+    def has_seeds(self) -> bool:
+        """Whether a row stands for several seeds."""
+        return any(entry.metrics.get("repeats", 1) > 1 for entry in self.shown)
+
+    @property
     def parameters(self) -> list[str]:
         """Names of the parameters among the columns, by which rows are coloured and grouped."""
         known = {column.name for column in self.told}
@@ -75,7 +80,7 @@ class Table:
         """What a filter may ask for: values that all share, and each row's own."""
         rows = [_values(entry) for entry in self.shown]
         shared = {k: v for k, v in rows[0].items() if all(r.get(k, self) == v for r in rows)}
-        runs = {
+        runs: dict[str, JSON] = {
             entry.key: {
                 "label": entry.label,
                 "color": entry.color,

@@ -133,9 +133,9 @@ def _switch(figure: Figure, panels: Sequence[dict[str, Trace]]) -> Trace:
             trace.x if name == "step" else trace.meta["over"].get(name, [None])
             for trace in (figure.data[place] for place in places)
         ]
-        layout = {}
+        layout: Trace = {}
         for number, over in enumerate(panels, 1):
-            ticks = {"tickvals": None, "ticktext": None, "type": "linear"} | over[name]
+            ticks: Trace = {"tickvals": None, "ticktext": None, "type": "linear"} | over[name]
             end = "" if number == 1 else str(number)
             layout |= {f"xaxis{end}.{key}": value for key, value in ticks.items()}
             layout[f"xaxis{end}.autorange"] = "range" not in over[name]
@@ -149,7 +149,9 @@ def _switch(figure: Figure, panels: Sequence[dict[str, Trace]]) -> Trace:
 def alone(panel: Panel, plot: int, below: int, many: bool) -> Trace:
     """One panel as a figure without words around it, which the page has; many: of many runs."""
     figure = Figure()
-    x_axis, y_axis = axis(panel.x, **panel.x_axis), axis(panel.y, **panel.y_axis)
+    # Beside others a panel leaves the names of its rows to the first of them.
+    named = {name: value for name, value in panel.y_axis.items() if name != "showticklabels"}
+    x_axis, y_axis = axis(panel.x, **panel.x_axis), axis(panel.y, **named)
     traces = gathered(panel.traces) if many else panel.traces
     figure.add_traces([{"type": "scatter"} | trace for trace in traces])
     layout = base_layout("", "", panel.title) | {"xaxis": x_axis, "yaxis": y_axis}

@@ -35,7 +35,12 @@ def names(rows: Sequence[Row], fallback: Sequence[str]) -> list[str]:
     none.
     """
     told = _telling(rows)
-    words = [[(row.get(name), told[name][repr(row.get(name))]) for name in told] for row in rows]
+    # Where the compressor is the method, to have none is one, too.
+    dense = "compressor" if "strategy" not in told else ""
+    words = [
+        [(n == dense or row.get(n) is not None, told[n][repr(row.get(n))]) for n in told]
+        for row in rows
+    ]
     whole = [tuple(word for _, word in own) for own in words]
     for drop_usual in (True, False):
         brief = _brief(words, drop_usual)
@@ -46,12 +51,12 @@ def names(rows: Sequence[Row], fallback: Sequence[str]) -> list[str]:
     return _numbered([_cut(text, LONGEST) for text in joined])
 
 
-def _brief(words: Sequence[Sequence[tuple[Value, str]]], drop_usual: bool) -> list[tuple[str, ...]]:
+def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> list[tuple[str, ...]]:
     """Each row's words without none, and without what more than half of the rows have."""
     counts = Counter(each for own in words for each in enumerate(word for _, word in own))
     found = []
     for own in words:
-        kept = [(place, word) for place, (value, word) in enumerate(own) if value is not None]
+        kept = [(place, word) for place, (is_some, word) in enumerate(own) if is_some]
         rare = [each for each in kept if 2 * counts[each] <= len(words)]
         # A name of one word says little: what is usual then stands before it.
         told = kept if not drop_usual else rare if len(rare) > 1 else kept[: 2 - len(rare)] + rare

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 POINTS = 300  # a panel shows no more; of many runs a quarter: a hundred are drawn at once
 CURVES = 120  # so many runs have curves, and their histories read
 FEW = 8  # above so many runs the unsmoothed lines would only be fog
+_TOLD = 3  # so many of what coincides are told
 SAME = 1e-4  # of the greatest loss: curves that are so close are one line on any screen
 
 AXES = {
@@ -171,12 +172,14 @@ def _coinciding(shown: Sequence[Entry], curves: dict[str, pd.DataFrame]) -> list
         else:
             groups.append([entry])
             worst.append(0.0)
-    return [
+    said = [
         f"{' and '.join(e.label for e in group[:3])}{_more(len(group) - 3)} coincide"
         f"{f' to {gap:.0e}' if gap else ' exactly'}"
         for group, gap in zip(groups, worst, strict=True)
         if len(group) > 1
     ]
+    more = len(said) - _TOLD
+    return said[:_TOLD] + ([f"{more} more lie on one another"] if more > 0 else [])
 
 
 def _more(count: int) -> str:
