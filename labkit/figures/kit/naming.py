@@ -18,7 +18,7 @@ _WORD = 28  # letters of one of its parts
 _ORDER = ("name", "strategy", "compressor", "network", "workers", "model", "dataset", "algorithm")
 _LAST = ("repeats", "seed")
 # Values that say by themselves what they are.
-_BARE = {*_ORDER, "schedule", "precision", "optimizer"} - {"workers"}
+_BARE = {*_ORDER} - {"workers"}
 _SHORT = {"learning_rate": "lr", "batch_size": "batch"}
 _CALL = re.compile(r"(?:\w+\()*(\w+)(?:\((\w+=[^(),]+(?:, \w+=[^(),]+)*)\))?\)*")
 
