@@ -216,7 +216,7 @@
       if (!frames && Array.isArray(data)) {
         giveUpLegend(node, data, layout);
         source.content = { data, layout };
-        source.faceted &&= Boolean(layout.meta.over) && data.some((trace) => keysOf(trace).length);
+        source.faceted &&= data.some(({ meta }) => meta && meta.over);
       }
       const [traces, look] = source.content ? view(source.content, source.plots[0]) : [data, layout];
       const drawing = Plotly.newPlot(node, traces, look, source.config);

@@ -107,7 +107,7 @@ def faint(page: Any) -> list[list[str]]:
 def test_all_figures_are_drawn_and_nothing_is_asked_of_any_host(page: Any, written: Path) -> None:
     opened(page, written)
     drawn = page.locator("figure .plot")
-    assert page.get_attribute("html", "data-drawn") == str(drawn.count()) == str(OURS + 3)
+    assert page.get_attribute("html", "data-drawn") == str(drawn.count()) == str(OURS + 2)
     for figure in drawn.all():
         assert figure.locator("svg.main-svg").count() > 0
     lines = page.locator(".panel").first.locator(".scatterlayer .trace path.js-line")
@@ -141,7 +141,7 @@ def test_a_tick_shows_a_run_in_every_figure_that_has_it(page: Any, written: Path
     box.uncheck()
     settled(page)
     assert all(own in ([key], []) for own in hidden(page))
-    assert [own for own in hidden(page)[:3]] == [[key]] * 3
+    assert hidden(page)[:3] == [[key]] * 3
     box.focus()
     page.keyboard.press("Space")
     settled(page)
@@ -221,7 +221,7 @@ def test_one_switch_moves_all_curves_to_another_axis(page: Any, written: Path) -
     opened(page, written)
     title = "plot.layout.xaxis.title && plot.layout.xaxis.title.text"
     assert lone(page, title)[:2] == ["step", "step"]
-    page.get_by_label("seconds").check()
+    page.get_by_role("radio", name="seconds").check()
     settled(page)
     assert lone(page, title)[:2] == ["seconds since the first step"] * 2
     assert all(ends[1] < 5 for ends in lone(page, "plot._fullLayout.xaxis.range")[:2])
@@ -229,7 +229,7 @@ def test_one_switch_moves_all_curves_to_another_axis(page: Any, written: Path) -
 
 def test_smoothing_moves_the_line_and_not_the_results(page: Any, written: Path) -> None:
     opened(page, written)
-    last = "JSON.stringify(plot.data.find((t) => t.meta && t.meta.run && t.line.width === 2).y)"
+    last = "JSON.stringify(plot.data.find((t) => t.meta && t.meta.raw !== t.x && t.line && t.line.width === 2).y)"
     before = lone(page, last)[:2]
     page.locator("#smooth").fill("25")
     settled(page)
@@ -277,21 +277,20 @@ def test_text_of_figures_takes_the_pages_colour(page: Any, written: Path, scheme
 
 OVERLAPS = """() => {
     const own = [...document.querySelectorAll("figure .main-svg text")].filter(
-        (text) => text.textContent.trim() && !text.closest(".hoverlayer, .heatmap-label"));
+        (text) => text.textContent.trim() && !text.closest(".hoverlayer"));
     const page = [...document.querySelectorAll(
-        "h1, h2, h3, h4, p, legend, label, li, figcaption, .same span, #table th, #table td")].filter(
+        "h1, h2, h3, h4, p, legend, label, li, figcaption, #table :is(th, td)")].filter(
         (part) => part.checkVisibility() && !part.closest(".aloud, .notebook, .dtfc-fixed-start"));
     const table = page.filter((part) => part.closest("#table"));
     const groups = [[...own, ...page.filter((part) => !part.closest("#table"))], table];
-    const hits = [];
+    const hits = [], said = (part) => part.textContent.trim().slice(0, 40);
     for (const group of groups) {
-        const boxes = group.map((w) => [w, w.getBoundingClientRect()]).filter(([, box]) => box.width);
+        const boxes = group.map((part) => [part, part.getBoundingClientRect()]);
         boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
             const wide = Math.min(p.right, q.right) - Math.max(p.left, q.left);
             const high = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
-            if (wide > 3 && high > 3 && !a.contains(b) && !b.contains(a)) {
-                hits.push(`${a.textContent.trim().slice(0, 40)} | ${b.textContent.trim().slice(0, 40)}`);
-            }
+            const apart = !a.contains(b) && !b.contains(a);
+            if (wide > 3 && high > 3 && apart) hits.push(`${said(a)} | ${said(b)}`);
         }));
     }
     return hits;
@@ -312,13 +311,14 @@ def test_no_two_texts_overlap(page: Any, many: Path, width: int) -> None:
 
 
 def hundred(root: Path) -> Path:
-    """Runs as a sweep leaves them: 4 numbers of workers, 5 compressors, 5 seeds, 25 epochs."""
+    """Runs as a sweep leaves them: 4 numbers of workers, 5 compressors, 5 rates, 25 epochs."""
     compressors = [None, *({"name": name} for name in ("Int8", "OneBit", "TopK", "QSGD"))]
     for workers in (1, 2, 4, 8):
         for compressor in compressors:
-            for seed in range(5):
+            for rate in (0.1, 0.2, 0.3, 0.4, 0.5):
                 strategy = {"name": "AllReduce", "algorithm": "ring", "compressor": compressor}
-                write_run(root, seed=seed, workers=workers, epochs=25, strategy=strategy)
+                given = {"learning_rate": rate, "workers": workers, "strategy": strategy}
+                write_run(root, epochs=25, **given)
     return root
 
 
@@ -328,14 +328,16 @@ def test_a_hundred_runs_take_at_most_8_mb_and_are_soon_seen(page: Any, tmp_path:
     opened(page, path)
     # Under 2000 on two idle cores; a suite has others beside it, so this tells only a collapse.
     assert int(page.get_attribute("html", "data-first")) < 8000
-    assert page.get_attribute("html", "data-drawn") == "6"
+    assert page.get_attribute("html", "data-drawn") == "10"
     # Points of many runs are one trace; it knows which are whose.
     of_points = """(say) => [...document.querySelectorAll(".js-plotly-plot")].flatMap((plot) =>
         plot.data.filter((t) => t.meta && t.meta.points)).map(new Function("t", "return " + say))"""
-    assert set(page.evaluate(of_points, "t.meta.points.length")) == {20, 100}
+    assert 100 in page.evaluate(of_points, "t.meta.points.length")
     page.locator("[data-mark]").nth(2).click()
+    settled(page)
     assert set(page.evaluate(of_points, "t.selectedpoints.length")) == {1}
     page.get_by_role("button", name="none").click()
+    settled(page)
     assert all(page.evaluate(of_points, "t.y.every((y) => y === null)"))
 
 
@@ -345,18 +347,16 @@ PAPER = 700  # pixels between the margins of A4, about
 def test_on_paper_controls_are_gone_and_everything_keeps_to_the_width(
     page: Any, written: Path
 ) -> None:
-    """Black on white, whatever the screen shows; figures whole; all but code unfolded."""
+    """Black on white, whatever the screen shows; figures whole; what is folded stays so."""
     page.emulate_media(color_scheme="dark")
     opened(page, written)
     screen = page.locator(".js-plotly-plot .main-svg").first.bounding_box()
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print", color_scheme="dark")
     page.evaluate(f"document.body.style.width = '{PAPER}px'")
-    for control in (".picker", "input", ".modebar", "figcaption", ".skip", "details.code"):
+    for control in (".controls", "input", ".modebar", "figcaption", ".skip", "details.code"):
         assert not any(each.is_visible() for each in page.locator(control).all()), control
-    assert page.evaluate(
-        "[...document.querySelectorAll('details:not(.code)')].every((d) => d.open)"
-    )
+    assert page.locator("details[open]").count() == 0  # parameters stay closed
     outside = page.evaluate(
         """(width) => [...document.body.querySelectorAll(":not(svg *, .aloud)")].filter(
             (part) => part.getClientRects().length && part.getBoundingClientRect().right >

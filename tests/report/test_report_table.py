@@ -1,4 +1,4 @@
-"""The table of a report: one row a setting, units in heads, nothing that is the same in all rows."""
+"""The table of a report: a row a setting, units in heads, what is the same in all above it."""
 
 from __future__ import annotations
 
