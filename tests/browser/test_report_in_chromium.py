@@ -229,7 +229,8 @@ def test_one_switch_moves_all_curves_to_another_axis(page: Any, written: Path) -
 
 def test_smoothing_moves_the_line_and_not_the_results(page: Any, written: Path) -> None:
     opened(page, written)
-    last = "JSON.stringify(plot.data.find((t) => t.meta && t.meta.raw !== t.x && t.line && t.line.width === 2).y)"
+    line = "(t) => t.meta && t.meta.run && t.line && t.line.width === 2"
+    last = f"JSON.stringify((plot.data.find({line}) || {{}}).y)"
     before = lone(page, last)[:2]
     page.locator("#smooth").fill("25")
     settled(page)
