@@ -13,7 +13,7 @@
   const boxes = all("input[data-run]"), marks = all("[data-mark]"), status = find(".chosen");
   const state = { axis: "step", smooth: USUAL, by: "", facet: "", marked: "", passing: null };
   const sources = [], plots = [];
-  let turn = 0;
+  let turn = 0, refacet = false, busy = Promise.resolve();
 
   const valueOf = (key, name) => {
     const { values } = known.runs[key];
@@ -237,9 +237,17 @@
   }
 
   // All figures anew, one after the other; a later change takes the place of what is not yet drawn.
-  async function update(facets = false) {
+  // One change after the other: facets come and go with places that another may be drawing in.
+  function update(facets = false) {
     const own = ++turn;
+    refacet ||= facets;
     delete root.dataset.settled;
+    busy = busy.then(() => own === turn && redraw(own));
+  }
+
+  async function redraw(own) {
+    const facets = refacet;
+    refacet = false;
     for (const source of plots) {
       if (!source.content) continue;
       if (facets) laid(source);
