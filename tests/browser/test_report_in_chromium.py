@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -306,7 +306,7 @@ def test_no_two_texts_overlap(page: Any, many: Path, width: int) -> None:
     # The page itself is never moved to the side, its table and wide figures are.
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     plots = [box.bounding_box() for box in page.locator(".panel .plot").all()]
-    beside = [b for a, b in zip(plots, plots[1:], strict=False) if abs(a["y"] - b["y"]) < 5]
+    beside = [b for a, b in pairwise(plots) if abs(a["y"] - b["y"]) < 5]
     assert bool(beside) == (width > 700)
     assert page.locator(".modebar-btn").count() == 0 or width > 700
 

@@ -252,7 +252,7 @@ def test_the_reading_judges_a_clear_lead_and_names_failed_gates(tmp_path: Path) 
     # Another task: no race between models.
     assert "Not compared, for no other run has their task and length: workers 2, cnn" in text
     assert "mlp on digits: " in text
-    assert "no speed is shown of workers 4, mlp" in text
+    assert "no speed is shown of workers 4" in text
     clear = [
         write_run(
             tmp_path, seed=s, learning_rate=rate, measured={"test_accuracy": accuracy + s / 1e3}
