@@ -6,7 +6,7 @@ from . import network as network
 from . import schedules as schedules
 from . import simulate as simulate
 from . import strategies as strategies
-from .cluster import Cluster, predict, run
+from .cluster import Cluster, predict, replay, run
 from .common.errors import InvalidInput, LabkitError
 from .compression import (
     DGC,
@@ -27,6 +27,8 @@ from .compression import (
 from .experiment import Experiment
 from .figures import compare, reading, table
 from .jobs.form import form
+from .jobs.log import log
+from .network import ComputeTime, Network, Slowdown
 from .records import export as export
 from .records.run import Run, frame, load_runs
 from .report import report
@@ -35,6 +37,7 @@ from .strategies import (
     DelayedGradients,
     Layerwise,
     LocallyConnected,
+    ParameterServer,
     Pipeline,
     TensorParallel,
 )
@@ -48,6 +51,7 @@ __all__ = [
     "BFloat16",
     "Chain",
     "Cluster",
+    "ComputeTime",
     "DelayedGradients",
     "ErrorFeedback",
     "Experiment",
@@ -57,12 +61,15 @@ __all__ = [
     "LabkitError",
     "Layerwise",
     "LocallyConnected",
+    "Network",
     "OneBit",
+    "ParameterServer",
     "Pipeline",
     "PowerSGD",
     "RandomK",
     "Run",
     "SignMajority",
+    "Slowdown",
     "TensorParallel",
     "TernGrad",
     "Threshold",
@@ -71,8 +78,10 @@ __all__ = [
     "form",
     "frame",
     "load_runs",
+    "log",
     "predict",
     "reading",
+    "replay",
     "report",
     "run",
     "table",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -57,5 +58,18 @@ def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def cluster(own_folders: Path) -> Iterator[labkit.Cluster]:
     """Four ranks that all tests share; TensorFlow is imported in them once."""
+
+    def get_ready(communicator: object) -> None:
+        from labkit.worker.session import leave_modules
+
+        leave_modules()
+
     with labkit.Cluster(workers=4, limit=120) as up:
+        up.call(get_ready)
         yield up
+
+
+def pytest_collection_finish() -> None:
+    """Tests trace and solve a lot: garbage is collected often, and modules are none."""
+    gc.collect()
+    gc.freeze()

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sample_runs import write_run
 
+from labkit.cluster.lease import HOLD, Hold
 from labkit.experiment import Experiment
 from labkit.jobs.notebook import execute
 from labkit.jobs.parameters import declared
 from labkit.records.run import load_runs
-from labkit.strategies import AllReduce, Pipeline
+from labkit.strategies import AllReduce, ParameterServer, Pipeline
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -28,6 +30,16 @@ SMALL = {
     "steps": 12,
     "repeats": 2,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engines_stay_up() -> Iterator[None]:
+    """Notebooks of one shape share their engines, as the members of a sweep do."""
+    held = Hold()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOLD, str(held.path))
+        yield
+    held.release()
 
 
 def outputs(path: Path) -> list[dict[str, Any]]:
@@ -81,10 +93,13 @@ def test_collectives_measures_what_it_predicts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_data_parallel_runs_from_the_command_line_as_readme_says(tmp_path: Path) -> None:
+def test_data_parallel_runs_from_the_command_line_as_readme_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = ["-p", "workers", "2", "-p", "epochs", "3", "-p", "scaling", "weak"]
     labkit = Path(sys.executable).with_name("labkit")
     command = [labkit, "run", NOTEBOOKS / "data_parallel.ipynb", *given]
+    monkeypatch.delenv(HOLD)  # and with engines of its own
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert "result: runs/data_parallel/001_" in done.stdout
@@ -302,3 +317,45 @@ def test_model_parallel_compares_all_cuts_of_one_model(tmp_path: Path) -> None:
     verdicts = [run.metrics["equivalence"]["verdict"] for run in load_runs(job.path)]
     assert verdicts.count("passed") == 5
     assert verdicts.count("not applicable") == 2  # one process, and what is late by intent
+
+
+@pytest.mark.parametrize("name", ["parameter_servers", "replay"])
+def test_the_parameters_of_played_notebooks_mean_what_they_mean_in_an_experiment(name: str) -> None:
+    parameters = declared(NOTEBOOKS / f"{name}.ipynb")
+    shared = {name: p.default for name, p in parameters.items() if name in Experiment.model_fields}
+    assert {"workers", "clock", "network", "seed"} <= set(shared)
+    servers = parameters["servers"].default
+    for clock in ("virtual", "wall"):
+        given = shared | {"clock": clock}
+        asked = Experiment(**given, strategy=ParameterServer(servers))
+        assert asked.ranks == (1 if clock == "virtual" else asked.workers + servers)
+
+
+@pytest.mark.slow
+def test_parameter_servers_says_where_the_cliff_is_and_which_shapes_came(tmp_path: Path) -> None:
+    given = {"played": [1, 4], "servers": 2, "steps": 3, "repeats": 2, "clock": "virtual"}
+    job = execute(NOTEBOOKS / "parameter_servers.ipynb", given, tmp_path)
+    assert job.state == "completed", job.cause
+    found = outputs(job.path)
+    titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
+    assert titles == [
+        "Parameter servers and allreduce · virtual clock · network 1GbE",
+        "Interleaving, 4 workers · virtual clock · network 1GbE",
+    ]
+    (reading,) = [text(data, "text/markdown") for data in found if "text/markdown" in data]
+    assert "On 4 workers: **AllReduce**" in reading
+    for shape in ("More servers move the cliff", "Co-located servers", "A backup worker shortens"):
+        assert shape in reading
+    held = [run for run in load_runs(job.path) if run.experiment["gate"]]
+    assert [run.metrics["equivalence"]["verdict"] for run in held] == ["passed"] * 3
+
+
+@pytest.mark.slow
+def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
+    job = execute(NOTEBOOKS / "replay.ipynb", {"workers": 3, "epochs": 2}, tmp_path)
+    assert job.state == "completed", job.cause
+    first, again, slower = load_runs(job.path)
+    assert [run.metrics["equivalence"]["verdict"] for run in (first, slower)] == ["passed"] * 2
+    weights = [run.model().get_weights() for run in (first, again, slower)]
+    assert all((one == other).all() for one, other in zip(*weights[:2], strict=True))
+    assert any((one != other).any() for one, other in zip(*weights[::2], strict=True))

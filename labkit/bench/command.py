@@ -210,6 +210,20 @@ def pipeline(workers: int, schedules: list[str], repeats: int, file: Path | None
 
 
 @bench.command()
+@click.option("--workers", default="16,64", show_default=True, callback=_numbers)
+@click.option("--ranks", default=2, show_default=True, help="Of the wall clock.")
+@click.option("--repeats", default=5, show_default=True)
+@AS_JSON
+def servers(workers: list[int], ranks: int, repeats: int, file: Path | None) -> None:
+    """Time parameter servers: the virtual clock's loop, and what they add to a step on ranks."""
+    from labkit.bench.servers import measure
+
+    columns = {"what": "what", "workers": "workers", "clock": "clock"} | TIMES
+    columns |= {"added_ms": "added ms", "ratio": "ratio", "copies": "copies of the weights"}
+    _show(measure(workers, ranks, repeats), columns, file)
+
+
+@bench.command()
 @click.option("--count", default=50, show_default=True, type=click.IntRange(1), help="How many.")
 @click.option("--seed", default=0, show_default=True, help="Of the choice among all.")
 @click.option("--rooms", default="exchange,compression,strategies", callback=_names)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from labkit.bench.records import make
 from labkit.common.errors import short
+from labkit.common.optional import optional
 from labkit.common.terminal import plain
-from labkit.records.export.told import optional
 
 if TYPE_CHECKING:
     import click

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labkit.bench.command import bench
+from labkit.cli.asked import OfNotebook, Target, complete_parameter
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, sweep
 from labkit.common.errors import DISK, InvalidInput, LabkitError, cannot_write
@@ -66,10 +67,16 @@ app.add_command(simulate)
 app.add_command(sweep)
 
 
-@app.command()
-@click.argument("target", type=FOLDER)
+@app.command(cls=OfNotebook)
+@click.argument("target", type=Target())
 @click.option(
-    "-p", "parameters", metavar="NAME VALUE", nargs=2, multiple=True, help="One parameter."
+    "-p",
+    "parameters",
+    metavar="NAME VALUE",
+    nargs=2,
+    multiple=True,
+    help="One parameter.",
+    shell_complete=complete_parameter,
 )
 @click.option("-f", "files", multiple=True, type=FOLDER, help="Parameters from a YAML file.")
 @click.option("-y", "texts", multiple=True, help="Parameters as YAML text.")
@@ -87,7 +94,8 @@ def run(
 ) -> None:
     """Run a notebook, or the experiment of a YAML file, with these parameters.
 
-    Where a parameter is given twice, -p wins over -y, and -y over -f.
+    Where a parameter is given twice, -p wins over -y, and -y over -f. With a notebook, --help lists
+    its parameters: labkit run notebooks/tour.ipynb --help
     """
     from labkit.jobs.parameters import read_text, read_yaml
 
@@ -173,9 +181,11 @@ def compare(
 def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None:
     """Write a report of runs: one HTML file that opens anywhere, without a network."""
     from labkit.jobs.listing import shown
+    from labkit.records.run import load_runs
     from labkit.report import report as write_report
 
-    write_report(_load(paths), _ready(output), notebook)
+    # A notebook without runs has a report, too.
+    write_report(load_runs(paths) or paths, _ready(output), notebook)
     say(f"report: {shown(output)}")
 
 
@@ -234,10 +244,13 @@ def methods(output: Path | None) -> None:
         write_atomically(_ready(output), page(Path("notebooks"), output.parent))
 
 
-@app.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@app.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", metavar="[OPTIONS OF JUPYTERLAB]...", nargs=-1, type=click.UNPROCESSED)
 def lab(arguments: tuple[str, ...]) -> None:
-    """Open JupyterLab at notebooks/; further arguments go to JupyterLab."""
+    """Open JupyterLab at notebooks/, with runs and data where `labkit run` has them.
+
+    Further arguments go to JupyterLab: labkit lab --no-browser --port 8899; `--help-all` lists its.
+    """
     command = [sys.executable, "-m", "jupyterlab"]
     # A kernel works in its notebook's folder; runs and data stay where `labkit run` has them.
     os.environ.setdefault("LABKIT_RUNS", str(Path("runs").resolve()))
@@ -292,7 +305,7 @@ def _run_experiment(
     from labkit.jobs.listing import run_row, shown, table
 
     experiment = _experiment(path, given)
-    estimate.refuse(experiment.workers, force)
+    estimate.refuse(experiment.ranks, force)
     say(estimate.of_experiment(experiment.to_json(), root), err=True)
     if check:
         return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from labkit.cli.asked import OfNotebook, Target, complete_assignment, complete_parameter
 from labkit.common.errors import InvalidInput
 from labkit.common.terminal import say
 
@@ -20,15 +21,29 @@ FORCE = "Start more ranks than memory is free for."
 INTERRUPTED = 130  # as shells have it for Ctrl-C
 
 
-@click.command()
-@click.argument("target", metavar="NOTEBOOK", type=FOLDER)
-@click.argument("assignments", metavar="NAME=VALUES...", nargs=-1)
+@click.command(cls=OfNotebook)
+@click.argument("target", metavar="NOTEBOOK", type=Target())
+@click.argument(
+    "assignments", metavar="NAME=VALUES...", nargs=-1, shell_complete=complete_assignment
+)
 @click.option("-f", "file", type=FOLDER, help="Values from a YAML file: lists, ranges, random.")
 @click.option(
-    "-p", "fixed", metavar="NAME VALUE", nargs=2, multiple=True, help="One parameter for all."
+    "-p",
+    "fixed",
+    metavar="NAME VALUE",
+    nargs=2,
+    multiple=True,
+    help="One parameter for all.",
+    shell_complete=complete_parameter,
 )
 @click.option("--random", "samples", metavar="N", type=int, help="N combinations at random.")
-@click.option("--seed", type=int, default=None, help="Of --random; default 0.")
+@click.option("--seed", type=int, default=None, help="Of --random and --search; default 0.")
+@click.option("--search", "how", type=click.Choice(["random", "optuna"]), help="Try --trials N.")
+@click.option("--trials", metavar="N", type=int, help="Of --search.")
+@click.option("--maximize", metavar="NAME", help="A number of the runs, for Optuna: accuracy.")
+@click.option("--minimize", metavar="NAME", help="The same, such as test_loss.")
+@click.option("--prune", is_flag=True, help="End members early that promise less than others.")
+@click.option("--sampler", type=click.Choice(["tpe", "random"]), default="tpe", help="Of Optuna's.")
 @click.option("--repeats", type=int, default=None, help="Run each so often, with seeds from seed.")
 @click.option("--jobs", default=None, help="Run so many at a time; auto: as many as cores allow.")
 @click.option("--limit", type=float, default=None, help="Seconds that a member may take.")
@@ -54,6 +69,7 @@ def sweep(
     from labkit.jobs import estimate
     from labkit.jobs.sweep import roster
 
+    sampler = given.pop("sampler")
     options = _options(given.pop("jobs"), given.pop("limit"))
     if (target / roster.FILE).exists():
         # A record has its values already; others with it would be another sweep.
@@ -61,12 +77,16 @@ def sweep(
             raise InvalidInput(f"{target} is a sweep: `labkit sweep {target} --resume` goes on")
         folder: Path | None = target
         plan = _recorded(target)
+        most = max((member.workers for member in plan.members), default=1)
     else:
-        plan = _asked(target, **given)
+        plan, most = _asked(target, sampler=sampler, **given)
         folder = roster.newest(root, plan) if resume else None
-    estimate.refuse(max(member.workers for member in plan.members), force)
+        if folder is not None and plan.search:
+            plan = _recorded(folder, target)
+    estimate.refuse(most, force)
+    total = plan.search.trials if plan.search else len(plan.members)
     if check:
-        say(f"{len(plan.members)} members")
+        say(f"{total} members")
         return
     if folder is None:  # --resume, too: then all is missing
         folder = roster.create(root, name or f"{target.stem}-sweep", plan)
@@ -95,10 +115,17 @@ def _asked(
     samples: int | None,
     seed: int | None,
     repeats: int | None,
-) -> Plan:
-    """The plan of a command line; its values win over the file's."""
+    how: str | None,
+    trials: int | None,
+    maximize: str | None,
+    minimize: str | None,
+    prune: bool,
+    sampler: str,
+) -> tuple[Plan, int]:
+    """The plan of a command line, and its most ranks; its values win over the file's."""
     from labkit.jobs.parameters import read_text
     from labkit.jobs.sweep import plan
+    from labkit.jobs.sweep.search import Search
 
     axes, drawn = plan.read_file(read_text(file), str(file)) if file else ({}, {})
     values = dict(fixed)
@@ -109,22 +136,40 @@ def _asked(
         raise InvalidInput("nothing to sweep over: give name=a,b,c, a file with -f, or --repeats N")
     samples = drawn.get("samples") if samples is None else samples
     seed = drawn.get("seed", 0) if seed is None else seed
+    if (how is None) != (trials is None):
+        raise InvalidInput("--search and --trials go together: --search optuna --trials 40")
+    if how == "optuna":
+        if (maximize is None) == (minimize is None):
+            raise InvalidInput("--search optuna wants --maximize NAME or --minimize NAME: accuracy")
+        if samples is not None or repeats is not None:
+            raise InvalidInput("--search optuna takes neither --random nor --repeats")
+        metric = maximize or minimize or ""
+        wanted = Search(metric, maximize is not None, trials or 0, prune, sampler, seed, {}, values)
+        return plan.make_search(notebook, axes, wanted)
+    if maximize or minimize or prune:
+        raise InvalidInput("--maximize, --minimize and --prune are of --search optuna")
+    if how == "random" and samples is not None:
+        raise InvalidInput("--search random --trials N is --random N: give one of them")
+    samples = trials if how == "random" else samples
     asked = plan.Asked(axes, values, samples, seed, 1 if repeats is None else repeats)
-    return plan.make(notebook, asked)
+    made = plan.make(notebook, asked)
+    return made, max(member.workers for member in made.members)
 
 
-def _recorded(folder: Path) -> Plan:
-    """The plan that a sweep's folder holds."""
+def _recorded(folder: Path, notebook: Path | None = None) -> Plan:
+    """The plan that a sweep's folder holds; its notebook lies where the record says, or here."""
     from labkit.jobs.sweep import plan, roster
+    from labkit.jobs.sweep.search import of_record
 
     known = roster.read(folder)
-    notebook = Path(str(known.get("notebook")))
+    notebook = notebook or Path(str(known.get("notebook")))
     if not notebook.is_file():
         raise InvalidInput(
             f"{folder.name} is of {notebook}, which is not here: go to the folder where it was "
             "started, or give its command again with --resume"
         )
-    return plan.again(notebook, known["members"])
+    search = of_record(known["search"]) if known["search"] else None
+    return plan.again(notebook, known["members"], search)
 
 
 def _run(folder: Path, plan: Plan, known: Record) -> None:
@@ -133,26 +178,37 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
     from labkit.jobs.sweep import roster
     from labkit.jobs.sweep.scheduler import Scheduler
     from labkit.jobs.sweep.screen import Screen
+    from labkit.jobs.sweep.trials import Trials
     from labkit.records import store
 
     # What is done is asked under the lock: another process may just have been at it.
     with roster.owned(folder):
         roster.tidy(folder)
-        todo = [member for member in plan.members if not roster.is_done(folder, plan, member)]
-        total, done = len(plan.members), len(plan.members) - len(todo)
+        trials = Trials(folder, plan, plan.search) if plan.search else None
+        if trials:
+            todo, total, done = trials.open, trials.search.trials, trials.done
+        else:
+            todo = [member for member in plan.members if not roster.is_done(folder, plan, member)]
+            total, done = len(plan.members), len(plan.members) - len(todo)
         say(f"{shown(folder)}: {total} members" + (f", {done} done" if done else ""))
         options = {"jobs": known["jobs"], "limit": known["limit"]}
         if options["jobs"] is None and any(member.cores is None for member in todo):
             say("no parameter `workers`: one member at a time; --jobs N runs N", err=True)
         roster.update(folder, state="running", started=store.now(), ended=None, **options)
         scheduler = Scheduler(plan, folder, **options, screen=Screen(total, done))
-        finished = scheduler.run(todo)
+        finished = scheduler.run(todo, trials)
         # Asked again of the records, rather than counted: a member may have been stopped from
         # elsewhere.
         missing = sum(not roster.is_done(folder, plan, member) for member in todo)
+        if trials:
+            missing = total - trials.done
+            if best := trials.best():
+                say(best)
         state = "completed" if not missing else "failed" if finished else "interrupted"
         roster.update(folder, state=state, ended=store.now())
-    say(f"{total - missing} of {total} completed; result: {shown(folder)}")
+    pruned = trials.states["PRUNED"] if trials else 0
+    ended = f" ({pruned} pruned)" if pruned else ""
+    say(f"{total - missing} of {total} completed{ended}; result: {shown(folder)}")
     if missing:
         place = shown(folder)
         there = plan.notebook.is_absolute()  # then the record does not say where it lies

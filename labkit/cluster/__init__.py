@@ -3,5 +3,6 @@
 from labkit.cluster.calls import RankError, Refused
 from labkit.cluster.cluster import Cluster, leftovers, predict, run
 from labkit.cluster.live import Live
+from labkit.cluster.replay import replay
 
-__all__ = ["Cluster", "Live", "RankError", "Refused", "leftovers", "predict", "run"]
+__all__ = ["Cluster", "Live", "RankError", "Refused", "leftovers", "predict", "replay", "run"]

@@ -30,7 +30,9 @@ class Attached(Live):
     def __init__(self, directory: Path, show: bool = False) -> None:
         record = store.read_json(directory / "experiment.json")
         # The record alone: the experiment itself may hold functions, which no other process has.
-        super().__init__(Outline(directory.name, record["workers"], record["epochs"]), directory)
+        clock = record.get("clock", "wall")
+        outline = Outline(directory.name, record["workers"], record["epochs"], clock)
+        super().__init__(outline, directory)
         _OWN[directory] = self
         self.begin(show)
 

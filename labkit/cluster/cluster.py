@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
@@ -16,16 +17,17 @@ from labkit.cluster.calls import Calls
 from labkit.cluster.lease import HOLD, Lease, Lock, hold, locked, wait_until_free
 from labkit.cluster.live import Live
 from labkit.cluster.prediction import ask, check_rows, together
-from labkit.cluster.submitted import Submitted, run_directory, run_seeds
+from labkit.cluster.submitted import Submitted, run_seeds
 from labkit.common.errors import InvalidInput
 from labkit.common.places import fingerprint, runtime_folder
+from labkit.common.units import plural
 from labkit.communicator import Communicator
 from labkit.experiment.experiment import Experiment, digest
 from labkit.network import Network
 from labkit.records import store
 from labkit.records.run import Run
 from labkit.strategies import Batch, Strategy
-from labkit.worker.work import infer
+from labkit.worker.work import infer, prepare
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -155,10 +157,13 @@ class Cluster:
         if experiment.repeats > 1:
             raise InvalidInput(f"repeats={experiment.repeats} wants run(), which waits for all")
         self._check(experiment)
-        return self._submit(experiment, run_directory(experiment), show)
+        name = f"{experiment.label}-{experiment.hash8}"
+        return self._submit(experiment, store.run_directory(name), show)
 
     def _submit(self, experiment: Experiment, directory: Path, show: bool) -> Live:
         live = Submitted(self, experiment, directory)
+        for engine in self.engines[experiment.workers :]:  # those at leisure get ready
+            self.client[engine].apply_async(prepare)
         self._submitted.add(live)
         live.begin(show)
         return live
@@ -303,10 +308,12 @@ class Cluster:
 
     def _check(self, experiment: Experiment) -> None:
         """Refuse what does not fit the ranks; fetch data that are not there yet."""
-        if experiment.workers > self.workers:
+        if experiment.ranks > self.workers:
+            apart = experiment.ranks - experiment.workers
+            servers = f" and {plural(apart, 'server')} apart from them" if apart > 0 else ""
             raise InvalidInput(
-                f"workers={experiment.workers} on a cluster of {self.workers}; "
-                f"use Cluster(workers={experiment.workers})"
+                f"workers={experiment.workers}{servers} on a cluster of {self.workers}; "
+                f"use Cluster(workers={experiment.ranks})"
             )
         if experiment.threads != self.threads:
             raise InvalidInput(
@@ -321,9 +328,19 @@ class Cluster:
 
 
 def run(experiment: Experiment, show: bool = True) -> Run:
-    """Run an experiment on a cluster of its own shape, started for it or already up."""
-    with Cluster(workers=experiment.workers, threads=experiment.threads) as cluster:
+    """Run an experiment on a cluster of its own shape, started for it or already up.
+
+    One process, kept as long as this one lives, plays all that runs on the virtual clock.
+    """
+    if experiment.clock == "virtual":
+        return _player(experiment.threads).run(experiment, show=show)
+    with Cluster(workers=experiment.ranks, threads=experiment.threads) as cluster:
         return cluster.run(experiment, show=show)
+
+
+@cache
+def _player(threads: int) -> Cluster:
+    return Cluster(workers=1, threads=threads)
 
 
 def predict(

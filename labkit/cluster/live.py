@@ -42,7 +42,9 @@ class Live:
 
     def __init__(self, experiment: Experiment | Outline, directory: Path) -> None:
         self.experiment, self.directory = experiment, directory
-        self.outline = Outline(experiment.label, experiment.workers, experiment.epochs)
+        self.outline = Outline(
+            experiment.label, experiment.workers, experiment.epochs, experiment.clock
+        )
         self.rows: list[Row] = []
         self.epochs: list[Row] = []
         self.tally = Tally(experiment.epochs)

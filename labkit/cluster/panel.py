@@ -27,7 +27,7 @@ class Panel:
 
     def __init__(self, live: Shown) -> None:
         self._live, self._rows, self._epochs = live, 0, 0
-        self.figure = LiveFigure(live.outline.label, live.outline.workers)
+        self.figure = LiveFigure(live.outline.label, live.outline.workers, live.outline.clock)
         self.stop = button("Stop training", WHAT_STOP_DOES, "stop", self._stop)
         self._status, self._progress = ipywidgets.HTML(), ipywidgets.HTML()
         self._progress.layout.flex = "1 1 auto"

@@ -38,6 +38,7 @@ class Prediction:
     network: None = None
     capacities: None = None
     feed: str = "shard"
+    clock: str = "wall"
     precision: str = "float32"
     optimizer: str = "sgd"
     optimizer_options: Mapping[str, JSON] = field(default_factory=dict)

@@ -16,7 +16,9 @@ from pathlib import Path
 from labkit.cluster.attached import note
 from labkit.cluster.calls import PATIENCE, Calls, Ranks
 from labkit.cluster.live import Live
+from labkit.common.errors import Pruned
 from labkit.experiment import Experiment
+from labkit.network import Network
 from labkit.records import store
 from labkit.records.endings import ASKS, by_whom
 from labkit.records.measure import aggregate
@@ -37,7 +39,7 @@ class Submitted(Live):
         (directory / FOLDER).mkdir()
         try:
             self._calls = Calls(
-                *(cluster, experiment.workers, work, (experiment,), experiment.network),
+                *(cluster, experiment.ranks, work, (experiment,), _emulated(experiment)),
                 stream=str(directory / FOLDER),
                 submitter=store.this_process() | {"host": socket.gethostname()},
             )
@@ -77,12 +79,16 @@ class Submitted(Live):
 
         Raises:
             RankError: a rank failed; the record keeps its cause and its output.
+            Pruned: a search has ended it; the record keeps what it came to.
         """
         try:
-            return super().result()
+            run = super().result()
         except KeyboardInterrupt as error:
             self.end(_why(error))
             raise
+        if (status := run.status)["state"] == "pruned":
+            raise Pruned(f"{run.name} {status['cause']}")
+        return run
 
     def _watch(self) -> Iterator[None]:
         for _ in self._calls.watch():
@@ -92,7 +98,8 @@ class Submitted(Live):
 
     def _keep(self) -> Run:
         write_logs(self.directory, self._calls.outputs())
-        write(self.directory, self._asked, self._calls.results() or [], self._why)
+        pruned = self._stream.asked_to_prune()
+        write(self.directory, self._asked, self._calls.results() or [], self._why, pruned)
         return Run(self.directory)
 
     def _lose(self, error: BaseException) -> None:
@@ -112,26 +119,22 @@ class Submitted(Live):
             shutil.rmtree(self.directory / FOLDER, ignore_errors=True)
 
 
+def _emulated(experiment: Experiment) -> str | Network | None:
+    """The network between its ranks; what lies in a virtual one is played within one rank."""
+    return None if experiment.clock == "virtual" else experiment.network
+
+
 def _why(error: KeyboardInterrupt) -> str:
     """Who has stopped it: the job that this process is the kernel of may know better."""
     job = os.environ.get("LABKIT_JOB")
     return (store.reason(Path(job)) if job else None) or by_whom(error, "stopped")
 
 
-def run_directory(experiment: Experiment) -> Path:
-    """A new run directory: in the folder of this process's job, else of interactive runs."""
-    interactive = Path(os.environ.get("LABKIT_RUNS", "runs")) / "interactive"
-    folder = Path(os.environ.get("LABKIT_JOB", interactive))
-    folder.mkdir(parents=True, exist_ok=True)
-    # Resolved: a Run is found also when the notebook has changed its folder.
-    return store.new_run_directory(folder.resolve(), f"{experiment.label}-{experiment.hash8}")
-
-
 def run_seeds(experiment: Experiment, run: Callable[[Experiment, Path], Run]) -> Run:
     """Run each seed into a directory of its own below one that holds what they say together."""
     import pandas as pd
 
-    top = run_directory(experiment)
+    top = store.run_directory(f"{experiment.label}-{experiment.hash8}")
     store.start(top, experiment.to_json())
     seeds = []
     try:
@@ -144,6 +147,9 @@ def run_seeds(experiment: Experiment, run: Callable[[Experiment, Path], Run]) ->
                 return Run(top)
     except KeyboardInterrupt as error:
         store.interrupt(top, _why(error))
+        raise
+    except Pruned as error:
+        store.prune(top, str(error))
         raise
     except BaseException as error:
         end = store.interrupt if getattr(error, "signal", "") in ASKS else store.fail

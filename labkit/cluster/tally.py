@@ -34,6 +34,7 @@ class Outline:
     label: str
     workers: int
     epochs: int
+    clock: str = "wall"
 
 
 @dataclass

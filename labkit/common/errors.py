@@ -16,6 +16,10 @@ class InvalidInput(LabkitError, ValueError):
     """A value that cannot work, refused before any rank starts; the command line exits with 2."""
 
 
+class Pruned(LabkitError):
+    """A search has ended a run early, and with it the notebook: it promises less than others."""
+
+
 def short(value: object) -> str:
     """A value in at most 80 letters, for a sentence."""
     text = " ".join(repr(value).split())

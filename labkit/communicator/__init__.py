@@ -5,6 +5,7 @@ from labkit.communicator.board import Mismatch, RankFailed, WaitTooLong
 from labkit.communicator.clock import WALL, Clock, WallClock
 from labkit.communicator.communicator import Communicator
 from labkit.communicator.computing import computing
+from labkit.communicator.mailbox import WORDS, Letter, Mailbox
 from labkit.communicator.numbers import scale
 from labkit.communicator.shared_memory import Aside
 from labkit.communicator.sparse import merged
@@ -15,9 +16,12 @@ from labkit.communicator.world import alone, world
 __all__ = [
     "ALGORITHMS",
     "WALL",
+    "WORDS",
     "Aside",
     "Clock",
     "Communicator",
+    "Letter",
+    "Mailbox",
     "Mismatch",
     "RankFailed",
     "Traffic",

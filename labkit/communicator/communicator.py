@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,15 +11,17 @@ from labkit.common.errors import InvalidInput
 from labkit.communicator.board import Board
 from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.emulation import Emulation
+from labkit.communicator.mailbox import Mailbox
 from labkit.communicator.messages import Messages
 from labkit.communicator.numbers import check_summable, scale
 from labkit.communicator.patience import Patience
 from labkit.communicator.payloads import Payloads
 from labkit.communicator.reductions import Reductions
 from labkit.communicator.shared_memory import Aside, SharedMemory
+from labkit.communicator.slowness import Slowness
 from labkit.communicator.traffic import Traffic
 from labkit.communicator.window import Window
-from labkit.network import Network
+from labkit.network import Network, Slowdown
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -45,6 +47,7 @@ class Communicator:
 
     Attributes:
         rank, size: this rank's number, and how many there are.
+        slowness: how much longer this rank computes than it could; None: not at all.
         on_one_host: whether all ranks share memory.
         traffic: what this rank has sent and how long it took.
         patience: how this rank waits. It remembers the first error that a wait has raised, which
@@ -78,6 +81,9 @@ class Communicator:
         if self.network and emulation is None:
             emulation = Emulation(self._comm, self.network, clock)
         self._emulation = emulation
+        self.slowness: Slowness | None = None
+        if outer is None and self.network is not None:
+            self.be_slow(self.network.slow, self.network.seed)
         messages = Messages(patience, emulation)
         self.send, self.recv = messages.send, messages.recv
         self.post, self.finish = messages.post, messages.finish
@@ -222,6 +228,7 @@ class Communicator:
         emulation = self._emulation and self._emulation.part(part.allgather(self.rank))
         given = (self.patience.limit, None, self.traffic, emulation, self.patience, self.clock)
         found = Communicator(part, *given)
+        found.slowness = self.slowness
         part.Free()  # it works on a duplicate
         return found
 
@@ -230,14 +237,23 @@ class Communicator:
         self.meet("the making of a window")
         return Window(nbytes, self.patience, self._emulation)
 
+    def mailbox(self) -> Mailbox:
+        """Messages from whoever sends; one at a time, for letters have no address but the rank."""
+        return Mailbox(self.patience, self._emulation)
+
+    def be_slow(self, slow: Mapping[int, Slowdown], seed: int) -> None:
+        """From now on compute as slowly as the ranks that are named here; others as they can."""
+        own = slow.get(self.rank)
+        self.slowness = None if own is None else Slowness(own, self.rank, seed, self.clock)
+
     def act_slow(self, computed: float) -> None:
         """Sleep as long as this rank's computation would take longer, were it the emulated one.
 
         Args:
             computed: seconds that the computation really took.
         """
-        if self._emulation:
-            self._emulation.act_slow(computed)
+        if self.slowness is not None:
+            self.slowness.act(computed)
 
     def leave(self) -> None:
         """Say that this rank comes to no further call; who waits for it is told so."""

@@ -43,7 +43,7 @@ class Emulation:
         self._clock = clock
         self._place = comm.rank  # on the whole network, as all places
         self._places: Sequence[int] = range(comm.size)
-        self.network, self._rank, self._computations = network, comm.rank, 0
+        self.network = network
         self._links, self._turns = shared_links(network, comm.size), count()
         length = self._links.length
         self._window = MPI.Win.Allocate_shared(8 * length if comm.rank == 0 else 0, 8, comm=comm)
@@ -61,7 +61,6 @@ class Emulation:
         """The same links, as some of the ranks see them, who are called 0, 1, … there."""
         found = copy(self)
         found.network = self.network.part(ranks, len(self._places))
-        found._rank, found._computations = list(ranks).index(self._rank), 0
         found._places = [self._places[rank] for rank in ranks]
         found._whole = False
         return found
@@ -119,13 +118,6 @@ class Emulation:
             yield moment
             if version == self._links.version:
                 return
-
-    def act_slow(self, computed: float) -> None:
-        """Sleep as much longer as the emulated rank would compute, behind so many real seconds."""
-        if self._rank in self.network.slow:
-            factor = self.network.compute_factor(self._rank, self._computations)
-            self._computations += 1
-            self._clock.sleep((factor - 1) * computed)
 
     def close(self) -> None:
         """Free the shared state (collective); nothing, of a part."""

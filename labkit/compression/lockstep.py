@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit.common.errors import LabkitError
@@ -19,9 +19,18 @@ from labkit.compression.payload import Tensor
 
 
 def reduce_all(
-    compressor: Compressor, tensors: Sequence[Tensor], states: Sequence[State]
+    compressor: Compressor,
+    tensors: Sequence[Tensor],
+    states: Sequence[State],
+    asked: Callable[[Sequence[Request]], None] = lambda requests: None,
 ) -> list[Reduced]:
-    """What each rank's reduction returns, when rank r brings `tensors[r]` and `states[r]`."""
+    """What each rank's reduction returns, when rank r brings `tensors[r]` and `states[r]`.
+
+    Args:
+        compressor: of all.
+        tensors, states: by rank.
+        asked: told of each collective, the requests of all ranks.
+    """
     reductions = [compressor.reduce(t, s) for t, s in zip(tensors, states, strict=True)]
     answers: list[Any] = [None] * len(reductions)
     while True:
@@ -36,6 +45,7 @@ def reduce_all(
             raise LabkitError(f"{compressor!r}: some ranks ended while others ask for a collective")
         if ended:
             return ended
+        asked(requests)
         answers = [reply_to(requests)] * len(reductions)
 
 

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from labkit.datasets.catalogue import DATASETS, available, check, count, ensure, load, locate
+from labkit.datasets.catalogue import (
+    DATASETS,
+    available,
+    check,
+    count,
+    ensure,
+    label,
+    load,
+    locate,
+    recorded,
+)
 from labkit.datasets.dataset import Dataset, DatasetSpec, Shapes
 
 __all__ = [
@@ -14,6 +24,8 @@ __all__ = [
     "check",
     "count",
     "ensure",
+    "label",
     "load",
     "locate",
+    "recorded",
 ]

@@ -43,20 +43,22 @@ def _classes(table: Array) -> Array:
 
 def _features(train: Array, test: Array) -> tuple[Array, Array]:
     pairs = [
-        _standardised(train[:, column].astype(float), test[:, column].astype(float))
+        standardised(train[:, column].astype(float), test[:, column].astype(float))
         if column in NUMERIC
-        else _one_hot(train[:, column], test[:, column])
+        else one_hot(train[:, column], test[:, column])
         for column in range(LABEL)
     ]
     return np.hstack([pair[0] for pair in pairs]), np.hstack([pair[1] for pair in pairs])
 
 
-def _standardised(train: Array, test: Array) -> tuple[Array, Array]:
+def standardised(train: Array, test: Array) -> tuple[Array, Array]:
+    """Numbers with mean 0 and deviation 1 over the training rows, as columns."""
     mean, deviation = train.mean(), train.std() or 1.0  # a constant column stays zero
     return (train[:, None] - mean) / deviation, (test[:, None] - mean) / deviation
 
 
-def _one_hot(train: Array, test: Array) -> tuple[Array, Array]:
+def one_hot(train: Array, test: Array) -> tuple[Array, Array]:
+    """A column for each category of the training rows."""
     categories = np.unique(train)
     return train[:, None] == categories, test[:, None] == categories
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.options import lookup, parse
+from labkit.datasets import own
 from labkit.datasets.adult import ADULT
 from labkit.datasets.dataset import Array, Dataset, DatasetSpec, Rows, Shapes, labels
 from labkit.datasets.files import fetch, find, how_to_get
@@ -53,12 +55,12 @@ def locate(name: str) -> tuple[Path, ...]:
 
     Raises LabkitError for a wrong checksum, or when a file is missing and there is no network.
     """
-    return tuple(find(file) or fetch(file) for file in lookup(DATASETS, name, "data set").files)
+    return tuple(find(file) or fetch(file) for file in _spec(name).files)
 
 
 def available(name: str) -> str | None:
     """Return None when the data set's files are here and whole, else why not; downloads nothing."""
-    files = lookup(DATASETS, name, "data set").files
+    files = _spec(name).files
     try:
         missing = [file for file in files if find(file) is None]
     except LabkitError as error:
@@ -68,7 +70,22 @@ def available(name: str) -> str | None:
 
 def ensure(name: str) -> None:
     """Fetch what is missing of a data set: once, before ranks start that would all fetch it."""
+    if name.startswith(own.HUB):
+        check(name, {})  # `datasets` keeps what it has fetched
     locate(name)
+
+
+def recorded(name: str, options: Mapping[str, Any]) -> dict[str, JSON]:
+    """What a record says of a data set: of one's own no folder, and the checksum of its rows."""
+    if name in DATASETS or not own.is_own(name):
+        return {"dataset": name, "dataset_options": dict(options)}
+    kept = dict(options) | {"sha256": own.checksum(name, dict(options))}
+    return {"dataset": label(name), "dataset_options": kept}
+
+
+def label(name: str) -> str:
+    """A data set's name without a folder of this machine."""
+    return Path(name).name if Path(name).is_absolute() else name
 
 
 def load(name: str, **options: Any) -> Dataset:
@@ -91,8 +108,14 @@ def load(name: str, **options: Any) -> Dataset:
     )
 
 
+def _spec(name: str) -> DatasetSpec:
+    if name not in DATASETS and own.is_own(name):
+        return own.spec(name)
+    return lookup(DATASETS, name, "data set")
+
+
 def _checked(name: str, options: Mapping[str, object]) -> tuple[DatasetSpec, Rows]:
-    spec = lookup(DATASETS, name, "data set")
+    spec = _spec(name)
     return spec, parse(spec.options, f"data set {name!r}", options)
 
 

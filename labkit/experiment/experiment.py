@@ -22,20 +22,16 @@ from labkit.common.content import JSON, as_json, label_of
 from labkit.common.errors import InvalidInput, short
 from labkit.common.options import lookup
 from labkit.experiment.brief import brief, html_of
-from labkit.network import Network
+from labkit.network import ComputeTime, Network, Slowdown
 from labkit.schedules.grid import Layer
-from labkit.strategies import STRATEGIES, AllReduce, Strategy
+from labkit.strategies import STRATEGIES, AllReduce, Played, Strategy
+from labkit.strategies.refusals import OPTIMIZERS
 
 SCHEMA = 1
+UNSAID = ("compute", "slow", "later", "order")  # where they are not given
 # Numbers above are slips of a finger; so is a seed that NumPy, which has 32 bits for it, refuses.
 MOST_RANKS, MOST_STEPS = 10_000, 10**9
 Given = TypeVar("Given")
-
-# By name here, so that a wrong one is refused without importing Keras.
-OPTIMIZERS = [
-    *("sgd", "rmsprop", "adam", "adamw", "adadelta", "adagrad", "adamax", "adafactor", "nadam"),
-    *("ftrl", "lion", "lamb", "muon", "schedulefreeadamw"),
-]
 
 
 class Experiment(Checked):
@@ -46,15 +42,23 @@ class Experiment(Checked):
         model: a name of `labkit.models.MODELS`, or a callable that returns a Keras model. A model
             that it has compiled keeps its loss, metrics and optimizer.
         model_options: of a named model, such as `{"widths": [512, 512]}`.
-        dataset: a name of `labkit.datasets.DATASETS`, arrays `(x, y)`, or a callable that returns
-            a `tf.data.Dataset` of samples or of batches.
+        dataset: a name of `labkit.datasets.DATASETS`, arrays `(x, y)`, a callable that returns a
+            `tf.data.Dataset` of samples or of batches, the path of an .npz, .csv or .parquet file,
+            of images in folders by class, or of a folder of Hugging Face's, or `hf:NAME`.
         dataset_options: of a named data set, such as `{"rows": 1000}`.
         validation: arrays or a callable, held out; a named data set brings its own test rows.
         strategy: what the workers exchange, and when; an object, or the name of one.
         workers: ranks.
         threads: TensorFlow's threads in each rank.
         network: a `Network`, or the name of one, to emulate; None: the real one.
-        clock: "wall"; "virtual" is refused until its strategies are there.
+        clock: "wall", or "virtual": one process plays all workers with real gradients, while
+            what computing and messages take is modelled.
+        compute: what a gradient takes on the virtual clock: a `ComputeTime`, seconds, or a list of
+            them; None: measured once.
+        later: (worker, step, s): on the virtual clock this gradient is so much longer on its way.
+        order: (server, worker, step): in which servers take gradients on the virtual clock; those
+            of the network, where nothing is given.
+        slow: worker -> `Slowdown`, or a factor on its compute times, with or without a network.
         epochs: passes over the data.
         steps: cap on the steps of an epoch.
         batch_size: samples of all ranks together in one step.
@@ -85,6 +89,10 @@ class Experiment(Checked):
     threads: int = Field(default=1, gt=0, le=MOST_RANKS)
     network: str | Network | None = None
     clock: Literal["wall", "virtual"] = "wall"
+    compute: ComputeTime | None = None
+    slow: dict[int, Slowdown] = Field(default_factory=dict)
+    later: tuple[tuple[int, int, PositiveFloat], ...] = ()
+    order: tuple[tuple[int, int, int], ...] = ()
     epochs: int = Field(default=1, gt=0, le=MOST_STEPS)
     steps: int | None = Field(default=None, gt=0, le=MOST_STEPS)
     batch_size: int = Field(default=256, gt=0, le=MOST_STEPS)
@@ -123,6 +131,19 @@ class Experiment(Checked):
     def _network(cls, value: str | Network | None) -> str | Network | None:
         Network.parse(value)
         return value
+
+    @field_validator("compute", mode="before")
+    @classmethod
+    def _compute(cls, value: Any) -> Any:
+        return ComputeTime.parse(value)
+
+    @field_validator("slow", mode="before")
+    @classmethod
+    def _slow(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        factors = {w: {"compute": f} if isinstance(f, int | float) else f for w, f in value.items()}
+        return {int(worker): slow for worker, slow in factors.items()}
 
     @field_validator("optimizer")
     @classmethod
@@ -168,15 +189,53 @@ class Experiment(Checked):
                 f"capacities has {len(self.capacities)} numbers for workers={self.workers}; "
                 "give one a worker"
             )
-        if self.clock == "virtual":
-            raise InvalidInput(
-                "clock='virtual' comes with the asynchronous strategies; use clock='wall'"
-            )
+        self._check_clock()
         if self.feed == "scatter" and callable(self.dataset):
             raise InvalidInput("feed='scatter' wants arrays or a named data set, not a callable")
         # Last: strategies may ask for blocks and rows, which have been checked by then.
         self.strategy.check(self)
         return self
+
+    def _check_clock(self) -> None:
+        if absent := [worker for worker in self.slow if not 0 <= worker < self.workers]:
+            raise InvalidInput(f"slow={absent} with workers={self.workers}; give 0 to workers - 1")
+        if self.clock == "wall":
+            if self.compute is not None or self.later or self.order:
+                raise InvalidInput(
+                    "compute, later and order say what the virtual clock counts; use "
+                    "clock='virtual', or on the wall clock slow={worker: factor}"
+                )
+            if any(slow.transfer != 1.0 for slow in self.slow.values()):
+                raise InvalidInput("slow with transfer wants links: give Network(slow=…)")
+            return
+        if not isinstance(self.strategy, Played):
+            played = ", ".join(
+                name for name, kind in STRATEGIES.items() if hasattr(kind, "program")
+            )
+            raise InvalidInput(
+                f"{type(self.strategy).__name__} does not run on clock='virtual'; allowed: {played}"
+            )
+        if self.callbacks is not None:
+            raise InvalidInput(
+                "callbacks watch one model from step to step, but on clock='virtual' each worker "
+                "has its own weights; leave callbacks out"
+            )
+
+    @property
+    def plays(self) -> bool:
+        """Whether it is trained by programs."""
+        return self.clock == "virtual" or self.strategy.plays
+
+    @property
+    def slowed(self) -> dict[int, Slowdown]:
+        """Who is slow, on the network or by itself."""
+        network = Network.parse(self.network)
+        return {**(network.slow if network else {}), **self.slow}
+
+    @property
+    def ranks(self) -> int:
+        """Processes that it wants: workers and separate servers; on the virtual clock one."""
+        return 1 if self.clock == "virtual" else self.workers + self.strategy.beside()
 
     @property
     def label(self) -> str:
@@ -184,6 +243,7 @@ class Experiment(Checked):
         if self.name:
             return self.name
         model, data = (v if isinstance(v, str) else label_of(v) for v in (self.model, self.dataset))
+        data = datasets.label(data)
         return f"{model}-{data}-{type(self.strategy).__name__.lower()}-w{self.workers}"
 
     @property
@@ -247,7 +307,11 @@ class Experiment(Checked):
         record: dict[str, JSON] = {"schema": SCHEMA}
         for field in type(self).model_fields:
             value = getattr(self, field)
+            if field in UNSAID and not value:  # so that experiments keep their hashes
+                continue
             record[field] = value.to_json() if isinstance(value, Strategy) else as_json(value)
+        if isinstance(self.dataset, str):
+            record |= datasets.recorded(self.dataset, self.dataset_options)
         return record
 
     def __repr__(self) -> str:

@@ -15,12 +15,15 @@ from .runs.comparison import compare, curves, show, speedup, table, throughput
 from .runs.comparison_reading import comparison_reading
 from .runs.deployment import deployment, deployment_reading
 from .runs.heat import has_grid, heat_map
+from .runs.interleaving import interleaving, staleness, staleness_reading
 from .runs.linked import linked
 from .runs.parallel import parallel_coordinates
 from .runs.pareto import pareto
 from .runs.precision import loss_scale_reading, loss_scales, memory_reading, precision_table
 from .runs.reading import reading
+from .runs.search import search_history
 from .runs.seed_by_seed import seed_by_seed, seed_reading
+from .runs.servers import server_prediction, server_reading, server_scaling
 from .runs.two_numbers import scatter
 from .schedules.cost_curves import cost_curves, cost_reading
 from .schedules.link_use import link_reading, link_utilisation
@@ -48,6 +51,7 @@ __all__ = [
     "has_grid",
     "heat_map",
     "hidden",
+    "interleaving",
     "layer_traffic",
     "link_reading",
     "link_utilisation",
@@ -74,10 +78,16 @@ __all__ = [
     "rank_table",
     "reading",
     "scatter",
+    "search_history",
     "seed_by_seed",
     "seed_reading",
+    "server_prediction",
+    "server_reading",
+    "server_scaling",
     "show",
     "speedup",
+    "staleness",
+    "staleness_reading",
     "step_parts",
     "table",
     "throughput",

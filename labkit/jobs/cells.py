@@ -25,19 +25,35 @@ def read(notebook: Path) -> list[Cell]:
     Raises:
         InvalidInput: there is no such file, or it is no notebook of format 4.
     """
+    return parse(text(notebook), notebook)
+
+
+def text(notebook: Path) -> str:
+    """A notebook as JSON; of a .py file, the notebook that jupytext reads in it.
+
+    Raises:
+        InvalidInput: there is no such file, or it cannot be read.
+    """
     try:
         # A pipe would be waited for.
         if not stat.S_ISREG(notebook.stat().st_mode):
             raise FileNotFoundError
-        text = notebook.read_bytes().decode()
+        found = notebook.read_bytes().decode()
     except (FileNotFoundError, NotADirectoryError):
         raise InvalidInput(
-            f"no notebook {_shown(notebook)}: give the path of an .ipynb file"
+            f"no notebook {_shown(notebook)}: give the path of an .ipynb file, or of jupytext's .py"
         ) from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
         reason = getattr(error, "strerror", None) or error
         raise InvalidInput(f"{_shown(notebook)} cannot be read: {reason}") from error
-    return parse(text, notebook)
+    return _from_script(found) if notebook.suffix == ".py" else found
+
+
+def _from_script(script: str) -> str:
+    """The notebook in a script with cells (`# %%`), of which one is tagged `parameters`."""
+    import jupytext
+
+    return str(jupytext.writes(jupytext.reads(script, fmt="py"), fmt="ipynb"))
 
 
 def parse(text: str, notebook: Path) -> list[Cell]:

@@ -194,11 +194,15 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
         _run(notebook, job, kernel, [sys.stdout, sys.stderr] if shown else [])
         # Before the record says "completed": what the kernel does at its end belongs to the job.
         kernel.close()
+        _keep_glued(job)
     except BaseException as error:
         interrupted = kernel.interrupted or isinstance(error, KeyboardInterrupt)
         if interrupted or getattr(error, "ename", "") == "KeyboardInterrupt":
             store.interrupt(job, kernel.interrupted or "interrupted by the user")
             return INTERRUPTED
+        if getattr(error, "ename", "") == "Pruned":
+            store.prune(job, str(getattr(error, "evalue", "")))
+            return CELL_FAILED
         if how := kernel.end():
             store.fail(job, how.message)
             store.end_orphans(job, how.message)
@@ -281,6 +285,16 @@ def _watch(kernel: Kernel, limit: float | None) -> None:
         _start(partial(wait_for_the_limit, limit))
 
 
+def _keep_glued(job: Path) -> None:
+    """Make a run of what the notebook has glued; few notebooks have, so look first."""
+    if "application/scrapbook.scrap" in (text := (job / "output.ipynb").read_text()) or (
+        "application/papermill.record" in text
+    ):
+        from labkit.jobs import glue
+
+        glue.keep(job)
+
+
 def _start(work: Callable[[], None]) -> None:
     threading.Thread(target=work, daemon=True).start()
 
@@ -300,7 +314,7 @@ def _run(notebook: Path, job: Path, kernel: Kernel, terminal: Sequence[TextIO]) 
     values = read_plain_file(job / "params.yaml")
     with (job / "logs" / "notebook.log").open("w") as log:
         papermill.execute_notebook(
-            _literal(str(notebook)),
+            _literal(str(_readable(notebook, job))),
             _literal(output),
             values,
             kernel_name="python3",
@@ -322,6 +336,15 @@ def _run(notebook: Path, job: Path, kernel: Kernel, terminal: Sequence[TextIO]) 
 def _matters(record: logging.LogRecord) -> bool:
     """Leave out papermill's word on parameters (it cannot read `str | None`) and on saving."""
     return not record.getMessage().startswith(("Passed unknown parameter", "Autosave too slow"))
+
+
+def _readable(notebook: Path, job: Path) -> Path:
+    """A notebook as papermill reads it: of a script, the notebook in it, kept with the job."""
+    if notebook.suffix != ".py":
+        return notebook
+    from labkit.jobs import cells
+
+    return store.write_atomically(job / "notebook.ipynb", cells.text(notebook))
 
 
 def _literal(path: str) -> str:

@@ -10,7 +10,7 @@ import re
 import tokenize
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -29,19 +29,24 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
+_LOGS = re.compile(r"\b(lk|labkit)\.log\(|\bimport log\b|\bglue\(")
 FINITE = ConfigDict(allow_inf_nan=False)
 Values: TypeAlias = "Mapping[str, JSON]"
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One assignment of a parameters cell: `workers: int = 2  # ranks`."""
+    """One assignment of a parameters cell: `workers: int = 2  # ranks`.
+
+    `own` says that its notebook logs its runs itself: then `model` may be anything.
+    """
 
     name: str
     annotation: str
     default: JSON | Unknown
     help: str
     declaration: str
+    own: bool = False
 
     @property
     def type(self) -> TypeAdapter[JSON]:
@@ -91,9 +96,13 @@ def declared(notebook: Path) -> dict[str, Parameter]:
     Raises:
         InvalidInput: there is no such notebook, or its cell is not Python.
     """
-    tagged = [cell for cell in cells.read(notebook) if "parameters" in cell.tags]
+    found = cells.read(notebook)
+    tagged = [cell for cell in found if "parameters" in cell.tags]
+    code = "\n".join(cell.source for cell in found if cell.kind == "code")
+    own = _LOGS.search(code) is not None and "Experiment" not in code
     try:
-        return parse(tagged[0].source) if tagged else {}
+        known = parse(tagged[0].source) if tagged else {}
+        return {name: replace(each, own=own) for name, each in known.items()}
     except (SyntaxError, ValueError, tokenize.TokenError, RecursionError, MemoryError) as error:
         reason = str(error) or type(error).__name__  # the last two: brackets in brackets
         raise InvalidInput(f"the parameters cell of {notebook} is not Python: {reason}") from error
@@ -149,7 +158,8 @@ def check(notebook: Path, given: Values, known: Known | None = None) -> dict[str
     values = {name: known[name].convert(value) for name, value in given.items()}
     # With the defaults: a given number of workers may not fit the batch that the notebook has.
     defaults = {name: parameter.default for name, parameter in known.items()}
-    check_fields(known_values(defaults) | values)
+    whole = known_values(defaults) | values
+    check_fields({name: value for name, value in whole.items() if not known[name].own})
     return values
 
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from labkit.communicator import Communicator, world
 from labkit.keras.evaluation import evaluate, global_metrics, predict
 from labkit.keras.optimizer import DistributedOptimizer, check_compressor, copy_of
-from labkit.keras.replicas import Synchronize, attach, broadcast, callbacks, shard
+from labkit.keras.replicas import Synchronize, attach, broadcast, callbacks, part_of, shard
 
 __all__ = [
     "DistributedOptimizer",
@@ -31,6 +31,7 @@ __all__ = [
     "evaluate",
     "global_metrics",
     "init",
+    "part_of",
     "predict",
     "shard",
     "use_one_device",

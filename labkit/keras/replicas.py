@@ -230,6 +230,11 @@ def shard(
         raise InvalidInput(
             f"capacities={list(shares)}: give {communicator.size} numbers above 0, one a rank"
         )
+    return part_of(dataset, communicator.rank, shares)
+
+
+def part_of(dataset: tf.data.Dataset, number: int, shares: Sequence[float]) -> tf.data.Dataset:
+    """The part of every global batch that is due to one of those who share it."""
     # The boundary of every rank for every size, by the same arithmetic as `plan.cut`.
     cumulative = np.concatenate([[0.0], np.cumsum(shares)]) / np.sum(shares)
 
@@ -240,8 +245,9 @@ def shard(
 
     def own_part(*batch: tf.Tensor) -> Batch:
         rows = rows_of(batch)
-        first, last = end(rows, communicator.rank), end(rows, communicator.rank + 1)
+        first, last = end(rows, number), end(rows, number + 1)
         part: tuple[tf.Tensor, ...] = keras.tree.map_structure(lambda x: x[first:last], batch)
         return part if len(part) > 1 else part[0]
 
-    return dataset.map(own_part, num_parallel_calls=1).prefetch(2)
+    plain = tf.autograph.experimental.do_not_convert(own_part)
+    return dataset.map(plain, num_parallel_calls=1).prefetch(2)

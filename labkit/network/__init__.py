@@ -1,6 +1,7 @@
 """Networks: what they are (`Network`), and how messages share their links."""
 
 from labkit.network.carrier import Carrier, carrier
+from labkit.network.compute_time import ComputeTime
 from labkit.network.flows import FREE, Flows, drained, max_min
 from labkit.network.links import Links, Transfers, Uncontended
 from labkit.network.model import PRESETS, Network, Slowdown
@@ -10,6 +11,7 @@ __all__ = [
     "FREE",
     "PRESETS",
     "Carrier",
+    "ComputeTime",
     "Flows",
     "Links",
     "Network",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from statistics import NormalDist
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -36,12 +37,38 @@ class Slowdown(Checked):
 
     Args: compute: factor on its compute times, the mean where the law is random; transfer: factor
     on the time for which its own links are occupied; law: `constant`; `uniform` on
-    [1, 2 · compute - 1]; `exponential`: 1 + an exponential of mean compute - 1.
+    [1, 2 · compute - 1]; `exponential`: 1 + an exponential of mean compute - 1; `lognormal`:
+    1 + a lognormal of that mean, σ 1; pause: (from, to) of the run's clock, s, in which it stands
+    still.
     """
 
     compute: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     transfer: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
-    law: Literal["constant", "uniform", "exponential"] = "constant"
+    law: Literal["constant", "uniform", "exponential", "lognormal"] = "constant"
+    pause: tuple[NotNegative, NotNegative] | None = None
+
+    @field_validator("pause")
+    @classmethod
+    def _forward(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and value[0] > value[1]:
+            raise ValueError(f"pause={value} ends before it begins; give (from, to) in seconds")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _as_before_there_were_pauses(
+        self, write: SerializerFunctionWrapHandler
+    ) -> dict[str, object]:
+        # The default stays unsaid, so that experiments keep their hashes.
+        fields: dict[str, object] = write(self)
+        if self.pause is None:
+            fields.pop("pause", None)
+        return fields
+
+    def resumes(self, start: float, stop: float) -> float:
+        """When a computation ends that would last from start to stop, but for the pause."""
+        if self.pause is None or stop <= self.pause[0] or start >= self.pause[1]:
+            return stop
+        return stop + self.pause[1] - max(start, self.pause[0])
 
     def factor(self, number: float) -> float:
         """The compute factor that a number in [0, 1) draws from the law."""
@@ -50,6 +77,9 @@ class Slowdown(Checked):
             return 1 + 2 * excess * number
         if self.law == "exponential":
             return float(1 - excess * np.log1p(-number))
+        if self.law == "lognormal":
+            z = NormalDist().inv_cdf(min(max(number, 1e-12), 1 - 1e-12))
+            return float(1 + excess * np.exp(z - 0.5))
         return self.compute
 
 

@@ -13,10 +13,23 @@ def describe() -> dict[str, JSON]:
     """Versions and hardware as this rank sees them; imports what it names."""
     import keras
     import mpi4py
-    import numpy
-    import psutil
     import tensorflow as tf
     from mpi4py import MPI
+
+    return machine() | {
+        "gpus": len(tf.config.list_physical_devices("GPU")),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "mpi4py": mpi4py.__version__,
+        "mpi": MPI.Get_library_version().split(",")[0].strip(),
+        "threads": os.environ.get("TF_NUM_INTRAOP_THREADS", "unset"),
+    }
+
+
+def machine() -> dict[str, JSON]:
+    """What any process may say of its machine, without TensorFlow and MPI."""
+    import numpy
+    import psutil
 
     from labkit.common.places import fingerprint
 
@@ -29,13 +42,7 @@ def describe() -> dict[str, JSON]:
         "cpu": _cpu(),
         "cores": psutil.cpu_count(logical=True),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpus": len(tf.config.list_physical_devices("GPU")),
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
         "numpy": numpy.__version__,
-        "mpi4py": mpi4py.__version__,
-        "mpi": MPI.Get_library_version().split(",")[0].strip(),
-        "threads": os.environ.get("TF_NUM_INTRAOP_THREADS", "unset"),
     }
 
 

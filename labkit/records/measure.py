@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from labkit.common.content import is_number
 from labkit.common.errors import LabkitError
 from labkit.experiment import Experiment
+from labkit.records.pace import applied, in_order, own_pace
 from labkit.records.result import RankResult, Row, WholeResult, memory_bytes
 from labkit.records.run import Run, flatten
 from labkit.records.store import Record
@@ -24,9 +26,10 @@ def summarise(
 ) -> Record:
     """The record of metrics.json.
 
-    A step lasts as long as its slowest rank. The first step (tracing) stands apart; 10 further
-    steps warm up where there are more than twice as many; the rest give median and spread, but
-    for those that were looked at through a microscope, unless all were.
+    A step lasts as long as its slowest rank; where workers go at their own pace, a worker's own.
+    The first step (tracing) stands apart; 10 further steps warm up where there are more than twice
+    as many; the rest give median and spread, but for those that were looked at through a
+    microscope, unless all were.
 
     Args:
         experiment: what was run.
@@ -37,18 +40,11 @@ def summarise(
     # In the function: not all who read metrics measure any.
     import psutil
 
-    steps = _by_step(rows, "seconds").max(axis=1)
-    samples = _by_step(rows, "samples").sum(axis=1)
-    first = 1 + WARM_UP if len(steps) > 2 * WARM_UP else min(1, len(steps) - 1)
-    looked = {row["step"] for row in rows if row.get("relative_error") is not None}
-    # A look through the microscope encodes and decodes once more, which no other step does.
-    chosen = [step for step in range(first, len(steps)) if step not in looked]
-    chosen = chosen or list(range(first, len(steps)))
-    timed, full = steps[chosen], samples[chosen]
+    steps = _Steps.of(rows, experiment.seed)
     # The first step also sends what is sent once: initial weights, sizes.
     later = [row for row in rows if row["step"] > 0] or rows
     # Percentiles, not a deviation: steps have a least time and a long tail.
-    median, p10, p90 = (float(np.percentile(timed, q)) for q in (50, 10, 90))
+    median, p10, p90 = (float(np.percentile(steps.timed, q)) for q in (50, 10, 90))
     evaluation = {f"test_{name}": value for name, value in whole.evaluation.items()}
     cores = psutil.cpu_count(logical=True) or 1
     # `test_loss` is always there: readers of the record may rely on it.
@@ -56,16 +52,16 @@ def summarise(
         {"test_loss": None}
         | evaluation
         | {
-            "samples_per_second": float(np.median(full)) / median,
+            "samples_per_second": steps.rate,
             "step_ms": {"median": 1e3 * median, "p10": 1e3 * p10, "p90": 1e3 * p90},
-            "timed_steps": len(timed),
-            "first_step_ms": 1e3 * float(steps[0]),
-            "train_seconds": float(steps.sum()),
+            "timed_steps": len(steps.timed),
+            "first_step_ms": 1e3 * steps.first,
+            "train_seconds": steps.whole,
             "payload_bytes_per_step": float(np.mean([row["payload_bytes"] for row in later])),
             "wire_bytes_per_step": float(np.mean([row["wire_bytes"] for row in later])),
             "clock": experiment.clock,
             "network": None if experiment.network is None else str(experiment.network),
-            "oversubscribed": experiment.workers * experiment.threads > cores,
+            "oversubscribed": experiment.ranks * experiment.threads > cores,
             "workers": experiment.workers,
             "threads": experiment.threads,
             "exchange": whole.exchange,
@@ -79,12 +75,50 @@ def summarise(
     )
 
 
-def _by_step(rows: Sequence[Row], column: str) -> np.ndarray:
-    """Values of a column, one row a step, one column a rank."""
-    # Every rank writes a row for every step, so that the table has no holes.
-    ranks = 1 + max(int(row["rank"]) for row in rows)
-    ordered = sorted(rows, key=lambda row: (row["step"], row["rank"]))
-    return np.array([row[column] for row in ordered]).reshape(-1, ranks)
+@dataclass(frozen=True)
+class _Steps:
+    """What steps took.
+
+    Attributes:
+        timed: s, of those that count.
+        rate: samples a second of these; at the workers' own pace, of all that was applied after
+            the warm-up.
+        first, whole: s, of the first step and of all.
+    """
+
+    timed: np.ndarray
+    rate: float
+    first: float
+    whole: float
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], seed: int) -> _Steps:
+        """From the rows of all ranks."""
+        import pandas as pd
+
+        history = pd.DataFrame(list(rows)).assign(seed=seed)
+        table, paced = in_order(history), own_pace(history)
+        if "relative_error" not in table:
+            table["relative_error"] = math.nan
+        table["samples"] = table["samples"].where(applied(table), 0)
+        steps = table.groupby("step").agg(
+            ended=("ended", "max"),
+            seconds=("seconds", "max"),
+            samples=("samples", "sum"),
+            looked=("relative_error", "count"),
+        )
+        first = 1 + WARM_UP if len(steps) > 2 * WARM_UP else min(1, len(steps) - 1)
+        ended, late = steps["ended"].to_numpy(), steps.iloc[first:]
+        chosen = table[table["step"] >= first] if paced else late
+        # A look through the microscope encodes and decodes once more, which no other step does.
+        unseen = chosen[chosen["relative_error" if paced else "looked"].fillna(0) == 0]
+        chosen = unseen if len(unseen) else chosen
+        timed = chosen["seconds"].to_numpy(float)
+        if paced:
+            rate = late["samples"].sum() / (ended[-1] - (ended[first - 1] if first else 0.0))
+        else:
+            rate = np.median(chosen["samples"]) / np.median(timed)
+        return cls(timed, float(rate), float(ended[0]), float(ended[-1]))
 
 
 def aggregate(seeds: Sequence[Run]) -> Record:

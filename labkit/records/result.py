@@ -60,6 +60,7 @@ class RankResult:
         stopped: whether someone has ended its training early.
         timeline: what it did when, see `labkit.exchange.Timeline`.
         microscope: what compression did to its gradients.
+        interleaving: what servers did with each gradient, see `labkit.programs.diary.Diary`.
         layers: how each layer of a model in slices was cut, and what it has sent of it.
         whole: what rank 0 says for all.
     """
@@ -71,6 +72,7 @@ class RankResult:
     timeline: Sequence[Event] = ()
     microscope: Rows = field(default_factory=list)
     layers: Sequence[LayerRow] = ()
+    interleaving: Sequence[Row] = ()
     whole: WholeResult | None = None
 
 

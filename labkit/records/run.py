@@ -93,6 +93,14 @@ class Run:
         return self._table("microscope")
 
     @cached_property
+    def interleaving(self) -> pandas.DataFrame:
+        """What servers did with each gradient: server, update (its number there; -1: dropped),
+        worker, step, version (of the weights that it is of), staleness, rows, sent, delivered,
+        applied (s of the run's clock); empty without servers.
+        """
+        return self._table("interleaving")
+
+    @cached_property
     def layers(self) -> pandas.DataFrame:
         """How each layer of a model in slices was cut: rank, layer, slices (outputs, inputs, heads,
         words, …), why (a layer is whole), forward_bytes, forward_wire_bytes, backward_bytes,
@@ -246,13 +254,21 @@ def key_metrics(run: Run) -> Record:
     metrics, hidden = run.metrics, SPEED_METRICS if gate_failed(run) else ()
     found: Record = {}
     # In the order of KEY_METRICS, whatever the record's is; nothing else of it is looked at.
-    for name in KEY_METRICS:
+    for name in (*KEY_METRICS, *logged(run)):
         outer, _, inner = name.partition(".")
         value = metrics.get(outer)
         value = (value or {}).get(inner) if inner else value
         if value is not None and name not in hidden:
             found[name] = value
     return found
+
+
+def logged(run: Run) -> list[str]:
+    """The results that `lk.log` was told under names that labkit does not know."""
+    names = run.metrics.get("logged") or []
+    return [
+        name for name in names if name not in ("accuracy", "val_accuracy", "val_loss", *KEY_METRICS)
+    ]
 
 
 SPEED_METRICS = {"samples_per_second", "step_ms.median", "train_seconds"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from labkit.records.pace import in_order
 from labkit.records.run import Run
 from labkit.records.timed_steps import steady
 
@@ -45,6 +46,7 @@ def step_costs(run: Run) -> StepCosts | None:
     history = run.history
     if history.empty:
         return None
+    history = in_order(history)
     rows = _parts(history[history["step"].isin(steady(history["step"]))])
     steps = rows.groupby(["seed", "step"])
     # Over ranks the mean, for each costs as much as the others; over steps the median, which an

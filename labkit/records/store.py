@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _REASON = ".reason"  # in a job's folder, while it is interrupted
-STATES = ("queued", "running", "completed", "failed", "interrupted")
+STATES = ("queued", "running", "completed", "failed", "interrupted", "pruned")
 ENDED = STATES[2:]
 LONGEST_RECORD = 2**26  # bytes; metrics of a hundred thousand epochs have some ten millions
 SAME = 0.1  # seconds between a process's start as told twice
@@ -179,6 +179,15 @@ def new_run_directory(parent: Path | str, name: str) -> Path:
     return directory
 
 
+def run_directory(name: str) -> Path:
+    """A new run directory: in the folder of this process's job, else of interactive runs."""
+    interactive = Path(os.environ.get("LABKIT_RUNS", "runs")) / "interactive"
+    folder = Path(os.environ.get("LABKIT_JOB", interactive))
+    folder.mkdir(parents=True, exist_ok=True)
+    # Resolved: a Run is found also when the notebook has changed its folder.
+    return new_run_directory(folder.resolve(), name)
+
+
 def new_job_directory(root: Path | str, notebook: Path | str, parameters: Fields) -> Path:
     """Make `<root>/<notebook>/<NNN>_<k=v,…>/` with params.yaml and the status "queued".
 
@@ -259,21 +268,31 @@ def finish(
     history: Rows | pandas.DataFrame,
     model: bytes | None = None,
     stopped: str | None = None,
+    pruned: bool = False,
 ) -> None:
-    """Write all results, and only then the status "completed", or "interrupted" by what stopped it.
+    """Write all results, and only then the status "completed", or "interrupted" by what stopped it,
+    or "pruned".
 
     Args: metrics, the record of metrics.json; history, columns (name -> values, a DataFrame too) or
     rows (one mapping each), of HISTORY_COLUMNS and others; model, the bytes of a .keras file.
     """
     if model is not None:
         write_atomically(directory / "model.keras", model)
-    # Metrics come after it: who sees a run's metrics may read its history.
-    write_atomically(directory / "history.parquet", _parquet(history))
-    write_json(directory / "metrics.json", metrics)
+    write_results(directory, metrics, history)
     if stopped is None:
         complete(directory)
     else:
-        interrupt(directory, stopped)
+        end = prune if pruned else interrupt
+        end(directory, stopped)
+
+
+def write_results(
+    directory: Path, metrics: Mapping[str, JSON], history: Rows | pandas.DataFrame
+) -> None:
+    """Write metrics and history, as `finish` does, of a run that may go on."""
+    # Metrics come after it: who sees a run's metrics may read its history.
+    write_atomically(directory / "history.parquet", _parquet(history))
+    write_json(directory / "metrics.json", metrics)
 
 
 def write_table(path: Path, rows: Rows) -> Path:
@@ -337,6 +356,11 @@ def interrupt(
 ) -> None:
     """Record that a person, a limit or a signal stopped the run, or one of its ranks."""
     _write_status(directory, "interrupted", ended=now(), cause=scrub(cause), rank=rank)
+
+
+def prune(directory: Path, cause: str) -> None:
+    """Record that a search has ended the run: it promised less than others."""
+    _write_status(directory, "pruned", ended=now(), cause=scrub(cause))
 
 
 def give_reason(directory: Path, cause: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from labkit.records import store
 from labkit.records.store import Record
 
+PRUNED = "pruned"  # why a search asks a run to end: it promises less than others
 FOLDER = "live"  # in the run's directory, while it runs
 Told = tuple[str, Record]
 
@@ -78,7 +79,13 @@ class Reader:
                 told += [(kind, record) for kind, record in map(json.loads, whole.splitlines())]
         return told
 
-    def stop(self) -> None:
+    def stop(self, why: str = "") -> None:
         """Ask the ranks to end training after the same step."""
         with suppress(FileNotFoundError):  # it has ended
-            (self.folder / "stop").touch()
+            (self.folder / "stop").write_text(why)
+
+    def asked_to_prune(self) -> bool:
+        """Whether that was asked because the run promises less than others."""
+        with suppress(FileNotFoundError):
+            return (self.folder / "stop").read_text() == PRUNED
+        return False

@@ -9,6 +9,7 @@ from statistics import mean, variance
 from typing import Literal
 
 from labkit.common.errors import InvalidInput
+from labkit.records.pace import applied, in_order, own_pace, steps_until
 from labkit.records.run import Run
 
 CONFIDENCE = 0.95
@@ -108,7 +109,9 @@ def judge_runs(candidate: Run, baseline: Run) -> Judgement:
 
 def accuracies(run: Run) -> dict[int, float]:
     """Test accuracy by seed, of the seeds that completed; empty where none was measured."""
-    found = {each.experiment["seed"]: each.metrics.get("test_accuracy") for each in seeds_of(run)}
+    found = {
+        each.experiment.get("seed", 0): each.metrics.get("test_accuracy") for each in seeds_of(run)
+    }
     return {seed: value for seed, value in found.items() if value is not None}
 
 
@@ -126,6 +129,7 @@ class Arrival:
         seconds: of training, without evaluation; the first step, which compiles, is in it.
         codec_seconds: of these, what encoding and decoding took, mean over ranks.
         payload_bytes, wire_bytes: sent by all ranks together.
+        samples: whose gradients had changed the weights.
     """
 
     step: int
@@ -133,6 +137,7 @@ class Arrival:
     codec_seconds: float
     payload_bytes: int
     wire_bytes: int
+    samples: int
 
 
 def arrivals(run: Run, target: float, measure: str = "val_accuracy") -> dict[int, Arrival | None]:
@@ -158,15 +163,19 @@ def _arrival(run: Run, target: float, measure: str) -> Arrival | None:
     else:
         return None
     history = run.history
-    spent = history[history["step"] < epoch["step"]]
+    # At their own pace workers end an epoch together, whatever their own steps are.
+    paced = own_pace(history)
+    history = in_order(history) if paced else history
+    spent = history[history["step"] < (steps_until(run, epoch["step"]) if paced else epoch["step"])]
     # Runs before there were codecs have no such column.
     codec = spent["codec_seconds"].sum() if "codec_seconds" in spent else 0.0
     return Arrival(
         step=int(epoch["step"]),
-        seconds=float(epoch["seconds"]),
+        seconds=float(spent["ended"].max() if paced else epoch["seconds"]),
         codec_seconds=float(codec) / max(1, spent["rank"].nunique()),
         payload_bytes=int(spent["payload_bytes"].sum()),
         wire_bytes=int(spent["wire_bytes"].sum()),
+        samples=int(spent["samples"].where(applied(spent), 0).sum()),
     )
 
 

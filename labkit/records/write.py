@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from labkit.common.privacy import scrub
@@ -10,11 +12,15 @@ from labkit.exchange import timeline_rows
 from labkit.experiment import Experiment
 from labkit.records import store
 from labkit.records.measure import summarise
-from labkit.records.result import RankResult
+from labkit.records.result import RankResult, Row
 
 
 def write(
-    directory: Path, experiment: Experiment, ranks: Sequence[RankResult], why: str | None
+    directory: Path,
+    experiment: Experiment,
+    ranks: Sequence[RankResult],
+    why: str | None,
+    pruned: bool = False,
 ) -> None:
     """Write results and the final status of a run.
 
@@ -23,13 +29,19 @@ def write(
         experiment: what was run.
         ranks: what they returned, in their order; nothing where they were stopped before.
         why: they were stopped, where the one that waited for them did it.
+        pruned: they were stopped by a search, if they were stopped.
     """
     whole = ranks[0].whole if ranks else None
     if whole is None:
         who = why or "interrupted"
         store.interrupt(directory, f"{who}, before the ranks had a result")
         return
-    rows = [{**row, "seed": experiment.seed} for rank in ranks for row in rank.rows]
+    staleness = _staleness(event for rank in ranks for event in rank.interleaving)
+    rows = [
+        {**row, **staleness.get((row["rank"], row["step"]), {}), "seed": experiment.seed}
+        for rank in ranks
+        for row in rank.rows
+    ]
     # Ranks return their rows one rank after the other; a history goes by steps.
     rows.sort(key=lambda row: (row["step"], row["rank"]))
     store.write_json(directory / "environment.json", whole.environment)
@@ -40,11 +52,24 @@ def write(
     }
     for name, found in tables.items():
         store.write_table(directory / f"{name}.parquet", found)
+    events = [event for rank in ranks for event in rank.interleaving]
+    store.write_table(directory / "interleaving.parquet", events)
     stopped = None
     if why or ranks[0].stopped:
-        stopped = f"{why or 'stopped by the user'} after {rows[-1]['step'] + 1} steps"
+        pruned = pruned and not why
+        who = why or ("pruned" if pruned else "stopped by the user")
+        stopped = f"{who} after {rows[-1]['step'] + 1} steps"
     metrics = summarise(experiment, rows, ranks, whole)
-    store.finish(directory, metrics, rows, whole.model, stopped)
+    store.finish(directory, metrics, rows, whole.model, stopped, pruned)
+
+
+def _staleness(events: Iterable[Row]) -> dict[tuple[float, float], Row]:
+    """Of each gradient that was applied, by worker and step: the mean over servers."""
+    found: dict[tuple[float, float], list[float]] = defaultdict(list)
+    for event in events:
+        if event["update"] >= 0:
+            found[event["worker"], event["step"]].append(event["staleness"])
+    return {key: {"staleness": statistics.mean(each)} for key, each in found.items()}
 
 
 def write_logs(directory: Path, outputs: Sequence[str]) -> None:

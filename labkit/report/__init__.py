@@ -12,18 +12,19 @@ from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.units import plural
-from labkit.figures import comparison_reading, has_grid, microscope
+from labkit.figures import comparison_reading, has_grid, microscope, search_history
 from labkit.figures.kit.entries import Entry, clock_and_network, settings
 from labkit.figures.runs.comparison import sheets
 from labkit.figures.runs.heat import heat_sheet
 from labkit.figures.runs.parallel import parallel_sheet
 from labkit.figures.runs.pareto import pareto_sheet
 from labkit.records import store
+from labkit.records.questions.searched import folders, searched
 from labkit.records.run import Run, flatten, load_runs
 from labkit.records.verdict import seeds_of
 from labkit.report.embed import data_html, figure_html, policy, scripts, sheet_html, tables
 from labkit.report.inert import render
-from labkit.report.jobs import commands, notebooks
+from labkit.report.jobs import command, commands, notebooks, without_runs
 from labkit.report.table import table_of
 
 Runs = Iterable[Run | Path | str] | Run | Path | str
@@ -38,15 +39,43 @@ def report(
     executed notebook to show (by default that of the job in which all of the runs lie; where they
     lie in several, each notebook once, without the outputs of any).
 
-    Raises: LabkitError where there are no runs, or the notebook cannot be read.
+    A job that has trained nothing makes a page of its notebook.
+
+    Raises: LabkitError where there is neither, or the notebook cannot be read.
     """
     found = _runs(runs)
     if not found:
-        raise LabkitError("no runs to report: give runs, or a folder that has some (usually runs/)")
+        return _without_runs(runs, Path(path), notebook)
     executed = {Path(notebook): True} if notebook is not None else notebooks(found)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     return store.write_atomically(path, _page(found, executed))
+
+
+def _without_runs(runs: Runs, path: Path, notebook: Path | str | None) -> Path:
+    """The report of notebooks that trained nothing: what they show, and how to make it again."""
+    from jinja2 import Environment, PackageLoader
+
+    given = [runs] if isinstance(runs, Run | Path | str) else list(runs)
+    jobs = without_runs([Path(each) for each in given if not isinstance(each, Run)])
+    shown = [Path(notebook)] if notebook is not None else [job / "output.ipynb" for job in jobs]
+    if not shown:
+        raise LabkitError("no runs to report: give runs, or a folder that has some (usually runs/)")
+    code = scripts()
+    environment = Environment(
+        loader=PackageLoader("labkit.report", "."), autoescape=True, trim_blocks=True
+    )
+    page = environment.get_template("notebooks.html").render(
+        title=_title([], dict.fromkeys(shown, True)),
+        date=datetime.now(UTC).date().isoformat(),
+        policy=policy(code),
+        style=Path(__file__).with_name("page.css").read_text(),
+        scripts=code,
+        notebooks=[render(each, True) for each in shown],
+        commands=[line for job in jobs if (line := command(job))],
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return store.write_atomically(path, page)
 
 
 def _runs(runs: Runs) -> list[Run]:
@@ -104,14 +133,13 @@ def _figures(runs: Sequence[Run], shown: Sequence[Entry]) -> list[dict[str, str]
     if done and has_grid([entry.run for entry in done]):
         drawn.append(("Two parameters", heat_sheet(done)))
     found = [{"heading": heading, "html": sheet_html(sheet)} for heading, sheet in drawn]
+    whole = [("Search", search_history(searched(folder))) for folder in folders(runs)]
     examined = (run for run in runs if any(len(each.microscope) for each in seeds_of(run)))
     # Four at most: such a figure has five panels, and a page of fifty would not open.
+    whole += [("Compression under the microscope", microscope(run)) for run in islice(examined, 4)]
     return found + [
-        {
-            "heading": "Compression under the microscope",
-            "html": figure_html(json.loads(microscope(run).to_json())),
-        }
-        for run in islice(examined, 4)
+        {"heading": heading, "html": figure_html(json.loads(figure.to_json()))}
+        for heading, figure in whole
     ]
 
 

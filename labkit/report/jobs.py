@@ -36,6 +36,12 @@ def notebooks(runs: Sequence[Run]) -> dict[Path, bool]:
     return dict.fromkeys(executed.values(), whole)
 
 
+def without_runs(folders: Sequence[Path]) -> list[Path]:
+    """The jobs in and below folders, for a report of notebooks that have trained nothing."""
+    found = [path.parent for folder in folders for path in sorted(folder.rglob("output.ipynb"))]
+    return [job for job in dict.fromkeys(found) if (job / "params.yaml").exists()]
+
+
 def commands(runs: Sequence[Run]) -> list[str]:
     """The lines that make the runs again: their notebooks', or their experiments'.
 
@@ -45,11 +51,13 @@ def commands(runs: Sequence[Run]) -> list[str]:
 
     alone = [run for run in runs if not (run.path.resolve().parent / "params.yaml").exists()]
     usual = Experiment().to_json()
-    found = [*map(_command, jobs(runs)), *(_experiment(run, usual) for run in alone)]
+    found = [*map(command, jobs(runs)), *(_experiment(run, usual) for run in alone)]
     return list(dict.fromkeys(line for line in found if line))
 
 
 def _experiment(run: Run, usual: dict[str, JSON]) -> str:
+    if "notebook" in run.experiment:  # logged by hand, which no command does again
+        return ""
     fields = {k: v for k, v in run.experiment.items() if k not in usual or v != usual[k]}
     # The record has its source or a checksum: from these no experiment can be made.
     if any(_is_own(value) for value in fields.values()):
@@ -67,7 +75,7 @@ def _is_own(value: JSON) -> bool:
     return isinstance(value, list) and any(_is_own(each) for each in value)
 
 
-def _command(job: Path) -> str:
+def command(job: Path) -> str:
     from labkit.records.plain_yaml import NotPlain, read_plain_file
 
     try:

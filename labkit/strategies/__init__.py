@@ -4,13 +4,26 @@ from labkit.strategies.allreduce import AllReduce
 from labkit.strategies.delayed import DelayedGradients
 from labkit.strategies.layerwise import Layerwise
 from labkit.strategies.locally_connected import LocallyConnected
+from labkit.strategies.parameter_server import ParameterServer
 from labkit.strategies.pipeline import Pipeline
-from labkit.strategies.strategy import Batch, Predicted, Predictor, Session, Step, Strategy, Watcher
+from labkit.strategies.strategy import (
+    Batch,
+    Played,
+    Predicted,
+    Predictor,
+    Session,
+    Step,
+    Strategy,
+    Watcher,
+)
 from labkit.strategies.tensor_parallel import TensorParallel
 
 STRATEGIES: dict[str, type[Strategy]] = {
     kind.__name__: kind
-    for kind in (AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel, LocallyConnected)
+    for kind in (
+        *(AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel, LocallyConnected),
+        ParameterServer,
+    )
 }
 
 __all__ = [
@@ -20,7 +33,9 @@ __all__ = [
     "DelayedGradients",
     "Layerwise",
     "LocallyConnected",
+    "ParameterServer",
     "Pipeline",
+    "Played",
     "Predicted",
     "Predictor",
     "Session",

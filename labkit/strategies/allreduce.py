@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field, PositiveInt, field_validator
@@ -10,7 +11,10 @@ from labkit.common.errors import InvalidInput
 from labkit.communicator import ALGORITHMS, refuse_unmetered
 from labkit.compression import Compressor, Nested
 from labkit.exchange import BUCKET_BYTES, SCHEDULES
-from labkit.strategies.refusals import one_of, refuse_around, refuse_given
+from labkit.programs import AllReduce as Meet
+from labkit.programs import Compute, Parts, Program, Roles, Snapshot, Update
+from labkit.schedules import ALLREDUCE
+from labkit.strategies.refusals import one_of, refuse_around, refuse_given, refuse_in_parts
 from labkit.strategies.strategy import Question, Session, Strategy
 
 
@@ -81,6 +85,8 @@ class AllReduce(Strategy):
     def check(self, experiment: Question) -> None:
         """An emulated network needs messages that labkit sends; a compressor may refuse too."""
         refuse_unmetered(self.algorithm, experiment.network)
+        if experiment.clock == "virtual":
+            self._check_virtual(experiment)
         schedule = SCHEDULES[self.schedule]
         if schedule.into_next:  # layers take steps of their own
             refuse_around(experiment.optimizer_options)
@@ -102,8 +108,58 @@ class AllReduce(Strategy):
                 "give compressor=…, or microscope=0"
             )
 
+    def _check_virtual(self, experiment: Question) -> None:
+        refuse_in_parts(experiment)
+        if self.schedule != "sequential":
+            raise InvalidInput(
+                f"schedule={self.schedule!r} hides messages behind computation, layer by layer, "
+                "which clock='virtual' does not take apart; use schedule='sequential'"
+            )
+        if self.microscope:
+            raise InvalidInput(
+                f"microscope={self.microscope} looks at ranks, of which clock='virtual' has none; "
+                "use microscope=0"
+            )
+        if self.algorithm != "auto" and self.algorithm not in ALLREDUCE:
+            raise InvalidInput(
+                f"algorithm={self.algorithm!r} has no schedule whose time could be modelled; "
+                f"allowed on clock='virtual': {', '.join(ALLREDUCE)}, or 'auto', the ring"
+            )
+
+    @property
+    def meanwhile(self) -> bool:
+        """There is no server."""
+        return False
+
+    def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[Parts]:
+        """No server holds anything."""
+        return []
+
+    def hosts(self, workers: int) -> list[int]:
+        """Each worker has a place of its own."""
+        return list(range(workers))
+
+    def program(self, roles: Roles, number: int) -> Program:
+        """What a worker does on the virtual clock; on the wall clock `fit` does the same."""
+        weights, step, last = roles.weights, 0, False
+        compressor, algorithm = self.compressor, self._scheduled()
+        while step < roles.steps * roles.epochs and not last:
+            found = yield Compute(weights)
+            mean = yield Meet(found, algorithm, compressor)
+            weights = yield Update(mean.values)
+            step, last = step + 1, mean.last
+            if number == 0 and step % roles.steps == 0:
+                yield Snapshot(step // roles.steps - 1, weights)
+
+    def _scheduled(self) -> str:
+        """An algorithm with a schedule that the simulator can carry out."""
+        return self.algorithm if self.algorithm in ALLREDUCE else "ring"
+
     def train(self, session: Session) -> None:
-        """`model.fit` with the exchange inside the optimizer."""
+        """`model.fit` with the exchange inside the optimizer; on the virtual clock a program."""
+        if session.experiment.clock == "virtual":
+            session.play(self)
+            return
         from labkit.keras import DistributedOptimizer, Synchronize
 
         into_next = SCHEDULES[self.schedule].into_next

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
     from labkit.common.content import JSON
 
+# By name here, so that a wrong one is refused without importing Keras.
+OPTIMIZERS = [
+    *("sgd", "rmsprop", "adam", "adamw", "adadelta", "adagrad", "adamax", "adafactor", "nadam"),
+    *("ftrl", "lion", "lamb", "muon", "schedulefreeadamw"),
+]
 # What Keras does around its own training step, and not in an optimizer's update.
 AROUND = ("use_ema", "loss_scale_factor")
 # Optimizers that look at a whole variable at once.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from labkit.common.checked import Checked
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from labkit.model_parallel.memory import Memory
     from labkit.model_parallel.meter import LayerRow
     from labkit.network import Network
+    from labkit.programs import Parts, Program, Roles
     from labkit.schedules.grid import Layer
 
 # One array or tensor, or a nest of them, with a row a sample: what a Keras model takes and gives.
@@ -82,6 +83,10 @@ class Question(Protocol):
         """A Keras policy, or "float64"."""
 
     @property
+    def clock(self) -> str:
+        """ "wall" or "virtual"."""
+
+    @property
     def optimizer(self) -> str:
         """The name of a Keras optimizer."""
 
@@ -131,6 +136,9 @@ class Session(Protocol):
     def optimizer(self) -> keras.optimizers.Optimizer:
         """The experiment's Keras optimizer, new."""
 
+    def play(self, played: Played) -> None:
+        """Train by programs, on whichever clock the experiment names."""
+
     def fit(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Train on this rank's data for the experiment's epochs."""
 
@@ -147,6 +155,24 @@ class Session(Protocol):
             collect: gives all ranks all weights.
             predict: validates without that; None: each rank predicts with the whole model.
         """
+
+
+@runtime_checkable
+class Played(Protocol):
+    """A strategy that is a program for each worker and each server, see `labkit.programs`."""
+
+    @property
+    def meanwhile(self) -> bool:
+        """Whether a server has something to say while the worker beside it computes."""
+
+    def parts(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[Parts]:
+        """What each server holds of weights of these shapes; nothing where there is none."""
+
+    def hosts(self, workers: int) -> Sequence[int]:
+        """The place of each worker, then of each server."""
+
+    def program(self, roles: Roles, number: int) -> Program:
+        """What this one does."""
 
 
 class Strategy(Checked):
@@ -176,6 +202,19 @@ class Strategy(Checked):
     def lossy(self) -> Compressor | None:
         """What leaves something out of each exchange, and is held to its law of conservation."""
         return None
+
+    @property
+    def plays(self) -> bool:
+        """Whether it trains by programs on the wall clock, too."""
+        return False
+
+    def optimizer_of(self, experiment: Question) -> str:
+        """The name of the optimizer that applies gradients."""
+        return experiment.optimizer
+
+    def beside(self) -> int:
+        """How many ranks it wants beside those of the workers."""
+        return 0
 
     @property
     def looks_every(self) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -17,7 +18,8 @@ from labkit.common.rows import Plan
 from labkit.communicator import Communicator
 from labkit.datasets import Shapes
 from labkit.experiment import Experiment
-from labkit.keras import shard
+from labkit.keras import part_of, shard
+from labkit.programs.replica import Batches, Triple
 from labkit.strategies import Batch
 
 VALIDATION_BATCH = 1024
@@ -81,6 +83,30 @@ class Source:
         train = _scattered if plan.owned else _sharded
         rows = train(self.arrays, plan, communicator, experiment.epochs)
         return Feed(rows, plan.steps_per_epoch, validation, self.shapes)
+
+    def batches(self, experiment: Experiment, sample_rank: int | None) -> Batches:
+        """Each worker's batches, by its number and theirs, as many as it asks for.
+
+        Args:
+            experiment: names batch size, seed, capacities, workers.
+            sample_rank: dimensions of one sample of x, to tell samples from batches.
+        """
+        shares = experiment.capacities or (1.0,) * experiment.workers
+        if callable(self.train):
+            whole = _batched(self.train(), experiment.batch_size, sample_rank)
+            return _in_turn([part_of(whole, worker, shares) for worker in range(len(shares))])
+        assert self.arrays is not None  # for the type checker: nobody scatters to programs
+        arrays = keras.tree.map_structure(tf.constant, self.arrays)
+        plan = plan_of(experiment, len(keras.tree.flatten(self.arrays)[0]), shares)
+        local = lru_cache(2 * len(shares))(plan.local)
+
+        def batch(worker: int, number: int) -> Triple:
+            epoch, step = divmod(number, plan.steps_per_epoch)
+            rows = local(worker, epoch)[step]
+            x, y = keras.tree.map_structure(lambda leaf: tf.gather(leaf, rows), arrays)
+            return x, y, None
+
+        return batch
 
     def first(self, rows: int) -> Source:
         """The same with so many rows of the training data; all of a data set of the user's own."""
@@ -170,8 +196,22 @@ def _gather(arrays: Arrays | None, batches: list[np.ndarray]) -> tf.data.Dataset
     else:
         ragged = tf.RaggedTensor.from_row_lengths(rows, lengths)
         indices = tf.data.Dataset.from_tensor_slices(ragged)
-    take = indices.map(lambda i: keras.tree.map_structure(lambda leaf: tf.gather(leaf, i), whole))
-    return take.prefetch(2)
+
+    def take(rows: tf.Tensor) -> Batch:
+        return keras.tree.map_structure(lambda leaf: tf.gather(leaf, rows), whole)
+
+    return indices.map(tf.autograph.experimental.do_not_convert(take)).prefetch(2)
+
+
+def _in_turn(parts: Sequence[tf.data.Dataset]) -> Batches:
+    """Batches of data sets that know no numbers: each worker asks for its next one."""
+    iterators = [iter(part.repeat()) for part in parts]
+
+    def batch(worker: int, number: int) -> Triple:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(next(iterators[worker]))
+        return x, y, weight
+
+    return batch
 
 
 def _batched(dataset: tf.data.Dataset, batch_size: int, sample_rank: int | None) -> tf.data.Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -21,6 +22,7 @@ from labkit.worker import reference
 from labkit.worker.conservation import Audit, Found
 from labkit.worker.feed import Source
 from labkit.worker.notes import Applied, Brought, disagreement
+from labkit.worker.replayed import replay, rule_of
 from labkit.worker.session import TrainingSession
 
 STEPS = 20
@@ -67,7 +69,8 @@ class Watched(TrainingSession):
         self.feed.validation = None
         lossy = short.strategy.lossy
         # Who is the only one to hold its weights has nobody to differ from.
-        self.applied = Applied(marks=self.readers.size > 1, sums=lossy is not None)
+        together = self.readers.size > 1 and not short.plays
+        self.applied = Applied(marks=together, sums=lossy is not None)
         self.brought: Brought | None = None
 
     def optimizer(self) -> keras.optimizers.Optimizer:
@@ -85,12 +88,16 @@ class Watched(TrainingSession):
 
 def _hold(short: Experiment, source: Source, communicator: Communicator) -> Verdict | None:
     ranks = Watched(short, communicator, source)
-    strategy, workers = short.strategy, communicator.size
-    if reason := why_not(ranks.model, _division(short, workers, ranks.readers.size)):
+    strategy, workers = short.strategy, short.workers
+    if reason := why_not(
+        ranks.model, _division(short, workers, workers if short.plays else ranks.readers.size)
+    ):
         ranks.close()
         return _verdict("not applicable", reason)
     if strategy.lossy is not None:
         return _audit(short, ranks, strategy.lossy)
+    if strategy.plays and not strategy.exact:
+        return _replayed(short, ranks, communicator)
     strategy.train(ranks)
     differ = disagreement(ranks.applied.marks, ranks.readers)
     everyones = communicator.allgather(differ, "what replicas differ in")
@@ -98,12 +105,14 @@ def _hold(short: Experiment, source: Source, communicator: Communicator) -> Verd
     if communicator.rank > 0:
         return None
     one = reference.weights(short, source, workers, ranks)
-    worst = _furthest(ranks.model, one)
+    own = ranks.model.weights
+    worst = _furthest(own, [weight.numpy() for weight in own], one)
     kept = {variable.dtype for variable in ranks.model.trainable_variables}
     scale = float(np.max([np.abs(b).max(initial=0) for b in one]))
     tolerance = TOLERANCE["float64" if kept == {"float64"} else "float32"] * max(scale, 1.0)
+    where = "virtual workers" if short.clock == "virtual" else "ranks"
     what = (
-        f"{STEPS} steps of {short.batch_size} rows on {workers} ranks against one process, "
+        f"{STEPS} steps of {short.batch_size} rows on {workers} {where} against one process, "
         f"{'/'.join(sorted(kept))}"
     )
     differ = next(filter(None, everyones), "")
@@ -111,6 +120,41 @@ def _hold(short: Experiment, source: Source, communicator: Communicator) -> Verd
         return _verdict("passed", what, worst.difference, tolerance)
     why = differ or f"{worst.name} is furthest apart"
     return _verdict("failed", f"{what}: {why}", worst.difference, tolerance)
+
+
+def _replayed(short: Experiment, ranks: Watched, communicator: Communicator) -> Verdict | None:
+    """Hold an asynchronous run against servers written anew, which replay what it wrote down."""
+    rule = rule_of(ranks.optimizer())
+    if isinstance(rule, str):
+        ranks.close()
+        return _verdict("not applicable", rule)
+    short.strategy.train(ranks)
+    told = communicator.allgather(ranks.interleaving, "the interleaving")
+    ranks.close()
+    if communicator.rank > 0:
+        return None
+    stage, rates = ranks.stage, ranks.optimizer()
+    assert stage is not None  # for the type checker: it has just played
+
+    def rate(number: int) -> float:
+        rates.iterations.assign(number)
+        return float(rates.learning_rate)
+
+    ours = stage.replica.weights  # before gradients are computed anew, in the same model
+    events = [event for each in told for event in each]
+    found = replay(stage.roles, events, rule, rate, stage.gradient_anew)
+    pieces = stage.replica.pieces
+    worst = _furthest(stage.replica.model.trainable_variables, pieces(ours), pieces(found))
+    scale = max(1.0, float(np.abs(found).max()))
+    tolerance = TOLERANCE[str(found.dtype)] * scale
+    what = (
+        f"{len(events)} gradients on {len(stage.roles.parts)} servers, replayed by servers written "
+        f"anew, {found.dtype}"
+    )
+    if worst.difference <= tolerance:
+        return _verdict("passed", what, worst.difference, tolerance)
+    why = f"{what}: {worst.name} is furthest apart"
+    return _verdict("failed", why, worst.difference, tolerance)
 
 
 def _division(short: Experiment, workers: int, replicas: int) -> Division:
@@ -127,14 +171,16 @@ class _Furthest:
     difference: float
 
 
-def _furthest(model: keras.Model, one: list[np.ndarray]) -> _Furthest:
+def _furthest(
+    whose: Sequence[keras.Variable], ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]
+) -> _Furthest:
     """The weight that differs most."""
     # Not all variables: beside weights whose size is 1, states of random numbers reach 2³².
-    pairs = zip(model.weights, one, strict=True)
-    apart = [float(np.abs(a.numpy() - b).max(initial=0)) for a, b in pairs]
+    pairs = zip(ours, theirs, strict=True)
+    apart = [float(np.abs(a - b).max(initial=0)) for a, b in pairs]
     # NumPy's choice, unlike Python's, is what is not a number where there is one.
     place = int(np.argmax(apart))
-    return _Furthest(model.weights[place].path, apart[place])
+    return _Furthest(whose[place].path, apart[place])
 
 
 def _audit(short: Experiment, ranks: Watched, compressor: Compressor) -> Verdict:
@@ -163,7 +209,7 @@ def _shortened(
     if callable(source.train):  # who knows where it ends
         return experiment.replace(epochs=1, steps=STEPS, **fields), source
     given = experiment.batch_size
-    at_once = experiment.strategy.rows(given, communicator.size)
+    at_once = experiment.strategy.rows(given, experiment.workers)
     parts = -(-given // at_once) if at_once else given
     rows, size = reference.fewer(source.rows(communicator), given, parts)
     steps = min(STEPS, -(-rows // size))
@@ -174,10 +220,13 @@ def _shortened(
 def _why_not(experiment: Experiment) -> str | None:
     if not experiment.gate:
         return "gate=False"
-    if experiment.workers == 1:
+    if experiment.workers == 1 and not experiment.strategy.plays:
         return "one process has nothing to be held against"
     lossy = experiment.strategy.lossy
-    if lossy is None and not experiment.strategy.exact:
+    if lossy is not None and experiment.plays:
+        return "what compression leaves out is looked at on ranks: run it on clock='wall' for that"
+    strategy = experiment.strategy
+    if lossy is None and not strategy.exact and not strategy.plays:
         return f"{type(experiment.strategy).__name__} is not exact"
     if lossy is not None and lossy.votes:
         return f"{type(lossy).__name__} is a vote, not a mean of what ranks have sent"

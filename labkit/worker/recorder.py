@@ -52,6 +52,7 @@ class Recorder(keras.callbacks.Callback, Hook):
         self._loss = tf.Variable(float("nan"), dtype=tf.float64, trainable=False)
         self._samples = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._sent, self._sent_epochs, self._sent_at, self._epoch = 0, 0, 0.0, 0
+        self._asked_at = 0.0
 
     def set_model(self, model: Any) -> None:
         """Catch loss and rows inside the training step."""
@@ -135,13 +136,35 @@ class Recorder(keras.callbacks.Callback, Hook):
                 "samples": samples,
             }
         )
-        if now - self._sent_at > SEND_EVERY:
-            self._send(now)
-            if self.communicator.rank == 0 and self.stop_asked():
-                # One step ahead: no rank can pass that step before this one has joined it.
-                self.communicator.board.stop_after(len(self.rows))
+        if self._tells(now) and self.communicator.rank == 0 and self.stop_asked():
+            # One step ahead: no rank can pass that step before this one has joined it.
+            self.communicator.board.stop_after(len(self.rows))
         if self.communicator.board.asked_to_stop(len(self.rows) - 1):
             self.stopped = self.model.stop_training = True
+
+    def put(self, row: Row) -> None:
+        """Take a step that somebody else has measured."""
+        self.rows.append(row)
+        self._tells(self.communicator.clock.now())
+
+    def put_epoch(self, metrics: dict[str, float]) -> None:
+        """Likewise, an epoch."""
+        self.epochs.append(metrics)
+
+    def wanted(self) -> bool:
+        """Whether somebody wants training to end, asked now and then, on rank 0."""
+        now = self.communicator.clock.now()
+        if not self.stopped and now - self._asked_at > SEND_EVERY:
+            self._asked_at = now
+            self.stopped = self.stop_asked()
+        return self.stopped
+
+    def _tells(self, now: float) -> bool:
+        """Send what is new, if it is time; whether it was."""
+        if now - self._sent_at <= SEND_EVERY:
+            return False
+        self._send(now)
+        return True
 
     def _send(self, now: float) -> None:
         self.report("step", self.rows[self._sent :])

@@ -28,7 +28,7 @@ UNIT = 24  # rows: 2, 3, 4, 6, 8 and 12 parts have the same remainders as of a l
 _OF_RANKS = (
     *("name", "strategy", "workers", "threads", "network", "capacities", "feed"),
     *("learning_rate", "learning_rate_scaling", "warmup_epochs", "optimizer_options"),
-    *("validation", "metrics", "callbacks", "repeats", "gate"),
+    *("validation", "metrics", "callbacks", "repeats", "gate", "clock", "compute", "slow"),
 )
 
 
@@ -81,7 +81,9 @@ def _train(
 ) -> list[np.ndarray]:
     process = alone()
     # Ranks may have been fed by rank 0; one process has all rows.
-    single = short.replace(workers=1, capacities=None, strategy=AllReduce())
+    single = short.replace(
+        workers=1, capacities=None, strategy=AllReduce(), clock="wall", compute=None, slow={}
+    )
     one = TrainingSession(single, process, source)
     one.feed.validation = None
     if not callable(source.train):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -21,11 +22,16 @@ from labkit.experiment import Experiment
 from labkit.keras import copy_of, evaluate
 from labkit.model_parallel.memory import Memory
 from labkit.model_parallel.meter import LayerRow
-from labkit.strategies import Predictor, Step, Watcher
+from labkit.programs.diary import Event
+from labkit.programs.replica import Batches
+from labkit.strategies import Played, Predictor, Step, Watcher
 from labkit.worker import inference
 from labkit.worker.feed import Feed, Source
 from labkit.worker.loop import train
-from labkit.worker.recorder import StopTogether
+from labkit.worker.recorder import Recorder, StopTogether
+
+if TYPE_CHECKING:
+    from labkit.worker.played import Stage
 
 # What `keras.Model.compile` takes: a name, an object, or a nest of them.
 CompileOption: TypeAlias = "str | keras.losses.Loss | Sequence[CompileOption] | None"
@@ -54,9 +60,13 @@ class TrainingSession:
         self.layers: list[LayerRow] = []  # what this rank has and sends of each, when cut
         reset(experiment)
         self.model = build_model(experiment, source)
-        self.feed: Feed = source.feed(
-            experiment, self.readers, communicator, sample_rank(self.model)
-        )
+        # Programs ask for each worker's batches; what they need here are the held-out rows.
+        read = experiment.replace(capacities=None) if experiment.plays else experiment
+        self.feed: Feed = source.feed(read, self.readers, communicator, sample_rank(self.model))
+        self.recorder: Recorder | None = None  # of programs' steps, which no callback sees
+        self.interleaving: list[Event] = []
+        self.stage: Stage | None = None  # on which they play
+        self.laws: dict[str, JSON] | None = None  # what the virtual clock counts
         own = experiment.callbacks() if experiment.callbacks else []
         self.callbacks: list[keras.callbacks.Callback] = list(own)
         self._given = self.model.optimizer if self.model.compiled else None
@@ -66,7 +76,11 @@ class TrainingSession:
         """A new optimizer: the experiment's, or that of a model that came compiled."""
         if self._given is not None:
             return copy_of(self._given)
-        return _optimizer_class(self.experiment.optimizer)(**self._optimizer_options())
+        return _optimizer_class(self._optimizer_name)(**self._optimizer_options())
+
+    @property
+    def _optimizer_name(self) -> str:
+        return self.experiment.strategy.optimizer_of(self.experiment)
 
     def optimizer_record(self) -> JSON:
         """What its settings are, the effective learning rate among them."""
@@ -94,6 +108,16 @@ class TrainingSession:
             )
         finally:
             seam(self.model).clear()
+
+    def play(self, played: Played) -> None:
+        """Train by programs, see `labkit.worker.played`."""
+        from labkit.worker.played import play
+
+        self.stage = play(self, played)
+
+    def batches(self) -> Batches:
+        """Each worker's batches, by its number and theirs."""
+        return self._source.batches(self.experiment, sample_rank(self.model))
 
     def loop(
         self, step: Step, collect: Callable[[], None], predict: Predictor | None = None
@@ -146,6 +170,8 @@ class TrainingSession:
 
     def exchange(self) -> dict[str, JSON] | None:
         """How gradients met: algorithm, why, buckets; None where they did not."""
+        if self.laws is not None:
+            return self.laws
         exchange = getattr(self.model.optimizer, "exchange", None)
         return exchange.describe() if exchange is not None and exchange.buckets else None
 
@@ -177,7 +203,7 @@ class TrainingSession:
         workers = self.experiment.workers
         factor = {"none": 1.0, "linear": float(workers), "sqrt": workers**0.5}[kind]
         if factor != 1.0:
-            base = options.get("learning_rate", _default_rate(self.experiment.optimizer))
+            base = options.get("learning_rate", _default_rate(self._optimizer_name))
             steps = self.experiment.warmup_epochs * (self.feed.steps or 0)
             options["learning_rate"] = WarmUp(base, factor, steps) if steps else base * factor
         return options
@@ -205,8 +231,19 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         return {"base": self.base, "factor": self.factor, "steps": self.steps}
 
 
+@cache
+def leave_modules() -> None:
+    """Let the collection of garbage pass over what is imported by now; more than half of its time.
+
+    Once a process: what a run leaves behind must be found.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def reset(experiment: Experiment) -> None:
     """Forget the run before: Keras's graph, float type, policy and random state."""
+    leave_modules()
     keras.backend.clear_session()
     keras.config.set_floatx("float64" if experiment.precision == "float64" else "float32")
     keras.config.set_dtype_policy(experiment.precision)

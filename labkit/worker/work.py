@@ -33,7 +33,7 @@ def work(
 
     Args:
         communicator: the ranks that run it.
-        experiment: what to run; `workers` equals the communicator's size.
+        experiment: what to run; `ranks` equals the communicator's size.
         report: receives what there is to tell while it goes on, see `labkit.records.stream`.
         stop_asked: asked on rank 0; True ends training on all ranks after the same step.
     """
@@ -41,6 +41,8 @@ def work(
     from labkit.worker.session import restore
 
     use_one_device(communicator)
+    if experiment.clock == "wall" and experiment.slow:
+        communicator.be_slow(experiment.slowed, experiment.seed)
     try:
         return _train(communicator, experiment, report, stop_asked)
     finally:
@@ -75,6 +77,7 @@ def _train(
     recorder = Recorder(communicator, report, stop_asked)
     recorder.timeline = session.timeline
     session.callbacks.insert(0, recorder)
+    session.recorder = recorder
     every = experiment.strategy.looks_every
     microscope = Microscope(communicator, every) if every else None
     if microscope is not None:
@@ -108,8 +111,14 @@ def _train(
         timeline=_events(recorder.timeline),
         microscope=microscope.rows if microscope is not None else [],
         layers=session.layers,
+        interleaving=session.interleaving,
         whole=whole,
     )
+
+
+def prepare() -> None:
+    """Import what training needs: a run on all ranks would wait for those that do it then."""
+    import labkit.worker.session  # noqa: F401
 
 
 def infer(
@@ -142,7 +151,8 @@ def _memory(session: TrainingSession) -> Memory:
     experiment, model, workers = session.experiment, session.model, session.communicator.size
     rows = experiment.strategy.rows(experiment.batch_size, workers)
     plain = session.optimizer()
-    return memory.by_kind(model, model, model.optimizer, plain, rows, look=workers == 1)
+    look = workers == 1 and not experiment.plays  # there, many workers take turns in one process
+    return memory.by_kind(model, model, model.optimizer, plain, rows, look=look)
 
 
 def _events(timeline: Timeline | None) -> list[Event]:

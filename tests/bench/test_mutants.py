@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.bench.mutants import mirrors, outcome
+from labkit.bench.mutants import mirrors, verdict
 from labkit.bench.mutations import mutants
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +68,8 @@ def test_a_module_is_held_against_its_mirror() -> None:
 def test_a_change_that_matters_is_noticed_and_no_change_survives() -> None:
     file = Path("labkit/exchange/order.py")
     tests = mirrors(ROOT, file)
-    assert outcome(ROOT, tests, None) == "survived"
-    found = mutants(file, (ROOT / file).read_text())
-    assert outcome(ROOT, tests, found[0]) == "noticed"
+    assert verdict(ROOT, tests, None).outcome == "survived"
+    found = verdict(ROOT, tests, mutants(file, (ROOT / file).read_text())[0])
+    assert found.outcome == "noticed"
+    assert found.by.startswith("tests/exchange/test_order.py::")
+    assert verdict(ROOT, tests, None, limit=0.1) == ("ran too long", "", pytest.approx(0.1, abs=60))

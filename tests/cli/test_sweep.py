@@ -229,10 +229,11 @@ def test_members_of_one_shape_share_their_engines() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_hundred_members_survive_being_killed_again_and_again() -> None:
-    arguments = [SWEPT, "number=range(200)", "--jobs", 2]
+def test_all_members_survive_being_killed_again_and_again() -> None:
+    count = 60
+    arguments = [SWEPT, f"number=range({count})", "--jobs", 2]
     done: dict[str, Any] = {}
-    for moment in range(8):
+    for moment in range(4):
         child = start(*arguments, *(["--resume"] if moment else []))
         until(lambda: (SWEEP / roster.FILE).exists())
         time.sleep(2.0 + 1.3 * moment)
@@ -244,7 +245,7 @@ def test_two_hundred_members_survive_being_killed_again_and_again() -> None:
     assert child.returncode == 0, err
     final = statuses()
     assert done.items() <= final.items()  # what was finished has not run again
-    assert len(final) == 200
+    assert len(final) == count
     assert {status["state"] for status in final.values()} == {"completed"}
     earlier = Counter(path.name.split("_")[0] for path in (SWEEP / ".earlier").glob("*"))
-    assert all(started()[k] <= 1 + earlier[f"{k + 1:03d}"] for k in range(200))
+    assert all(started()[k] <= 1 + earlier[f"{k + 1:03d}"] for k in range(count))

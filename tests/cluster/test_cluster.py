@@ -124,6 +124,22 @@ def test_a_smaller_share_of_a_cluster_is_attached_to_by_name(cluster: Cluster) -
     assert len(cluster.call(pid_of)) == 4
 
 
+def test_while_one_rank_trains_the_others_import_what_training_needs(cluster: Cluster) -> None:
+    def forget(communicator: Any) -> None:
+        import sys
+
+        sys.modules.pop("labkit.worker.session", None)
+
+    def knows(communicator: Any) -> bool:
+        import sys
+
+        return "labkit.worker.session" in sys.modules
+
+    cluster.call(forget)
+    cluster.run(Experiment(**SMALL | {"workers": 1, "steps": 1}), show=False)
+    assert cluster.call(knows) == [True] * 4
+
+
 def test_a_cluster_that_is_up_is_told_by_leftovers(cluster: Cluster) -> None:
     assert cluster.folder.name in leftovers()
 

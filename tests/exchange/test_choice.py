@@ -54,3 +54,8 @@ def test_what_was_asked_for_is_taken_and_payloads_go_by_the_library(cluster: Clu
         return [asked.algorithm, choose(communicator, "auto", 4000, dense=False).algorithm]
 
     assert cluster.call(chosen) == [["tree", "mpi"]] * 4
+
+
+def test_only_shared_memory_is_summed_where_all_ranks_see_it() -> None:
+    names = ["mpi", "ring", "tree", "shared_memory"]
+    assert [name for name in names if Choice(name, "").in_place] == ["shared_memory"]

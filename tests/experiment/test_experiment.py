@@ -14,8 +14,8 @@ import pytest
 from labkit.common.checked import by_position
 from labkit.common.errors import InvalidInput
 from labkit.compression import ErrorFeedback, TopK
-from labkit.experiment.experiment import OPTIMIZERS, Experiment
-from labkit.network import Network
+from labkit.experiment.experiment import Experiment
+from labkit.network import ComputeTime, Network
 from labkit.strategies import (
     STRATEGIES,
     AllReduce,
@@ -25,6 +25,7 @@ from labkit.strategies import (
     Pipeline,
     TensorParallel,
 )
+from labkit.strategies.refusals import OPTIMIZERS
 
 X, Y = np.zeros((4, 3), np.float32), np.arange(4)
 
@@ -53,7 +54,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"precision": "float8"}, "'float32', 'float64', 'mixed_float16' or 'mixed_bfloat16'"),
     ({"feed": "push"}, "'shard' or 'scatter'"),
     ({"clock": "sun"}, "'wall' or 'virtual'"),
-    ({"clock": "virtual"}, "use clock='wall'"),
+    ({"compute": 0.1}, "use clock='virtual'"),
+    ({"clock": "virtual", "compute": -1.0}, "seconds=-1.0"),
     ({"optimizer": "sgdd"}, "optimizer='sgdd' is not known; allowed: sgd, "),
     ({"model": "mlpp"}, "did you mean 'mlp'"),
     ({"model": 5}, "model=5 is impossible"),
@@ -178,9 +180,21 @@ def test_names_of_experiments_stay_so_that_old_runs_and_gates_are_found_again() 
 
 
 def test_the_record_is_json_and_says_every_field() -> None:
-    experiment = Experiment(workers=2, steps=3, capacities=(1, 3), optimizer_options={"m": 0.9})
+    experiment = Experiment(
+        workers=2,
+        steps=3,
+        capacities=(1, 3),
+        optimizer_options={"m": 0.9},
+        clock="virtual",
+        compute=ComputeTime(0.1, law="lognormal"),
+        slow={1: 2.0},
+        later=[(0, 1, 0.5)],
+        order=[(2, 0, 0)],
+    )
     record = json.loads(json.dumps(experiment.to_json()))
     assert set(record) == {"schema", *Experiment.model_fields}
+    plain = {"schema", *Experiment.model_fields} - {"compute", "slow", "later", "order"}
+    assert set(Experiment().to_json()) == plain  # whose hashes stay what they were
     assert record["strategy"] == {"name": "AllReduce", **AllReduce().model_dump()}
     assert record["capacities"] == [1.0, 3.0]
     without_schema = {key: value for key, value in record.items() if key != "schema"}

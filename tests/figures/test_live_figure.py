@@ -82,6 +82,11 @@ def test_axes_have_units() -> None:
     assert layout.xaxis5.title.text.startswith("% of its time")
 
 
+def test_the_title_says_on_which_clock_seconds_are() -> None:
+    assert LiveFigure("mine", 1).widget.layout.title.text == "mine · wall clock"
+    assert LiveFigure("mine", 1, "virtual").widget.layout.title.text == "mine · virtual clock"
+
+
 def test_a_label_with_tags_is_text() -> None:
     assert "&lt;script&gt;" in LiveFigure("<script>", 1).widget.layout.title.text
 

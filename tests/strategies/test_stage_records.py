@@ -97,6 +97,21 @@ def test_weights_gradients_and_optimizer_are_as_predicted(runs: dict[str, Run], 
     assert own["weights"] == max(memory(run, "measured", "weights"))
 
 
+def test_a_single_step_is_enough_to_know_what_a_rank_holds(cluster: Cluster) -> None:
+    def held(communicator: Any, question: Experiment) -> int:
+        from labkit.worker.feed import read
+        from labkit.worker.session import TrainingSession
+
+        session = TrainingSession(question, communicator, read(question, communicator))
+        question.strategy.train(session)
+        session.close()
+        kept: int = session.memory.measured["weights"]
+        return kept
+
+    question = experiment(Pipeline(microbatches=1), epochs=1, steps=1)
+    assert sum(cluster.call(held, question, ranks=2)) == WEIGHTS
+
+
 @pytest.mark.parametrize(
     ("name", "more"),
     [

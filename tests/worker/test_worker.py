@@ -529,3 +529,20 @@ def test_held_out_batches_smaller_than_the_ranks_count_right(cluster: Cluster) -
     three = cluster.run(experiment.replace(workers=3), show=False).metrics
     assert three["test_loss"] == pytest.approx(one["test_loss"], rel=1e-5)
     assert three["test_accuracy"] == pytest.approx(one["test_accuracy"], rel=1e-6)
+
+
+def test_collections_of_garbage_pass_over_modules_from_the_first_session_on(
+    cluster: Cluster,
+) -> None:
+    def passed_over(communicator: Any) -> int:
+        import gc
+
+        from labkit.worker import session
+
+        gc.unfreeze()
+        session.leave_modules.cache_clear()
+        session.reset(Experiment(dataset="digits"))
+        return gc.get_freeze_count()
+
+    [objects] = cluster.call(passed_over, ranks=1)
+    assert objects > 100_000

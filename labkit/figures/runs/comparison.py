@@ -14,7 +14,7 @@ from labkit.figures.kit.sheet import Sheet, busy
 from labkit.figures.runs import speed
 from labkit.figures.runs.learning import chosen, learning_panels
 from labkit.records.questions.columns import Value, differences
-from labkit.records.run import KEY_METRICS, Run, key_metrics, verdict
+from labkit.records.run import KEY_METRICS, Run, key_metrics, logged, verdict
 
 if TYPE_CHECKING:
     import pandas
@@ -82,7 +82,8 @@ def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
     ]
     # A dict, for its order: parameters stand as the experiment has them.
     differing = dict.fromkeys(name for row in apart for name in row)
-    measured = [name for name in KEY_METRICS if any(name in row for row in rows)]
+    every = dict.fromkeys((*KEY_METRICS, *(name for run in found for name in logged(run))))
+    measured = [name for name in every if any(name in row for row in rows)]
     index = pd.Index(naming.named(found, differing_rows), name="run")
     return pd.DataFrame(rows, columns=[*differing, "state", "gate", *measured], index=index)
 

@@ -62,12 +62,13 @@ class LiveFigure:
     Args:
         label: of the experiment.
         workers: ranks.
+        clock: "wall" or "virtual".
 
     Attributes:
         widget: a plotly FigureWidget.
     """
 
-    def __init__(self, label: str, workers: int) -> None:
+    def __init__(self, label: str, workers: int, clock: str = "wall") -> None:
         import plotly.graph_objects as go
 
         self.workers = workers
@@ -76,7 +77,7 @@ class LiveFigure:
         }
         self._metrics: dict[str, Curve] = {}
         self._sent = [0.0] * workers
-        self.widget = go.FigureWidget(data=_traces(workers), layout=_layout(label))
+        self.widget = go.FigureWidget(data=_traces(workers), layout=_layout(label, clock))
 
     def add(
         self,
@@ -190,10 +191,10 @@ def _metric(name: str, place: int) -> Trace:
     }
 
 
-def _layout(label: str) -> Trace:
+def _layout(label: str, clock: str) -> Trace:
     from labkit.figures.kit.canvas import WIDTH, axis, base_layout
 
-    layout = base_layout(f"{label} · wall clock", "", "")
+    layout = base_layout(f"{label} · {clock} clock", "", "")
     layout |= {"width": WIDTH, "height": _HEIGHT, "barmode": "stack", "uirevision": "kept"}
     layout["margin"] = {"t": 40, "b": 90, "l": 62, "r": 16}
     wide, third = ([0.0, 0.46], [0.54, 1.0]), ([0.0, 0.27], [0.37, 0.64], [0.76, 1.0])

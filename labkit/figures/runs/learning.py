@@ -198,7 +198,8 @@ def _in_words(entry: Entry, curve: pd.DataFrame) -> str:
     parts = []
     if len(curve):
         ends = " → ".join(f"{curve['smooth'].iloc[place]:.3g}" for place in (0, -1))
-        time = "" if entry.gate_failed else f" and {curve['seconds'].iloc[-1]:.3g} s"
+        seconds = curve["seconds"].iloc[-1]  # not known of a curve that was logged as a list
+        time = "" if entry.gate_failed or np.isnan(seconds) else f" and {seconds:.3g} s"
         sent = curve["bytes"].iloc[-1]
         spent = f", {bytes_text(sent)}" if sent > 0 else ""
         parts.append(f"loss {ends} in {plural(len(curve), 'step')}{time}{spent}")

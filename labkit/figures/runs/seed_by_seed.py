@@ -6,6 +6,7 @@ from math import comb
 
 from labkit.figures.kit.findings import Markdown
 from labkit.records.compressors import method
+from labkit.records.pace import in_order
 from labkit.records.questions.seeds import LAST, seed_by_seed
 from labkit.records.run import Run
 
@@ -25,7 +26,7 @@ def seed_reading(candidate: Run, baseline: Run) -> Markdown:
     Raises: LabkitError, where the runs share no completed seed.
     """
     table = seed_by_seed(candidate, baseline)
-    steps = int(candidate.history["step"].max()) + 1
+    steps = int(in_order(candidate.history)["step"].max()) + 1
     fields = candidate.experiment
     seeds = len(table)
     lines = [

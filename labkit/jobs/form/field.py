@@ -101,10 +101,10 @@ def _input(parameter: Parameter) -> ipywidgets.DOMWidget:
 def _names(field: str) -> list[str]:
     """What a field of an experiment may be called; offered, not demanded."""
     from labkit.datasets import DATASETS
-    from labkit.experiment.experiment import OPTIMIZERS
     from labkit.models import MODELS
     from labkit.network.model import PRESETS
     from labkit.strategies import STRATEGIES
+    from labkit.strategies.refusals import OPTIMIZERS
 
     known: dict[str, Iterable[str]] = {
         "model": MODELS,

@@ -33,6 +33,10 @@ class Draw:
             value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
         else:
             value = generator.uniform(self.low, self.high)
+        return self.rounded(value)
+
+    def rounded(self, value: float) -> float:
+        """A number between the bounds in four figures."""
         # Rounding may step over a bound.
         return min(max(float(f"{value:.4g}"), self.low), self.high)
 

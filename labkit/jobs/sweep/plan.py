@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -15,7 +15,8 @@ from labkit.common.places import fingerprint
 from labkit.jobs import cells, parameters
 from labkit.jobs.parameters import Known, Values
 from labkit.jobs.sweep import grid
-from labkit.jobs.sweep.grid import LARGEST, Axis, Combination, from_text, from_yaml
+from labkit.jobs.sweep.grid import LARGEST, Axis, Combination, Draw, from_text, from_yaml
+from labkit.jobs.sweep.search import Search
 from labkit.records import store
 
 if TYPE_CHECKING:
@@ -56,22 +57,25 @@ class Member:
 
 @dataclass(frozen=True)
 class Plan:
-    """The members of a sweep over a notebook."""
+    """The members of a sweep over a notebook; those of a search as far as they were asked."""
 
     notebook: Path
     members: list[Member]
+    search: Search | None = None  # by which members are added while it runs
 
     @property
     def name(self) -> str:
         """The hash of what is asked, whatever the notebook and labkit contain by now."""
         asked: JSON = [[member.values, member.repeat] for member in self.members]
+        if self.search is not None:
+            asked = self.search.to_json()
         # Not the notebook's content: `--resume` finds a sweep again whose notebook was mended.
         return _digest([store.shown_path(self.notebook), asked])
 
     @cached_property
     def text(self) -> str:
         """The notebook as the sweep finds it: members execute this, whatever comes after."""
-        return self.notebook.read_bytes().decode()
+        return cells.text(self.notebook)
 
     @cached_property
     def _code(self) -> list[JSON]:
@@ -137,6 +141,31 @@ def read_file(text: str, origin: str) -> tuple[dict[str, Axis], dict[str, int]]:
     return {name: from_yaml(name, value) for name, value in record.items()}, numbers
 
 
+def make_search(notebook: Path, axes: Mapping[str, Axis], given: Search) -> tuple[Plan, int]:
+    """The plan of a search, yet without members, and the most ranks that one may ask for.
+
+    Raises:
+        InvalidInput: an unknown name, an impossible value, no axis.
+    """
+    if not axes:
+        raise InvalidInput("nothing to search over: give name=a,b,c or name=uniform(0,1)")
+    known, axes, fixed = _checked(notebook, axes, given.fixed)
+    ends = {name: [a.low, a.high] if isinstance(a, Draw) else [*a] for name, a in axes.items()}
+    first = {name: values[0] for name, values in ends.items()} | fixed
+    # Each value beside the first of all others, as `parameters.check_fields` has it.
+    probes = [first | {name: value} for name, values in ends.items() for value in values]
+    members = [_member(notebook, known, "", values, 0) for values in probes]
+    found = Plan(notebook, [], replace(given, axes=axes, fixed=fixed))
+    return found, max(member.workers for member in members)
+
+
+def next_member(found: Plan, number: int, chosen: Combination, fixed: Values) -> Member:
+    """A member of a search, checked as all are."""
+    known = parameters.declared(found.notebook)
+    folder = store.job_name(number, chosen)
+    return _member(found.notebook, known, folder, {**chosen, **fixed}, 0)
+
+
 def make(notebook: Path, asked: Asked) -> Plan:
     """The plan of a sweep, every member's values checked as `labkit run` checks them.
 
@@ -148,13 +177,7 @@ def make(notebook: Path, asked: Asked) -> Plan:
     """
     if asked.repeats < 1:
         raise InvalidInput(f"--repeats {asked.repeats} is impossible; give a whole number from 1")
-    for name in asked.axes.keys() & asked.fixed.keys():
-        raise InvalidInput(f"{name} is both swept and fixed; give it once")
-    known = parameters.declared(notebook)
-    # First the names, and the types of each list: a sentence on a value is better than on a member.
-    parameters.check_names(notebook, [*asked.axes, *asked.fixed], known)
-    axes = {name: _converted(known[name], axis) for name, axis in asked.axes.items()}
-    fixed = {name: known[name].convert(value) for name, value in asked.fixed.items()}
+    known, axes, fixed = _checked(notebook, asked.axes, asked.fixed)
     if asked.random is None:
         combinations = grid.every(axes)
     else:
@@ -178,7 +201,20 @@ def make(notebook: Path, asked: Asked) -> Plan:
     return _plan(notebook, known, described, swept)
 
 
-def again(notebook: Path, members: Sequence[store.Record]) -> Plan:
+def _checked(
+    notebook: Path, axes: Mapping[str, Axis], fixed: Values
+) -> tuple[Known, dict[str, Axis], dict[str, JSON]]:
+    """What the notebook declares, and what is asked as it declares it."""
+    for name in axes.keys() & fixed.keys():
+        raise InvalidInput(f"{name} is both swept and fixed; give it once")
+    known = parameters.declared(notebook)
+    # First the names, and the types of each list: a sentence on a value is better than on a member.
+    parameters.check_names(notebook, [*axes, *fixed], known)
+    converted = {name: _converted(known[name], axis) for name, axis in axes.items()}
+    return known, converted, {name: known[name].convert(value) for name, value in fixed.items()}
+
+
+def again(notebook: Path, members: Sequence[store.Record], search: Search | None = None) -> Plan:
     """The plan of an earlier sweep's record, checked by the notebook as it is now.
 
     Raises:
@@ -186,7 +222,7 @@ def again(notebook: Path, members: Sequence[store.Record]) -> Plan:
     """
     known = parameters.declared(notebook)
     described = ((record["folder"], record["values"], record["repeat"]) for record in members)
-    return Plan(notebook, [_member(notebook, known, *each) for each in described])
+    return Plan(notebook, [_member(notebook, known, *each) for each in described], search)
 
 
 def _plan(notebook: Path, known: Known, described: list[Described], swept: list[str]) -> Plan:
@@ -204,9 +240,10 @@ def _plan(notebook: Path, known: Known, described: list[Described], swept: list[
 def _member(notebook: Path, known: Known, folder: str, values: Values, repeat: int) -> Member:
     checked = parameters.check(notebook, values, known)
     declared = {name: parameter.default for name, parameter in known.items()}
-    workers, threads = (
-        parameters.largest((declared | checked).get(name)) for name in ("workers", "threads")
-    )
+    asked = declared | checked
+    workers, threads = (parameters.largest(asked.get(name)) for name in ("workers", "threads"))
+    if asked.get("clock") == "virtual":
+        workers = 1  # one process plays them all
     return Member(folder, checked, repeat, workers, threads, known="workers" in known)
 
 

@@ -29,14 +29,19 @@ PATIENCE = 60.0  # seconds that members of a killed sweep get to end
 def create(root: Path, name: str, plan: Plan) -> Path:
     """Make the sweep's folder `<root>/<name>`, with a number where the name is taken."""
     folder = store.new_run_directory(root, name)
-    members = [
-        {"folder": member.folder, "values": member.values, "repeat": member.repeat}
-        for member in plan.members
-    ]
-    record = {"notebook": store.shown_path(plan.notebook), "plan": plan.name, "members": members}
+    record: store.Record = {"notebook": store.shown_path(plan.notebook), "plan": plan.name}
+    record |= {"members": listed(plan), "search": plan.search and plan.search.to_json()}
     state = {"state": "queued", "started": None, "ended": None, "jobs": None, "limit": None}
     store.write_json(folder / FILE, record | state | store.this_process())
     return folder
+
+
+def listed(plan: Plan) -> list[store.Record]:
+    """The members as the record has them."""
+    return [
+        {"folder": member.folder, "values": member.values, "repeat": member.repeat}
+        for member in plan.members
+    ]
 
 
 def read(folder: Path) -> store.Record:
@@ -46,7 +51,7 @@ def read(folder: Path) -> store.Record:
         LabkitError: missing, broken or newer; one line.
     """
     # Records written before a sweep had these fields lack them.
-    record = {"jobs": None, "limit": None} | store.read_json(folder / FILE)
+    record = {"jobs": None, "limit": None, "search": None} | store.read_json(folder / FILE)
     members = record.get("members")
     if record.get("state") not in store.STATES or not isinstance(members, list):
         raise LabkitError(f"{folder.name}/{FILE} is not the record of a sweep")

@@ -16,6 +16,7 @@ from labkit.jobs.notebook import Job
 from labkit.jobs.sweep import roster
 from labkit.jobs.sweep.plan import Member, Plan
 from labkit.jobs.sweep.screen import Screen
+from labkit.jobs.sweep.trials import Trials
 from labkit.jobs.sweep.warm import Warm
 from labkit.records.endings import Terminated, by_whom
 
@@ -59,20 +60,23 @@ class Scheduler:
         self._running: list[Running] = []
         self._most = 1  # members that ran abreast
         self._interrupts, self._why = 0, ""
+        self._trials: Trials | None = None
         self._warm = Warm()
 
-    def run(self, members: Sequence[Member]) -> bool:
-        """Run these members; whether it came to its end without being interrupted.
+    def run(self, members: Sequence[Member], trials: Trials | None = None) -> bool:
+        """Run these members, and those that a search asks for then; whether it came to its end
+        without being interrupted.
 
         Members of one shape follow each other, so that they find their cluster up.
         """
         shapes = list(dict.fromkeys(member.shape for member in members))
         waiting = sorted(members, key=lambda member: shapes.index(member.shape))
+        self._trials = trials
         with self._signals():
-            if members:
+            if members or self._to_ask:
                 prepare()
-            while self._running or (waiting and not self._interrupts):
-                while waiting and not self._interrupts and self._fits(waiting[0]):
+            while self._running or ((waiting or self._to_ask) and not self._interrupts):
+                while not self._interrupts and self._next_fits(waiting):
                     self._start(waiting.pop(0))
                 time.sleep(LOOK_EVERY)
                 # Also while nothing can start: the screen counts seconds.
@@ -80,6 +84,21 @@ class Scheduler:
         self._warm.keep(set())
         self.screen.close()
         return not self._interrupts
+
+    @property
+    def _to_ask(self) -> int:
+        """Members that a search has not asked for yet."""
+        return self._trials.left if self._trials else 0
+
+    def _next_fits(self, waiting: list[Member]) -> bool:
+        """Whether the next member may start; a search is asked for it as late as can be."""
+        if not waiting and self._trials and self._trials.left and self._has_room():
+            waiting.append(self._trials.ask())
+        return bool(waiting) and self._fits(waiting[0])
+
+    def _has_room(self) -> bool:
+        """Whether a member of one core could start."""
+        return self._fits(Member("", {}, 0, workers=1, threads=1))
 
     def _fits(self, member: Member) -> bool:
         if self.jobs is not None:
@@ -110,8 +129,10 @@ class Scheduler:
                 running.job.kill(f"{self._why} twice, and killed")
             elif self.limit is not None and running.spent > self.limit + OVERTIME:
                 running.job.kill(f"past the limit of {self.limit:g} s, and killed")
+            elif self._trials:
+                self._trials.watch(running.member)
         spent = self._spent()
-        self.screen.tick(spent, self.screen.left(len(waiting), spent, self._most))
+        self.screen.tick(spent, self.screen.left(len(waiting) + self._to_ask, spent, self._most))
 
     def _end(self, running: Running, waiting: list[Member]) -> None:
         result = running.job.result()
@@ -121,11 +142,14 @@ class Scheduler:
             self._warm.drop(running.place, running.member.shape)
         # A shape that nobody waits for any more gives its cores back at once.
         active = [*waiting, *(other.member for other in self._running)]
-        self._warm.keep({member.shape for member in active})
+        if not self._to_ask:  # a search may ask for any shape again
+            self._warm.keep({member.shape for member in active})
         rank = f"rank {result.rank}: " if result.rank is not None else ""
         cause = f"{rank}{result.cause}" if result.cause else None
-        left = self.screen.left(len(waiting), self._spent(), self._most)
+        left = self.screen.left(len(waiting) + self._to_ask, self._spent(), self._most)
         self.screen.ended(running.member, result.state, cause, running.spent, left)
+        if self._trials and (wrong := self._trials.tell(running.member, result.state)):
+            self.screen.say(wrong)
 
     def _spent(self) -> dict[str, float]:
         return {running.member.folder: running.spent for running in self._running}

@@ -88,7 +88,7 @@ def _compiled(model: keras.Model) -> Callable[[Sequence[Rows]], tuple[Nest, tf.T
         masks = [mask_of(each) for each in keras.tree.flatten(y)]
         return y, masks, tf.add_n(own) if own else tf.zeros((), keras.config.floatx())
 
-    compiled = tf.function(forward, reduce_retracing=True)
+    compiled = tf.function(forward, autograph=False, reduce_retracing=True)
 
     def call(x: Sequence[Rows]) -> tuple[Nest, tf.Tensor]:
         y, masks, penalty = compiled([tf.convert_to_tensor(each) for each in x])

@@ -25,7 +25,9 @@ class Graph:
 
     def __init__(self, trace: Callable[..., None], specs: Sequence[Specs]) -> None:
         # It is kept because Python functions that operations call live as long as it does.
-        self._traced = tf.function(trace).get_concrete_function(*specs)
+        # As Keras traces: nothing in a layer or a loss is translated.
+        traced = tf.function(trace, autograph=False)
+        self._traced = traced.get_concrete_function(*specs)
         graph, captured = self._traced.graph, self._traced.captured_inputs
         names = [tensor.name for tensor in self._traced.inputs]
         own = len(names) - len(captured)

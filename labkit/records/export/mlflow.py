@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.optional import optional
 from labkit.records.export.told import (
     at_least_one,
     moment,
-    optional,
     parameters,
     points,
     results,
@@ -20,7 +20,7 @@ from labkit.records.run import Run
 
 Item = TypeVar("Item")
 MOST_METRICS, MOST_PARAMETERS = 1000, 100  # in one request, as MLflow's servers allow
-_STATES = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+_STATES = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "pruned": "KILLED"}
 
 
 def to_mlflow(runs: Iterable[Run], place: Path | str, experiment: str = "labkit") -> list[str]:

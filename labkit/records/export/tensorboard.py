@@ -7,10 +7,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from labkit.common.optional import optional
 from labkit.records.export.told import (
     at_least_one,
     moment,
-    optional,
     parameters,
     points,
     results,

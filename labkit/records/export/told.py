@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from importlib import import_module
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from labkit.common.content import JSON, is_number
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
+from labkit.records.pace import in_order
 from labkit.records.run import Run, flatten, verdict
 
 STEP = ("loss", "seconds", "compute_seconds", "communicate_seconds", "wait_seconds", "wire_bytes")
@@ -23,20 +23,6 @@ class Point(NamedTuple):
     step: int
     time: float
     value: float
-
-
-def optional(module: str, extra: str) -> Any:
-    """A library that only one of labkit's extras brings.
-
-    Raises: LabkitError, with the line to paste, where it is not installed.
-    """
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        raise LabkitError(
-            f"{extra} is not installed; paste: uv sync --inexact --extra {extra}   "
-            f'(with pip or conda: pip install --editable ".[{extra}]")'
-        ) from error
 
 
 def at_least_one(runs: Iterable[Run]) -> list[Run]:
@@ -81,17 +67,17 @@ def moment(run: Run, which: str) -> float:
 def points(run: Run) -> Iterator[Point]:
     """The curves: a step's means over ranks (and seeds), and what was evaluated after epochs."""
     begin = moment(run, "started")
-    steps = run.history.groupby("step").mean(numeric_only=True)
+    steps = in_order(run.history).groupby("step").mean(numeric_only=True)
     # A history says how long steps took, and not when they were: evaluation between epochs is
     # missing.
-    clock = begin + steps["seconds"].cumsum()
+    clock = begin + steps["ended"].fillna(0.0)
     for name in STEP:
         for step, value in steps[name].dropna().items():
             yield Point(f"step/{name}", int(step), float(clock[step]), float(value))
     for row in run.metrics.get("epochs", []):
         for name, value in row.items():
             if name not in ("epoch", "step", "seconds") and _is_finite(value):
-                time = begin + row.get("seconds", 0.0)
+                time = begin + (row.get("seconds") or 0.0)
                 yield Point(f"epoch/{name}", int(row["step"]), time, float(value))
 
 

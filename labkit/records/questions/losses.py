@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.records.pace import in_order, steps_until
 from labkit.records.run import Run
 
 if TYPE_CHECKING:
@@ -21,30 +22,33 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
     loss, its mean over seeds with `loss_low` and `loss_high`; smooth, smooth_low and smooth_high,
     the same averaged over about a twentieth of the run; seeds, how many.
 
-    A step takes as long as on its slowest rank. Steps that not all seeds reached are left out.
+    A step takes as long as on its slowest rank; of workers at their own pace it is as many applied
+    gradients as there are workers. Steps that not all seeds reached are left out.
     Without rows for a history without rows.
     """
     import pandas as pd
 
     if history.empty:
         return pd.DataFrame(columns=["step", "seconds", "bytes", "loss", "smooth", "seeds"])
-    rows = history[["seed", "step", "loss", "samples", "seconds", "wire_bytes"]].copy()
+    rows = in_order(history)
     # A rank with an empty batch reports no loss; NaN x 0 must not spoil the others' mean.
     known = rows["loss"].notna()
-    rows["weight"] = rows["samples"].where(known, 0)
+    # Who logs a curve need not count its samples.
+    rows["weight"] = rows["samples"].fillna(1).where(known, 0)
     # Sums of products, divided once: pandas has no weighted mean of groups.
     rows["weighted"] = (rows["loss"] * rows["weight"]).where(rows["weight"] > 0, 0.0)
     steps = rows.groupby(["seed", "step"]).agg(
         weighted=("weighted", "sum"),
         weight=("weight", "sum"),
-        seconds=("seconds", "max"),
+        rows=("weight", "size"),
+        seconds=("ended", "max"),
         nbytes=("wire_bytes", "sum"),
     )
     steps["loss"] = steps["weighted"] / steps["weight"].where(steps["weight"] > 0)
     loss, seconds, nbytes = (steps[name].unstack("seed") for name in ("loss", "seconds", "nbytes"))
     # A mean over other seeds than before would jump.
-    reached = seconds.notna().all(axis=1)
-    loss, seconds = loss[reached], seconds[reached].cumsum()
+    reached = steps["rows"].unstack("seed").notna().all(axis=1)
+    loss, seconds = loss[reached], seconds[reached]
     drawn = {
         "loss": loss.mean(axis=1, skipna=False).to_numpy(),
         "loss_low": loss.min(axis=1).to_numpy(),
@@ -92,8 +96,9 @@ def epoch_results(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(columns=["step", "seconds", "bytes"])
     # As for the loss: what the first step takes to trace and compile stands apart.
     first = (metrics.get("first_step_ms") or 0.0) / 1e3
-    table["seconds"] = (table["seconds"] - first).clip(lower=0.0)
+    table["seconds"] = (table["seconds"].astype(float) - first).clip(lower=0.0)
     table["bytes"] = np.nan
+    table["step"] = [steps_until(run, step) for step in table["step"]]
     if len(curve):
         reached = table["step"] <= curve["step"].iloc[-1]
         # On the curve's own axes: rank 0 may have waited less than the slowest rank.

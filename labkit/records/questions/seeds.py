@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
+from labkit.records.pace import in_order
 from labkit.records.run import Run
 from labkit.records.verdict import seeds_of
 
@@ -40,7 +41,7 @@ def _ends(run: Run) -> pandas.DataFrame:
 
     rows = {}
     for each in seeds_of(run):
-        history = each.history
+        history = in_order(each.history)
         late = history[history["step"] > history["step"].max() - LAST]
         ends = (float(late["loss"].mean()), float(each.metrics["test_loss"]))
         rows[int(each.experiment["seed"])] = ends

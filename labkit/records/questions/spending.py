@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.records.run import Run, gate_failed
-from labkit.records.verdict import seeds_of
+from labkit.records.verdict import arrivals, seeds_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +35,42 @@ def spending(runs: Mapping[str, Run]) -> pd.DataFrame:
             rows.append([name, str(run.metrics.get("network")), *ends.ravel()])
     columns = [f"{measure}{end}" for measure in MEASURES for end in ("", "_low", "_high")]
     return pd.DataFrame(rows, columns=["run", "network", *columns])
+
+
+def to_target(
+    runs: Mapping[str, Run], target: float, measure: str = "val_accuracy"
+) -> pd.DataFrame:
+    """A row a run: when it had reached a target, on its own clock, and what it had spent by then.
+
+    Columns: run; clock; network; seeds; reached, how many of them did; and of seconds, bytes (on
+    the wire, of all ranks) and samples the mean, `_low` and `_high` over those that did. Without
+    seconds where the equivalence gate failed.
+
+    Args:
+        runs: by name; target, measure: as for `labkit.records.verdict.arrivals`.
+    """
+    import pandas as pd
+
+    rows = []
+    for name, run in runs.items():
+        found = arrivals(run, target, measure)
+        there = [each for each in found.values() if each is not None]
+        row = {
+            "run": name,
+            "clock": run.metrics.get("clock"),
+            "network": run.metrics.get("network"),
+        }
+        row |= {"seeds": len(found), "reached": len(there)}
+        for column, field in _SPENT.items():
+            timed = column == "seconds" and gate_failed(run)
+            values = [] if timed else [float(getattr(each, field)) for each in there]
+            ends = (np.mean(values), min(values), max(values)) if values else (np.nan,) * 3
+            row |= {f"{column}{end}": ends[k] for k, end in enumerate(("", "_low", "_high"))}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+_SPENT = {"seconds": "seconds", "bytes": "wire_bytes", "samples": "samples"}
 
 
 def front(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
@@ -65,8 +101,9 @@ def steps_of(run: Run) -> int | None:
 def _spent(seed: Run, failed: bool) -> tuple[float, float, float]:
     """Accuracy, bytes, seconds; what the first step takes to trace and compile stands apart."""
     metrics = seed.metrics
-    seconds = metrics["train_seconds"] - metrics.get("first_step_ms", 0.0) / 1e3
-    told = not failed and seconds > 1e-9 * metrics["train_seconds"]  # not of one step alone
+    whole = metrics.get("train_seconds") or 0.0  # who logs a result need not time it
+    seconds = whole - metrics.get("first_step_ms", 0.0) / 1e3
+    told = not failed and seconds > 1e-9 * whole  # not of one step alone
     # Not from the history, which is a file more for each of a thousand runs.
     each = float(metrics.get("wire_bytes_per_step") or 0.0)
     nbytes = each * int(metrics.get("workers") or 1) * max((steps_of(seed) or 1) - 1, 0)

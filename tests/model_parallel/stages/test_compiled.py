@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any
 
@@ -48,6 +49,17 @@ def stack(depth: int = 3) -> Any:
 def small_cnn() -> Any:
     layers = [Layers.Conv2D(3, 3, activation="relu"), Layers.MaxPooling2D(), Layers.Conv2D(2, 2)]
     return keras.Sequential([keras.Input((8, 8, 2)), *layers, Layers.Flatten(), Layers.Dense(3)])
+
+
+def test_what_is_traced_is_the_function_itself_and_no_translation_of_it() -> None:
+    files = []
+
+    def compute(x: Any) -> tuple[list[Any], list[Any], Any]:
+        files.append(sys._getframe().f_code.co_filename)
+        return [x], [x], tf.zeros(())
+
+    Compiled(compute, [tf.TensorSpec([None, 2])], everybody, [])
+    assert files == [__file__]
 
 
 @pytest.mark.parametrize(("first", "into"), [(False, 3), (True, 2)])

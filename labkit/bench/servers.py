@@ -1,0 +1,189 @@
+"""What parameter servers add to a step, and what the virtual clock adds to its gradients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.bench.timing import Row, added, head, spread
+from labkit.bench.turns import Step, take
+from labkit.cluster import Cluster
+from labkit.communicator import Communicator
+from labkit.experiment import Experiment
+from labkit.network import ComputeTime
+from labkit.strategies import ParameterServer
+
+if TYPE_CHECKING:
+    from labkit.programs import Gradient
+    from labkit.programs.actions import Vector
+    from labkit.worker.played import Stage
+
+STEPS = 10  # of one stretch, which is timed as a whole
+EPOCH = 4  # steps that 64 workers take to show what they keep
+
+
+def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5) -> list[Row]:
+    """Time the event loop beside what it calls, and servers on ranks beside a bare allreduce.
+
+    The model is `mlp` with a hidden layer of 1,024, the batch 64 a worker, float32.
+
+    Args:
+        workers: on the virtual clock, a row each, with one asynchronous server.
+        ranks: of the wall clock, each with a worker and a server.
+        repeats: of everything.
+
+    Returns:
+        Of the virtual clock the ratio of the loop's time to the time spent in gradients and
+        updates, by repeat and as the median, and how many copies of the weights the process has
+        grown by; of the wall clock what a step with servers adds to one without an exchange, what
+        a bare ring allreduce of the same bytes adds, and the ratio of both.
+    """
+    rows = []
+    with Cluster(workers=ranks) as cluster:
+        for count in workers:
+            found = cluster.call(_virtual, _experiment(count, virtual=True), repeats, ranks=1)[0]
+            row = head("servers", "mlp-1024", "event loop", count, repeats=repeats)
+            rows.append(row | {"clock": "virtual"} | found)
+        wanted = _experiment(ranks, virtual=False)
+        for what, each in cluster.call(_wall, wanted, repeats)[0].items():
+            rows.append(head("servers", "mlp-1024", what, ranks, repeats=repeats) | each)
+    return rows
+
+
+def _experiment(workers: int, virtual: bool) -> Experiment:
+    fields: dict[str, Any] = (
+        {"clock": "virtual", "compute": ComputeTime(seconds=0.01)} if virtual else {}
+    )
+    strategy = (
+        ParameterServer(servers=1, synchronous=False)
+        if virtual
+        else ParameterServer(servers=workers, colocated=True, placement="sharded")
+    )
+    rows = workers * 64 * (EPOCH if virtual else STEPS)
+    return Experiment(
+        model="mlp",
+        model_options={"widths": [1024]},
+        dataset="synthetic",
+        dataset_options={"rows": rows, "test_rows": 64},
+        batch_size=64 * workers,
+        workers=workers,
+        strategy=strategy,
+        gate=False,
+        **fields,
+    )
+
+
+def _stage(communicator: Communicator, experiment: Experiment) -> Stage:
+    from labkit.worker.feed import read
+    from labkit.worker.played import Stage
+    from labkit.worker.session import TrainingSession
+
+    session = TrainingSession(experiment, communicator, read(experiment, communicator))
+    session.compile(session.optimizer())
+    stage = Stage(session, ParameterServer(**experiment.strategy.model_dump()))
+    stage.hold([n for n, place in enumerate(stage.roles.hosts) if place == communicator.rank])
+    return stage
+
+
+class Counted:
+    """A stage that counts the seconds of what it computes."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage, self.seconds = stage, 0.0
+        self.step, self.snapshot, self.stops = stage.step, stage.snapshot, stage.stops
+
+    def gradient(self, worker: int, weights: Vector) -> Gradient:
+        """The stage's."""
+        start = time.perf_counter()
+        found = self._stage.gradient(worker, weights)
+        self.seconds += time.perf_counter() - start
+        return found
+
+    def update(self, holder: int, gradient: Vector) -> Vector:
+        """Likewise."""
+        start = time.perf_counter()
+        found = self._stage.update(holder, gradient)
+        self.seconds += time.perf_counter() - start
+        return found
+
+
+def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -> Row:
+    import psutil
+
+    from labkit.programs import Diary
+    from labkit.programs.times import Laws
+    from labkit.programs.virtual import VirtualWorld
+
+    stage = _stage(communicator, experiment.replace(clock="virtual"))
+    stage.hold(stage.roles.servers)
+    strategy = ParameterServer(servers=1, synchronous=False)
+    process = psutil.Process()
+    loops, ratios, grown = [], [], 0.0
+    for number in range(1 + repeats):
+        counted = Counted(stage)
+        hosts = stage.roles.hosts
+        programs = {n: strategy.program(stage.roles, n) for n in range(len(hosts))}
+        laws = Laws(ComputeTime(seconds=0.01), {}, 0)
+        diary = Diary(counted, stage.roles.steps)
+        before, start = process.memory_info().rss, time.perf_counter()
+        VirtualWorld(programs, hosts, counted, diary, laws).play()
+        seconds = time.perf_counter() - start
+        if number:  # the first one compiles
+            loops.append(seconds)
+            ratios.append(seconds / counted.seconds)
+        else:
+            grown = (process.memory_info().rss - before) / stage.roles.weights.nbytes
+    more = {"ratio": float(np.median(ratios)), "ratio_max": max(ratios), "copies": grown}
+    return spread(loops) | more | {"bytes": stage.roles.weights.nbytes}
+
+
+def _wall(communicator: Communicator, experiment: Experiment, repeats: int) -> dict[str, Row]:
+    from labkit.programs import Diary
+    from labkit.programs.ranks import RankWorld
+
+    stage = _stage(communicator, experiment)
+    shard, rank = stage.whole_shard(), communicator.rank
+    roles, strategy = stage.roles, ParameterServer(**experiment.strategy.model_dump())
+    here = [n for n, place in enumerate(roles.hosts) if place == rank]
+    weights = roles.weights
+    buffer = communicator.allocate(weights.size, weights.dtype)
+
+    def steps(exchange: bool) -> None:
+        own = weights
+        for _ in range(STEPS):
+            found = stage.gradient(rank, own).values
+            if exchange:
+                buffer[...] = found
+                communicator.mean(buffer, 1.0, "ring", total=float(communicator.size))
+                found = buffer.copy()
+            own = shard.update(found)
+
+    def serve() -> None:
+        programs = {n: strategy.program(roles, n) for n in here}
+        diary = Diary(stage, roles.steps)
+        given = communicator, stage, diary, weights.dtype, strategy.meanwhile
+        RankWorld(programs, roles.hosts, *given).play()
+
+    kinds: dict[str, Step] = {
+        "local": lambda: steps(exchange=False),
+        "ring": lambda: steps(exchange=True),
+        "servers": serve,
+    }
+    taken = take(
+        kinds,
+        lambda: communicator.meet("the next stretch of a benchmark"),
+        lambda own: np.array(communicator.allgather(own)),
+        repeats,
+    )
+    rows = {}
+    for kind in kinds:
+        per_step = [each / STEPS for each in taken.seconds[kind]]
+        rows[kind] = spread(per_step) | {"bytes": weights.nbytes}
+        if kind != "local":
+            rows[kind] |= added([each / STEPS for each in taken.added[kind]])
+    ratios = np.array(taken.added["servers"]) / np.array(taken.added["ring"])
+    rows["servers"]["ratio"] = float(np.median(ratios))
+    return rows

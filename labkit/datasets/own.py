@@ -1,0 +1,279 @@
+"""Data sets of one's own by path or address: arrays, tables, folders of images, Hugging Face's."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from labkit.common.errors import InvalidInput
+from labkit.common.optional import optional
+from labkit.datasets.adult import one_hot, standardised
+from labkit.datasets.dataset import Array, Arrays, DatasetSpec, Rows, Shapes
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HUB = "hf:"
+FILES = (".npz", ".csv", ".parquet")
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+LABELS = ("label", "labels", "target", "class", "y")  # columns, where none is named
+
+
+class OwnOptions(Rows):
+    """Options of a data set of one's own."""
+
+    label: str | None = Field(None, description="the column to learn; default: label, or the last")
+    task: Literal["classification", "regression"] | None = Field(
+        None, description='"classification" or "regression"; default: by the labels'
+    )
+    test: float = Field(
+        0.2, gt=0, lt=1, description="share held out where no test rows are, between 0 and 1"
+    )
+    size: int | None = Field(None, ge=1, description="edge of images in pixels, 1 or more")
+    sha256: str | None = Field(None, description="the checksum that a record has of the data")
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is a path or an address, and none of the catalogue."""
+    if name.startswith(HUB) or "/" in name or name.endswith(FILES):
+        return True
+    return bool(name) and "\0" not in name and Path(name).is_dir()
+
+
+def spec(name: str) -> DatasetSpec:
+    """How a data set of one's own is read; nothing is read yet."""
+    return DatasetSpec(
+        read=lambda options, paths: arrays(name, options),
+        shapes=lambda options: _shapes(arrays(name, options), options),
+        count=lambda options: len(arrays(name, options).x_train),
+        options=OwnOptions,
+    )
+
+
+def arrays(name: str, options: OwnOptions) -> Arrays:
+    """The rows of a data set, all of them; those that were read last are kept.
+
+    Raises:
+        InvalidInput: there is none, or it is none; its checksum is not that of the record.
+    """
+    asked = options.model_copy(update={"rows": None, "test_rows": None, "sha256": None})
+    found, checksum = _read(name, asked, _stamp(name))
+    if options.sha256 not in (None, checksum):
+        raise InvalidInput(f"{name} has changed: its checksum is {checksum}, not {options.sha256}")
+    return found
+
+
+def checksum(name: str, options: dict[str, Any]) -> str:
+    """What tells these data from others of the same name."""
+    asked = OwnOptions.model_validate(options | {"rows": None, "test_rows": None, "sha256": None})
+    return _read(name, asked, _stamp(name))[1]
+
+
+def _stamp(name: str) -> tuple[int, int]:
+    """When it was written and how large it is: a file that changes is read again."""
+    if name.startswith(HUB):
+        return 0, 0
+    try:
+        status = Path(name).stat()
+    except OSError as error:
+        raise InvalidInput(f"no data set {name}: {error.strerror}") from error
+    return status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=2)
+def _read(name: str, options: OwnOptions, stamp: tuple[int, int]) -> tuple[Arrays, str]:
+    path = Path(name)
+    if name.startswith(HUB) or list(path.glob("dataset_*.json")):
+        found = _of_hugging_face(name, options)
+    elif path.is_dir():
+        found = _of_pictures(path, options)
+    elif path.suffix in _READERS:
+        found = _READERS[path.suffix](path, options)
+    else:
+        raise InvalidInput(
+            f"{name} is no data set: give {', '.join(FILES)}, a folder of images by class, "
+            "a folder of Hugging Face's datasets, or hf:NAME"
+        )
+    if not len(found.x_train) or not len(found.x_test):
+        raise InvalidInput(f"{name} has {len(found.x_train)} training and {len(found.x_test)} rows")
+    digest = hashlib.sha256()
+    for array in found:
+        digest.update(
+            f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes()
+        )
+    return found, digest.hexdigest()[:16]
+
+
+def _shapes(found: Arrays, options: OwnOptions) -> Shapes:
+    y = found.y_train
+    whole = np.issubdtype(y.dtype, np.integer) and y.ndim == 1
+    task = options.task or ("classification" if whole else "regression")
+    if task == "regression":
+        return Shapes(tuple(found.x_train.shape[1:]), int(np.prod(y.shape[1:])), task)
+    if not whole:
+        raise InvalidInput("task=classification wants labels that are whole numbers or texts")
+    classes = 1 + int(max(y.max(), found.y_test.max()))
+    return Shapes(tuple(found.x_train.shape[1:]), classes, task)
+
+
+def _arranged(
+    x: Array,
+    y: Array,
+    options: OwnOptions,
+    x_test: Array | None = None,
+    y_test: Array | None = None,
+) -> Arrays:
+    """Features as numbers, labels as classes or targets; with test rows, or some held out."""
+    if x_test is None or y_test is None:
+        out = held_out(len(x), options.test)
+        x, y, x_test, y_test = x[~out], y[~out], x[out], y[out]
+    if y.dtype.kind in "OUSb":
+        classes = np.unique(np.concatenate([y, y_test]))
+        y, y_test = np.searchsorted(classes, y), np.searchsorted(classes, y_test)
+    if options.task == "regression" or y.dtype.kind == "f":
+        y, y_test = (each.reshape(len(each), -1) for each in (y, y_test))
+    return Arrays(_scaled(x), y, _scaled(x_test), y_test)
+
+
+def held_out(rows: int, share: float) -> Array:
+    """Which rows are held out: evenly over all, so that classes in their order all have some."""
+    places = np.arange(rows)
+    taken: Array = np.floor((places + 1) * share) > np.floor(places * share)
+    return taken
+
+
+def _scaled(x: Array) -> Array:
+    """Pixels from 0 to 1; other numbers as they are."""
+    return x.astype(np.float32) / np.float32(255 if x.dtype == np.uint8 else 1)
+
+
+def _of_arrays(path: Path, options: OwnOptions) -> Arrays:
+    """x and y, or x_train, y_train, x_test and y_test."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            parts = {name: file[name] for name in file.files}
+    except (ValueError, OSError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}") from error
+    x, y = ("x_train", "y_train") if "x_train" in parts else ("x", "y")
+    if missing := [name for name in (x, y) if name not in parts]:
+        raise InvalidInput(f"{path} has no {missing[0]}, only {', '.join(parts) or 'nothing'}")
+    rest = (parts.get("x_test"), parts.get("y_test"))
+    return _arranged(parts[x], parts[y], options, *rest)
+
+
+def _of_table(path: Path, options: OwnOptions) -> Arrays:
+    import pandas as pd
+
+    try:
+        table = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+    except (ValueError, OSError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}") from error
+    out = held_out(len(table), options.test)
+    return _of_frames(str(path), table[~out], table[out], options)
+
+
+def _of_frames(name: str, train: pd.DataFrame, test: pd.DataFrame, options: OwnOptions) -> Arrays:
+    """Numbers standardised, texts one-hot, both by the training rows; arrays as they are."""
+    label = _label(name, list(train.columns), options)
+    pairs = []
+    for column in train.columns.drop(label):
+        one, other = (part[column] for part in (train, test))
+        if isinstance(one.iloc[0], list | np.ndarray):
+            pairs.append((np.stack(list(one)), np.stack(list(other))))
+        elif one.dtype.kind in "iufb":
+            numbers = [part.fillna(one.mean()).to_numpy(float) for part in (one, other)]
+            pairs.append(standardised(*numbers))
+        else:
+            pairs.append(one_hot(*(part.astype(str).to_numpy(str) for part in (one, other))))
+    x, x_test = (np.concatenate(parts, axis=1) for parts in zip(*pairs, strict=True))
+    y, y_test = (part[label].to_numpy() for part in (train, test))
+    return _arranged(x, y, options, x_test, y_test)
+
+
+def _label(name: str, columns: list[str], options: OwnOptions) -> str:
+    if options.label is not None and options.label not in columns:
+        raise InvalidInput(f"{name} has no column {options.label!r}; it has {', '.join(columns)}")
+    return options.label or next((each for each in LABELS if each in columns), columns[-1])
+
+
+def _of_pictures(path: Path, options: OwnOptions) -> Arrays:
+    """Images in folders by class; in train/ and test/, or some held out."""
+    train = path / "train"
+    if not train.is_dir():
+        return _arranged(*_pictures(path, options), options)
+    test = next((path / n for n in ("test", "validation", "val") if (path / n).is_dir()), None)
+    x, y = _pictures(train, options)
+    if test is None:
+        return _arranged(x, y, options)
+    return _arranged(x, y, options, *_pictures(test, options, x[0]))
+
+
+def _pictures(path: Path, options: OwnOptions, like: Array | None = None) -> tuple[Array, Array]:
+    files = sorted(each for each in path.glob("*/*") if each.suffix.lower() in PICTURES)
+    if not files:
+        raise InvalidInput(f"{path} has no images in folders by class ({', '.join(PICTURES)})")
+    images: list[Array] = []
+    for file in files:
+        with optional("PIL.Image", "datasets").open(file) as image:
+            images.append(_pixels(image, options.size, images[0] if images else like))
+    return np.stack(images), np.array([file.parent.name for file in files])
+
+
+def _pixels(image: Any, size: int | None, like: Array | None) -> Array:
+    """An image as (rows, columns, channels), of the same shape as the first."""
+    if like is not None:
+        height, width, channels = like.shape
+    else:
+        width, height = (size, size) if size else image.size
+        channels = 1 if image.mode in ("1", "L", "I", "F") else 3
+    plain = image.convert("L" if channels == 1 else "RGB").resize((width, height))
+    pixels: Array = np.asarray(plain, np.uint8).reshape(height, width, channels)
+    return pixels
+
+
+def _of_hugging_face(name: str, options: OwnOptions) -> Arrays:
+    """A data set of Hugging Face's `datasets`, on disk or fetched once from their hub."""
+    datasets = optional("datasets", "datasets")
+    if name.startswith(HUB):
+        whole = datasets.load_dataset(name.removeprefix(HUB))
+    else:
+        whole = datasets.load_from_disk(name)
+    parts = dict(whole) if isinstance(whole, datasets.DatasetDict) else {"train": whole}
+    train = parts.get("train") or next(iter(parts.values()))
+    test = next((parts[n] for n in ("test", "validation") if n in parts), None)
+    if test is None:
+        out = held_out(len(train), options.test)
+        train, test = train.select(np.flatnonzero(~out)), train.select(np.flatnonzero(out))
+    image = next((n for n, kind in train.features.items() if _is_image(kind)), None)
+    if image is None:
+        one, other = (part.with_format("pandas")[:] for part in (train, test))
+        return _of_frames(name, one, other, options)
+    label = _label(name, [n for n in train.column_names if n != image], options)
+    x, y = _of_images(train, image, label, options.size, None)
+    return _arranged(x, y, options, *_of_images(test, image, label, options.size, x[0]))
+
+
+def _is_image(kind: object) -> bool:
+    return type(kind).__name__ == "Image"
+
+
+def _of_images(
+    part: Any, image: str, label: str, size: int | None, like: Array | None
+) -> tuple[Array, Array]:
+    images: list[Array] = []
+    for row in part:
+        images.append(_pixels(row[image], size, images[0] if images else like))
+    return np.stack(images), np.array(part[label])
+
+
+_READERS: dict[str, Callable[[Path, OwnOptions], Arrays]] = {
+    ".npz": _of_arrays,
+    ".csv": _of_table,
+    ".parquet": _of_table,
+}

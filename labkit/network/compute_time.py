@@ -1,0 +1,70 @@
+"""How long a worker computes, by a law."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from labkit.common.checked import Checked
+from labkit.network.draws import uniform
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class ComputeTime(Checked):
+    r"""What a worker's gradient takes on the virtual clock, s; each worker and step has its own.
+
+    Numbers depend on the seed, the worker and the step alone: another strategy, or another worker
+    that is slower, changes none of them.
+
+    Args:
+        seconds: the mean; None: measured, once, by the process that plays all workers, while it
+            does nothing else.
+        law: "constant"; "exponential"; "lognormal", \(e^{\sigma z - \sigma^2 / 2}\) of the mean.
+        spread: σ of the lognormal law.
+        values: taken one after the other and again from the first, in place of a law; or one such
+            list a worker.
+        update: what a server's update takes, s; None: measured, where seconds are, else 0.
+    """
+
+    seconds: Seconds | None = Field(default=None, kw_only=False)
+    law: Literal["constant", "exponential", "lognormal"] = "constant"
+    spread: Annotated[float, Field(ge=0, le=5)] = 0.5
+    values: tuple[Seconds, ...] | tuple[tuple[Seconds, ...], ...] | None = None
+    update: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> ComputeTime:
+        if self.values is not None and (self.seconds is not None or not self.values):
+            raise ValueError("give seconds and a law, or values, at least one")
+        return self
+
+    @classmethod
+    def parse(cls, value: Any) -> Any:
+        """A number is a constant, a list are values, a mapping are fields."""
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return cls(seconds=value)
+        if isinstance(value, list | tuple):
+            return cls(values=value)
+        return cls(**value) if isinstance(value, dict) else value
+
+    def of(self, worker: int, step: int, seed: int, measured: float) -> float:
+        """What this step takes a worker; `measured` stands for seconds that were not given."""
+        if self.values is not None:
+            own = self.values[worker % len(self.values)] if _nested(self.values) else self.values
+            return float(own[step % len(own)])  # type: ignore[index,arg-type]
+        mean = measured if self.seconds is None else self.seconds
+        if self.law == "constant":
+            return mean
+        number = float(uniform(seed, 1, worker, step)[0])
+        if self.law == "exponential":
+            return float(-mean * np.log1p(-number))
+        z = NormalDist().inv_cdf(min(max(number, 1e-12), 1 - 1e-12))
+        return float(mean * np.exp(self.spread * z - self.spread**2 / 2))
+
+
+def _nested(values: tuple[Any, ...]) -> bool:
+    return isinstance(values[0], tuple)

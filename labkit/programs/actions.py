@@ -1,0 +1,150 @@
+"""What a program may ask for: each action is a record, and its answer comes when it is done.
+
+A program is a generator, one for each worker and each server. Two interpreters carry the same
+generators out: MPI ranks on the wall clock (`labkit.programs.ranks`), and one process on the
+virtual clock (`labkit.programs.virtual`). A program never asks for the time; that is what lets
+both do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from labkit.compression import Compressor
+
+Vector: TypeAlias = NDArray[Any]  # flat, of the dtype of the weights; nobody writes into one
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The mean gradient of a worker's next batch.
+
+    Attributes:
+        values: flat, of all weights.
+        rows: of the batch; 0 where there were none, and values are 0 then.
+        loss: of the batch at the weights that it was asked for.
+        step: how many batches this worker had before.
+        last: someone wants training to end.
+    """
+
+    values: Vector
+    rows: int
+    loss: float
+    step: int
+    last: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """What one program says to another.
+
+    Attributes:
+        source: who says it: workers are 0, 1, …, servers come after them.
+        values: flat, or None for words without values.
+        version: of the weights it is about: updates that they had behind them.
+        rows: behind a gradient.
+        step: of the worker that it is from or for.
+        ends: of a gradient: someone wants training to end; of an answer: there is no more to do.
+        sent, delivered: s; when it was handed over, and when it was there.
+        held: s from the delivery of what it answers to its own departure.
+    """
+
+    source: int
+    values: Vector | None = None
+    version: int = 0
+    rows: int = 0
+    step: int = 0
+    ends: bool = False
+    sent: float = 0.0
+    delivered: float = 0.0
+    held: float = 0.0
+
+
+@dataclass(frozen=True)
+class Compute:
+    """The gradient of this worker's next batch at these weights; answered by a `Gradient`."""
+
+    weights: Vector
+
+
+@dataclass(frozen=True)
+class Update:
+    """Let the optimizer apply a gradient to the weights that this one holds.
+
+    Answered by the new weights, flat.
+
+    Attributes:
+        gradient: flat, of the part that is held here.
+        of: the messages that it was made of, for the diary.
+    """
+
+    gradient: Vector
+    of: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A gradient came too late and is not applied; written down."""
+
+    message: Message
+
+
+@dataclass(frozen=True)
+class Send:
+    """Hand a message to the links; answered at once, without values.
+
+    Attributes:
+        to: who gets it.
+        message: what.
+        answers: what it answers.
+    """
+
+    to: int
+    message: Message
+    answers: Message | None = None
+
+
+@dataclass(frozen=True)
+class Receive:
+    """The next message that is there, from one source or from whoever comes first."""
+
+    source: int | None = None
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """The mean of all workers' gradients, weighted by their rows; answered by a `Gradient`.
+
+    Attributes:
+        gradient: of this worker.
+        algorithm: a name of `labkit.schedules.ALLREDUCE`.
+        compressor: how gradients are said in fewer bytes.
+    """
+
+    gradient: Gradient
+    algorithm: str
+    compressor: Compressor | None = None
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Let so many seconds pass."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """An epoch is over: these are the weights that this one holds, to be evaluated aside."""
+
+    epoch: int
+    weights: Vector = field(repr=False)
+
+
+Action: TypeAlias = Compute | Update | Drop | Send | Receive | AllReduce | Wait | Snapshot
+Program: TypeAlias = Generator[Action, Any, None]

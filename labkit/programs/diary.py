@@ -1,0 +1,150 @@
+"""What happened when a program was played: the steps of workers, and the updates of servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from labkit.programs.actions import Gradient, Message, Vector
+from labkit.programs.together import Meeting
+
+Row: TypeAlias = dict[str, float]
+Event: TypeAlias = dict[str, float]
+
+
+class Scenes(Protocol):
+    """What a world needs of the one that trains: gradients, servers, and who looks at weights."""
+
+    def gradient(self, worker: int, weights: Vector) -> Gradient:
+        """Of the worker's next batch."""
+
+    def update(self, holder: int, gradient: Vector) -> Vector:
+        """Apply a gradient to what this one holds; the new weights, which nobody writes into."""
+
+    def step(self, row: Row) -> None:
+        """A worker's step is over."""
+
+    def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
+        """An epoch is over for this one, so many seconds after the begin."""
+
+    def stops(self) -> bool:
+        """Whether someone wants training to end."""
+
+
+@dataclass
+class Play:
+    """A step of a worker under way: from the request of a gradient to that of the next.
+
+    Attributes:
+        start: s.
+        gradient: what it computed.
+        computed: s that it took.
+        held: s for which a server kept the worker waiting for others.
+        nbytes, wire, messages: what it has sent and was sent.
+    """
+
+    start: float
+    gradient: Gradient
+    computed: float
+    held: float = 0.0
+    nbytes: int = 0
+    wire: int = 0
+    messages: int = 0
+
+
+@dataclass
+class Diary:
+    """Writes rows of history and of the interleaving while a program is played.
+
+    Attributes:
+        scenes: who is told of each step.
+        steps: of an epoch.
+        events: one a gradient at a server: server, update (its number there, -1 where it was
+            dropped), worker, step, version (of the weights that it is of), staleness, rows, sent,
+            delivered, applied (s).
+    """
+
+    scenes: Scenes
+    steps: int
+    events: list[Event] = field(default_factory=list)
+    _plays: dict[int, Play] = field(default_factory=dict)
+    _updates: dict[int, int] = field(default_factory=dict)
+
+    def begins(self, worker: int, gradient: Gradient, start: float, stop: float) -> None:
+        """A worker has computed a gradient; the step before is over."""
+        self.ends(worker, start)
+        self._plays[worker] = Play(start, gradient, stop - start)
+
+    def ends(self, worker: int, now: float) -> None:
+        """The step of this worker that is under way, if any, is over."""
+        play = self._plays.pop(worker, None)
+        if play is None:
+            return
+        seconds = now - play.start
+        rest = max(0.0, seconds - play.computed)
+        held = min(play.held, rest)
+        self.scenes.step(
+            {
+                "epoch": play.gradient.step // self.steps,
+                "step": play.gradient.step,
+                "rank": worker,
+                "loss": play.gradient.loss,
+                "seconds": seconds,
+                "compute_seconds": play.computed,
+                "codec_seconds": 0.0,
+                "communicate_seconds": rest - held,
+                "wait_seconds": held,
+                "payload_bytes": play.nbytes,
+                "wire_bytes": play.wire,
+                "messages": play.messages,
+                "samples": play.gradient.rows,
+            }
+        )
+
+    def carried(self, worker: int, nbytes: int, on_wire: bool) -> None:
+        """A message of a worker, or for it, has left."""
+        if play := self._plays.get(worker):
+            play.messages += 1
+            play.nbytes += nbytes
+            play.wire += nbytes if on_wire else 0
+
+    def waited(self, worker: int, seconds: float) -> None:
+        """Others kept a worker waiting."""
+        if play := self._plays.get(worker):
+            play.held = max(play.held, seconds)
+
+    def met(self, worker: int, meeting: Meeting) -> None:
+        """A worker has been in an allreduce."""
+        if play := self._plays.get(worker):
+            play.held += meeting.held
+            play.messages += meeting.messages
+            play.nbytes += meeting.nbytes
+            play.wire += meeting.wire
+
+    def applies(self, server: int, of: Sequence[Message], now: float) -> None:
+        """A server begins to apply what these messages brought."""
+        number = self._updates.get(server, 0)
+        self._updates[server] = number + 1
+        for message in of:
+            self.events.append(_event(server, number, message, number - message.version, now))
+
+    def drops(self, server: int, message: Message, now: float) -> None:
+        """A gradient came too late."""
+        late = self._updates.get(server, 0) - message.version
+        self.events.append(_event(server, -1, message, late, now))
+
+
+def _event(server: int, update: int, message: Message, staleness: int, now: float) -> Event:
+    return {
+        "server": server,
+        "update": update,
+        "worker": message.source,
+        "step": message.step,
+        "version": message.version,
+        "staleness": staleness,
+        "rows": message.rows,
+        "sent": message.sent,
+        "delivered": message.delivered,
+        "applied": now,
+    }

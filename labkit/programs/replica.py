@@ -1,0 +1,177 @@
+"""One model that computes the gradients of many workers, at weights that are handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from labkit.common.errors import InvalidInput
+from labkit.programs.actions import Gradient, Vector
+from labkit.programs.placement import Parts
+
+Triple: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]  # x, y, sample weight
+Batches: TypeAlias = Callable[[int, int], Triple]  # of a worker and the number of its batch
+
+
+class Replica:
+    """The gradient of a model as one function of flat weights: one graph, whatever the workers.
+
+    What a layer keeps beside its weights (moving statistics, states of random numbers) is each
+    worker's own.
+
+    Args:
+        model: compiled; its weights are those that all begin with.
+        batches: what workers compute on.
+    """
+
+    def __init__(self, model: keras.Model, batches: Batches) -> None:
+        self.model, self._batches = model, batches
+        self._variables: list[keras.Variable] = list(model.trainable_variables)
+        dtypes = {variable.dtype for variable in self._variables}
+        if len(dtypes) != 1:
+            raise InvalidInput(
+                f"weights of {', '.join(sorted(dtypes)) or 'no dtype'} are not one vector; "
+                "give the model trainable weights of one dtype"
+            )
+        self.shapes = [tuple(variable.shape) for variable in self._variables]
+        ends = np.cumsum([0, *(int(np.prod(shape)) for shape in self.shapes)])
+        self._bounds = list(pairwise(ends.tolist()))
+        self.size = int(ends[-1])
+        self._states: dict[int, list[np.ndarray]] = {}
+        self._first = [variable.numpy() for variable in model.non_trainable_variables]
+        self._steps: dict[int, int] = {}
+        self._compiled = tf.function(self._step, reduce_retracing=True)
+        self._whose: int | None = None  # what the layers keep by now
+
+    @property
+    def weights(self) -> Vector:
+        """The model's, flat, as a copy."""
+        return np.concatenate([variable.numpy().reshape(-1) for variable in self._variables])
+
+    def pieces(self, flat: Vector) -> list[Vector]:
+        """Flat weights, one by one."""
+        return [flat[start:stop] for start, stop in self._bounds]
+
+    def gradient(self, worker: int, weights: Vector) -> Gradient:
+        """Of a worker's next batch, at these weights."""
+        number = self._steps.get(worker, 0)
+        self._steps[worker] = number + 1
+        return self.gradient_of(worker, number, weights, self._batches)
+
+    def gradient_of(self, worker: int, number: int, weights: Vector, batches: Batches) -> Gradient:
+        """Of this batch of a worker."""
+        x, y, weight = batches(worker, number)
+        rows = len(keras.tree.flatten(x)[0])
+        if rows == 0:
+            return Gradient(np.zeros_like(weights), 0, 0.0, number)
+        self._become(worker)
+        flat, loss = self._compiled(tf.convert_to_tensor(weights), x, y, weight)
+        return Gradient(flat.numpy(), rows, float(loss), number)
+
+    def try_out(self, batches: Batches) -> None:
+        """Compute a gradient that leaves no trace but its time."""
+        x, y, weight = batches(0, 0)
+        self._compiled(tf.convert_to_tensor(self.weights), x, y, weight)[0].numpy()
+        for variable, value in zip(self.model.non_trainable_variables, self._first, strict=True):
+            variable.assign(value)
+
+    def states(self, worker: int) -> list[np.ndarray]:
+        """What layers keep for a worker beside the weights."""
+        if worker == self._whose:
+            return [variable.numpy() for variable in self.model.non_trainable_variables]
+        return self._states.get(worker, self._first)
+
+    def finish(self, weights: Vector, states: Sequence[np.ndarray]) -> None:
+        """Leave these weights in the model, and what its layers kept."""
+        if self._whose is not None:
+            self._states[self._whose] = self.states(self._whose)
+            self._whose = None
+        for variable, value in zip(self.model.non_trainable_variables, states, strict=True):
+            variable.assign(value)
+        for variable, (start, stop) in zip(self._variables, self._bounds, strict=True):
+            variable.assign(weights[start:stop].reshape(variable.shape))
+
+    def _become(self, worker: int) -> None:
+        """Layers keep what is this worker's."""
+        if not self._first or worker == self._whose:
+            return
+        own = self.model.non_trainable_variables
+        if self._whose is not None:
+            self._states[self._whose] = [variable.numpy() for variable in own]
+        for variable, value in zip(own, self._states.get(worker, self._first), strict=True):
+            variable.assign(value)
+        self._whose = worker
+
+    def _step(
+        self, flat: tf.Tensor, x: tf.Tensor, y: tf.Tensor, weight: tf.Tensor | None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        for variable, (start, stop) in zip(self._variables, self._bounds, strict=True):
+            variable.assign(tf.reshape(flat[start:stop], variable.shape))
+        with tf.GradientTape() as tape:
+            predicted = self.model(x, training=True)
+            loss = self.model.compute_loss(
+                x=x, y=y, y_pred=predicted, sample_weight=weight, training=True
+            )
+        found = tape.gradient(loss, [variable.value for variable in self._variables])
+        pieces = [
+            tf.zeros([stop - start], flat.dtype) if each is None else tf.reshape(each, [-1])
+            for each, (start, stop) in zip(found, self._bounds, strict=True)
+        ]
+        return tf.concat(pieces, 0), loss
+
+
+class Shard:
+    """The weights that a server holds, and the optimizer that changes them.
+
+    Args:
+        part: which they are.
+        weights: all that training begins with, flat.
+        optimizer: new, its own.
+        variables: the model's, for names and constraints.
+    """
+
+    def __init__(
+        self,
+        part: Parts,
+        weights: Vector,
+        optimizer: keras.optimizers.Optimizer,
+        variables: Sequence[keras.Variable],
+    ) -> None:
+        self.part, self._optimizer = part, optimizer
+        own = part.take(weights)
+        self._sizes = [piece.stop - piece.start for piece in part.pieces]
+        self._variables = []
+        pieces = np.split(own, np.cumsum(self._sizes)[:-1]) if self._sizes else []
+        for piece, values in zip(part.pieces, pieces, strict=True):
+            shape = piece.shape if piece.shape is not None else (-1,)
+            model = variables[piece.tensor]
+            self._variables.append(
+                keras.Variable(values.reshape(shape), dtype=str(own.dtype), name=model.name)
+            )
+            self._variables[-1].constraint = model.constraint
+        if self._variables:
+            optimizer.build(self._variables)
+        self._compiled = tf.function(self._apply)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights and of the optimizer's slots."""
+        return sum(np.asarray(v).nbytes for v in (*self._variables, *self._optimizer.variables))
+
+    def update(self, gradient: Vector) -> Vector:
+        """Apply a gradient of this part; the new weights, flat."""
+        if not self._variables:
+            return gradient[:0]
+        updated: Vector = self._compiled(tf.convert_to_tensor(gradient)).numpy()
+        return updated
+
+    def _apply(self, flat: tf.Tensor) -> tf.Tensor:
+        pairs = zip(tf.split(flat, self._sizes), self._variables, strict=True)
+        gradients = [tf.reshape(piece, variable.shape) for piece, variable in pairs]
+        self._optimizer.apply(gradients, self._variables)
+        return tf.concat([tf.reshape(v.value, [-1]) for v in self._variables], 0)

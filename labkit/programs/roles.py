@@ -1,0 +1,55 @@
+"""Who is there: what a program knows of the others before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.programs.actions import Vector
+from labkit.programs.placement import Parts
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Workers that compute and servers that hold weights, by number: servers come after workers.
+
+    Attributes:
+        workers: how many compute.
+        parts: of the flat weights, one a server; none where workers hold all.
+        steps: of an epoch, in each of which all workers have a batch.
+        epochs: how many.
+        weights: that all begin with, flat.
+        hosts: the place of each, by number: who is at one place shares its link and its rank.
+    """
+
+    workers: int
+    parts: Sequence[Parts]
+    steps: int
+    epochs: int
+    weights: Vector
+    hosts: Sequence[int]
+
+    @property
+    def servers(self) -> range:
+        """Their numbers."""
+        return range(self.workers, self.workers + len(self.parts))
+
+    @property
+    def lead(self) -> int:
+        """The server that says who goes on."""
+        return self.workers
+
+    def whole(self, parts: Mapping[int, Vector]) -> Vector:
+        """The flat weights of which servers hold these parts."""
+        if len(parts) == 1:
+            return next(iter(parts.values()))
+        flat = np.empty_like(self.weights)
+        for server, part in parts.items():
+            self.part(server).put(part, flat)
+        return flat
+
+    def part(self, server: int) -> Parts:
+        """What a server holds."""
+        return self.parts[server - self.workers]

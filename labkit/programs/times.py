@@ -1,0 +1,50 @@
+"""How long things take on the virtual clock, by laws that depend on nothing but their seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from labkit.network import ComputeTime, Slowdown
+from labkit.network.draws import uniform
+from labkit.programs.actions import Message
+
+
+@dataclass(frozen=True)
+class Laws:
+    """The laws of one run.
+
+    Attributes:
+        compute: of a worker that is not slow.
+        slow: by worker, who is.
+        seed: of what is drawn.
+        measured: s of a gradient in this process, where `compute` asks for it.
+        update: s of a server's update.
+        later: s by which a gradient comes later than the network brings it, by (worker, step).
+    """
+
+    compute: ComputeTime
+    slow: Mapping[int, Slowdown]
+    seed: int
+    measured: float = 0.0
+    update: float = 0.0
+    later: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+    def computed(self, worker: int, step: int, start: float) -> float:
+        """When a worker has computed the gradient of this step."""
+        seconds = self.compute.of(worker, step, self.seed, self.measured)
+        slow = self.slow.get(worker)
+        if slow is None:
+            return start + seconds
+        factor = slow.factor(float(uniform(self.seed, worker, step)[0]))
+        return slow.resumes(start, start + factor * seconds)
+
+    def updated(self, server: int, start: float) -> float:
+        """When a server has applied a gradient."""
+        return start + self.update
+
+    def late(self, to: int, message: Message) -> float:
+        """By how much a message arrives later than the network would have it."""
+        if not self.later or message.values is None:
+            return 0.0
+        return self.later.get((message.source, message.step), 0.0)

@@ -1,0 +1,328 @@
+"""The virtual clock: one process plays all workers and servers, and time is an event heap."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from typing import Any, Protocol
+
+import numpy as np
+
+from labkit.common.errors import LabkitError
+from labkit.network import FREE, Flows, Links, Network, Queues
+from labkit.programs.actions import (
+    Action,
+    AllReduce,
+    Compute,
+    Drop,
+    Message,
+    Program,
+    Receive,
+    Send,
+    Snapshot,
+    Update,
+    Wait,
+)
+from labkit.programs.diary import Diary, Scenes
+from labkit.programs.together import Together
+
+
+class Times(Protocol):
+    """How long things take on the virtual clock, s."""
+
+    def computed(self, worker: int, step: int, start: float) -> float:
+        """When a worker has computed the gradient of this step."""
+
+    def updated(self, server: int, start: float) -> float:
+        """When a server has applied a gradient."""
+
+    def late(self, to: int, message: Message) -> float:
+        """By how much a message arrives later than the network would have it."""
+
+
+@dataclass
+class _Player:
+    """A program that is being played.
+
+    Attributes:
+        inbox: what was delivered and not received.
+        waits: what it wants to receive.
+        over: it has ended.
+    """
+
+    program: Program
+    inbox: list[Message] = field(default_factory=list)
+    waits: Receive | None = None
+    over: bool = False
+
+
+class VirtualWorld:
+    """Plays programs on the virtual clock: values are real, time is what the laws say.
+
+    Everything happens in the order of its moments, and at one moment in the order in which it was
+    asked for: the same laws and the same seed give the same run, bit for bit. Messages are flows
+    on the links of a network, which they share as `labkit.network.Flows` says; without a network,
+    and between those at one place, they take no time.
+
+    Args:
+        programs: by number, workers before servers.
+        hosts: the place of each.
+        scenes: computes gradients and applies them.
+        diary: where steps and updates are written.
+        times: the laws.
+        network: the links; None: there are none to wait for.
+        shapes: of the weights.
+        seed: of compressors' random choices.
+        script: the order in which a server takes gradients, as (worker, step); by its number.
+
+    Attributes:
+        now: s.
+    """
+
+    def __init__(
+        self,
+        programs: Mapping[int, Program],
+        hosts: Sequence[int],
+        scenes: Scenes,
+        diary: Diary,
+        times: Times,
+        network: Network | None = None,
+        shapes: Sequence[tuple[int, ...]] = (),
+        seed: int = 0,
+        script: Mapping[int, Sequence[tuple[int, int]]] | None = None,
+    ) -> None:
+        self.now = 0.0
+        self._players = {number: _Player(program) for number, program in programs.items()}
+        self._hosts, self._scenes, self._diary, self._times = hosts, scenes, diary, times
+        self._script = {server: list(order)[::-1] for server, order in (script or {}).items()}
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._carrier = _carrier(network, 1 + max(hosts), self._at)
+        self._together = Together(len(programs), network, shapes, seed)
+
+    def play(self) -> None:
+        """Play all programs to their ends. Raises: LabkitError, where they wait for each other."""
+        for number in self._players:
+            self._resume(number, None)
+        while (
+            moment := min(self._heap[0][0] if self._heap else np.inf, self._carrier.next)
+        ) < np.inf:
+            for wake, act in self._carrier.run(moment):
+                self._at(wake, act)
+            self.now = moment
+            while self._heap and self._heap[0][0] <= moment:
+                heapq.heappop(self._heap)[2]()
+        if stuck := [number for number, player in self._players.items() if not player.over]:
+            raise LabkitError(
+                f"programs {stuck} wait for messages that nobody will send, at {self.now:g} s"
+            )
+
+    def _soonest(self) -> float:
+        return min(self._heap[0][0] if self._heap else np.inf, self._carrier.next)
+
+    def _at(self, moment: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (moment, next(self._order), act))
+
+    def _resume(self, number: int, answer: Any) -> None:
+        """Hand a program its answer, and carry out what it asks for until it has to wait."""
+        player = self._players[number]
+        while True:
+            try:
+                action = player.program.send(answer)
+            except StopIteration:
+                player.over = True
+                self._diary.ends(number, self.now)
+                return
+            done, answer = self._act(number, player, action)
+            if not done:
+                return
+
+    def _act(self, number: int, player: _Player, action: Action) -> tuple[bool, Any]:
+        """Whether an action is done at once, and then its answer."""
+        match action:
+            case Compute(weights):
+                found = self._scenes.gradient(number, weights)
+                found = replace(found, last=self._scenes.stops()) if number == 0 else found
+                stop = self._times.computed(number, found.step, self.now)
+                self._diary.begins(number, found, self.now, stop)
+                self._at(stop, lambda: self._resume(number, found))
+            case Update(gradient, of):
+                self._diary.applies(number, of, self.now)
+                weights = self._scenes.update(number, gradient)
+                stop = self._times.updated(number, self.now)
+                self._at(stop, lambda: self._resume(number, weights))
+            case Send(to, message, answers):
+                held = self.now - answers.delivered if answers else 0.0
+                self._send(number, to, replace(message, sent=self.now, held=held))
+                return True, None
+            case Receive():
+                if (came := self._next(number, player, action)) is None:
+                    player.waits = action
+                    return False, None
+                self._received(number, came)
+                return True, came
+            case AllReduce():
+                self._meet(number, action)
+            case Wait(seconds):
+                self._at(self.now + seconds, lambda: self._resume(number, None))
+            case Drop(message):
+                self._diary.drops(number, message, self.now)
+                return True, None
+            case Snapshot(epoch, weights):
+                self._scenes.snapshot(epoch, number, weights, self.now)
+                return True, None
+        return False, None
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def _send(self, source: int, to: int, message: Message) -> None:
+        nbytes = 0 if message.values is None else message.values.nbytes
+        ends = self._hosts[source], self._hosts[to]
+        self._diary.carried(source, nbytes, ends[0] != ends[1])
+
+        def arrive() -> None:
+            late = self._times.late(to, message)
+            if late:
+                self._at(self.now + late, lambda: self._deliver(to, message))
+            else:
+                self._deliver(to, message)
+
+        if ends[0] == ends[1]:
+            self._at(self.now, arrive)
+        else:
+            self._carrier.start(ends, nbytes, self.now, arrive)
+
+    def _deliver(self, to: int, message: Message) -> None:
+        player = self._players[to]
+        player.inbox.append(replace(message, delivered=self.now))
+        if player.waits and (found := self._next(to, player, player.waits)) is not None:
+            player.waits = None
+            self._received(to, found)
+            self._resume(to, found)
+
+    def _received(self, to: int, message: Message) -> None:
+        nbytes = 0 if message.values is None else message.values.nbytes
+        self._diary.carried(to, nbytes, self._hosts[to] != self._hosts[message.source])
+        self._diary.waited(to, message.held)
+
+    def _next(self, number: int, player: _Player, wanted: Receive) -> Message | None:
+        """The first message in the inbox that is wanted, or whose turn it is by the script."""
+        script = self._script.get(number)
+        for place, message in enumerate(player.inbox):
+            scripted = script and message.values is not None
+            if scripted and script and (message.source, message.step) != script[-1]:
+                continue
+            if wanted.source in (None, message.source):
+                if scripted and script:
+                    script.pop()
+                return player.inbox.pop(place)
+        return None
+
+    def _meet(self, number: int, action: AllReduce) -> None:
+        """A worker has come to an allreduce; the last one to come lets all go on."""
+        found = self._together.comes(number, action, self.now)
+        if found is None:
+            return
+        for worker, meeting in found.items():
+            self._diary.met(worker, meeting)
+            self._at(meeting.stop, partial(self._resume, worker, meeting.mean))
+
+
+# --- links ---------------------------------------------------------------------------------------
+
+
+class _Carrier(Protocol):
+    """What carries messages between places."""
+
+    @property
+    def next(self) -> float:
+        """When something happens on the links; inf: never."""
+
+    def run(self, until: float) -> Sequence[tuple[float, Callable[[], None]]]:
+        """Let time pass; what was delivered, and when."""
+
+    def start(
+        self, ends: tuple[int, int], nbytes: int, now: float, arrive: Callable[[], None]
+    ) -> None:
+        """A message from one place to another is handed over."""
+
+
+def _carrier(
+    network: Network | None, places: int, at: Callable[[float, Callable[[], None]], None]
+) -> _Carrier:
+    if network is None:
+        return _Free(at)
+    return _Queued(network, places, at) if network.sharing == "fifo" else _Fair(network, places)
+
+
+class _Free:
+    """No network: messages are there at once."""
+
+    next = np.inf
+
+    def __init__(self, at: Callable[[float, Callable[[], None]], None]) -> None:
+        self._at = at
+
+    def run(self, until: float) -> Sequence[tuple[float, Callable[[], None]]]:
+        return ()
+
+    def start(
+        self, ends: tuple[int, int], nbytes: int, now: float, arrive: Callable[[], None]
+    ) -> None:
+        self._at(now, arrive)
+
+
+class _Queued(_Free):
+    """Links that serve one message after the other."""
+
+    def __init__(
+        self, network: Network, places: int, at: Callable[[float, Callable[[], None]], None]
+    ) -> None:
+        super().__init__(at)
+        self._queues = Queues(network, places)
+
+    def start(
+        self, ends: tuple[int, int], nbytes: int, now: float, arrive: Callable[[], None]
+    ) -> None:
+        first = self._queues.depart(*ends, nbytes, now)
+        self._at(self._queues.arrive(*ends, nbytes, first), arrive)
+
+
+class _Fair:
+    """Links that messages share."""
+
+    def __init__(self, network: Network, places: int) -> None:
+        self._links = Links(network, places)
+        self._flows = Flows(self._links.bandwidth, self._links.hops)
+        self._under_way: dict[int, tuple[float, Callable[[], None]]] = {}
+        self._drained: list[tuple[float, Callable[[], None]]] = []
+        self._numbers = count()
+
+    @property
+    def next(self) -> float:
+        return self._flows.now if self._drained else self._flows.next
+
+    def run(self, until: float) -> list[tuple[float, Callable[[], None]]]:
+        self._pass(until)
+        found, self._drained = self._drained, []
+        return found
+
+    def _pass(self, until: float) -> None:
+        for number, moment in zip(*self._flows.run(until), strict=True):
+            latency, arrive = self._under_way.pop(int(number))
+            self._drained.append((float(moment) + latency, arrive))
+
+    def start(
+        self, ends: tuple[int, int], nbytes: int, now: float, arrive: Callable[[], None]
+    ) -> None:
+        self._pass(now)
+        source = np.array([ends[0]])
+        way, latency = self._links.route(source, np.array([ends[1]]))
+        number = next(self._numbers)
+        delay = float(latency[0]) + float(self._links.jitters(source)[0])
+        self._under_way[number] = delay, arrive
+        turn = np.full(1, FREE)
+        self._flows.start(np.array([number]), way, turn, np.array([float(nbytes)]))

@@ -1,0 +1,69 @@
+"""What a search tried, what it came to, and which parameters mattered: Optuna's own record."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from labkit.records import store
+from labkit.records.run import Run
+
+if TYPE_CHECKING:
+    import optuna
+    import pandas as pd
+
+JOURNAL = "optuna.journal"  # in the sweep's folder: Optuna's storage
+STUDY = "labkit"
+
+
+class Searched(NamedTuple):
+    """A search: what for, its trials, and the importance of each parameter, if it can be told."""
+
+    metric: str
+    trials: pd.DataFrame
+    importances: dict[str, float]
+
+
+def storage(folder: Path) -> optuna.storages.JournalStorage:
+    """Optuna's storage in a sweep's folder."""
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+
+
+def folders(runs: Iterable[Run]) -> list[Path]:
+    """The folders of searches in which these runs lie."""
+    sweeps = dict.fromkeys(run.path.resolve().parent.parent for run in runs)
+    return [folder for folder in sweeps if (folder / JOURNAL).exists()]
+
+
+def searched(folder: Path) -> Searched:
+    """What a search came to so far.
+
+    Trials have a row each that has ended with a value: trial (from 1), value, state, best (so far,
+    of those that were not pruned).
+    """
+    import optuna
+    import pandas as pd
+
+    record = store.read_json(folder / "sweep.json")["search"]
+    study = optuna.load_study(study_name=STUDY, storage=storage(folder))
+    rows = [
+        (trial.number + 1, trial.value, trial.state.name.lower())
+        for trial in study.get_trials(deepcopy=False)
+        if trial.value is not None and trial.state.is_finished()
+    ]
+    trials = pd.DataFrame(rows, columns=["trial", "value", "state"])
+    whole = trials["value"].where(trials["state"] == "complete")
+    trials["best"] = (whole.cummax() if record["maximize"] else whole.cummin()).ffill()
+    importances: dict[str, float] = {}
+    if whole.nunique() > 1 and len(record["axes"]) > 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            importances = optuna.importance.get_param_importances(study)
+    return Searched(str(record["metric"]), trials, importances)

@@ -1,0 +1,289 @@
+"""Training by programs: what the two worlds need of a session, and what they leave in it."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from labkit.common.errors import InvalidInput
+from labkit.network import ComputeTime, Network
+from labkit.programs import Diary, Gradient, Parts, Roles, placed
+from labkit.programs.actions import Vector
+from labkit.programs.diary import Row
+from labkit.programs.ranks import RankWorld
+from labkit.programs.replica import Batches, Replica, Shard
+from labkit.programs.times import Laws
+from labkit.programs.virtual import VirtualWorld
+from labkit.strategies import Played
+
+if TYPE_CHECKING:
+    import keras
+
+    from labkit.common.content import JSON
+    from labkit.communicator import Communicator
+    from labkit.experiment import Experiment
+    from labkit.programs.diary import Event
+    from labkit.worker.feed import Feed
+    from labkit.worker.recorder import Recorder
+
+TRIALS = 5  # gradients whose median is what one takes on the virtual clock
+
+
+class Playing(Protocol):
+    """What a stage needs of a rank's session; see there."""
+
+    experiment: Experiment
+    communicator: Communicator
+    model: keras.Model
+    feed: Feed
+    recorder: Recorder | None
+    interleaving: list[Event]
+    laws: dict[str, JSON] | None
+
+    def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Compile the model with the experiment's loss and metrics."""
+
+    def optimizer(self) -> keras.optimizers.Optimizer:
+        """The optimizer of whoever holds weights, new."""
+
+    def batches(self) -> Batches:
+        """Each worker's batches, from the first one on."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of the held-out rows (collective)."""
+
+
+def play(session: Playing, played: Played) -> Stage:
+    """Train by a strategy's programs on the clock that the experiment names.
+
+    The session's model has the trained weights then, and what its layers kept for worker 0; the
+    stage knows what was played.
+    """
+    experiment, communicator = session.experiment, session.communicator
+    session.compile(session.optimizer())
+    stage = Stage(session, played)
+    numbers = range(len(stage.roles.hosts))
+    virtual = experiment.clock == "virtual"
+    here = [n for n in numbers if virtual or stage.roles.hosts[n] == communicator.rank]
+    stage.hold(here)
+    programs = {number: played.program(stage.roles, number) for number in here}
+    given = programs, stage.roles.hosts
+    if virtual:
+        network = Network.parse(experiment.network)
+        laws = _laws(session, stage)
+        shapes, seed = stage.replica.shapes, experiment.seed
+        order = defaultdict(list)
+        for server, worker, step in experiment.order:
+            order[server].append((worker, step))
+        VirtualWorld(*given, stage, stage.diary, laws, network, shapes, seed, order).play()
+    else:
+        dtype = stage.roles.weights.dtype
+        RankWorld(*given, communicator, stage, stage.diary, dtype, played.meanwhile).play()
+    stage.leave()
+    return stage
+
+
+class Stage:
+    """What one process computes of a play, and what it notes: see `labkit.programs.diary.Scenes`.
+
+    Args:
+        session: whose model, data and recorder.
+        played: the strategy.
+    """
+
+    def __init__(self, session: Playing, played: Played) -> None:
+        self._session, workers = session, session.experiment.workers
+        if session.feed.steps is None:
+            raise InvalidInput(
+                "a data set of your own does not say how many batches it has, which programs "
+                "count; give steps=…"
+            )
+        self.replica = Replica(session.model, session.batches())
+        self.roles = Roles(
+            workers,
+            list(played.parts(self.replica.shapes)),
+            session.feed.steps,
+            session.experiment.epochs,
+            self.replica.weights,
+            list(played.hosts(workers)),
+        )
+        self.diary = Diary(self, session.feed.steps)
+        self._virtual = session.experiment.clock == "virtual"
+        self._rows: list[Row] = []
+        self._shards: dict[int, Shard] = {}
+        self._mean: tuple[Vector, Vector] | None = None  # the last one, and the weights after it
+        self._epochs = Shelf()
+        self._ended: dict[int, float] = {}  # s, by epoch
+        self._again: Batches | None = None  # from the first one on
+        self._last: dict[int, Vector] = {}  # by who holds them
+
+    def hold(self, here: Iterable[int]) -> None:
+        """Make what servers hold of the weights; where there are none, one for all workers."""
+        holders = [n for n in here if n in self.roles.servers] if self.roles.parts else [0]
+        for holder in holders:
+            self._shards[holder] = self.shard(holder)
+            self._last[holder] = self._part(holder).take(self.roles.weights)
+
+    def shard(self, holder: int) -> Shard:
+        """Weights of a holder with a new optimizer."""
+        return self._sharded(self._part(holder))
+
+    def whole_shard(self) -> Shard:
+        """All weights with a new optimizer."""
+        return self._sharded(placed(self.replica.shapes, 1, "round_robin")[0])
+
+    def _sharded(self, part: Parts) -> Shard:
+        variables = self.replica.model.trainable_variables
+        return Shard(part, self.roles.weights, self._session.optimizer(), variables)
+
+    def _part(self, holder: int) -> Parts:
+        if self.roles.parts:
+            return self.roles.part(holder)
+        return placed(self.replica.shapes, 1, "round_robin")[0]
+
+    # --- what the worlds ask for ----------------------------------------------------------------
+
+    def gradient(self, worker: int, weights: Vector) -> Gradient:
+        """Of the worker's next batch."""
+        return self.replica.gradient(worker, weights)
+
+    def update(self, holder: int, gradient: Vector) -> Vector:
+        """Apply a gradient; workers that all have the same mean take one step together."""
+        if self.roles.parts:
+            self._last[holder] = self._shards[holder].update(gradient)
+            return self._last[holder]
+        if self._mean is None or self._mean[0] is not gradient:
+            self._mean = gradient, self._shards[0].update(gradient)
+            self._last[0] = self._mean[1]
+        return self._mean[1]
+
+    def gradient_anew(self, worker: int, step: int, weights: Vector) -> Vector:
+        """Of a batch that a worker has had."""
+        if self._again is None:
+            self._again = self._session.batches()
+        return self.replica.gradient_of(worker, step, weights, self._again).values
+
+    def step(self, row: Row) -> None:
+        """A worker's step is over."""
+        self._rows.append(row)
+        if self._session.recorder is not None:
+            self._session.recorder.put(row)
+
+    def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
+        """An epoch is over for a holder: keep its weights until all ranks have time for them."""
+        if self._session.recorder is None:
+            return
+        held = self._epochs.put(epoch, holder, weights)
+        self._ended[epoch] = now  # of the last holder
+        if self._virtual and held == max(1, len(self.roles.parts)):
+            self._evaluate(epoch, self._epochs.take(epoch))
+
+    def stops(self) -> bool:
+        """Whether someone wants training to end."""
+        return self._session.recorder is not None and self._session.recorder.wanted()
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Leave the weights in the model of every rank, and what was noted (collective)."""
+        session = self._session
+        session.interleaving = self.diary.events
+        last = session.communicator.allgather(self._last, "the trained weights")
+        late = range(0 if self._virtual or session.recorder is None else self.roles.epochs)
+        for epoch in late:
+            own = self._epochs.take(epoch), self._ended.get(epoch, 0.0)
+            told = session.communicator.allgather(own, "weights of an epoch")
+            parts = _merged(weights for weights, _ in told)
+            if len(parts) == len(self.roles.parts):  # or training was ended before
+                self._ended[epoch] = max(now for _, now in told)
+                self._evaluate(epoch, parts)
+        self._become(_merged(last))
+
+    def _become(self, parts: Mapping[int, Vector]) -> None:
+        states = self._session.communicator.share(self.replica.states(0), what="layers' states")
+        self.replica.finish(self.roles.whole(parts), states)
+
+    def _evaluate(self, epoch: int, parts: Mapping[int, Vector]) -> None:
+        """What the weights at the end of an epoch are worth (collective)."""
+        session = self._session
+        assert session.recorder is not None  # for the type checker: nobody keeps epochs without
+        self._become(parts)
+        found = {f"val_{name}": value for name, value in session.evaluate().items()}
+        rows = [
+            row
+            for each in session.communicator.allgather(self._rows, "rows of an epoch")
+            for row in each
+        ]
+        steps = (epoch + 1) * self.roles.steps
+        told = {"epoch": epoch, "step": steps, "seconds": self._ended[epoch]}
+        session.recorder.put_epoch(told | {"loss": _loss(rows, epoch)} | found)
+
+
+def _loss(rows: Iterable[Row], epoch: int) -> float:
+    """The mean loss of an epoch's gradients, at the weights that each was of."""
+    own = [row for row in rows if row["epoch"] == epoch]
+    samples = sum(row["samples"] for row in own)
+    return sum(row["loss"] * row["samples"] for row in own) / max(samples, 1)
+
+
+def _merged(told: Iterable[Mapping[int, Vector]]) -> dict[int, Vector]:
+    return {holder: weights for each in told for holder, weights in each.items()}
+
+
+def _laws(session: Playing, stage: Stage) -> Laws:
+    """What things take on the virtual clock; measured here, where the experiment does not say."""
+    experiment = session.experiment
+    compute = experiment.compute or ComputeTime()
+    measures = compute.seconds is None and compute.values is None
+    measured = update = 0.0
+    if measures:
+        first = session.batches()
+        measured = _median(session.communicator.clock.now, partial(stage.replica.try_out, first))
+    if compute.update is not None:
+        update = compute.update
+    elif measures:
+        holder = stage.roles.servers[0] if stage.roles.parts else 0
+        shard = stage.shard(holder)
+        nothing = np.zeros(shard.part.size, stage.roles.weights.dtype)
+        update = _median(session.communicator.clock.now, partial(shard.update, nothing))
+    session.laws = {"compute_seconds": measured or compute.seconds, "update_seconds": update}
+    later = {(worker, step): seconds for worker, step, seconds in experiment.later}
+    return Laws(compute, experiment.slowed, experiment.seed, measured, update, later)
+
+
+def _median(now: Callable[[], float], once: Callable[[], object]) -> float:
+    """Seconds that it takes, after two calls that warm up."""
+    found = []
+    for _ in range(2 + TRIALS):
+        start = now()
+        once()
+        found.append(now() - start)
+    return statistics.median(found[2:])
+
+
+class Shelf:
+    """Weights at the ends of epochs, on disk until they are asked for."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        self._places: dict[int, dict[int, int]] = {}
+
+    def put(self, epoch: int, holder: int, weights: Vector) -> int:
+        """Keep them; of how many holders there are some by now."""
+        self._places.setdefault(epoch, {})[holder] = self._file.seek(0, 2)
+        np.save(self._file, weights)
+        return len(self._places[epoch])
+
+    def take(self, epoch: int) -> dict[int, Vector]:
+        """Weights by holder, which are not kept any longer."""
+        found = {}
+        for holder, place in self._places.pop(epoch, {}).items():
+            self._file.seek(place)
+            found[holder] = np.load(self._file)
+        return found

@@ -1,0 +1,96 @@
+"""A run with servers is played again: the same, or with one thing changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from labkit import AllReduce, Cluster, Experiment, ParameterServer, Run
+from labkit.cluster.replay import again
+from labkit.common.errors import InvalidInput
+
+ASKED: dict[str, Any] = {
+    "model": "mlp",
+    "model_options": {"widths": [8]},
+    "dataset": "digits",
+    "dataset_options": {"rows": 200, "test_rows": 20},
+    "batch_size": 40,
+    "epochs": 2,
+    "strategy": ParameterServer(1, synchronous=False),
+    "workers": 3,
+    "gate": False,
+}
+VIRTUAL: dict[str, Any] = {
+    "clock": "virtual",
+    "compute": {"seconds": 0.01, "law": "exponential"},
+    "network": "1GbE",
+}
+
+
+def weights(run: Run) -> list[np.ndarray]:
+    return [np.asarray(each) for each in run.model().get_weights()]
+
+
+def same(ours: Run, theirs: Run) -> bool:
+    pairs = zip(weights(ours), weights(theirs), strict=True)
+    return all(one.tobytes() == other.tobytes() for one, other in pairs)
+
+
+@pytest.fixture(scope="module")
+def played(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("played"))
+        return cluster.run(Experiment(**ASKED, **VIRTUAL), show=False)
+
+
+def test_a_virtual_run_has_the_record_of_any_run(played: Run) -> None:
+    assert played.status["state"] == "completed"
+    assert played.metrics["clock"] == "virtual"
+    assert set(played.history["rank"]) == {0, 1, 2}
+    assert len(played.history) == 2 * 5 * 3 == len(played.interleaving)
+    assert played.history["staleness"].mean() == pytest.approx(2, abs=1)
+    assert played.history["samples"].sum() == pytest.approx(2 * 200, abs=3)  # parts of 13 and 14
+    assert [epoch["epoch"] for epoch in played.metrics["epochs"]] == [0, 1]
+    assert played.metrics["exchange"]["compute_seconds"] == 0.01
+
+
+def test_the_same_again_is_the_same_bit_for_bit(cluster: Cluster, played: Run) -> None:
+    once_more = cluster.run(Experiment(**ASKED, **VIRTUAL), show=False)
+    assert same(once_more, played)
+    assert once_more.interleaving.equals(played.interleaving)
+
+
+def test_one_thing_changed_changes_only_that(cluster: Cluster, played: Run) -> None:
+    changed = cluster.run(again(played, slow={1: 4.0}), show=False)
+    assert not same(changed, played)
+    ours, theirs = (
+        run.history[run.history["rank"] == 0]["compute_seconds"].head(5).to_list()
+        for run in (changed, played)
+    )
+    assert ours == pytest.approx(theirs, abs=1e-9)
+
+
+def test_what_ranks_did_comes_out_the_same_on_the_virtual_clock(cluster: Cluster) -> None:
+    measured = cluster.run(Experiment(**ASKED), show=False)
+    assert measured.metrics["clock"] == "wall"
+    assert len(measured.interleaving) == 30
+    replayed = cluster.run(again(measured), show=False)
+    assert replayed.metrics["clock"] == "virtual"
+    assert same(replayed, measured)
+
+
+def test_what_cannot_be_played_again_says_why(cluster: Cluster) -> None:
+    plain = Experiment(**ASKED | {"strategy": AllReduce("ring"), "workers": 1, "epochs": 1})
+    with pytest.raises(InvalidInput, match="has no interleaving"):
+        again(cluster.run(plain, show=False))
+
+
+def test_a_worker_is_slow_without_an_emulated_network(cluster: Cluster) -> None:
+    fields = ASKED | {"epochs": 4, "slow": {1: {"compute": 12.0}}}
+    run = cluster.run(Experiment(**fields), show=False)
+    # Whoever is slow has computed less of what there was.
+    steps = run.history.groupby("rank").size()
+    assert steps[1] < min(steps[0], steps[2])
+    assert steps.sum() == 4 * 5 * 3

@@ -1,0 +1,81 @@
+"""Parameter servers over the number of workers, and which published shapes came."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_runs import FAILED_GATE, write_run
+
+from labkit.figures import server_prediction, server_reading, server_scaling
+from labkit.records.run import Run
+
+VIRTUAL = {"clock": "virtual", "network": "1GbE"}
+
+
+def on(
+    root: Path, workers: int, rate: float, servers: int = 1, step: float = 5.0, **changes: object
+) -> Run:
+    """A run on servers that has this throughput."""
+    slow = changes.pop("slow", {})
+    strategy = {"name": "ParameterServer", "servers": servers, "backups": 0, **changes}
+    found: dict[str, Any] = VIRTUAL | {"samples_per_second": rate, "repeats": 3}
+    found["step_ms"] = {"median": step, "p10": step, "p90": step}
+    found["spread"] = {"samples_per_second": [0.9 * rate, 1.1 * rate]}
+    given: dict[str, Any] = {"workers": workers, "strategy": strategy, "slow": slow, "epochs": 1}
+    return write_run(root, measured=found, **given)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Run]:
+    one = [on(tmp_path, n, rate) for n, rate in ((1, 100), (2, 180), (4, 200))]
+    four = [on(tmp_path, n, rate, 4) for n, rate in ((1, 100), (2, 190), (4, 360))]
+    same = [on(tmp_path, 4, 300, 4, colocated=True)]
+    slow = [on(tmp_path, 4, 77, 4, step, slow={3: 3}, backups=b) for b, step in ((0, 9), (1, 6))]
+    return one + four + same + slow
+
+
+def test_throughput_is_a_line_with_a_band_for_each_way_to_hold_the_weights(runs: list[Run]) -> None:
+    figure = server_scaling(runs)
+    title = "Parameter servers and allreduce · virtual clock · network 1GbE"
+    assert figure.layout.title.text == title
+    lines = {t.name: t for t in figure.data if t.x[0] is not None and t.line.width == 2}
+    assert list(lines) == ["1 server", "4 servers"]
+    assert list(lines["1 server"].x) == [1, 2, 4]
+    assert list(lines["1 server"].y) == [100, 180, 200]
+    assert any(t.fill == "tonexty" for t in figure.data)
+    assert "4 servers, co-located: 300 samples/s on 4" in figure.alt
+    assert "77 samples/s" not in figure.alt  # with a slow worker: of another world
+
+
+def test_the_reading_says_where_each_cliff_is_and_which_shapes_came(runs: list[Run]) -> None:
+    said = server_reading(runs)
+    assert "**1 server**, 200 samples/s (3 seeds, 180 to 220); doubling the workers brings" in said
+    assert "less than 1.5 × from 4 on" in said
+    assert "no cliff up to 4 workers" in said
+    assert "**More servers move the cliff** (4 workers): it came" in said
+    assert "1.80 ×" in said
+    assert "**Co-located servers collapse first** (Bugliarello): it came" in said
+    assert "have 0.83 on 4 workers" in said
+    assert "of which one is slow: it came: with 1 backup a step takes 6 ms, without 9 ms" in said
+
+
+def test_a_shape_that_does_not_come_is_said_with_its_number(tmp_path: Path) -> None:
+    slow = [on(tmp_path, 4, 90, 1, step, slow={3: 3}, backups=b) for b, step in ((0, 5), (1, 6))]
+    better = [on(tmp_path, 4, 300, 4), on(tmp_path, 4, 330, 4, colocated=True)]
+    said = server_reading([on(tmp_path, 4, 400), *better, *slow])
+    assert said.count("it did **not** come") == 3
+    assert "0.75 ×" in said
+    assert "have 1.10 on 4 workers" in said
+    assert "1.20 ×" in said
+
+
+def test_the_prediction_stands_beside_the_wall_clock_but_not_of_a_failed_gate(
+    tmp_path: Path,
+) -> None:
+    virtual, wall = on(tmp_path, 2, 100, step=4.0), on(tmp_path, 2, 80, step=5.0)
+    found = server_prediction([virtual], [wall]).iloc[0]
+    assert (found["virtual_ms"], found["wall_ms"], found["wall_over_virtual"]) == (4, 5, 1.25)
+    failed = write_run(tmp_path, measured={"equivalence": FAILED_GATE})
+    assert server_prediction([virtual], [failed])["wall_ms"].isna().all()

@@ -1,0 +1,254 @@
+"""A search asks Optuna for each member, tells it how each ended, and prunes."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import labkit as lk
+from labkit.cli.app import app
+from labkit.common.errors import InvalidInput, Pruned
+from labkit.figures.runs.search import search_history
+from labkit.jobs.log import Log
+from labkit.jobs.sweep import plan, roster
+from labkit.jobs.sweep.grid import Draw
+from labkit.jobs.sweep.plan import Member
+from labkit.jobs.sweep.search import Search, of_record
+from labkit.jobs.sweep.trials import Trials
+from labkit.records import store
+from labkit.records.questions.searched import folders, searched
+from labkit.records.stream import FOLDER, PRUNED, Reader, Writer
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "says_its_parameters.ipynb"
+AXES = {"rate": Draw(1e-4, 1e-1, log=True), "mode": ("ring", "tree"), "count": (1, 2, 3, 4)}
+
+
+def search(**changes: Any) -> Search:
+    fields: dict[str, Any] = {"metric": "accuracy", "maximize": True, "trials": 8, "prune": False}
+    return Search(**fields | {"sampler": "tpe", "seed": 0, "axes": {}, "fixed": {}} | changes)
+
+
+def begun(root: Path, **changes: Any) -> Trials:
+    found, _ = plan.make_search(NOTEBOOK, AXES, search(**changes))
+    assert found.search is not None
+    return Trials(roster.create(root, "sweep", found), found, found.search)
+
+
+def resumed(trials: Trials) -> Trials:
+    """The same, as a later process finds it."""
+    record = roster.read(trials.folder)
+    given = of_record(record["search"])
+    return Trials(trials.folder, plan.again(NOTEBOOK, record["members"], given), given)
+
+
+def end(trials: Trials, member: Member, accuracy: float) -> None:
+    """Complete a member with this result."""
+    job = roster.queue(trials.folder, trials.plan, member)
+    log = Log(store.new_run_directory(job, "run"), {})
+    log.add({"accuracy": accuracy})
+    store.complete(log.run.path)
+    store.complete(job)
+    assert trials.tell(member, "completed") is None
+
+
+def test_members_have_values_of_their_axes_as_the_notebook_declares_them(tmp_path: Path) -> None:
+    trials = begun(tmp_path, fixed={"fast": "true"})
+    for number in range(1, 4):
+        member = trials.ask()
+        values = member.values
+        assert 1e-4 <= values["rate"] <= 1e-1
+        assert values["rate"] == float(f"{values['rate']:.4g}")
+        assert (values["mode"] in ("ring", "tree"), values["count"] in range(1, 5)) == (True, True)
+        assert values["fast"] is True
+        assert member.folder.startswith(f"{number:03}_rate=")
+    listed = roster.read(trials.folder)["members"]
+    assert [each["folder"] for each in listed] == [each.folder for each in trials.plan.members]
+
+
+def test_what_members_came_to_steers_those_after_them(tmp_path: Path) -> None:
+    trials = begun(tmp_path, trials=40)
+    while trials.left:
+        member = trials.ask()
+        end(trials, member, 0.9 if member.values["mode"] == "tree" else 0.1)
+    late = [member.values["mode"] for member in trials.plan.members[20:]]
+    assert late.count("tree") >= 15  # at random about 10
+    assert trials.best().startswith("best accuracy 0.9")
+
+
+def test_a_search_goes_on_where_it_ended(tmp_path: Path) -> None:
+    trials = begun(tmp_path, trials=4)
+    completed, failed, stopped, untold = (trials.ask() for _ in range(4))
+    end(trials, completed, 0.5)
+    trials.tell(failed, "failed")
+    trials.tell(stopped, "interrupted")
+    end(trials, untold, 0.7)  # told below by the record, as if the sweep had been killed before
+    again = resumed(trials)
+    assert [member.folder for member in again.open] == [stopped.folder]
+    assert (again.done, again.left) == (2, 1)  # a new one instead of the one that failed
+    assert again.ask().folder.startswith("005_")
+
+
+def test_a_member_that_ended_untold_is_told_when_the_search_goes_on(tmp_path: Path) -> None:
+    trials = begun(tmp_path, trials=2)
+    member = trials.ask()
+    job = roster.queue(trials.folder, trials.plan, member)
+    log = Log(store.new_run_directory(job, "run"), {})
+    log.add({"accuracy": 0.7})
+    store.complete(log.run.path)
+    store.complete(job)
+    again = resumed(trials)
+    assert (again.open, again.done) == ([], 1)
+    assert "0.7" in again.best()
+
+
+def test_a_result_that_nobody_has_is_said(tmp_path: Path) -> None:
+    trials = begun(tmp_path, metric="beauty")
+    member = trials.ask()
+    store.complete(roster.queue(trials.folder, trials.plan, member))
+    assert "beauty" in str(trials.tell(member, "completed"))
+    assert trials.done == 0
+
+
+def test_the_objective_is_that_of_the_last_run_of_a_notebook(tmp_path: Path) -> None:
+    trials = begun(tmp_path)
+    member = trials.ask()
+    job = roster.queue(trials.folder, trials.plan, member)
+    for name, accuracy in (("first", 0.9), ("second", 0.4)):
+        log = Log(store.new_run_directory(job, name), {})
+        log.add({"accuracy": accuracy})
+        store.complete(log.run.path)
+    store.complete(job)
+    trials.tell(member, "completed")
+    assert list(searched(trials.folder).trials["value"]) == [0.4]
+
+
+def tells(trials: Trials, member: Member, *values: float) -> Path:
+    """The live folder of a member whose run tells these accuracies."""
+    job = roster.queue(trials.folder, trials.plan, member)
+    live = store.new_run_directory(job, "run") / FOLDER
+    live.mkdir()
+    told = [{"step": step, "val_accuracy": value} for step, value in enumerate(values, 1)]
+    Writer(live, 0, store.this_process()).write("epoch", told)
+    trials.watch(member)
+    return live
+
+
+def test_a_member_that_is_worse_than_the_median_at_the_same_step_shall_end(tmp_path: Path) -> None:
+    trials = begun(tmp_path, prune=True, trials=10)
+    for _ in range(5):  # so many Optuna lets run to their ends
+        member = trials.ask()
+        tells(trials, member, 0.5, 0.6, 0.7)
+        log = Log(store.new_run_directory(trials.folder / member.folder, "result"), {})
+        log.add({"accuracy": 0.7})
+        store.complete(log.run.path)
+        trials.tell(member, "completed")
+    worse, better = (tells(trials, trials.ask(), 0.5, value) for value in (0.1, 0.9))
+    assert Reader(worse).asked_to_prune()
+    assert not Reader(better).asked_to_prune()
+    trials.tell(trials.plan.members[-2], "pruned")
+    assert trials.states["PRUNED"] == 1
+    shown = searched(trials.folder).trials
+    assert list(shown["state"]) == ["complete"] * 5 + ["pruned"]
+
+
+def test_a_logged_run_that_shall_end_raises(tmp_path: Path) -> None:
+    log = Log(store.new_run_directory(tmp_path, "run"), {})
+    log.add({"accuracy": 0.1}, step=1)
+    Reader(log.run.path / FOLDER).stop(PRUNED)
+    with pytest.raises(Pruned, match="pruned after 2 steps"):
+        log.add({"accuracy": 0.2}, step=2)
+
+
+@pytest.mark.slow
+def test_the_report_of_a_search_shows_its_trials_and_what_mattered(tmp_path: Path) -> None:
+    trials = begun(tmp_path, trials=4)
+    for accuracy in (0.3, 0.8, 0.5, 0.6):
+        end(trials, trials.ask(), accuracy)
+    runs = lk.load_runs(trials.folder)
+    [folder] = folders(runs)
+    found = searched(folder)
+    assert list(found.trials["best"]) == [0.3, 0.8, 0.8, 0.8]
+    assert sum(found.importances.values()) == pytest.approx(1.0)
+    assert "best accuracy 0.8" in search_history(found).alt
+    assert "Search for accuracy" in lk.report(runs, tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--search", "optuna", "--trials", "3"], "--maximize"),
+        (["--search", "optuna", "--maximize", "accuracy"], "--trials"),
+        (["--search", "optuna", "--trials", "0", "--maximize", "accuracy"], "--trials 0"),
+        (["--search", "optuna", "--trials", "3", "--maximize", "a", "--repeats", "2"], "--repeats"),
+        (["--random", "3", "--maximize", "accuracy"], "--search optuna"),
+        (["--search", "random", "--trials", "9"], "2 combinations"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(given: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["sweep", str(NOTEBOOK), "mode=ring,tree", *given])
+    assert result.exit_code == 2
+    assert words in result.output
+    assert not Path("runs").exists()
+
+
+def test_an_axis_is_checked_at_all_its_values() -> None:
+    with pytest.raises(InvalidInput, match="count"):
+        plan.make_search(NOTEBOOK, {"count": (1, "many")}, search())
+
+
+def test_search_random_is_random(tmp_path: Path) -> None:
+    given = ["sweep", str(NOTEBOOK), "mode=ring,tree", "count=1,2,3", "--check"]
+    result = CliRunner().invoke(app, [*given, "--search", "random", "--trials", "4"])
+    assert (result.exit_code, result.output) == (0, "4 members\n")
+
+
+STEPS = """\
+import labkit as lk, time
+for step in range(1, 31):
+    lk.log(step=step, accuracy=(1 - x**2) * step / 30)
+    time.sleep(0.1)"""
+
+
+@pytest.mark.slow
+def test_a_sweep_searches_prunes_and_is_done_when_resumed(tmp_path: Path) -> None:
+    cells = [
+        {"cell_type": "code", "id": f"c{n}", "metadata": tags, "source": text, "outputs": []}
+        | {"execution_count": None}
+        for n, (text, tags) in enumerate(
+            [("x: float = 0.0", {"tags": ["parameters"]}), (STEPS, {})]
+        )
+    ]
+    whole = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    Path("search.ipynb").write_text(json.dumps(whole))
+    given = ["x=uniform(-1,1)", "--search", "optuna", "--trials", "9", "--maximize", "accuracy"]
+    done = CliRunner().invoke(app, ["sweep", "search.ipynb", *given, "--prune", "--jobs", "2"])
+    assert done.exit_code == 0, done.output
+    assert "9 of 9 completed" in done.output
+    states = [run.status["state"] for run in lk.load_runs("runs")]
+    assert len(states) == 9
+    assert set(states) <= {"completed", "pruned"}
+    again = CliRunner().invoke(app, ["sweep", "runs/search-sweep", "--resume"])
+    assert "9 done" in again.output
+    assert again.exit_code == 0
+
+
+@pytest.mark.slow
+def test_a_pruned_run_ends_on_all_ranks_after_the_same_step(cluster: lk.Cluster) -> None:
+    experiment = lk.Experiment(workers=2, epochs=2000, batch_size=512, gate=False)
+    live = cluster.submit(experiment)
+    while not live.epochs and not live.done():
+        time.sleep(0.05)
+    Reader(live.directory / FOLDER).stop(PRUNED)
+    with pytest.raises(Pruned, match="pruned after"):
+        live.result()
+    [run] = lk.load_runs(live.directory)
+    steps = run.history.groupby("rank")["step"].max()
+    assert len(steps) == 2
+    assert steps[0] == steps[1]
+    assert run.status["state"] == "pruned"
+    assert run.status["cause"] == f"pruned after {steps[0] + 1} steps"

@@ -1,0 +1,174 @@
+"""What `lk.log` is told is a run that tables, figures, reports and exports take."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import labkit as lk
+from labkit.common.errors import InvalidInput
+from labkit.jobs.glue import scraps
+from labkit.jobs.log import Log, experiment
+from labkit.jobs.notebook import execute
+from labkit.records import store
+from labkit.records.export.told import points
+
+PARAMETERS = 'rate: float = 0.1  # of learning\nmodel: str = "mine"\nstrategy: str = "adam"'
+
+
+def notebook(path: Path, *sources: str) -> Path:
+    """A notebook of a parameters cell and others."""
+    cells = [
+        {
+            "cell_type": "code",
+            "id": f"cell{place}",
+            "metadata": {} if place else {"tags": ["parameters"]},
+            "execution_count": None,
+            "outputs": [],
+            "source": source,
+        }
+        for place, source in enumerate((PARAMETERS, *sources))
+    ]
+    path.write_text(
+        json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    )
+    return path
+
+
+def logged(folder: Path, fields: dict[str, object], **values: object) -> lk.Run:
+    folder.mkdir(parents=True)
+    log = Log(folder, experiment("mine.ipynb", fields))
+    log.add(values)
+    store.complete(folder)
+    return log.run
+
+
+def test_numbers_are_results_and_lists_are_curves(tmp_path: Path) -> None:
+    run = logged(
+        tmp_path / "one",
+        {"rate": 0.1},
+        accuracy=np.float32(0.5),
+        loss=np.array([2.0, 1.0, 0.5]),
+        f1=[0.1, 0.2],
+        remark="of a small model",
+    )
+    assert run.metrics["test_accuracy"] == 0.5
+    assert (run.metrics["f1"], run.metrics["loss"], run.metrics["remark"]) == (
+        *(0.2, 0.5),
+        "of a small model",
+    )
+    assert list(run.history["loss"]) == [2.0, 1.0, 0.5]
+    assert [row.get("f1") for row in run.metrics["epochs"]] == [0.1, 0.2, None]
+    curves = {(p.name, p.step, p.value) for p in points(run)}
+    assert {("step/loss", 2, 0.5), ("epoch/f1", 2, 0.2)} <= curves
+    assert run.experiment == {"notebook": "mine.ipynb", "rate": 0.1}
+
+
+def test_points_of_curves_come_with_their_seconds(tmp_path: Path) -> None:
+    (tmp_path / "steps").mkdir()
+    log = Log(tmp_path / "steps", {"seed": 3})
+    for step in (1, 2, 3):
+        log.add({"loss": 1 / step, "val_loss": 2 / step}, step)
+    log.write()
+    assert log.run.status["state"] == "running"
+    assert list(log.run.history["seed"]) == [3, 3, 3]
+    assert log.run.history["seconds"].notna().all()
+    assert log.run.metrics["test_loss"] == 2 / 3
+
+
+def test_logged_runs_stand_in_tables_figures_and_reports(tmp_path: Path) -> None:
+    runs = [
+        logged(tmp_path / f"{rate}", {"rate": rate}, accuracy=0.9 + rate / 10, f1=rate, loss=[2, 1])
+        for rate in (0.1, 0.2)
+    ]
+    table = lk.table(runs)
+    assert list(table["rate"]) == [0.1, 0.2]
+    assert list(table["test_accuracy"]) == pytest.approx([0.91, 0.92])
+    assert list(table["f1"]) == [0.1, 0.2]
+    drawn = [list(t.y) for t in lk.compare(runs).data if t.y is not None and len(t.y) == 2]
+    assert [2.0, 1.0] in drawn
+    page = lk.report(runs, tmp_path / "report.html").read_text()
+    assert "rate 0.2" in page
+    assert "nan s" not in page
+
+
+@pytest.mark.parametrize("values", [{"loss": [[1.0]]}, {"model": object()}, {"epochs": 3}])
+def test_what_is_no_result_is_refused(tmp_path: Path, values: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(values))):
+        logged(tmp_path / "odd", {}, **values)
+
+
+def test_parameters_of_any_type_make_a_record_that_is_read_without_paths(tmp_path: Path) -> None:
+    fields = {"strategy": "adam", "epochs": [1, 2], "data": "/srv/lab/alice/set.csv"}
+    run = logged(tmp_path / "own", fields, accuracy=0.5)
+    assert run.experiment["strategy"] == {"name": "adam"}
+    assert run.experiment["epochs (own)"] == [1, 2]
+    assert "alice" not in (run.path / "experiment.json").read_text()
+    assert [each.path for each in lk.load_runs(tmp_path)] == [run.path]
+
+
+def test_scraps_of_scrapbook_and_records_of_papermill_are_read() -> None:
+    scrap = {"name": "f1", "data": 0.5, "encoder": "json", "version": 1}
+    outputs = [
+        {"data": {"application/scrapbook.scrap.json+json": scrap}},
+        {"data": {"application/papermill.record+json": {"auc": 0.7}}},
+        {"data": {"text/plain": "0.1"}},
+        {"name": "stdout", "text": "f1"},
+    ]
+    assert list(scraps(iter(outputs))) == [("f1", 0.5), ("auc", 0.7)]
+
+
+LOGS = """\
+import labkit as lk
+for step in range(1, 4):
+    run = lk.log(step=step, val_accuracy=step / 10)
+run.status["state"]"""
+GLUES = """\
+from IPython.display import display
+scrap = {"name": "f1", "data": 0.5, "encoder": "json", "version": 1}
+display({"application/scrapbook.scrap.json+json": scrap}, raw=True)
+import sys
+assert not {"tensorflow", "mpi4py"} & {n for n in sys.modules if "." not in n}, "heavy"
+"""
+
+
+@pytest.mark.heavy  # a job's process
+def test_a_notebook_of_ones_own_has_runs_with_its_parameters(tmp_path: Path) -> None:
+    path = notebook(tmp_path / "mine.ipynb", LOGS, GLUES)
+    job = execute(path, {"rate": "0.2"}, tmp_path / "runs")
+    assert job.state == "completed", job.cause
+    glued, mine = sorted(lk.load_runs(job.path), key=lambda run: run.name)
+    for run in (glued, mine):
+        assert run.status["state"] == "completed"
+        named = {k: v for k, v in run.experiment.items() if k != "notebook"}
+        assert named == {"rate": 0.2, "model": "mine", "strategy": {"name": "adam"}}
+        assert "mine.ipynb" in run.experiment["notebook"]
+    assert mine.metrics["test_accuracy"] == 0.3
+    assert glued.metrics["f1"] == 0.5
+
+
+@pytest.mark.heavy  # a job's process
+def test_a_notebook_that_fails_leaves_a_run_that_says_so(tmp_path: Path) -> None:
+    path = notebook(tmp_path / "mine.ipynb", LOGS, "1 / 0")
+    job = execute(path, {}, tmp_path / "runs")
+    [run] = lk.load_runs(job.path)
+    assert (run.status["state"], run.status["cause"]) == (
+        *("failed",),
+        "ZeroDivisionError: division by zero",
+    )
+    assert run.metrics["test_accuracy"] == 0.3
+
+
+def test_a_script_logs_beside_other_interactive_runs(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import labkit as lk\nlk.log('a', parameters={'rate': 1}, loss=[2.0, 1.0])\n")
+    subprocess.run([sys.executable, str(script)], cwd=tmp_path, check=True)
+    [run] = lk.load_runs(tmp_path / "runs")
+    assert run.status["state"] == "completed"
+    assert run.experiment == {"notebook": "train.py", "name": "a", "rate": 1}
+    assert run.environment["cores"] > 0

@@ -1,0 +1,40 @@
+"""Replicas train as one process does, whichever schedule carries their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from labkit import AllReduce, Cluster, Experiment
+
+SMALL: dict[str, Any] = {
+    "dataset": "digits",
+    "dataset_options": {"rows": 60, "test_rows": 10},
+    "batch_size": 20,
+    "precision": "float64",
+    "gate": False,
+}
+
+
+def trained(communicator: Any, question: Experiment) -> list[Any]:
+    """The weights that a training has moved, and those before it."""
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
+
+    session = TrainingSession(question, communicator, read(question, communicator))
+    begin = [weight.numpy() for weight in session.model.weights]
+    question.strategy.train(session)
+    return [begin, [weight.numpy() for weight in session.model.weights]]
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "overlap", "priority"])
+def test_two_ranks_end_with_the_weights_of_one_process(cluster: Cluster, schedule: str) -> None:
+    strategy = AllReduce(algorithm="ring", schedule=schedule)
+    question = Experiment(**SMALL, workers=2, strategy=strategy)
+    [(begin, one)] = cluster.call(trained, question.replace(workers=1), ranks=1)
+    for _, found in cluster.call(trained, question, ranks=2):
+        for own, expected, before in zip(found, one, begin, strict=True):
+            np.testing.assert_allclose(own, expected, rtol=0, atol=1e-12)
+            assert np.abs(own - before).max() > 1e-6
