@@ -72,7 +72,7 @@ def test_runs_on_several_networks_are_one_method(tmp_path: Path) -> None:
 
 def test_methods_of_one_compressor_are_told_apart(tmp_path: Path) -> None:
     runs = [write_method(tmp_path, algorithm=name) for name in ("ring", "tree")]
-    assert list(by_method(entries(runs))) == ["algorithm ring", "algorithm tree"]
+    assert list(by_method(entries(runs))) == ["ring", "tree"]
 
 
 def test_the_baseline_is_equal_but_for_compression_and_of_the_same_network(tmp_path: Path) -> None:
@@ -298,9 +298,8 @@ def test_bars_are_named_in_lines_that_fit_and_tell_runs_apart(tmp_path: Path) ->
         for each in compressors
     ]
     names = step_parts(runs).layout.xaxis.ticktext
-    assert names[0] == "no compression, network<br>1GbE"
-    last = ["ErrorFeedback(", "PowerSGD(", "approximation_", "rank=2)), network 100Mb"]
-    assert names[5] == "<br>".join(last)
+    assert names[0] == "no compression, 1GbE"
+    assert names[5] == "PowerSGD rank 2, 100Mb"
     assert len(set(names)) == len(runs)
 
 
@@ -347,7 +346,7 @@ def test_every_measure_has_a_line_a_layer_and_a_band_of_ranks(tmp_path: Path) ->
 
 
 def test_a_report_shows_what_was_under_the_microscope(tmp_path: Path) -> None:
-    heading = '<h3 class="aloud">Compression under the microscope</h3>'
+    heading = "<h3>Compression under the microscope</h3>"
     plain = write_method(tmp_path / "plain", [0.9], compressor=TOP_K, network="1GbE")
     told = report([plain], tmp_path / "without.html").read_text()
     assert heading not in told

@@ -21,7 +21,7 @@ def test_a_method_that_pays_is_said_with_speed_bytes_and_verdict(tmp_path: Path)
         tmp_path, SEEDS, wire=1, codec=1, payload=400, network="100Mb", compressor=TOP_K
     )
     said = compression_reading([dense, small])
-    assert "wall clock · network 100Mb: the shortest step is that of **TopK(ratio=0.01)" in said
+    assert "wall clock · network 100Mb: the shortest step is that of **TopK 1 %**" in said
     assert "12.60x the speed of no compression" in said
     assert "compression ratio 100" in said
     assert "codec 1 ms, wire 1 ms, wait 0 s a step" in said
@@ -41,7 +41,7 @@ def test_null_results_are_results(tmp_path: Path) -> None:
     said = compression_reading(runs)
     assert "it does not pay" in said
     assert "no difference beyond the spread of the steps" in said
-    assert "In speed 2 of 2 did not pay: TopK(ratio=0.01), OneBit." in said
+    assert "In speed 2 of 2 did not pay: TopK 1 %, OneBit." in said
     assert "no verdict: one seed (60.00% against 90.00%)" in said
     assert "90.00%: not reached, the baseline reached after 60 steps" in said
 
