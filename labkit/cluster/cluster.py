@@ -162,7 +162,7 @@ class Cluster:
 
     def _submit(self, experiment: Experiment, directory: Path, show: bool) -> Live:
         live = Submitted(self, experiment, directory)
-        for engine in self.engines[experiment.workers :]:  # those at leisure get ready
+        for engine in self.engines[experiment.ranks :]:  # those at leisure get ready
             self.client[engine].apply_async(prepare)
         self._submitted.add(live)
         live.begin(show)

@@ -43,7 +43,7 @@ def again(run: Run, **changes: Any) -> Experiment:
             f"{run.name} was made with objects of your own, which its record cannot bring back; "
             "model and dataset must be names"
         )
-    base = Experiment(**record).replace(repeats=1, **_times(run))
+    base = Experiment(**record).replace(repeats=1, order=(), **_times(run))
     if not changes:
         order = run.interleaving.sort_values(["delivered", "applied"], kind="stable")
         rows = order[["server", "worker", "step"]].itertuples(index=False)

@@ -199,6 +199,11 @@ class Experiment(Checked):
     def _check_clock(self) -> None:
         if absent := [worker for worker in self.slow if not 0 <= worker < self.workers]:
             raise InvalidInput(f"slow={absent} with workers={self.workers}; give 0 to workers - 1")
+        if self.callbacks is not None and self.plays:
+            raise InvalidInput(
+                "callbacks watch one model from step to step, but workers of programs (servers, or "
+                "clock='virtual') have weights of their own; leave callbacks out"
+            )
         if self.clock == "wall":
             if self.compute is not None or self.later or self.order:
                 raise InvalidInput(
@@ -214,11 +219,6 @@ class Experiment(Checked):
             )
             raise InvalidInput(
                 f"{type(self.strategy).__name__} does not run on clock='virtual'; allowed: {played}"
-            )
-        if self.callbacks is not None:
-            raise InvalidInput(
-                "callbacks watch one model from step to step, but on clock='virtual' each worker "
-                "has its own weights; leave callbacks out"
             )
 
     @property

@@ -70,6 +70,9 @@ class Kernel:
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
             context=context,
             transport_encryption="auto",
+            # Half of it passes before the kernel is ended: its atexit functions keep records, and
+            # on a busy machine they take longer than the 2.5 s that there are by default.
+            shutdown_wait_time=2 * GRACE,
         )
         manager.provisioner = Provisioner(
             kernel_id=str(uuid.uuid4()), kernel_spec=manager.kernel_spec, parent=manager

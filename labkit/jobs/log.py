@@ -138,7 +138,6 @@ class Log:
     def end(self) -> None:
         """Write all, and how the notebook has ended."""
         self.write()
-        shutil.rmtree(self._live)
         error = _ended_by()
         if error is None:
             store.complete(self.run.path)
@@ -149,6 +148,8 @@ class Log:
             store.interrupt(self.run.path, (job and store.reason(Path(job))) or "by the user")
         else:
             store.fail(self.run.path, f"{type(error).__name__}: {error}")
+        # Last: a search may be asking it to end by a file in there at this very moment.
+        shutil.rmtree(self._live, ignore_errors=True)
 
     def _metrics(self) -> dict[str, JSON]:
         """The record of metrics.json."""

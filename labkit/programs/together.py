@@ -137,11 +137,11 @@ class Together:
         means = []
         for number, (start, stop, shape) in enumerate(self._pieces(compressor)):
             tensors = [tf.constant(each[start:stop].reshape(shape)) for each in weighted]
-            states = [
-                self._states.get((rank, number))
-                or compressor.start(shape, rank, self._seed + number, len(weighted))
-                for rank in range(len(weighted))
-            ]
+            for rank in range(len(weighted)):
+                if (rank, number) not in self._states:
+                    first = compressor.start(shape, rank, self._seed + number, len(weighted))
+                    self._states[rank, number] = first
+            states = [self._states[rank, number] for rank in range(len(weighted))]
             found = reduce_all(compressor, tensors, states, asked)
             for rank, reduced in enumerate(found):
                 self._states[rank, number] = reduced.state

@@ -107,9 +107,7 @@ class VirtualWorld:
         """Play all programs to their ends. Raises: LabkitError, where they wait for each other."""
         for number in self._players:
             self._resume(number, None)
-        while (
-            moment := min(self._heap[0][0] if self._heap else np.inf, self._carrier.next)
-        ) < np.inf:
+        while (moment := self._soonest()) < np.inf:
             for wake, act in self._carrier.run(moment):
                 self._at(wake, act)
             self.now = moment

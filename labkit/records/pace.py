@@ -48,4 +48,4 @@ def steps_until(run: Run, step: float) -> float:
     """Steps of `in_order` that make this step as epochs count them: less where backups are late."""
     strategy = run.experiment.get("strategy") or {}
     backups = strategy.get("backups") or 0 if isinstance(strategy, dict) else 0
-    return step * (1 - float(backups) / int(run.experiment["workers"]))
+    return step * (1 - float(backups) / int(run.experiment.get("workers") or 1))

@@ -79,6 +79,8 @@ def test_what_ranks_did_comes_out_the_same_on_the_virtual_clock(cluster: Cluster
     replayed = cluster.run(again(measured), show=False)
     assert replayed.metrics["clock"] == "virtual"
     assert same(replayed, measured)
+    # Its order was forced; where something is changed, times decide again.
+    assert (len(again(replayed).order), again(replayed, slow={1: 2.0}).order) == (30, ())
 
 
 def test_what_cannot_be_played_again_says_why(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from labkit.jobs.log import Log, experiment
 from labkit.jobs.notebook import execute
 from labkit.records import store
 from labkit.records.export.told import points
+from labkit.records.stream import FOLDER
 
 PARAMETERS = 'rate: float = 0.1  # of learning\nmodel: str = "mine"\nstrategy: str = "adam"'
 
@@ -172,3 +174,30 @@ def test_a_script_logs_beside_other_interactive_runs(tmp_path: Path) -> None:
     assert run.status["state"] == "completed"
     assert run.experiment == {"notebook": "train.py", "name": "a", "rate": 1}
     assert run.environment["cores"] > 0
+
+
+def test_a_run_that_is_asked_to_end_while_it_ends_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(store.new_run_directory(tmp_path, "run"), {})
+    log.add({"accuracy": 0.9})
+    plain = os.rmdir
+
+    def rmdir(path: str, *, dir_fd: int | None = None) -> None:
+        # What a search writes between the look into the folder and its removal.
+        (log.run.path / FOLDER / "stop").write_text("")
+        plain(path, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", rmdir)
+        log.end()
+    assert log.run.status["state"] == "completed"
+
+
+@pytest.mark.heavy  # a job's process
+def test_a_notebook_has_time_to_end_its_runs(tmp_path: Path) -> None:
+    # Whoever registers last is called first: labkit's own comes after it.
+    slow = "import atexit, time\natexit.register(time.sleep, 4)"
+    job = execute(notebook(tmp_path / "mine.ipynb", LOGS, slow), {}, tmp_path / "runs")
+    [run] = lk.load_runs(job.path)
+    assert (run.status["state"], run.metrics["test_accuracy"]) == ("completed", 0.3)

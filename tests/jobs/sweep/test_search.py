@@ -226,7 +226,7 @@ def test_a_sweep_searches_prunes_and_is_done_when_resumed(tmp_path: Path) -> Non
     whole = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
     Path("search.ipynb").write_text(json.dumps(whole))
     given = ["x=uniform(-1,1)", "--search", "optuna", "--trials", "9", "--maximize", "accuracy"]
-    done = CliRunner().invoke(app, ["sweep", "search.ipynb", *given, "--prune", "--jobs", "2"])
+    done = CliRunner().invoke(app, ["sweep", "search.ipynb", *given, "--prune", "--jobs", "1"])
     assert done.exit_code == 0, done.output
     assert "9 of 9 completed" in done.output
     states = [run.status["state"] for run in lk.load_runs("runs")]
