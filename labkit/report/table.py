@@ -40,6 +40,11 @@ class Column:
     cells: list[Cell] = field(default_factory=list)
 
     @property
+    def is_words(self) -> bool:
+        """Whether no cell is a number."""
+        return all(cell.order is None for cell in self.cells)
+
+    @property
     def is_same(self) -> bool:
         """Whether it tells no two rows apart."""
         return len({cell.text for cell in self.cells}) == 1 and len(self.cells) > 1
@@ -69,7 +74,9 @@ class Table:
         """Heads and cells of the others, and of the parameters that matter to every reader."""
         rows = [plain_parameters(entry.run) for entry in self.shown]
         shared = {k: v for k, v in rows[0].items() if all(r.get(k, self) == v for r in rows)}
-        given = [(title_of(n), _parameter(n, shared[n])) for n in _TOLD if shared.get(n) is not None]
+        given = [
+            (title_of(n), _parameter(n, shared[n])) for n in _TOLD if shared.get(n) is not None
+        ]
         return given + [(each.head, each.one) for each in self.columns if each.is_same]
 
     @property
@@ -175,7 +182,7 @@ def _digits(value: float) -> str:
     size = abs(value)
     if size >= 999.95:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if size >= 99.95 else f"{value:.2f}" if size >= 9.995 else f"{value:.3g}"
+    return f"{value:.1f}" if size >= 99.95 else f"{value:.2f}" if size >= 9.995 else f"{value:#.3g}"
 
 
 def _values(entry: Entry) -> dict[str, Value]:
