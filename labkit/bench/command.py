@@ -257,6 +257,23 @@ def records(listed: int, compared: int, repeats: int, file: Path | None) -> None
 
 
 @bench.command()
+@click.argument("folder", metavar="RUNS", type=click.Path(path_type=Path))
+@click.option("--counts", default="2,14,200,1000", show_default=True, callback=_numbers)
+@AS_JSON
+def report(folder: Path, counts: list[int], file: Path | None) -> None:
+    """Make reports of so many runs, taken from RUNS, and open them in a browser without a network.
+
+    Where RUNS has too few, its records are copied with other learning rates.
+    """
+    from labkit.bench.pages import measure
+
+    rows = list(measure(folder, counts))
+    columns = {"runs": "runs", "copied": "of them copied", "made_s": "made, s"}
+    columns |= {"processor_s": "processor, s", "mb": "MB", "first_s": "first figure, s"}
+    _show(rows, columns | {"all_s": "all figures, s"}, file)
+
+
+@bench.command()
 @click.option("--cases", default=1_000, show_default=True, type=click.IntRange(1))
 @click.option("--seed", default=0, show_default=True, help="Of what is generated.")
 @AS_JSON

@@ -36,7 +36,7 @@ def measure(listed: int, compared: int, repeats: int) -> Iterator[Row]:
             folder = Path(place) / command
             make(folder, count)
             words = [command, folder.name]
-            times = [_timed(words, Path(place)) for _ in range(1 + repeats)]
+            times = [timed(words, Path(place)) for _ in range(1 + repeats)]
             for what, own in (("first", times[:1]), ("later", times[1:])):
                 if own:
                     processor = float(np.median([used for _, used in own]))
@@ -108,7 +108,7 @@ def _history() -> list[dict[str, JSON]]:
     ]
 
 
-def _timed(words: list[str], folder: Path) -> tuple[float, float]:
+def timed(words: list[str], folder: Path) -> tuple[float, float]:
     """Seconds, and seconds of processor time, of one command."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     labkit = Path(sys.executable).with_name("labkit")

@@ -11,7 +11,7 @@ from .exchange.gantt import timeline
 from .exchange.hidden import exchange_reading, hidden
 from .exchange.layer_errors import microscope, microscope_reading
 from .exchange.step_parts import step_parts
-from .runs.comparison import compare, curves, parts, show, speedup, table, throughput
+from .runs.comparison import compare, curves, show, speedup, table, throughput
 from .runs.comparison_reading import comparison_reading
 from .runs.deployment import deployment, deployment_reading
 from .runs.heat import has_grid, heat_map
@@ -67,7 +67,6 @@ __all__ = [
     "microscope_reading",
     "parallel_coordinates",
     "pareto",
-    "parts",
     "pipeline_gantt",
     "pipeline_reading",
     "pipeline_speedup",

@@ -12,27 +12,20 @@ from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.units import plural
-from labkit.figures import (
-    comparison_reading,
-    has_grid,
-    heat_map,
-    microscope,
-    parallel_coordinates,
-    pareto,
-    parts,
-    search_history,
-    table,
-)
-from labkit.figures.kit.entries import Entry, clock_and_network, entries
+from labkit.figures import comparison_reading, has_grid, microscope, search_history
+from labkit.figures.kit.entries import Entry, clock_and_network, settings
+from labkit.figures.runs.comparison import sheets
+from labkit.figures.runs.heat import heat_sheet
+from labkit.figures.runs.parallel import parallel_sheet
+from labkit.figures.runs.pareto import pareto_sheet
 from labkit.records import store
-from labkit.records.compressors import called
 from labkit.records.questions.searched import folders, searched
 from labkit.records.run import Run, flatten, load_runs
-from labkit.records.run import shown as shown_value
 from labkit.records.verdict import seeds_of
-from labkit.report.embed import figure_html, policy, scripts
+from labkit.report.embed import data_html, figure_html, policy, scripts, sheet_html, tables
 from labkit.report.inert import render
 from labkit.report.jobs import command, commands, notebooks, without_runs
+from labkit.report.table import table_of
 
 Runs = Iterable[Run | Path | str] | Run | Path | str
 
@@ -111,8 +104,10 @@ def _runs(runs: Runs) -> list[Run]:
 def _page(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
     from jinja2 import Environment, PackageLoader
 
-    shown = entries(runs)
+    shown = settings(runs)
+    table = table_of(shown)
     code = scripts()
+    module, styles = tables() if len(shown) > 1 else ("", "")
     # With autoescape: names of runs and notebooks are anybody's text.
     environment = Environment(
         loader=PackageLoader("labkit.report", "."), autoescape=True, trim_blocks=True
@@ -122,12 +117,16 @@ def _page(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
         title=_title(runs, executed),
         subtitle=f"{plural(len(runs), 'run')} · {clock_and_network(shown)}",
         date=datetime.now(UTC).date().isoformat(),
-        policy=policy(code),
-        style=Path(__file__).with_name("page.css").read_text(),
+        policy=policy([*code, module]),
+        style=styles + Path(__file__).with_name("page.css").read_text(),
         scripts=code,
+        module=module,
         reading=_sentences(runs),
-        figures=_figures(runs),
-        table=_rows(runs, shown),
+        figures=_figures(runs, shown),
+        table=table,
+        dashes=_DASHES,
+        sends=any(entry.metrics.get("wire_bytes_per_step") for entry in shown),
+        known=data_html(table.known(), id="known"),
         shared=shared,
         whole=all(executed.values()),
         notebooks=[render(path, outputs) for path, outputs in executed.items()],
@@ -137,22 +136,24 @@ def _page(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
     )
 
 
-def _figures(runs: Sequence[Run]) -> list[dict[str, str]]:
+def _figures(runs: Sequence[Run], shown: Sequence[Entry]) -> list[dict[str, str]]:
     """The figures that a set of runs has something to show in, each with a heading."""
-    drawn = list(zip(("Training loss", "Test results", "Speed"), parts(runs), strict=True))
-    if any(run.metrics.get("test_accuracy") is not None for run in runs):
-        drawn.append(("Accuracy, bytes and seconds", pareto(runs)))
-    if len(runs) > 1:
-        drawn.append(("Parameters and results", parallel_coordinates(runs)))
-    if has_grid(runs):
-        drawn.append(("Two parameters", heat_map(runs)))
-    drawn += [("Search", search_history(searched(folder))) for folder in folders(runs)]
+    done = [entry for entry in shown if entry.metrics]
+    drawn = list(zip(("Learning", "Speed"), sheets(shown), strict=True))
+    if any(entry.metrics.get("test_accuracy") is not None for entry in shown):
+        drawn.append(("Accuracy, bytes and seconds", pareto_sheet(shown)))
+    if len(done) > 1:
+        drawn.append(("Parameters and results", parallel_sheet(done)))
+    if done and has_grid([entry.run for entry in done]):
+        drawn.append(("Two parameters", heat_sheet(done)))
+    found = [{"heading": heading, "html": sheet_html(sheet)} for heading, sheet in drawn]
+    whole = [("Search", search_history(searched(folder))) for folder in folders(runs)]
     examined = (run for run in runs if any(len(each.microscope) for each in seeds_of(run)))
     # Four at most: such a figure has five panels, and a page of fifty would not open.
-    drawn += [("Compression under the microscope", microscope(run)) for run in islice(examined, 4)]
-    return [
+    whole += [("Compression under the microscope", microscope(run)) for run in islice(examined, 4)]
+    return found + [
         {"heading": heading, "html": figure_html(json.loads(figure.to_json()))}
-        for heading, figure in drawn
+        for heading, figure in whole
     ]
 
 
@@ -174,36 +175,6 @@ def _title(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
     return scrub(runs[0].name) if len(runs) == 1 else f"Comparison of {plural(len(runs), 'run')}"
 
 
-def _rows(runs: Sequence[Run], shown: Sequence[Entry]) -> dict[str, JSON]:
-    """The table as text: columns, and for each run its key, colour and cells."""
-    frame = table(runs)
-    cells = [
-        [_cell(name, value) for name, value in zip(frame.columns, row, strict=True)]
-        for row in frame.itertuples(index=False, name=None)
-    ]
-    return {
-        "columns": [_HEADS.get(name, name.replace("_", " ")) for name in frame.columns],
-        "rows": [
-            {"key": entry.key, "label": entry.label, "color": entry.color, "cells": row}
-            for entry, row in zip(shown, cells, strict=True)
-        ],
-    }
-
-
-_HEADS = {
-    "samples_per_second": "samples/s",
-    "step_ms.median": "step, ms (median)",
-    "train_seconds": "training, s",
-    "payload_bytes_per_step": "payload, bytes a step",
-}
-
-
-def _cell(name: str, value: JSON) -> str:
-    if value is None or value != value:  # NaN: a run that lacks what another has
-        return called(None) if name == "compressor" else "—"
-    return scrub(shown_value(value))
-
-
 def _shared(runs: Sequence[Run]) -> dict[str, str]:
     """The parameters that all runs have in common, with their values."""
     rows = [flatten(run.experiment) for run in runs]
@@ -211,21 +182,28 @@ def _shared(runs: Sequence[Run]) -> dict[str, str]:
     return {key: _parameter(value) for key, value in same.items()}
 
 
+# How CSS calls the dashes of lines.
+_DASHES = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "double"}
+
+
 def _details(entry: Entry, shared: Mapping[str, str]) -> dict[str, JSON]:
-    run = entry.run
-    status = run.status
-    gate = entry.metrics.get("equivalence") or {}
+    """The parameters of a setting that others do not share, and how each of its runs ended."""
+    own = {k: _parameter(v) for k, v in flatten(entry.run.experiment).items() if k not in shared}
     return {
         "label": entry.label,
-        "name": scrub(run.name),
-        "started": str(status.get("started") or "—")[:19].replace("T", " "),
-        "state": status["state"],
-        "cause": scrub(str(status.get("cause") or "")),
-        "gate": scrub(str(gate.get("reason") or "")),
-        "parameters": {
-            k: _parameter(v) for k, v in flatten(run.experiment).items() if k not in shared
-        },
+        "lines": [_ended(run) for run in entry.members],
+        "parameters": {k: v for k, v in own.items() if k != "seed" or len(entry.members) == 1},
     }
+
+
+def _ended(run: Run) -> str:
+    """A line of a run: its folder, seed, state and cause, and what its gate said."""
+    status, gate = run.status, run.metrics.get("equivalence") or {}
+    started = str(status.get("started") or "—")[:19].replace("T", " ")
+    cause = f": {status['cause']}" if status.get("cause") else ""
+    reason = f" · equivalence gate: {gate['reason']}" if gate.get("reason") else ""
+    seed = f"seed {run.experiment.get('seed')}"
+    return scrub(f"{run.name} · {seed} · {status['state']}{cause} · started {started} UTC{reason}")
 
 
 def _parameter(value: JSON) -> str:
@@ -240,4 +218,9 @@ def _environments(shown: Sequence[Entry]) -> list[dict[str, JSON]]:
         if record:
             # By its text, for a mapping has no hash.
             labels.setdefault(json.dumps(record), []).append(entry.label)
-    return [{"labels": names, "values": json.loads(text)} for text, names in labels.items()]
+    return [{"labels": _some(names), "values": json.loads(text)} for text, names in labels.items()]
+
+
+def _some(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
+    return f"{'; '.join(labels[:3])}{more}"

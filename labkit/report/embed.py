@@ -10,15 +10,21 @@ import hashlib
 import html
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from labkit.common.content import JSON
+from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
+from labkit.figures.kit.entries import MANY
+from labkit.figures.kit.sheet import Sheet
 
 BODY = '"use strict";var Plotly='
 HIGHEST = 20_000  # pixels
 END = "window.Plotly = Plotly;"
+# Of what may be wider than the page; the keyboard moves it, too.
+_MOVED = '<div class="scroll" tabindex="0" role="group" aria-label="figure">'
 
 
 def figure_html(content: Mapping[str, JSON]) -> str:
@@ -34,21 +40,63 @@ def figure_html(content: Mapping[str, JSON]) -> str:
     }
     if content.get("frames"):
         record["frames"] = content["frames"]
-    # Inside a script element only "<" can begin its end.
-    text = json.dumps(_scrubbed(record), ensure_ascii=False).replace("<", "\\u003c")
     words = html.escape(scrub(_words(layout)))
     title = html.escape(scrub(_title(layout)))
     # One of labkit's own has words, and looks well on light and dark.
     kind = "figure foreign" if _alt(layout) is None else "figure"
-    height = layout.get("height")
+    canvas = f'{_MOVED}<div class="canvas">{_plot(record)}</div></div>'
+    return f'<figure class="{kind}" aria-label="{title}">{canvas}{_caption(words)}</figure>'
+
+
+def sheet_html(sheet: Sheet) -> str:
+    """The panels of a sheet, each with its title and note as text of the page; words below them."""
+    from labkit.figures.kit.canvas import CONFIG, alone
+
+    many = len(sheet.shown) > MANY
+    parts, empty = [], []
+    for panel in (panel for row in sheet.rows for panel in row):
+        first, _, rest = panel.title.partition("\n")
+        if not panel.traces:
+            empty.append(f"{first}: {panel.note}")
+            continue
+        note = panel.note if panel.always_note else ""
+        drawn = {"config": CONFIG} | alone(panel, sheet.plot, sheet.below, many)
+        texts = (("h4", first), ('p class="small"', rest))
+        head = "".join(f"<{tag}>{_text(text)}</{tag.split()[0]}>" for tag, text in texts if text)
+        foot = f'<p class="note">{_text(note)}</p>' if note else ""
+        # An axis for each of many parameters has no room on a phone: it is moved below the finger.
+        is_wide = "tickvals" in panel.x_axis and not panel.x
+        plot = f'<div class="panel{" wide" if is_wide else ""}">{_plot(drawn)}</div>'
+        parts.append(f"{_MOVED if is_wide else '<div>'}{head}{plot}{foot}</div>")
+    title, words = _text(sheet.title), _text(sheet.alt)
+    remark = f'<p class="small">{_text(sheet.remark)}</p>' if sheet.remark else ""
+    panels = f'<div class="panels">{"".join(parts)}</div>' if parts else ""
+    panels += "".join(f'<p class="note">{_text(text)}</p>' for text in empty)
+    return f'<figure class="figure" aria-label="{title}">{remark}{panels}{_caption(words)}</figure>'
+
+
+def data_html(value: JSON, **attributes: str) -> str:
+    """Data for the page's script. Inside a script element only "<" can begin its end."""
+    text = json.dumps(_scrubbed(value), ensure_ascii=False).replace("<", "\\u003c")
+    named = "".join(f' {name}="{said}"' for name, said in attributes.items())
+    return f'<script type="application/json"{named}>{text}</script>'
+
+
+def _plot(record: Mapping[str, JSON]) -> str:
+    layout = record["layout"]
+    height = layout.get("height") if isinstance(layout, dict) else None
     # The page keeps the room of a figure free before it is drawn, so that nothing jumps.
     pixels = int(height) if isinstance(height, int | float) and 0 < height < HIGHEST else 450
-    return (
-        f'<figure class="{kind}" aria-label="{title}">'
-        f'<div class="plot" style="min-height:{pixels}px"></div>'
-        f'<script type="application/json" class="labkit-figure">{text}</script>'
-        f"<figcaption><details><summary>In words</summary>{words}</details></figcaption></figure>"
-    )
+    place = f'<div class="plot" style="min-height:{pixels}px"></div>'
+    return place + data_html(dict(record), **{"class": "labkit-figure"})
+
+
+def _caption(words: str) -> str:
+    return f"<figcaption><details><summary>In words</summary>{words}</details></figcaption>"
+
+
+def _text(text: str) -> str:
+    return html.escape(scrub(text), quote=False)
 
 
 def _words(layout: Mapping[str, JSON]) -> str:
@@ -93,6 +141,19 @@ def scripts() -> list[str]:
     from plotly.offline import get_plotlyjs
 
     return [unwrapped(get_plotlyjs()), Path(__file__).with_name("page.js").read_text()]
+
+
+def tables() -> tuple[str, str]:
+    """DataTables, as itables ships it for offline pages: a module, which tells the page; styles."""
+    from itables import options
+
+    bundle = Path(options.dt_bundle)
+    code, _, rest = bundle.read_text().rpartition("export{")
+    known = re.match(r"[^}]*?(\w+) as default", rest)
+    if known is None:
+        raise LabkitError(f"{bundle} is not of the form that itables 2.9 has: install that one")
+    told = f'window.DataTable={known[1]};dispatchEvent(new Event("tables"));'
+    return code + told, bundle.with_suffix(".css").read_text()
 
 
 def unwrapped(bundle: str) -> str:

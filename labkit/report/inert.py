@@ -36,6 +36,17 @@ _TEMPLATE = """
 <details class="code"><summary>Code</summary>{{ super() }}</details>
 {%- endif -%}
 {%- endblock input_group -%}
+{%- macro folded(text, shown) -%}
+{%- set lines = text.strip().split("\n") -%}
+{%- if lines|length > 4 -%}
+<details><summary>{{ lines[-1]|strip_ansi|escape }} ({{ lines|length }} lines)</summary>
+{{ shown }}</details>
+{%- else -%}
+{{ shown }}
+{%- endif -%}
+{%- endmacro -%}
+{%- block stream_stdout -%}{{ folded(output.text, super()) }}{%- endblock stream_stdout -%}
+{%- block stream_stderr -%}{{ folded(output.text, super()) }}{%- endblock stream_stderr -%}
 """
 
 
@@ -55,6 +66,7 @@ def render(path: Path, outputs: bool = True) -> str:
         notebook.cells = [_as_written(cell) for cell in notebook.cells if not _is_of_one_job(cell)]
     figures: dict[str, str] = {}
     for cell in notebook.cells:
+        _join_streams(cell)
         cell.source = scrub(cell.source)
         cell.pop("attachments", None)
         for output in cell.get("outputs", []):
@@ -149,6 +161,19 @@ def _make_safe(output: NotebookNode) -> list[dict[str, JSON]]:
         kind: scrub(value) if kind.startswith("text/") else value for kind, value in kept.items()
     }
     return []
+
+
+def _join_streams(cell: NotebookNode) -> None:
+    """What a cell printed bit by bit as one text: progress of many runs is a box, not a page."""
+    joined: list[NotebookNode] = []
+    for output in cell.get("outputs", []):
+        last = joined[-1] if joined else None
+        if last is not None and output.output_type == last.output_type == "stream":
+            last.text += output.text
+        else:
+            joined.append(output)
+    if "outputs" in cell:
+        cell.outputs = joined
 
 
 def _last_words(text: str) -> str:

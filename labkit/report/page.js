@@ -1,92 +1,172 @@
 "use strict";
-// Draws every figure of the page with the one Plotly above; shows, hides and marks runs in all of them.
-// A trace's meta says whose it is: `run`, one; `runs`, several; `points`, for each point its runs.
+// Draws every figure of the page with the one Plotly above. What is seen is a function of the figures
+// as they were written and of the state below, which the table and the controls change.
+// A trace's meta says whose it is: `run`, one; `runs`, several; `points`, for each point its runs. `over`
+// has its places on other x axes, `raw` what it is the moving mean of.
 (() => {
-  const FAINT = 0.12;
-  const boxes = [...document.querySelectorAll("input[data-run]")];
-  const marks = [...document.querySelectorAll("[data-mark]")];
-  const status = document.querySelector(".chosen");
-  const sources = [...document.querySelectorAll("script.labkit-figure")];
-  const plots = [];
+  const FAINT = 0.12, NARROW = 700, USUAL = 5; // per cent of a run that Python has averaged
+  const COLORS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"];
   const root = document.documentElement;
-  let marked = "";
+  const find = (selector, from = document) => from.querySelector(selector);
+  const all = (selector, from = document) => [...from.querySelectorAll(selector)];
+  const known = JSON.parse(find("#known").textContent); // shared, runs: by key label, color, values
+  const boxes = all("input[data-run]"), marks = all("[data-mark]"), status = find(".chosen");
+  const state = { axis: "step", smooth: USUAL, by: "", facet: "", marked: "", passing: null };
+  const sources = [], plots = [];
+  let turn = 0, refacet = false, busy = Promise.resolve();
 
-  const wanted = () => new Map(boxes.map((box) => [box.dataset.run, box.checked]));
-  const keysOf = (trace) => (trace.meta && (trace.meta.runs || (trace.meta.run && [trace.meta.run]))) || [];
-  const pointsOf = (trace) => trace.meta && trace.meta.points;
+  const valueOf = (key, name) => {
+    const { values } = known.runs[key];
+    return name in values ? values[name] : known.shared[name];
+  };
+  const textOf = (value) => (value === null || value === undefined ? "none" : String(value));
+  const valuesOf = (name) => [...new Set(Object.keys(known.runs).map((key) => textOf(valueOf(key, name))))];
+  const keysOf = ({ meta = {} }) => (meta.runs || (meta.run ? [meta.run] : [])).filter((key) => key in known.runs);
+  const shownKeys = () => new Set(boxes.map((box) => box.dataset.run).filter((key, place) =>
+    boxes[place].checked && (!state.passing || state.passing.has(key))));
 
-  // Attributes of traces by place: { visible: new Map([[3, false]]) }; one call for each attribute.
-  function restyle(plot, attribute, values) {
-    if (values.size) Plotly.restyle(plot, { [attribute]: [...values.values()] }, [...values.keys()]);
+  function colorOf(key) {
+    if (!state.by) return known.runs[key].color;
+    return COLORS[valuesOf(state.by).indexOf(textOf(valueOf(key, state.by))) % COLORS.length];
   }
 
-  function pick(plot, shown) {
-    const visible = new Map(), heights = new Map();
-    plot.data.forEach((trace, place) => {
-      const own = keysOf(trace).filter((key) => shown.has(key));
-      if (own.length) visible.set(place, own.some((key) => shown.get(key)));
-      if (!pointsOf(trace)) return;
-      const whole = (plot.wholes[place] ||= [...trace.y]);
-      const gone = (keys) => keys.every((key) => shown.get(key) === false);
-      heights.set(place, whole.map((y, point) => (gone(trace.meta.points[point]) ? null : y)));
-    });
-    restyle(plot, "visible", visible);
-    restyle(plot, "y", heights);
+  // The trace in another colour; what is translucent stays so.
+  function recolored(trace, color) {
+    const [red, green, blue] = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
+    const like = (old) => {
+      const alpha = typeof old === "string" && old.startsWith("rgba") && old.split(",").at(-1).slice(0, -1);
+      return alpha ? `rgba(${red},${green},${blue},${alpha})` : color;
+    };
+    const copy = { ...trace };
+    for (const part of ["line", "marker", "error_x", "error_y"]) {
+      if (!copy[part] || !copy[part].color) continue;
+      copy[part] = { ...copy[part], color: like(copy[part].color) };
+      if (copy[part].line && copy[part].line.color) copy[part].line = { ...copy[part].line, color };
+    }
+    if (copy.fillcolor) copy.fillcolor = like(copy.fillcolor);
+    return copy;
   }
 
-  function mark(plot) {
-    const opacity = new Map(), selected = new Map();
-    plot.data.forEach((trace, place) => {
-      const keys = keysOf(trace), points = pointsOf(trace);
-      if (keys.length) opacity.set(place, !marked || keys.includes(marked) ? 1 : FAINT);
-      const own = () => points.flatMap((each, point) => (each.includes(marked) ? [point] : []));
-      if (points) selected.set(place, marked ? own() : null);
+  // A centred moving mean, as in Python; gaps stay gaps.
+  function smoothed(values, percent) {
+    const reach = Math.floor((values.length * percent) / 200);
+    return values.map((middle, place) => {
+      if (middle === null) return null;
+      const near = values.slice(Math.max(0, place - reach), place + reach + 1).filter((v) => v !== null);
+      return near.reduce((sum, v) => sum + v, 0) / near.length;
     });
-    restyle(plot, "opacity", opacity);
-    restyle(plot, "selectedpoints", selected);
+  }
+
+  function seen(trace, shown, only) {
+    const { meta = {} } = trace, keys = keysOf(trace);
+    const isIn = (key) => shown.has(key) && (!only || only.has(key));
+    let copy = { ...trace };
+    if (meta.over && state.axis !== "step") copy.x = meta.over[state.axis] || [];
+    if (meta.raw && state.smooth !== USUAL) copy.y = smoothed(meta.raw, state.smooth);
+    if (keys.length) {
+      if (state.by) copy = recolored(copy, colorOf(keys[0]));
+      copy.visible = keys.some(isIn);
+      copy.opacity = !state.marked || keys.includes(state.marked) ? 1 : FAINT;
+    }
+    if (meta.points) {
+      const own = meta.points.map((each) => each.filter((key) => key in known.runs));
+      copy.y = [...trace.y].map((y, point) => (own[point].length && !own[point].some(isIn) ? null : y));
+      copy.selectedpoints = state.marked
+        ? own.flatMap((each, point) => (each.includes(state.marked) ? [point] : [])) : undefined;
+      if (state.by && copy.marker && Array.isArray(copy.marker.color)) {
+        copy.marker = { ...copy.marker, color: own.map(([key]) => colorOf(key)) };
+      }
+    }
+    return copy;
+  }
+
+  function view({ data, layout }, plot) {
+    const shown = shownKeys(), copy = { ...layout };
+    const over = layout.meta && layout.meta.over && layout.meta.over[state.axis];
+    for (const axis of over ? new Set(data.filter((t) => t.meta && t.meta.over).map((t) => t.xaxis || "x")) : []) {
+      const name = `xaxis${axis.slice(1)}`, usual = layout[name];
+      copy[name] = { ...usual, ...over, title: { ...usual.title, ...over.title } };
+    }
+    if (plot.ends) copy.yaxis = { ...layout.yaxis, range: plot.ends, autorange: false };
+    return [data.map((trace) => seen(trace, shown, plot.only)), copy];
+  }
+
+  // Plots for each value of the facets' parameter; or one for all.
+  function laid(source) {
+    const holder = source.holder, first = source.plots[0];
+    for (const { node } of source.plots.slice(1)) node.parentElement.remove();
+    source.plots.length = 1;
+    first.only = first.ends = null;
+    find(".facet", first.node.parentElement)?.remove();
+    if (!state.facet || !source.faceted) return;
+    first.ends = first.node._fullLayout && [...first.node._fullLayout.yaxis.range];
+    valuesOf(state.facet).forEach((value, place) => {
+      const plot = place ? { node: document.createElement("div"), ends: first.ends } : first;
+      plot.only = new Set(Object.keys(known.runs).filter((key) => textOf(valueOf(key, state.facet)) === value));
+      if (place) {
+        const box = document.createElement("div");
+        plot.node.className = "plot";
+        plot.node.style.minHeight = first.node.style.minHeight;
+        box.append(plot.node);
+        holder.append(box);
+        source.plots.push(plot);
+      }
+      const head = document.createElement("p");
+      head.className = "facet";
+      head.textContent = `${state.facet} ${value}`;
+      plot.node.before(head);
+    });
   }
 
   function choose(key) {
-    marked = key === marked ? "" : key;
+    state.marked = key === state.marked ? "" : key;
     let name = "";
     for (const button of marks) {
-      const on = button.dataset.mark === marked;
+      const on = button.dataset.mark === state.marked;
       button.setAttribute("aria-pressed", String(on));
       if (on) name = button.textContent.trim();
     }
     if (status) status.textContent = name && `${name} stands out.`;
-    plots.forEach(mark);
+    update();
   }
 
-  function listen(plot) {
-    plot.on("plotly_click", ({ points: [point] }) => {
+  function listen(node) {
+    node.on("plotly_click", ({ points: [point] }) => {
       const { meta } = point.data;
       const key = meta && (meta.points ? meta.points[point.pointNumber][0] : meta.run);
-      if (marks.some((button) => button.dataset.mark === key)) choose(key);
-    });
-    plot.on("plotly_legendclick", ({ data, curveNumber }) => {
-      const key = keysOf(data[curveNumber])[0];
-      if (!marks.some((button) => button.dataset.mark === key)) return true;
-      choose(key);
-      return false; // hiding is what the boxes do
+      if (key in known.runs) choose(key);
     });
   }
 
   // Plotly's own buttons and slider answer to no keyboard: the page's do.
-  function giveUpOwnControls(plot, layout) {
+  function giveUpOwnControls(node, layout) {
     const height = (layout.meta && layout.meta.controls) || 0;
     const { active = 0, currentvalue = {} } = (layout.sliders || [{}])[0];
     layout.meta = { ...layout.meta, start: active, prefix: currentvalue.prefix || "frame " };
     delete layout.sliders;
     delete layout.updatemenus;
+    shorten(node, layout, height);
+  }
+
+  function shorten(node, layout, height) {
     if (!height) return;
     layout.height -= height;
     layout.margin.b -= height;
-    plot.style.minHeight = `${layout.height}px`;
+    node.style.minHeight = `${layout.height}px`;
   }
 
-  async function animate(plot, frames, layout) {
-    await Plotly.addFrames(plot, frames);
+  // The table is the legend of all figures of its runs, and the page has the switch of their axes.
+  function giveUpLegend(node, data, layout) {
+    const { legend = 0, over } = layout.meta || {};
+    if (over && Object.keys(over).length) delete layout.updatemenus;
+    const named = data.filter(({ showlegend, meta }) => showlegend && meta && meta.run);
+    if (!legend || !named.every(({ meta }) => meta.run in known.runs)) return;
+    layout.showlegend = false;
+    shorten(node, layout, legend);
+  }
+
+  async function animate(node, frames, layout) {
+    await Plotly.addFrames(node, frames);
     const bar = document.createElement("div");
     bar.className = "frames";
     bar.innerHTML = '<button type="button">play</button><label><output></output>' +
@@ -98,7 +178,7 @@
       range.value = place;
       output.textContent = `${layout.meta.prefix}${place} of ${frames.length - 1}`;
       const frame = { mode: "immediate", frame: { duration: 0, redraw: true }, transition: { duration: 0 } };
-      if (redraw) Plotly.animate(plot, [frames[place].name], frame);
+      if (redraw) Plotly.animate(node, [frames[place].name], frame);
     }
     function stop() {
       clearInterval(timer);
@@ -116,27 +196,37 @@
     });
     range.addEventListener("input", () => { stop(); show(Number(range.value)); });
     show(layout.meta.start, false);
-    plot.after(bar);
+    node.after(bar);
+  }
+
+  function read(script) {
+    const node = script.previousElementSibling;
+    const source = { script, holder: script.parentElement, plots: [{ node, only: null, ends: null }] };
+    source.faceted = script.parentElement.classList.contains("panel");
+    return source;
   }
 
   async function draw(source) {
-    const plot = source.parentElement.querySelector(".plot");
+    const { node } = source.plots[0];
     try {
-      const { data, layout, config, frames } = JSON.parse(source.textContent);
-      if (frames) giveUpOwnControls(plot, layout);
+      const { data, layout, config, frames } = JSON.parse(source.script.textContent);
+      if (frames) giveUpOwnControls(node, layout);
       delete layout.width; // the page decides
-      const drawing = Plotly.newPlot(plot, data, layout, config);
-      plot.wholes = {};
-      plots.push(plot);
+      source.config = { ...config, displayModeBar: innerWidth < NARROW ? false : "hover" };
+      if (!frames && Array.isArray(data)) {
+        giveUpLegend(node, data, layout);
+        source.content = { data, layout };
+        source.faceted &&= data.some(({ meta }) => meta && meta.over);
+      }
+      const [traces, look] = source.content ? view(source.content, source.plots[0]) : [data, layout];
+      const drawing = Plotly.newPlot(node, traces, look, source.config);
+      plots.push(source);
       await drawing;
-      if (frames) await animate(plot, frames, layout);
-      listen(plot);
-      const shown = wanted();
-      if ([...shown.values()].includes(false)) pick(plot, shown); // a reload keeps the boxes as they were
-      if (marked) mark(plot);
+      if (frames) await animate(node, frames, layout);
+      listen(node);
     } catch (error) { // of a stranger's figure: its own line, and the others are drawn
-      if (plots.at(-1) === plot) plots.pop();
-      plot.textContent = "This figure cannot be drawn: " + error.message;
+      if (plots.at(-1) === source) plots.pop();
+      node.textContent = "This figure cannot be drawn: " + error.message;
     }
   }
 
@@ -146,16 +236,42 @@
     return Promise.race([shown, new Promise((done) => setTimeout(done, 200))]);
   }
 
+  // All figures anew, one after the other; a later change takes the place of what is not yet drawn.
+  // One change after the other: facets come and go with places that another may be drawing in.
+  function update(facets = false) {
+    const own = ++turn;
+    refacet ||= facets;
+    delete root.dataset.settled;
+    busy = busy.then(() => own === turn && redraw(own));
+  }
+
+  async function redraw(own) {
+    const facets = refacet;
+    refacet = false;
+    for (const source of plots) {
+      if (!source.content) continue;
+      if (facets) laid(source);
+      for (const plot of source.plots) {
+        const isNew = !plot.node._fullLayout;
+        await Plotly.react(plot.node, ...view(source.content, plot), source.config);
+        if (isNew) listen(plot.node);
+      }
+      await painted();
+      if (own !== turn && !facets) return;
+    }
+    if (own === turn) root.dataset.settled = String(turn);
+  }
+
   // What is on the screen comes first, then the rest from above to below.
   async function drawAll() {
     const onScreen = new Set();
     const watch = new IntersectionObserver((changes) => {
       for (const { target, isIntersecting } of changes) onScreen[isIntersecting ? "add" : "delete"](target);
     });
-    for (const { parentElement } of sources) watch.observe(parentElement);
+    for (const { plots: [{ node }] } of sources) watch.observe(node);
     while (sources.length) {
-      const seen = sources.findIndex(({ parentElement }) => onScreen.has(parentElement));
-      const [next] = sources.splice(Math.max(seen, 0), 1);
+      const there = sources.findIndex(({ plots: [{ node }] }) => onScreen.has(node));
+      const [next] = sources.splice(Math.max(there, 0), 1);
       await draw(next);
       await painted();
       if (!root.dataset.first) root.dataset.first = String(Math.round(performance.now()));
@@ -164,40 +280,108 @@
     root.dataset.drawn = String(plots.length);
   }
 
-  function pickAll() {
-    const shown = wanted();
-    for (const plot of plots) pick(plot, shown);
-  }
+  // `workers=2 compressor=TopK`: a word with a sign asks for a value, any other is looked for in the row.
+  const COMPARE = {
+    "=": (a, b) => (Number.isFinite(Number(b)) && b !== "" && typeof a !== "string" ? a === Number(b)
+      : textOf(a).toLowerCase().includes(b.toLowerCase())),
+    "!=": (a, b) => !COMPARE["="](a, b),
+    ">=": (a, b) => a >= Number(b), "<=": (a, b) => a <= Number(b),
+    ">": (a, b) => a > Number(b), "<": (a, b) => a < Number(b),
+  };
 
-  for (const box of boxes) box.addEventListener("change", pickAll);
-  for (const button of marks) button.addEventListener("click", () => choose(button.dataset.mark));
-  for (const bar of document.querySelectorAll(".picker")) bar.hidden = false;
-  for (const button of document.querySelectorAll("[data-pick]")) {
-    button.addEventListener("click", () => {
-      for (const box of boxes) box.checked = button.dataset.pick === "all";
-      pickAll();
+  function asks(text) {
+    return text.trim().split(/\s+/).filter(Boolean).map((word) => {
+      const [, name, sign, value] = /^([\w. ]+?)(!=|>=|<=|=|>|<)(.*)$/.exec(word) || [];
+      if (!name) return (key, row) => row.textContent.toLowerCase().includes(word.toLowerCase());
+      return (key) => {
+        const found = valueOf(key, name);
+        return found !== undefined && (found !== null || "!=".includes(sign)) && COMPARE[sign](found, value);
+      };
     });
   }
-  addEventListener("keydown", ({ key }) => { if (key === "Escape" && marked) choose(marked); });
-  // What is folded or not yet drawn on the screen is part of the printed page, all but code. A figure
-  // is scaled to the paper as it is: there is no time to draw it anew.
-  const unfolded = new Set();
-  addEventListener("beforeprint", () => {
-    for (const part of document.querySelectorAll("details:not(.code, [open])")) {
-      part.open = true;
-      unfolded.add(part);
+
+  function swatches() {
+    for (const swatch of all("[data-swatch]")) swatch.style.borderTopColor = colorOf(swatch.dataset.swatch);
+  }
+
+  // The rows are there without it; with it they sort, filter and stand in groups.
+  function tabled() {
+    const table = find("#table"), rows = all("tbody tr", table);
+    const byKey = new Map(rows.map((row) => [row.dataset.key, row]));
+    const heads = all("thead th", table).map((head) => head.dataset.name);
+    const options = { paging: false, info: false, order: [], autoWidth: false, orderCellsTop: true,
+      layout: { topStart: null, topEnd: null, bottomStart: null, bottomEnd: null },
+      fixedColumns: { start: 1 }, rowGroup: { enable: false, dataSrc: () => "" } };
+    const grid = new DataTable(table, options);
+    find("#filter").addEventListener("input", ({ target }) => {
+      const wanted = asks(target.value);
+      state.passing = wanted.length ? new Set([...byKey].filter(([key, row]) =>
+        wanted.every((each) => each(key, row))).map(([key]) => key)) : null;
+      grid.search.fixed("typed", (_, __, place) => !state.passing ||
+        state.passing.has(grid.row(place).node().dataset.key)).draw();
+      status.textContent = state.passing ? `${state.passing.size} of ${rows.length} pass` : "";
+      update();
+    });
+    find("#by").addEventListener("change", ({ target }) => {
+      state.by = target.value;
+      const place = heads.indexOf(state.by);
+      grid.rowGroup().enable(Boolean(state.by));
+      if (state.by) {
+        // A cell's HTML as it stands, escaped; read as text it would be somebody's markup.
+        const cell = (data) => `${state.by} ${data[place].display ?? data[place]}`;
+        grid.rowGroup().dataSrc(cell);
+        grid.order.fixed({ pre: [[place, "asc"]] });
+      } else grid.order.fixed({ pre: [] });
+      grid.draw();
+      swatches();
+      update();
+    });
+    root.dataset.table = "ready";
+  }
+
+  function controls() {
+    for (const bar of all(".controls")) bar.hidden = false;
+    for (const box of boxes) box.addEventListener("change", () => update());
+    for (const button of marks) button.addEventListener("click", () => choose(button.dataset.mark));
+    for (const button of all("[data-pick]")) {
+      button.addEventListener("click", () => {
+        for (const box of boxes) box.checked = button.dataset.pick === "all";
+        update();
+      });
     }
+    for (const radio of all("input[name=axis]")) {
+      radio.addEventListener("change", () => { state.axis = radio.value; update(); });
+      if (radio.checked) state.axis = radio.value;
+    }
+    const smooth = find("#smooth");
+    smooth?.addEventListener("input", () => {
+      state.smooth = Number(smooth.value);
+      smooth.nextElementSibling.textContent = `${smooth.value} %`;
+      update();
+    });
+    find("#facet")?.addEventListener("change", ({ target }) => { state.facet = target.value; update(true); });
+    addEventListener("keydown", ({ key }) => { if (key === "Escape" && state.marked) choose(state.marked); });
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    const scheme = () => root.classList.toggle("dark", dark.matches);
+    dark.addEventListener("change", scheme);
+    scheme();
+    if (find("#filter")) addEventListener("tables", tabled, { once: true });
+  }
+
+  // What is not yet drawn on the screen is part of the printed page; what is folded stays so, but for
+  // the notebook's progress. A figure is scaled to the paper as it is: there is no time to draw it anew.
+  addEventListener("beforeprint", () => {
     for (const source of sources.splice(0)) draw(source);
-    for (const plot of plots) {
-      const { width, height } = plot._fullLayout;
-      plot.style.setProperty("--shape", `${width} / ${height}`);
-      for (const svg of plot.querySelectorAll(".main-svg")) svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    for (const { node } of plots.flatMap((source) => source.plots)) {
+      const { width, height } = node._fullLayout;
+      node.style.setProperty("--shape", `${width} / ${height}`);
+      for (const svg of all(".main-svg", node)) svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     }
   });
   addEventListener("afterprint", () => {
-    for (const part of unfolded) part.open = false;
-    unfolded.clear();
-    for (const svg of document.querySelectorAll(".plot .main-svg")) svg.removeAttribute("viewBox");
+    for (const svg of all(".plot .main-svg")) svg.removeAttribute("viewBox");
   });
+  sources.push(...all("script.labkit-figure").map(read));
+  controls();
   drawAll();
 })();

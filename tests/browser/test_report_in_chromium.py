@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_runs import output, write_job, write_run
+from sample_runs import experiment, output, write_job, write_run
 
 from labkit.figures import compare
+from labkit.records import store
 from labkit.report import report
 
 pytestmark = pytest.mark.slow
 
-OURS = 5  # loss, test results, speed, Pareto, parallel coordinates
+# Loss, accuracy, throughput, speed-up, efficiency, Pareto twice, parallel coordinates.
+OURS = 8
 
 EVIL = "<script>window.hit = 1</script><img src='https://x.example/i.png' onerror='window.hit = 1'>"
 
@@ -44,11 +47,43 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report(job, root / "report.html")
 
 
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three methods on two networks with two seeds each, and a run that failed."""
+    root = tmp_path_factory.mktemp("many")
+    methods = (None, {"name": "TopK", "ratio": 0.01}, {"name": "OneBit"})
+    for place, (compressor, network) in enumerate(product(methods, ("1GbE", "100Mb"))):
+        strategy = {"name": "AllReduce", "algorithm": "ring", "compressor": compressor}
+        for seed in range(2):
+            measured = {"network": network, "test_accuracy": 0.7 + place / 50 + seed / 100}
+            given = {"network": network, "strategy": strategy, "seed": seed, "measured": measured}
+            write_run(root, step_ms=5.0 + place, **given)
+    failed = store.new_run_directory(root, "failed")
+    store.start(failed, experiment(workers=4, network="1GbE"), {})
+    store.fail(failed, "out of memory", rank=1)
+    return report(root, root / "report.html")
+
+
 def opened(page: Any, written: Path) -> Any:
-    """The page when all of its figures are drawn."""
+    """The page when all of its figures are drawn, and its table answers."""
     page.goto(written.as_uri())
     page.wait_for_selector("html[data-drawn]", timeout=60_000)
+    if page.locator("#filter").count():
+        page.wait_for_selector("html[data-table]", timeout=60_000)
     return page
+
+
+def settled(page: Any) -> None:
+    """Waits until all figures show what was last asked for."""
+    page.wait_for_selector("html[data-settled]", timeout=60_000)
+
+
+def lone(page: Any, value: str) -> list[Any]:
+    """Of each figure what its traces say: an expression of `plot`."""
+    found: list[Any] = page.evaluate(
+        f"() => [...document.querySelectorAll('.js-plotly-plot')].map((plot) => {value})"
+    )
+    return found
 
 
 def hidden(page: Any) -> list[list[str]]:
@@ -71,12 +106,13 @@ def faint(page: Any) -> list[list[str]]:
 
 def test_all_figures_are_drawn_and_nothing_is_asked_of_any_host(page: Any, written: Path) -> None:
     opened(page, written)
-    assert page.get_attribute("html", "data-drawn") == str(OURS + 2)
-    for figure in page.query_selector_all("figure .plot"):
-        assert figure.query_selector("svg.main-svg") is not None
-    lines = page.locator("figure").first.locator(".scatterlayer .trace path.js-line")
-    assert lines.count() >= 3 * 3
-    assert page.locator("figure").nth(2).locator(".bars .point").count() == 3
+    drawn = page.locator("figure .plot")
+    assert page.get_attribute("html", "data-drawn") == str(drawn.count()) == str(OURS + 2)
+    for figure in drawn.all():
+        assert figure.locator("svg.main-svg").count() > 0
+    lines = page.locator(".panel").first.locator(".scatterlayer .trace path.js-line")
+    assert lines.count() >= 3
+    assert page.locator(".panel").nth(2).locator(".bars .point").count() == 3
     assert [url for url in page.requests if not url.startswith("data:")] == [written.as_uri()]
 
 
@@ -97,22 +133,25 @@ def test_nothing_of_a_notebook_or_a_parameter_is_executed(page: Any, written: Pa
     assert page.locator("img[onerror], .notebook script:not([type])").count() == 0
 
 
-def test_the_picker_hides_a_run_in_every_figure_that_has_it(page: Any, written: Path) -> None:
+def test_a_tick_shows_a_run_in_every_figure_that_has_it(page: Any, written: Path) -> None:
     opened(page, written)
     box = page.locator("input[data-run]").first
     key = box.get_attribute("data-run")
-    nothing: list[list[str]] = [[]] * (OURS + 2)
-    assert hidden(page) == nothing
+    assert not any(hidden(page))
     box.uncheck()
-    assert hidden(page) == [[key]] * (OURS + 1) + [[]]
+    settled(page)
+    assert all(own in ([key], []) for own in hidden(page))
+    assert hidden(page)[:3] == [[key]] * 3
     box.focus()
     page.keyboard.press("Space")
-    assert box.is_checked()
-    assert hidden(page) == nothing
+    settled(page)
+    assert not any(hidden(page))
     page.get_by_role("button", name="none").click()
-    assert [len(keys) for keys in hidden(page)] == [3] * OURS + [2, 0]
+    settled(page)
+    assert [len(keys) for keys in hidden(page)[:3]] == [3] * 3
     page.get_by_role("button", name="all").press("Enter")
-    assert hidden(page) == nothing
+    settled(page)
+    assert not any(hidden(page))
 
 
 def test_a_run_that_is_chosen_stands_out_in_every_figure(page: Any, written: Path) -> None:
@@ -121,25 +160,106 @@ def test_a_run_that_is_chosen_stands_out_in_every_figure(page: Any, written: Pat
     chosen = button.get_attribute("data-mark")
     others = {b.get_attribute("data-mark") for b in page.locator("[data-mark]").all()} - {chosen}
     button.press("Enter")
+    settled(page)
     assert button.get_attribute("aria-pressed") == "true"
-    assert [set(keys) for keys in faint(page)[:OURS]] == [others] * OURS
+    assert [set(keys) for keys in faint(page)[:3]] == [others] * 3
     assert "stands out" in page.locator("[role=status]").text_content()
     page.keyboard.press("Escape")
+    settled(page)
     assert button.get_attribute("aria-pressed") == "false"
-    assert faint(page)[:OURS] == [[]] * OURS
-    # A name in a legend, and a marker, do the same; neither hides the run.
-    page.locator("figure").nth(3).locator(".legendtoggle").first.click()
-    page.wait_for_function("document.querySelector('[aria-pressed=true]')")
-    assert [set(keys) for keys in faint(page)[:OURS]] == [others] * OURS
-    assert hidden(page)[3] == []
-    page.keyboard.press("Escape")
+    assert faint(page)[:3] == [[]] * 3
+    # A line in a figure does the same.
     page.evaluate(
-        """(key) => { const plot = document.querySelectorAll(".js-plotly-plot")[3];
+        """(key) => { const plot = document.querySelectorAll(".js-plotly-plot")[0];
             const data = plot.data.find((trace) => trace.meta && trace.meta.run === key);
             plot.emit("plotly_click", { points: [{ data, pointNumber: 0 }] }); }""",
         chosen,
     )
-    assert [set(keys) for keys in faint(page)[:OURS]] == [others] * OURS
+    settled(page)
+    assert [set(keys) for keys in faint(page)[:3]] == [others] * 3
+
+
+def test_the_table_is_filtered_as_one_types_and_the_figures_follow(
+    page: Any, written: Path
+) -> None:
+    opened(page, written)
+    page.locator("#filter").fill("workers=2")
+    settled(page)
+    rows = page.locator("#table tbody tr")
+    assert rows.count() == 1
+    kept = rows.first.get_attribute("data-key")
+    assert page.locator("[role=status]").text_content() == "1 of 3 pass"
+    assert all(kept not in own and len(own) == 2 for own in hidden(page)[:3])
+    for text, count in (
+        ("workers>=2", 2),
+        ("workers!=2 state=completed", 2),
+        ("strategy=allred", 3),
+        ("nothing=2", 0),
+        ("test_accuracy>0.5", 3),
+        ("", 3),
+    ):
+        page.locator("#filter").fill(text)
+        settled(page)
+        rows = page.locator("#table tbody tr[data-key]")
+        assert rows.count() == count, text
+
+
+def test_a_head_sorts_by_number(page: Any, written: Path) -> None:
+    opened(page, written)
+    place = page.evaluate(
+        "[...document.querySelectorAll('#table th')].findIndex((h) => h.dataset.name === 'workers')"
+    )
+    seen = []
+    for _ in range(2):
+        page.locator("#table thead th").nth(place).click()
+        cells = page.locator(f"#table tbody tr td:nth-child({place + 1})")
+        seen.append([int(text) for text in cells.all_text_contents()])
+    assert seen == [[1, 2, 4], [4, 2, 1]]
+
+
+def test_one_switch_moves_all_curves_to_another_axis(page: Any, written: Path) -> None:
+    opened(page, written)
+    title = "plot.layout.xaxis.title && plot.layout.xaxis.title.text"
+    assert lone(page, title)[:2] == ["step", "step"]
+    page.get_by_role("radio", name="seconds").check()
+    settled(page)
+    assert lone(page, title)[:2] == ["seconds since the first step"] * 2
+    assert all(ends[1] < 5 for ends in lone(page, "plot._fullLayout.xaxis.range")[:2])
+
+
+def test_smoothing_moves_the_line_and_not_the_results(page: Any, written: Path) -> None:
+    opened(page, written)
+    line = "(t) => t.meta && t.meta.run && t.line && t.line.width === 2"
+    last = f"JSON.stringify((plot.data.find({line}) || {{}}).y)"
+    before = lone(page, last)[:2]
+    page.locator("#smooth").fill("25")
+    settled(page)
+    after = lone(page, last)[:2]
+    assert before[0] != after[0]
+    assert before[1] == after[1]
+
+
+def test_facets_and_colours_are_by_a_parameter(page: Any, written: Path) -> None:
+    opened(page, written)
+    count = page.locator(".plot").count()
+    page.locator("#facet").select_option("workers")
+    settled(page)
+    assert page.locator(".panel .facet").all_text_contents()[:3] == [
+        "workers 1",
+        "workers 2",
+        "workers 4",
+    ]
+    assert page.locator(".plot").count() == count + 2 * 2
+    page.locator("#facet").select_option("")
+    page.locator("#by").select_option("dataset")
+    settled(page)
+    assert page.locator(".plot").count() == count
+    assert page.locator("#table tr.dtrg-group").count() == 2
+    colors = page.evaluate(
+        """() => [...document.querySelectorAll("[data-swatch]")].map(
+            (each) => getComputedStyle(each).borderTopColor)"""
+    )
+    assert len(set(colors)) == 2
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -156,33 +276,74 @@ def test_text_of_figures_takes_the_pages_colour(page: Any, written: Path, scheme
     assert sum(map(int, paper[4:-1].split(","))) < 150 if scheme == "dark" else True
 
 
-def test_the_words_of_panels_do_not_overlap(page: Any, written: Path) -> None:
-    opened(page, written)
-    overlaps = page.evaluate(
-        """() => {
-            const words = [...document.querySelector("figure").querySelectorAll(
-                ".annotation-text, .gtitle, .gtitle-subtitle, .xtitle, .ytitle, .legendtext")];
-            const boxes = words.map((w) => [w.textContent, w.getBoundingClientRect()]);
-            const hits = [];
-            boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
-                const wide = Math.min(p.right, q.right) - Math.max(p.left, q.left);
-                const high = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
-                if (wide > 2 && high > 2) hits.push(`${a} | ${b}`);
-            }));
-            return hits;
-        }"""
+OVERLAPS = """() => {
+    const own = [...document.querySelectorAll("figure .main-svg text")].filter(
+        (text) => text.textContent.trim() && !text.closest(".hoverlayer"));
+    const page = [...document.querySelectorAll(
+        "h1, h2, h3, h4, p, legend, label, li, figcaption, #table :is(th, td)")].filter(
+        (part) => part.checkVisibility() && !part.closest(".aloud, .notebook, .dtfc-fixed-start"));
+    const table = page.filter((part) => part.closest("#table"));
+    const groups = [[...own, ...page.filter((part) => !part.closest("#table"))], table];
+    const hits = [], said = (part) => part.textContent.trim().slice(0, 40);
+    for (const group of groups) {
+        const boxes = group.map((part) => [part, part.getBoundingClientRect()]);
+        boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
+            const wide = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+            const high = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+            const apart = !a.contains(b) && !b.contains(a);
+            if (wide > 3 && high > 3 && apart) hits.push(`${said(a)} | ${said(b)}`);
+        }));
+    }
+    return hits;
+}"""
+
+
+@pytest.mark.parametrize("of", ["many", "written"])
+@pytest.mark.parametrize("width", [1280, 1024, 390])
+def test_no_two_texts_overlap(
+    page: Any, of: str, width: int, request: pytest.FixtureRequest
+) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    opened(page, request.getfixturevalue(of))
+    assert page.evaluate(OVERLAPS) == []
+    # The page itself is never moved to the side, its table and wide figures are.
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    plots = [box.bounding_box() for box in page.locator(".panel .plot").all()]
+    beside = [b for a, b in pairwise(plots) if abs(a["y"] - b["y"]) < 5]
+    assert bool(beside) == (width > 700)
+    assert page.locator(".modebar-btn").count() == 0 or width > 700
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_table_fits_or_moves_under_its_names(page: Any, many: Path, width: int) -> None:
+    """On a desk all columns are seen; on a phone they move, and names and heads stay."""
+    page.set_viewport_size({"width": width, "height": 900})
+    opened(page, many)
+    frame = page.locator(".runs")
+    inside, whole = frame.evaluate("(each) => [each.clientWidth, each.scrollWidth]")
+    assert (whole <= inside) == (width == 1280)
+    # One frame alone moves it; DataTables puts others around a table.
+    assert page.evaluate(
+        """() => [...document.querySelectorAll(".runs *")].every((part) =>
+            part.scrollWidth <= part.clientWidth + 1 ||
+            getComputedStyle(part).overflowX === "visible")"""
     )
-    assert overlaps == []
+    frame.evaluate("(each) => { each.style.maxHeight = '8rem'; each.scrollTo(9999, 60); }")
+    box, last = frame.bounding_box(), frame.locator("thead th").last.bounding_box()
+    assert last["x"] + last["width"] <= box["x"] + box["width"] + 1
+    assert last["y"] == pytest.approx(box["y"], abs=2)
+    assert frame.locator("tbody th").nth(3).bounding_box()["x"] == pytest.approx(box["x"], abs=2)
 
 
 def hundred(root: Path) -> Path:
-    """Runs as a sweep leaves them: 4 numbers of workers, 5 compressors, 5 seeds, 25 epochs."""
+    """Runs as a sweep leaves them: 4 numbers of workers, 5 compressors, 5 rates, 25 epochs."""
     compressors = [None, *({"name": name} for name in ("Int8", "OneBit", "TopK", "QSGD"))]
     for workers in (1, 2, 4, 8):
         for compressor in compressors:
-            for seed in range(5):
+            for rate in (0.1, 0.2, 0.3, 0.4, 0.5):
                 strategy = {"name": "AllReduce", "algorithm": "ring", "compressor": compressor}
-                write_run(root, seed=seed, workers=workers, epochs=25, strategy=strategy)
+                given = {"learning_rate": rate, "workers": workers, "strategy": strategy}
+                write_run(root, epochs=25, **given)
     return root
 
 
@@ -192,35 +353,58 @@ def test_a_hundred_runs_take_at_most_8_mb_and_are_soon_seen(page: Any, tmp_path:
     opened(page, path)
     # Under 2000 on two idle cores; a suite has others beside it, so this tells only a collapse.
     assert int(page.get_attribute("html", "data-first")) < 8000
-    assert page.get_attribute("html", "data-drawn") == "6"
+    assert page.get_attribute("html", "data-drawn") == "10"
     # Points of many runs are one trace; it knows which are whose.
     of_points = """(say) => [...document.querySelectorAll(".js-plotly-plot")].flatMap((plot) =>
         plot.data.filter((t) => t.meta && t.meta.points)).map(new Function("t", "return " + say))"""
-    assert set(page.evaluate(of_points, "t.meta.points.length")) == {20, 100}
+    assert 100 in page.evaluate(of_points, "t.meta.points.length")
     page.locator("[data-mark]").nth(2).click()
+    settled(page)
     assert set(page.evaluate(of_points, "t.selectedpoints.length")) == {1}
     page.get_by_role("button", name="none").click()
+    settled(page)
     assert all(page.evaluate(of_points, "t.y.every((y) => y === null)"))
 
 
 PAPER = 700  # pixels between the margins of A4, about
 
+# Words of the table, of heads and of sentences that go on in another line without a hyphen.
+BROKEN = """() => {
+    const found = [];
+    for (const part of document.querySelectorAll("#table :is(th, td), h1, h2, h3, h4, p, li")) {
+        const texts = document.createTreeWalker(part, NodeFilter.SHOW_TEXT);
+        while (texts.nextNode()) {
+            for (const word of texts.currentNode.data.matchAll(/[\\p{L}\\p{N}_]+/gu)) {
+                const range = document.createRange();
+                range.setStart(texts.currentNode, word.index);
+                range.setEnd(texts.currentNode, word.index + word[0].length);
+                const tops = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+                if (tops.size > 1) found.push(word[0]);
+            }
+        }
+    }
+    return found;
+}"""
 
-def test_on_paper_controls_are_gone_and_everything_keeps_to_the_width(
-    page: Any, written: Path
-) -> None:
-    """Black on white, whatever the screen shows; figures whole; all but code unfolded."""
+
+def on_paper(page: Any, path: Path) -> list[float]:
+    """Lays the opened page out as for A4; what width to height each drawing had on the screen."""
     page.emulate_media(color_scheme="dark")
-    opened(page, written)
-    screen = page.locator(".js-plotly-plot .main-svg").first.bounding_box()
+    opened(page, path)
+    plots = page.locator(".plot").all()
+    boxes = [each.locator(".main-svg").first.bounding_box() for each in plots]
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print", color_scheme="dark")
     page.evaluate(f"document.body.style.width = '{PAPER}px'")
-    for control in (".picker", "input", ".modebar", "figcaption", ".skip", "details.code"):
-        assert not any(each.is_visible() for each in page.locator(control).all()), control
-    assert page.evaluate(
-        "[...document.querySelectorAll('details:not(.code)')].every((d) => d.open)"
-    )
+    return [box["width"] / box["height"] for box in boxes]
+
+
+@pytest.mark.parametrize("of", ["written", "many"])
+def test_on_paper_words_are_whole_and_each_panel_takes_its_width(
+    page: Any, of: str, request: pytest.FixtureRequest
+) -> None:
+    shapes = on_paper(page, request.getfixturevalue(of))
+    assert page.evaluate(BROKEN) == []
     outside = page.evaluate(
         """(width) => [...document.body.querySelectorAll(":not(svg *, .aloud)")].filter(
             (part) => part.getClientRects().length && part.getBoundingClientRect().right >
@@ -229,15 +413,23 @@ def test_on_paper_controls_are_gone_and_everything_keeps_to_the_width(
         PAPER,
     )
     assert outside == []
-    for figure in page.locator("figure").all():
-        frame, drawing = figure.bounding_box(), figure.locator(".main-svg").first.bounding_box()
+    plots = page.locator(".plot").all()
+    assert len(plots) == len(shapes)
+    for plot, shape in zip(plots, shapes, strict=True):
+        frame, drawing = plot.bounding_box(), plot.locator(".main-svg").first.bounding_box()
         assert drawing["width"] == pytest.approx(frame["width"], abs=1)
         assert drawing["height"] <= frame["height"] + 1
-        assert figure.evaluate("(each) => getComputedStyle(each).breakInside") == "avoid"
-    drawing = page.locator(".js-plotly-plot .main-svg").first.bounding_box()
-    assert drawing["height"] / drawing["width"] == pytest.approx(
-        screen["height"] / screen["width"], rel=0.01
-    )
+        assert drawing["width"] / drawing["height"] == pytest.approx(shape, rel=0.01)
+        kept = "(each) => getComputedStyle(each.closest('.panels > *, figure')).breakInside"
+        assert plot.evaluate(kept) == "avoid"
+
+
+def test_on_paper_controls_are_gone_and_it_is_black_on_white(page: Any, written: Path) -> None:
+    """Whatever the screen shows; what is folded stays so."""
+    on_paper(page, written)
+    for control in (".controls", "input", ".modebar", "figcaption", ".skip", "details.code"):
+        assert not any(each.is_visible() for each in page.locator(control).all()), control
+    assert page.locator("details[open]").count() == 0  # parameters stay closed
     ink, paper = page.evaluate(
         "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
     )

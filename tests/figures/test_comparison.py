@@ -18,13 +18,13 @@ from labkit.figures import (
     heat_map,
     parallel_coordinates,
     pareto,
-    parts,
     scatter,
     table,
 )
 from labkit.figures.kit.axes import number_text, scale
 from labkit.figures.kit.canvas import gathered
-from labkit.figures.kit.entries import MANY, entries
+from labkit.figures.kit.entries import MANY, entries, settings
+from labkit.figures.runs.comparison import sheets
 from labkit.records.questions.losses import smoothed
 from labkit.records.questions.scaling import scalings, seed_bands
 from labkit.records.run import Run
@@ -110,7 +110,7 @@ def test_a_heat_map_finds_the_grid_and_takes_medians_of_seeds(tmp_path: Path) ->
     assert list(figure.layout.xaxis.ticktext) == ["1", "2"]
     dots = next(trace for trace in figure.data if (trace.meta or {}).get("points"))
     assert sorted(key for keys in dots.meta["points"] for key in keys) == sorted(
-        entry.key for entry in entries(runs)
+        entry.key for entry in settings(runs)
     )
     assert "compressor OneBit, workers 2: 81.0%" in figure.alt
 
@@ -188,7 +188,7 @@ def test_repeats_of_one_run_make_a_band_too(tmp_path: Path) -> None:
 
 
 def test_points_of_many_runs_are_one_trace_that_knows_whose_they_are(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path, seed=seed) for seed in range(MANY + 1)]
+    runs = [write_run(tmp_path, learning_rate=1.0 + k) for k in range(MANY + 1)]
     keys = [entry.key for entry in entries(runs)]
     for figure in (pareto(runs), scatter(runs, "train_seconds", "test_accuracy")):
         points = [trace for trace in figure.data if (trace.meta or {}).get("points")]
@@ -196,7 +196,7 @@ def test_points_of_many_runs_are_one_trace_that_knows_whose_they_are(tmp_path: P
         assert len(points[0].x) == len(points[0].y) == len(points[0].marker.color) == len(runs)
     bars = [trace for trace in compare(runs).data if trace.type == "bar"]
     assert len(bars) == 1
-    assert "seed 3" in bars[0].hovertemplate[3]
+    assert "lr 4" in bars[0].hovertemplate[3]
 
 
 @pytest.mark.parametrize("runs", [1, 3, MANY + 1, 120])
@@ -204,18 +204,17 @@ def test_points_of_many_runs_are_one_trace_that_knows_whose_they_are(tmp_path: P
 def test_curves_of_one_point_are_points_that_can_be_seen(
     tmp_path: Path, runs: int, epochs: int, steps: int
 ) -> None:
-    made = [write_run(tmp_path, seed=seed, epochs=epochs, steps=steps) for seed in range(runs)]
-    loss, tests, _ = parts(made)
-    for figure, points in ((loss, steps), (tests, epochs)):
-        drawn = [
-            trace for trace in figure.data if trace.type == "scatter" and trace.x[0] is not None
-        ]
-        lines = [trace for trace in drawn if "lines" in trace.mode and len(trace.x) > 1]
-        marks = [trace for trace in drawn if "markers" in trace.mode]
+    made = [
+        write_run(tmp_path, learning_rate=1.0 + k, epochs=epochs, steps=steps) for k in range(runs)
+    ]
+    learning, _ = sheets(settings(made))
+    for panel, points in zip(learning.rows[0], (steps, epochs), strict=True):
+        lines = [t for t in panel.traces if "lines" in t["mode"] and len(t["x"]) > 1]
+        marks = [trace for trace in panel.traces if "markers" in trace["mode"]]
         assert bool(lines) == (points > 1)
         if points == 1:
-            assert sum(len(trace.x) for trace in marks) == 3 * runs  # steps, seconds, bytes
-            assert all(trace.marker.color is not None for trace in marks)
+            assert sum(len(trace["x"]) for trace in marks) == runs
+            assert all(trace["marker"]["color"] is not None for trace in marks)
 
 
 def test_lines_and_points_without_a_run_are_left_as_they_are() -> None:
@@ -227,13 +226,17 @@ def test_lines_and_points_without_a_run_are_left_as_they_are() -> None:
 
 def test_the_reading_knows_who_is_best_and_what_seeds_leave_open(tmp_path: Path) -> None:
     text = comparison_reading(grid(tmp_path, seeds=3))
-    assert "12 runs that differ in compressor, workers, seed" in text
-    assert "Equivalence gate: 12 passed" in text
+    assert (
+        "12 runs that differ in compressor, workers (12 completed; but for the seed, 4 kinds)"
+        in text
+    )
+    assert "Equivalence gate: 4 passed" in text
     assert "**no compression, workers 1**, 91.00% (3 seeds, 90.00% to 92.00%)" in text
     assert "no compression, workers 2, 91.00%" in text  # as good: no lead is claimed
     assert "more than their seeds explain" not in text
     one = comparison_reading(grid(tmp_path / "one"))
-    assert "with one seed this may be chance" in one
+    assert "One seed cannot tell chance from a difference in test accuracy: " in one
+    assert "No difference beyond the spread of their seeds in test accuracy: **no c" in text
 
 
 def test_the_reading_judges_a_clear_lead_and_names_failed_gates(tmp_path: Path) -> None:
@@ -246,8 +249,10 @@ def test_the_reading_judges_a_clear_lead_and_names_failed_gates(tmp_path: Path) 
     ]
     runs.append(write_run(tmp_path, workers=4, measured={"equivalence": FAILED_GATE}))
     text = comparison_reading(runs)
-    assert "cnn on digits: " in text  # another task: no race between models
-    assert "no speed is shown of model mlp, workers 4" in text
+    # Another task: no race between models.
+    assert "Not compared, for no other run has their task and length: workers 2, cnn" in text
+    assert "mlp on digits: " in text
+    assert "no speed is shown of workers 4" in text
     clear = [
         write_run(
             tmp_path, seed=s, learning_rate=rate, measured={"test_accuracy": accuracy + s / 1e3}
@@ -281,8 +286,9 @@ def test_regressions_are_judged_by_their_loss(tmp_path: Path) -> None:
         "Lowest test loss: **workers 2**, 0.11 (2 seeds, 0.1 to 0.12); next workers 1, 0.31" in text
     )
     assert "each of its seeds is lower" in text
-    assert "within the spread" in comparison_reading([*runs(1, 0.1, 0.3), *runs(2, 0.2, 0.4)])
-    assert "this may be chance" in comparison_reading([*runs(1, 0.1), *runs(2, 0.2)])
+    null = comparison_reading([*runs(1, 0.1, 0.3), *runs(2, 0.2, 0.4)])
+    assert "No difference beyond the spread of their seeds in test loss" in null
+    assert "One seed cannot tell" in comparison_reading([*runs(1, 0.1), *runs(2, 0.2)])
 
 
 def test_runs_of_one_step_have_no_seconds_and_say_why(tmp_path: Path) -> None:

@@ -66,13 +66,13 @@ def test_runs_on_several_networks_are_one_method(tmp_path: Path) -> None:
     groups = by_method(entries(runs))
     assert {name: len(group) for name, group in groups.items()} == {
         "no compression": 2,
-        "TopK(ratio=0.01)": 1,
+        "TopK 1 %": 1,
     }
 
 
 def test_methods_of_one_compressor_are_told_apart(tmp_path: Path) -> None:
     runs = [write_method(tmp_path, algorithm=name) for name in ("ring", "tree")]
-    assert list(by_method(entries(runs))) == ["algorithm ring", "algorithm tree"]
+    assert list(by_method(entries(runs))) == ["ring", "tree"]
 
 
 def test_the_baseline_is_equal_but_for_compression_and_of_the_same_network(tmp_path: Path) -> None:
@@ -139,8 +139,9 @@ def test_the_front_holds_whom_nobody_beats(tmp_path: Path) -> None:
     drawn = markers(figure)
     assert [t.marker.symbol for t in drawn[:3]] == ["circle", "circle", "circle-open"]
     (line, _) = [t for t in figure.data if t.name == "Pareto front"]
-    assert list(line.x) == [60 * 2 * 400, 60 * 2 * 40_000]  # steps x ranks x bytes, cheapest first
-    assert "accuracy 90.00%, 46.9 KiB, 295 ms (on the front)" in figure.alt
+    # Steps after the first x ranks x bytes, cheapest first.
+    assert list(line.x) == [59 * 2 * 400, 59 * 2 * 40_000]
+    assert "accuracy 90.00%, 46.1 KiB, 295 ms (on the front)" in figure.alt
     assert "accuracy × bytes × seconds" in texts(figure).lower()
     assert "network not emulated" in texts(figure)
 
@@ -257,12 +258,12 @@ def test_the_winner_changes_where_saved_bytes_no_longer_pay_for_the_codec(tmp_pa
     dense = write_method(tmp_path, payload=1_000_000)
     small = write_method(tmp_path, payload=10_000, codec=4, compressor=TOP_K)
     one, other = winners(methods(entries([dense, small])), 0.0, (1e6, 1e10))
-    assert (one.method.name, other.method.name) == ("TopK(ratio=0.01)", "no compression")
+    assert (one.method.name, other.method.name) == ("TopK 1 %", "no compression")
     assert one.last == pytest.approx(990_000 / 4e-3)
     figure = bandwidth([dense, small])
     assert "Who wins at which bandwidth · simulation" in texts(figure)
-    assert "TopK(ratio=0.01) up to 1.98 Gb/s, then no compression" in texts(figure)
-    assert "TopK(ratio=0.01) up to 1.98 Gb/s, then no compression" in figure.alt
+    assert "TopK 1 % up to 1.98 Gb/s, then no compression" in texts(figure)
+    assert "TopK 1 % up to 1.98 Gb/s, then no compression" in figure.alt
     (cross,) = [t for t in figure.data if t.mode == "markers+text"]
     assert cross.x[0] == pytest.approx(8 * one.last)
 
@@ -298,9 +299,8 @@ def test_bars_are_named_in_lines_that_fit_and_tell_runs_apart(tmp_path: Path) ->
         for each in compressors
     ]
     names = step_parts(runs).layout.xaxis.ticktext
-    assert names[0] == "no compression, network<br>1GbE"
-    last = ["ErrorFeedback(", "PowerSGD(", "approximation_", "rank=2)), network 100Mb"]
-    assert names[5] == "<br>".join(last)
+    assert names[0] == "no compression, 1GbE"
+    assert names[5] == "PowerSGD rank 2, 100Mb"
     assert len(set(names)) == len(runs)
 
 
@@ -343,11 +343,11 @@ def test_every_measure_has_a_line_a_layer_and_a_band_of_ranks(tmp_path: Path) ->
     assert lines[0].y[0] == pytest.approx(0.105)
     assert sum(t.fill == "tonexty" for t in figure.data) == 2  # errors differ by rank, others not
     assert [t.name for t in figure.data if t.showlegend] == ["dense", "head"]
-    assert "TopK(ratio=0.01) · wall clock · network 1GbE" in figure.layout.title.text
+    assert "TopK 1 % · wall clock · network 1GbE" in figure.layout.title.text
 
 
 def test_a_report_shows_what_was_under_the_microscope(tmp_path: Path) -> None:
-    heading = '<h3 class="aloud">Compression under the microscope</h3>'
+    heading = "<h3>Compression under the microscope</h3>"
     plain = write_method(tmp_path / "plain", [0.9], compressor=TOP_K, network="1GbE")
     told = report([plain], tmp_path / "without.html").read_text()
     assert heading not in told

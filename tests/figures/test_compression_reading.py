@@ -21,7 +21,7 @@ def test_a_method_that_pays_is_said_with_speed_bytes_and_verdict(tmp_path: Path)
         tmp_path, SEEDS, wire=1, codec=1, payload=400, network="100Mb", compressor=TOP_K
     )
     said = compression_reading([dense, small])
-    assert "wall clock · network 100Mb: the shortest step is that of **TopK(ratio=0.01)" in said
+    assert "wall clock · network 100Mb: the shortest step is that of **TopK 1 %**" in said
     assert "12.60x the speed of no compression" in said
     assert "compression ratio 100" in said
     assert "codec 1 ms, wire 1 ms, wait 0 s a step" in said
@@ -41,7 +41,7 @@ def test_null_results_are_results(tmp_path: Path) -> None:
     said = compression_reading(runs)
     assert "it does not pay" in said
     assert "no difference beyond the spread of the steps" in said
-    assert "In speed 2 of 2 did not pay: TopK(ratio=0.01), OneBit." in said
+    assert "In speed 2 of 2 did not pay: TopK 1 %, OneBit." in said
     assert "no verdict: one seed (60.00% against 90.00%)" in said
     assert "90.00%: not reached, the baseline reached after 60 steps" in said
 
@@ -75,7 +75,7 @@ def test_who_wins_on_other_links_is_called_a_simulation_and_held_against_the_mea
     ]
     said = compression_reading(runs)
     assert "Simulation, from measured compute, codec and bytes on links of 10 Mb/s" in said
-    assert "the fastest is TopK(ratio=0.01) up to 1.98 Gb/s, then no compression" in said
+    assert "the fastest is TopK 1 % up to 1.98 Gb/s, then no compression" in said
     assert "on the 2 emulated networks that were run it is off by 0% (median), at most 0%" in said
     alone = compression_reading([write_method(tmp_path), write_method(tmp_path, compressor=TOP_K)])
     assert "none of these runs was on an emulated network" in alone

@@ -67,7 +67,7 @@ def test_a_name_in_the_legend_chooses_and_hides_nothing(tmp_path: Path) -> None:
 
 
 def test_the_points_of_many_runs_are_selected_by_their_place(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path, seed=seed) for seed in range(MANY + 1)]
+    runs = [write_run(tmp_path, learning_rate=1.0 + k) for k in range(MANY + 1)]
     _, (panel,) = widgets(linked(scatter(runs, "train_seconds", "test_accuracy")))
     show(panel, entries(runs)[3].key)
     (points,) = [trace for trace in panel.data if (trace.meta or {}).get("points")]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from labkit.common.content import is_number
 from labkit.common.privacy import scrub
+from labkit.figures.kit.naming import spoken
 from labkit.records.compressors import called
 from labkit.records.questions.columns import Value, ordered
 
@@ -23,6 +24,7 @@ TITLES = {
 # An axis of accuracies: of one value, or of few, Plotly would draw it down to -50 %.
 SHARES = {"tickformat": ".1%", "autorangeoptions": {"clipmin": -0.02, "clipmax": 1.02}}
 _SLOTS = 8  # more distinct numbers than this are a scale
+_ONE = 0.01
 _WIDE = 30.0  # from this ratio of the greatest to the least on a scale is logarithmic
 _LETTERS = 18  # a longer word is cut
 
@@ -52,6 +54,8 @@ def word(name: str, value: Value) -> str:
     """A parameter's value for a tick."""
     if value is None:
         return called(None) if name == "compressor" else "none"
+    if name == "compressor":
+        return spoken(str(value), with_feedback=True)
     text = number_text(value) if is_number(value) else scrub(str(value))
     return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
 
@@ -79,6 +83,10 @@ def number_text(value: float) -> str:
 
 def _proportional(values: Sequence[Value], known: list[float]) -> Scale:
     low, high = min(known, default=0.0), max(known, default=1.0)
+    # Ends that nobody tells apart are one value: 5.79 M and 5.80 M bytes are the same amount.
+    if high - low < _ONE * abs(high):
+        middle = tuple(None if value is None else 0.5 for value in values)
+        return Scale(places=middle, ticks=((0.5, known[0] if known else None),))
     # Where values differ so much, most of them would lie on one end of a scale in proportion.
     logarithmic = low > 0 and high / low >= _WIDE
     way = math.log if logarithmic else float

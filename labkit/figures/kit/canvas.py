@@ -113,11 +113,56 @@ def draw(
             # So many have no legend, whose clicks need traces of their own.
             traces = panel.traces if len(shown) <= MANY else gathered(panel.traces)
             figure.add_traces([{"type": "scatter"} | trace | axes for trace in traces])
+    if switched := [panel.over for panels in rows for panel in panels if panel.over]:
+        layout["updatemenus"] = [_switch(figure, switched)]
+    if legend and all(isinstance(entry, Entry) for entry in shown):
+        layout["meta"] |= {"legend": legend}
     if legend:
         # Traces of their own, so that a run is named once, in however many panels it is drawn.
         figure.add_traces([_legend_trace(entry) for entry in shown])
     figure.update_layout(layout)
     return figure
+
+
+def _switch(figure: Figure, panels: Sequence[dict[str, Trace]]) -> Trace:
+    """Buttons that move the first panels' traces to another x axis; a page has its own."""
+    places = [place for place, trace in enumerate(figure.data) if "over" in (trace.meta or {})]
+    buttons = []
+    for name in panels[0]:
+        moved = [
+            trace.x if name == "step" else trace.meta["over"].get(name, [None])
+            for trace in (figure.data[place] for place in places)
+        ]
+        layout: Trace = {}
+        for number, over in enumerate(panels, 1):
+            ticks: Trace = {"tickvals": None, "ticktext": None, "type": "linear"} | over[name]
+            end = "" if number == 1 else str(number)
+            layout |= {f"xaxis{end}.{key}": value for key, value in ticks.items()}
+            layout[f"xaxis{end}.autorange"] = "range" not in over[name]
+        args = [{"x": moved}, layout, places]
+        buttons.append({"label": f"by {name}", "method": "update", "args": args})
+    place = {"x": 1, "xanchor": "right", "y": 1, "yanchor": "top", "pad": {"r": 0, "t": 4}}
+    look = {"bgcolor": CLEAR, "bordercolor": INK, "font": {"color": INK, "size": 11}}
+    return {"type": "buttons", "direction": "right", "buttons": buttons} | place | look
+
+
+def alone(panel: Panel, plot: int, below: int, many: bool) -> Trace:
+    """One panel as a figure without words around it, which the page has; many: of many runs."""
+    figure = Figure()
+    # Beside others a panel leaves the names of its rows to the first of them.
+    named = {name: value for name, value in panel.y_axis.items() if name != "showticklabels"}
+    x_axis, y_axis = axis(panel.x, **panel.x_axis), axis(panel.y, **named)
+    traces = gathered(panel.traces) if many else panel.traces
+    figure.add_traces([{"type": "scatter"} | trace for trace in traces])
+    layout = base_layout("", "", panel.title) | {"xaxis": x_axis, "yaxis": y_axis}
+    layout |= {"height": plot + below + 12, "showlegend": False}
+    layout["margin"] = {"t": 12, "b": below, "l": LEFT, "r": RIGHT, "pad": 0}
+    layout["meta"] = {"alt": panel.title, "over": panel.over}
+    for each in (x_axis, y_axis):
+        each.setdefault("automargin", True)
+    figure.update_layout(layout)
+    content: Trace = json.loads(figure.to_json())
+    return content
 
 
 def _legend_trace(entry: Entry | Line) -> Trace:
@@ -235,7 +280,9 @@ def gathered(traces: Sequence[Trace]) -> list[Trace]:
     for trace in traces:
         # A line through the points of several runs would say that they belong together.
         lone = len(trace["x"]) == 1 and "lines" not in (trace.get("mode") or "")
-        if lone and "run" in (trace.get("meta") or {}):
+        meta = trace.get("meta") or {}
+        # One with places on other axes goes there by itself.
+        if lone and "run" in meta and "over" not in meta:
             look = (trace.get("type"), trace.get("mode"), *sorted(set(trace) - _DROPPED))
             alike.setdefault(look, []).append(dict(trace))
         else:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from labkit.common.errors import LabkitError
-from labkit.common.privacy import scrub
-from labkit.records.compressors import called
+from labkit.figures.kit.naming import names
 from labkit.records.questions.columns import Value, differences
+from labkit.records.questions.settings import Seeds, gathered
 from labkit.records.run import Run, gate_failed
 
 # Okabe and Ito (2008): told apart with any colour vision; without their black and yellow, which
@@ -25,7 +25,6 @@ SYMBOLS = ("circle", "square", "diamond", "cross")
 INK = "#7a7a7a"  # text and lines that are legible on white and on black
 
 MANY = 24  # above so many runs the report's picker and the table are the legend
-LONGEST_LABEL = 80
 OVERSUBSCRIBED = "* ranks \N{MULTIPLICATION SIGN} threads above cores"
 NO_RUNS = (
     "no runs to compare: run a notebook first (labkit run notebooks/tour.ipynb), then give the "
@@ -48,6 +47,11 @@ class Entry:
     dash: str
     symbol: str
     metrics: dict[str, Any]
+
+    @property
+    def members(self) -> tuple[Run, ...]:
+        """The runs that it stands for: one, or those of its seeds."""
+        return self.run.members if isinstance(self.run, Seeds) else (self.run,)
 
     @property
     def gate_failed(self) -> bool:
@@ -95,19 +99,26 @@ def entries(runs: Iterable[Run] | Run) -> list[Entry]:
     found = [runs] if isinstance(runs, Run) else list(runs)
     if not found:
         raise LabkitError(NO_RUNS)
+    # What has no results is drawn nowhere, and takes nobody's colour.
+    places = accumulate((bool(run.metrics) for run in found), initial=0)
     return [
         Entry(
             run=run,
             key=key(run),
             label=label,
-            color=PALETTE[place % len(PALETTE)],
+            color=PALETTE[place % len(PALETTE)] if run.metrics else INK,
             dash=DASHES[place // len(PALETTE) % len(DASHES)],
             # Symbols change with the dashes, when colours come round again.
             symbol=SYMBOLS[place // len(PALETTE) % len(SYMBOLS)],
             metrics=run.metrics,
         )
-        for place, (run, label) in enumerate(zip(found, labels(found), strict=True))
+        for place, run, label in zip(places, found, labels(found), strict=False)
     ]
+
+
+def settings(runs: Iterable[Run] | Run) -> list[Entry]:
+    """The same of settings: runs that differ in their seeds alone are one, with a band."""
+    return entries(gathered([runs] if isinstance(runs, Run) else list(runs)))
 
 
 def completed(runs: Iterable[Run] | Run) -> list[Entry]:
@@ -132,30 +143,10 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def named(runs: Sequence[Run], rows: Sequence[dict[str, Value]]) -> list[str]:
-    """The same, where the differences are known."""
-    names = [
-        ", ".join(_word(name, value) for name, value in row.items()) or run.name
-        for run, row in zip(runs, rows, strict=True)
-    ]
-    names = [n if len(n) <= LONGEST_LABEL else n[: LONGEST_LABEL - 1] + "…" for n in names]
-    seen: dict[str, int] = {}
-    found, alike = [], Counter(names)
-    for place, name in enumerate(names):
-        seen[name] = seen.get(name, 0) + 1
-        # Runs that differ in nothing that is recorded still need two names.
-        marker = "" if alike[name] == 1 else f" ({seen[name]})"
-        star = " *" if runs[place].metrics.get("oversubscribed") else ""
-        found.append(f"{name}{marker}{star}")
-    return found
-
-
-def _word(name: str, value: Value) -> str:
-    """`workers 2`; a name that the user gave stands for itself, and so does a compressor."""
-    # The name of a compressor says what it is.
-    if name == "compressor":
-        return called(value)
-    shown = "none" if value is None else scrub(str(value))
-    return shown if name == "name" else f"{name} {shown}"
+    """The same, where the differences are known; a star says that ranks had to share cores."""
+    found = names(rows, [run.name for run in runs])
+    stars = (" *" if run.metrics.get("oversubscribed") else "" for run in runs)
+    return [f"{name}{star}" for name, star in zip(found, stars, strict=True)]
 
 
 def safe_text(text: str) -> str:
@@ -172,7 +163,8 @@ def transparent(color: str, alpha: float) -> str:
 def clock_and_network(shown: Sequence[Entry]) -> str:
     """`wall clock · network 1GbE`: what every title with a time in it has to say."""
     clocks = sorted({str(entry.metrics.get("clock", "wall")) for entry in shown})
-    networks = sorted({str(entry.metrics.get("network") or "none") for entry in shown})
+    known = [entry for entry in shown if entry.metrics] or shown
+    networks = sorted({str(entry.metrics.get("network") or "none") for entry in known})
     network = networks[0] if len(networks) == 1 else f"{', '.join(networks)} (by run)"
     words = "not emulated" if network == "none" else network
     return f"{' and '.join(clocks)} clock · network {words}"

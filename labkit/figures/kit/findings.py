@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 class Markdown(str):
@@ -57,10 +57,6 @@ class Finding:
         whom = ", ".join(part for part in (f"**{self.who}**" * bool(self.who), self.number) if part)
         parts = "; ".join(part for part in (whom, *self.said) if part)
         return ": ".join(part for part in (self.what, parts, self.verdict) if part) + "."
-
-    def ahead_of(self, other: Finding, verdict: str) -> Finding:
-        """The same, with the next best beside it and what may be said of their difference."""
-        return replace(self, said=(f"next {other.who}, {other.number}",), verdict=verdict)
 
 
 def sentences(findings: Iterable[Finding], head: str = "") -> Markdown:

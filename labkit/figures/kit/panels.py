@@ -19,7 +19,8 @@ class Panel:
 
     title: the first line in bold, further lines below it; x, y: the axes' titles, with units;
     note: stands in the middle where there are no traces, else below the x axis where
-    `always_note`; link: panels with the same one share their x axis when zoomed.
+    `always_note`; link: panels with the same one share their x axis when zoomed;
+    over: the x axis over each of several things; traces have their places there in `meta`.
     """
 
     title: str
@@ -31,6 +32,7 @@ class Panel:
     x_axis: Trace = field(default_factory=dict)
     y_axis: Trace = field(default_factory=dict)
     link: str = ""
+    over: dict[str, Trace] = field(default_factory=dict)
 
 
 def lanes_axis(lanes: Sequence[str]) -> Trace:

@@ -10,8 +10,7 @@ from labkit.common.privacy import scrub
 from labkit.common.units import plural
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import Entry, clock_and_network
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import busy, sheet
+from labkit.figures.kit.sheet import Sheet, busy
 from labkit.figures.runs import speed
 from labkit.figures.runs.learning import chosen, learning_panels
 from labkit.records.questions.columns import Value, differences
@@ -24,50 +23,45 @@ if TYPE_CHECKING:
 
 
 def compare(runs: Iterable[Run] | Run) -> Figure:
-    """Loss and test results over steps, seconds and bytes; samples/s, speed-up and efficiency.
+    """Loss and test results over steps, seconds or bytes; samples/s, speed-up and efficiency.
 
-    The legend names only the parameters that differ; bands are the spread of seeds. A run whose
-    equivalence gate failed has no speed. `figure.layout.meta["alt"]` says it in words. What it
-    does not show: `labkit.figures.pareto`, `parallel_coordinates`, `heat_map`, `scatter`.
+    The legend names what tells the runs apart; seeds of one setting are a line with a band. A run
+    whose equivalence gate failed has no speed. `figure.alt` says it in words. What it does not
+    show: `labkit.figures.pareto`, `parallel_coordinates`, `heat_map`, `scatter`.
 
     Raises: LabkitError where there are no runs.
     """
-    shown = naming.entries(runs)
-    losses, tests, words = learning_panels(shown)
-    speeds, speed_words = _speed_panels(shown)
-    return _figure(shown, [losses, tests, speeds], [words, *speed_words])
+    shown = naming.settings(runs)
+    learning, speeds = _learning(shown), _speeds(shown)
+    rows = [*learning.rows, *speeds.rows]
+    words = [*learning.words, *speeds.words]
+    return Sheet(rows, shown, _title(shown), learning.remarks, words).figure()
 
 
-def parts(runs: Iterable[Run] | Run) -> list[Figure]:
-    """What `compare` shows, as three figures: loss, test results, speeds."""
-    shown = naming.entries(runs)
-    losses, tests, words = learning_panels(shown)
-    speeds, speed_words = _speed_panels(shown)
-    return [
-        _figure(shown, [losses], [words], "Training loss"),
-        _figure(shown, [tests], [words], tests[0].title.partition(" by ")[0]),
-        _figure(shown, [speeds], speed_words, "Speed"),
-    ]
+def sheets(shown: Sequence[Entry]) -> list[Sheet]:
+    """What `compare` shows, as two sheets: learning, speeds."""
+    return [_learning(shown), _speeds(shown)]
 
 
 def curves(runs: Iterable[Run] | Run) -> Figure:
-    """Loss and test results of runs, over steps, seconds of training and bytes on the wire."""
-    shown = naming.entries(runs)
-    losses, tests, words = learning_panels(shown)
-    return _figure(shown, [losses, tests], [words])
+    """Loss and test results of runs, over steps, seconds of training or bytes on the wire."""
+    return _learning(naming.settings(runs)).figure()
 
 
 def throughput(runs: Iterable[Run] | Run) -> Figure:
     """Samples a second of each run, with the speeds of its slow and fast steps as whisker."""
-    shown = naming.entries(runs)
-    return _figure(shown, [[speed.throughput_panel(shown)]], [speed.throughput_in_words(shown)])
+    shown = naming.settings(runs)
+    words = [speed.throughput_in_words(shown)]
+    rows = [[speed.throughput_panel(shown)]]
+    return Sheet(rows, shown, _title(shown), _remarks(shown), words).figure()
 
 
 def speedup(runs: Iterable[Run] | Run) -> Figure:
     """Speed-up and efficiency of runs against those with workers=1, strong and weak."""
-    shown = naming.entries(runs)
-    words = speed.speedup_in_words(shown) or speed.NO_BASELINE
-    return _figure(shown, [speed.scaling_panels(shown)], [words, speed.refusals(shown)])
+    shown = naming.settings(runs)
+    words = [speed.speedup_in_words(shown) or speed.NO_BASELINE, speed.refusals(shown)]
+    rows = [speed.scaling_panels(shown)]
+    return Sheet(rows, shown, _title(shown), _remarks(shown), words).figure()
 
 
 def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
@@ -116,25 +110,30 @@ def show(figure: Figure) -> None:
         figure.show(config=CONFIG)
 
 
-def _speed_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[str]]:
+def _learning(shown: Sequence[Entry]) -> Sheet:
+    panels, remarks, words = learning_panels(shown)
+    title = _title(shown, "Learning")
+    return Sheet([panels], shown, title, [*_remarks(shown), *remarks], [words], plot=240)
+
+
+def _speeds(shown: Sequence[Entry]) -> Sheet:
     """Throughput, speed-up and efficiency beside each other, and what they say."""
     words = [speed.throughput_in_words(shown), speed.speedup_in_words(shown)]
-    return [speed.throughput_panel(shown), *speed.scaling_panels(shown)], words
+    panels = [speed.throughput_panel(shown), *speed.scaling_panels(shown)]
+    return Sheet([panels], shown, _title(shown, "Speed"), busy(shown), words)
 
 
-def _figure(
-    shown: Sequence[Entry], rows: Sequence[Sequence[Panel]], words: Sequence[str], what: str = ""
-) -> Figure:
-    parts = (what, plural(len(shown), "run"), clock_and_network(shown))
-    title = " · ".join(part for part in parts if part)
-    return sheet(rows, shown, title, _remarks(shown), words)
+def _title(shown: Sequence[Entry], what: str = "") -> str:
+    count = sum(len(entry.members) for entry in shown)
+    parts = (what, plural(count, "run"), clock_and_network(shown))
+    return " · ".join(part for part in parts if part)
 
 
 def _remarks(shown: Sequence[Entry]) -> list[str]:
     """What a reader must know of all panels: too few cores, runs without results."""
     empty = [entry for entry in shown if not entry.metrics]
     # Two by name: more would fill the line, and the table has all.
-    lines = [f"{e.label}: no results ({_state(e.run)})" for e in empty[:2]]
+    lines = [f"{e.label}: no results ({e.run.status['state']})" for e in empty[:2]]
     more = [f"{len(empty) - 2} more without results"] if len(empty) > 2 else []
     single = [entry for entry in shown if entry.metrics and _is_one_step(entry)]
     traced = [f"{len(single)} of one step: their speed is that of tracing it"] if single else []

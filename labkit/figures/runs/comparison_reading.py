@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from statistics import mean, median
+from dataclasses import replace
+from statistics import mean
 
 from labkit.common.units import bytes_text, plural
 from labkit.figures.kit import entries as naming
@@ -14,108 +13,104 @@ from labkit.figures.kit.entries import Entry
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.records.questions.columns import parameters, plain_parameters, spread
 from labkit.records.questions.scaling import scalings
-from labkit.records.questions.spending import MEASURES, front, spending
+from labkit.records.questions.spending import MEASURES, front, spending, steps_of
 from labkit.records.run import Run
 from labkit.records.verdict import accuracies, judge, seeds_of
 
-_CHANCE = ("name", "seed", "repeats")  # runs that differ in these alone are one method
+_CHANCE = ("name", "seed", "repeats")
 _NAMED = 6  # so many runs are named in a sentence; figures and table have all
-
-
-@dataclass(frozen=True)
-class Method:
-    """Runs that differ in seeds only, under one name."""
-
-    label: str
-    runs: tuple[Entry, ...]
-
-    def accuracy(self) -> Finding | None:
-        """Test accuracy, the mean over seeds."""
-        values = [value for each in self.runs for value in accuracies(each.run).values()]
-        return self._of_seeds("Highest test accuracy", values, "{:.2%}".format)
-
-    def loss(self) -> Finding | None:
-        """Test loss, the mean over seeds."""
-        seeds = [seed for each in self.runs for seed in seeds_of(each.run)]
-        values = [v for seed in seeds if (v := seed.metrics.get("test_loss")) is not None]
-        return self._of_seeds("Lowest test loss", values, "{:.4g}".format)
-
-    def speed(self) -> Finding | None:
-        """Samples/s: the median run, the slowest and the fastest; None where none may be said."""
-        known = [e for e in self.runs if e.metrics.get("samples_per_second") and not e.gate_failed]
-        middle = [float(e.metrics["samples_per_second"]) for e in known]
-        # Ends of seeds within a run, and of runs among each other.
-        ends = middle + [edge for e in known for edge in spread(e.run, "samples_per_second") or ()]
-        if not known:
-            return None
-        band = min(ends), max(ends)
-        text = "{:,.0f}".format
-        return Finding("Most samples/s", self.label, median(middle), band, text=text)
-
-    def bytes(self) -> Finding | None:
-        """Bytes on the wire a step; None where nothing is sent."""
-        known = [e.metrics.get("wire_bytes_per_step") for e in self.runs]
-        values = [float(value) for value in known if value is not None]
-        if not values or not median(values):
-            return None
-        head = "Fewest bytes on the wire"
-        return Finding(head, self.label, median(values), text=bytes_text, unit=" a step")
-
-    def _of_seeds(
-        self, what: str, values: Sequence[float], text: Callable[[float], str]
-    ) -> Finding | None:
-        if not values:
-            return None
-        band = min(values), max(values)
-        return Finding(what, self.label, mean(values), band, len(values), text)
 
 
 def comparison_reading(runs: Iterable[Run] | Run) -> Markdown:
     """Say what differs, how many passed the gate, and who is best in accuracy, speed and bytes.
 
-    "Best" is said of methods: runs that differ in seeds only. A lead in accuracy is judged by the
-    seeds (`verdict.judge`), a lead in speed by whether the seeds' spreads stay apart.
+    "Best" is said of settings (runs that differ in seeds only) that did the same task for as many
+    samples; what else differs between the two is said, too. A lead in accuracy is judged by the
+    seeds (`verdict.judge`), a lead in speed by whether the seeds' spreads stay apart; where there
+    is none, the sentence begins with that.
 
     Raises: LabkitError where there are no runs.
     """
-    shown = naming.entries(runs)
-    found = methods(shown)
-    said = [_what_differs(shown, found), _gates(shown)]
-    for head, same in _by_task(found).items():
-        best = (_best(same), _fastest(same), _fewest(same))
+    shown = naming.settings(runs)
+    said = [_what_differs(shown), _gates(shown)]
+    found = _alike([entry for entry in shown if entry.metrics])
+    compared = {head: same for head, same in found.items() if len(same) > 1 or len(found) == 1}
+    for head, same in compared.items():
+        best = (_best(same), _fastest(same), _fewest(same), *_on_the_front(same))
         said += [replace(each, what=f"{head}{each.what}") for each in best if each]
-    return sentences([*said, *_on_the_front(shown), *_scaling(shown)])
+    alone = [
+        f"{same[0].label} ({head.removesuffix(': ')})"
+        for head, same in found.items()
+        if head not in compared
+    ]
+    if alone:
+        head = "Not compared, for no other run has their task and length"
+        said.append(Finding(head, said=(_some(alone),)))
+    return sentences([*said, *_scaling(shown)])
 
 
-def methods(shown: Sequence[Entry]) -> list[Method]:
-    """Runs with results, by all their parameters but the seed."""
-    groups: dict[str, list[Entry]] = {}
+def _accuracy(entry: Entry) -> Finding | None:
+    """Test accuracy, the mean over seeds."""
+    values = list(accuracies(entry.run).values())
+    return _of_seeds(entry, "test accuracy", values, "{:.2%}".format)
+
+
+def _loss(entry: Entry) -> Finding | None:
+    """Test loss, the mean over seeds."""
+    found = (seed.metrics.get("test_loss") for seed in seeds_of(entry.run))
+    return _of_seeds(entry, "test loss", [v for v in found if v is not None], "{:.4g}".format)
+
+
+def _of_seeds(
+    entry: Entry, what: str, values: Sequence[float], text: Callable[[float], str]
+) -> Finding | None:
+    if not values:
+        return None
+    band = min(values), max(values)
+    return Finding(what, entry.label, mean(values), band, len(values), text)
+
+
+def _speed(entry: Entry) -> Finding | None:
+    """Samples/s: the median seed, the slowest and the fastest; None where none may be said."""
+    value = entry.metrics.get("samples_per_second")
+    if not value or entry.gate_failed:
+        return None
+    seeds = int(entry.metrics.get("repeats") or 1)
+    ends = spread(entry.run, "samples_per_second") or (value, value)
+    return Finding("samples/s", entry.label, value, ends, seeds, "{:,.0f}".format)
+
+
+def _bytes(entry: Entry) -> Finding | None:
+    """Bytes on the wire a step; None where nothing is sent."""
+    value = entry.metrics.get("wire_bytes_per_step")
+    if not value:
+        return None
+    return Finding("bytes", entry.label, float(value), text=bytes_text, unit=" a step")
+
+
+def _alike(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Those that did the same task for as many samples, by the words that tell the groups apart."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in shown:
-        # Runs that differ by chance are one method, on however many folders they lie.
-        fields = {k: v for k, v in entry.run.experiment.items() if k not in _CHANCE}
-        if entry.metrics:
-            groups.setdefault(json.dumps(fields, sort_keys=True), []).append(entry)
-    # By the first run of each: the others differ in chance only.
-    labels = naming.labels([group[0].run for group in groups.values()])
-    return [Method(label, tuple(g)) for label, g in zip(labels, groups.values(), strict=True)]
+        row, steps = plain_parameters(entry.run), steps_of(entry.run)
+        # Of steps and batch the product: with weak scaling there are fewer, larger steps.
+        samples = steps * int(row.get("batch_size") or 1) if steps else None
+        length = f"{samples:,} samples" if samples else "unknown length"
+        groups.setdefault((f"{row.get('model')} on {row.get('dataset')}", length), []).append(entry)
+    told = [place for place in (0, 1) if len({key[place] for key in groups}) > 1]
+    return {
+        f"{', '.join(key[place] for place in told)}: " if told else "": same
+        for key, same in groups.items()
+    }
 
 
-def _by_task(found: Sequence[Method]) -> dict[str, list[Method]]:
-    """Methods that do the same task stand against each other; the words that name it, if needed."""
-    tasks: dict[str, list[Method]] = {}
-    for method in found:
-        row = plain_parameters(method.runs[0].run)
-        tasks.setdefault(f"{row.get('model')} on {row.get('dataset')}: ", []).append(method)
-    return tasks if len(tasks) > 1 else {"": list(found)}
-
-
-def _what_differs(shown: Sequence[Entry], found: Sequence[Method]) -> Finding:
-    names = list(parameters([entry.run for entry in shown]))
-    states = Counter(str(entry.run.status["state"]) for entry in shown)
+def _what_differs(shown: Sequence[Entry]) -> Finding:
+    names = [n for n in parameters([entry.run for entry in shown]) if n not in _CHANCE]
+    states = Counter(str(run.status["state"]) for entry in shown for run in entry.members)
     ended = ", ".join(f"{count} {state}" for state, count in states.most_common())
     differ = f"that differ in {', '.join(names)}" if names else "with the same parameters"
-    kinds = f"; but for the seed, {len(found)} kinds" if 0 < len(found) < len(shown) else ""
-    return Finding(f"{plural(len(shown), 'run')} {differ} ({ended}{kinds})")
+    kinds = f"; but for the seed, {len(shown)} kinds" if len(shown) < states.total() else ""
+    return Finding(f"{plural(states.total(), 'run')} {differ} ({ended}{kinds})")
 
 
 def _gates(shown: Sequence[Entry]) -> Finding:
@@ -127,84 +122,95 @@ def _gates(shown: Sequence[Entry]) -> Finding:
     return Finding("Equivalence gate", said=(words, none))
 
 
-def _ranked(measured: Iterable[tuple[Finding | None, Method]], sign: int) -> list[_Place]:
+_Place = tuple[Finding, Entry]
+
+
+def _ranked(
+    found: Sequence[Entry], measure: Callable[[Entry], Finding | None], sign: int
+) -> list[_Place]:
     """Those with a value, the best first: the greatest for sign 1, the least for -1."""
-    known = [(finding, method) for finding, method in measured if finding is not None]
+    known = [(finding, entry) for entry in found if (finding := measure(entry)) is not None]
     return sorted(known, key=lambda each: -sign * (each[0].value or 0.0))
 
 
-_Place = tuple[Finding, Method]
-
-
-def _lead(ranked: Sequence[_Place], verdict: Callable[[_Place, _Place], str]) -> Finding:
-    """The best beside the next best, and what may be said of their difference."""
+def _lead(ranked: Sequence[_Place], most: str, judged: Callable[[_Place, _Place], str]) -> Finding:
+    """The best beside the next best; where the seeds do not tell them apart, that comes first."""
     best, *others = ranked
-    return best[0].ahead_of(others[0][0], verdict(best, others[0])) if others else best[0]
+    if not others:
+        return replace(best[0], what=f"{most} {best[0].what}")
+    verdict = judged(best, others[0])
+    differing = [n for n in parameters([best[1].run, others[0][1].run]) if n not in _CHANCE]
+    said = [f"next {others[0][0].who}, {others[0][0].number}"]
+    if len(differing) > 1:
+        said.append(f"the two differ in {' and '.join(differing)}")
+    what = f"{most} {best[0].what}" if verdict else f"{_NULL} {best[0].what}"
+    if not verdict and min(best[0].seeds, others[0][0].seeds) < 2:
+        what = f"{_ONE_SEED} {best[0].what}"
+    return replace(best[0], what=what, said=tuple(said), verdict=verdict)
 
 
-def _best(found: Sequence[Method]) -> Finding:
-    if ranked := _ranked(((method.accuracy(), method) for method in found), 1):
-        return _lead(ranked, _by_seeds)
+_NULL = "No difference beyond the spread of their seeds in"
+_ONE_SEED = "One seed cannot tell chance from a difference in"
+
+
+def _best(found: Sequence[Entry]) -> Finding:
+    if ranked := _ranked(found, _accuracy, 1):
+        return _lead(ranked, "Highest", _by_seeds)
     # What tasks without an accuracy are judged by.
-    ranked = _ranked(((method.loss(), method) for method in found), -1)
-    return _lead(ranked, _lower) if ranked else Finding("No completed run has a test result")
+    ranked = _ranked(found, _loss, -1)
+    if not ranked:
+        return Finding("No completed run has a test result")
+    return _lead(ranked, "Lowest", _lower)
 
 
 def _by_seeds(first: _Place, second: _Place) -> str:
-    if _of_one(first, second):
-        return _CHANCE_OF_ONE
-    own, others = (
-        [value for run in method.runs for value in accuracies(run.run).values()]
-        for _, method in (first, second)
-    )
+    own, others = (list(accuracies(entry.run).values()) for _, entry in (first, second))
     # The other way round: whether the second loses accuracy against the first.
-    return {
-        "loss": "more than their seeds explain",
-        "no loss": "its seeds reach as high",
-        "none": "the seeds do not tell them apart",
-    }[judge(others, own).kind]
+    lost = min(len(own), len(others)) > 1 and judge(others, own).kind == "loss"
+    return "more than their seeds explain" if lost else ""
 
 
 def _lower(first: _Place, second: _Place) -> str:
-    if _of_one(first, second):
-        return _CHANCE_OF_ONE
-    one, other = first[0].band, second[0].band
-    apart = one and other and one[1] < other[0]
-    return "each of its seeds is lower" if apart else "within the spread of their seeds"
-
-
-_CHANCE_OF_ONE = "with one seed this may be chance"
-
-
-def _of_one(one: _Place, other: _Place) -> bool:
-    return min(one[0].seeds, other[0].seeds) < 2
-
-
-def _fastest(found: Sequence[Method]) -> Finding:
-    ranked = _ranked(((method.speed(), method) for method in found), 1)
-    return _lead(ranked, _faster) if ranked else Finding("No speed may be said")
+    return "each of its seeds is lower" if _apart(second, first) else ""
 
 
 def _faster(first: _Place, second: _Place) -> str:
-    one, other = first[0].band, second[0].band
-    return "" if one and other and one[0] > other[1] else "within the spread of their seeds"
+    return "each of its seeds is faster" if _apart(first, second) else ""
 
 
-def _fewest(found: Sequence[Method]) -> Finding | None:
-    ranked = _ranked(((method.bytes(), method) for method in found), -1)
+def _apart(high: _Place, low: _Place) -> bool:
+    """Whether every seed of the one is above every seed of the other; not told of one seed."""
+    one, other = high[0], low[0]
+    if not one.band or not other.band or min(one.seeds, other.seeds) < 2:
+        return False
+    return one.band[0] > other.band[1]
+
+
+def _fastest(found: Sequence[Entry]) -> Finding:
+    ranked = _ranked(found, _speed, 1)
+    return _lead(ranked, "Most", _faster) if ranked else Finding("No speed may be said")
+
+
+def _fewest(found: Sequence[Entry]) -> Finding | None:
+    ranked = _ranked(found, _bytes, -1)
     # All send the same: there is no fewest.
     if len({finding.value for finding, _ in ranked}) < 2:
         return None
     least, most = ranked[0][0], ranked[-1][0]
     times = (most.value or 0.0) / (least.value or 1.0)
-    return replace(least, said=(f"most {most.who}, {most.number} ({times:.3g} times)",))
+    said = (f"most {most.who}, {most.number} ({times:.3g} times)",)
+    return replace(least, what="Fewest bytes on the wire", said=said)
 
 
 def _on_the_front(shown: Sequence[Entry]) -> list[Finding]:
-    best = front(spending({entry.label: entry.run for entry in shown}), MEASURES)
+    spent = spending({entry.label: entry.run for entry in shown})
+    best = front(spent, MEASURES)
     # A single run is beaten by nobody.
     if len(shown) < 2 or best.empty:
         return []
+    if len(best) == len(spent):
+        what = "No run beats another in all of accuracy, bytes and seconds on its network"
+        return [Finding(what)]
     what = "No run beats these in accuracy, bytes and seconds on their network"
     return [Finding(what, said=(_some(list(best["run"])),))]
 

@@ -10,10 +10,10 @@ import numpy as np
 from labkit.common.units import plural
 from labkit.figures.kit.axes import text_of, title_of, word
 from labkit.figures.kit.cells import cells
-from labkit.figures.kit.entries import clock_and_network, entries, safe_text
+from labkit.figures.kit.entries import Entry, clock_and_network, safe_text, settings
 from labkit.figures.kit.marks import QUIET, words
 from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import busy, sheet
+from labkit.figures.kit.sheet import Sheet, busy
 from labkit.records.questions.columns import Value, is_timed, ordered, parameters
 from labkit.records.questions.crossed import axes_of, crossed, has_grid
 from labkit.records.run import Run
@@ -44,7 +44,13 @@ def heat_map(
     or loss, and samples/s).
     Raises: LabkitError where there are no runs; InvalidInput, where no such grid is there.
     """
-    shown = entries(runs)
+    return heat_sheet(settings(runs), x, y, measures).figure()
+
+
+def heat_sheet(
+    shown: Sequence[Entry], x: str | None = None, y: str | None = None, measures: Sequence[str] = ()
+) -> Sheet:
+    """The same, of entries."""
     found = [entry.run for entry in shown]
     x, y = axes_of(found, x, y)
     table = crossed({entry.key: entry.run for entry in shown}, x, y, measures)
@@ -59,7 +65,7 @@ def heat_map(
     panels = [_panel(each, grid, name, name == names[0]) for name, each in laid.items()]
     said = [_in_words(each, name) for name, each in laid.items()]
     plot = max(140, _CELL * len(grid.down))
-    return sheet([panels], [], title, [*remarks, *busy(shown)], said, plot=plot)
+    return Sheet([panels], [], title, [*remarks, *busy(shown)], said, plot=plot)
 
 
 class Grid(NamedTuple):

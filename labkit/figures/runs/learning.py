@@ -1,4 +1,4 @@
-"""Learning curves as panels: loss of steps in one row, test results of epochs in the next."""
+"""Learning curves: the loss of steps, and results of epochs, over one of three axes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.common.units import amounts_axis
+from labkit.common.units import amounts_axis, bytes_text, plural
 from labkit.figures.kit.axes import SHARES
 from labkit.figures.kit.entries import MANY, Entry
 from labkit.figures.kit.marks import line_with_band
@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 POINTS = 300  # a panel shows no more; of many runs a quarter: a hundred are drawn at once
 CURVES = 120  # so many runs have curves, and their histories read
 FEW = 8  # above so many runs the unsmoothed lines would only be fog
+_TOLD = 3  # so many of what coincides are told
+SAME = 1e-4  # of the greatest loss: curves that are so close are one line on any screen
 
-_AXES = {
+AXES = {
     "step": "step",
     "seconds": "seconds since the first step",
-    "bytes": "bytes on the wire, all ranks",
+    "bytes": "bytes since the first step, all ranks",
 }
 
 
-def learning_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[Panel], str]:
-    """Loss over steps, seconds and bytes; test results over the same; and the words for all."""
+def learning_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[str], str]:
+    """Loss and test results over steps, with their places on other axes; remarks; words."""
     import pandas as pd
 
     whole, shown = shown, chosen(shown)
@@ -48,11 +50,12 @@ def learning_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[Panel], s
     what = "Test accuracy" if judged == "val_accuracy" else "Test loss"
     tests = epochs.dropna(subset=[judged]) if judged in epochs else epochs.iloc[:0]
     look = SHARES | {"tickformat": ".0%"} if judged == "val_accuracy" else {}
-    return (
-        [_panel(shown, losses, losses, over, "smooth", "Training loss") for over in _AXES],
-        [_panel(shown, losses, tests, over, judged, what, look) for over in _AXES],
-        words,
-    )
+    axes = _axes(losses)
+    panels = [
+        _panel(shown, losses, "smooth", "Training loss", axes),
+        _panel(shown, tests, judged, what, axes, look),
+    ]
+    return panels, [*_silent(shown, losses), *_coinciding(shown, curves)], words
 
 
 def chosen(shown: Sequence[Entry]) -> Sequence[Entry]:
@@ -77,45 +80,117 @@ def thinned(table: pd.DataFrame, points: int = POINTS) -> pd.DataFrame:
     return table.iloc[places[: len(table)]]
 
 
+def _axes(losses: pd.DataFrame) -> dict[str, Trace]:
+    """What the x axis is like over each of the three; bytes only where any were sent."""
+    sent = losses.groupby("run")["bytes"].max()
+    sent = sent[sent > 0]
+    axes: dict[str, Trace] = {over: {"title": {"text": title}} for over, title in AXES.items()}
+    if sent.empty:
+        del axes["bytes"]
+        return axes
+    return axes | {"bytes": axes["bytes"] | amounts_axis(sent.min(), sent.max())}
+
+
 def _panel(
     shown: Sequence[Entry],
-    losses: pd.DataFrame,
     table: pd.DataFrame,
-    over: str,
     y: str,
     what: str,
+    axes: dict[str, Trace],
     look: Trace | None = None,
 ) -> Panel:
-    """A panel whose note says which runs are not in it, and why."""
     is_loss = y == "smooth"
-    totals = losses.groupby("run")["bytes"].max()
-    sending = totals[totals > 0]
-    if over == "seconds":  # need a gate
-        table = table[~table["run"].isin([entry.key for entry in shown if entry.gate_failed])]
-    elif over == "bytes":  # need a second worker
-        table = table[table["run"].isin(sending.index)]
-    # A row without a place on this axis may have one on another.
-    table = table.dropna(subset=[over])
     faint = "loss" if is_loss and len(shown) <= FEW else ""
     # Epochs are few, and each is a measurement; steps are many.
     marks = not is_loss and len(shown) <= MANY
-    looks = {entry.key: entry for entry in shown}
-    refused = speed.refusals(shown) if over == "seconds" else ""
+    refused = speed.refusals(shown)
+    traces = []
+    for entry in shown:
+        own = table[table["run"] == entry.key]
+        if len(own):
+            drawn = line_with_band(own, "step", y, {entry.key: entry}, marks=marks, faint=faint)
+            # Of a band and its line, or of what is smoothed and the line.
+            raw = ["loss_low", "loss_high", "loss"] if len(drawn) == 3 else ["loss"] * len(drawn)
+            places = _over_all(own, entry, axes)
+            for trace, name in zip(drawn, raw, strict=True):
+                plain = {"raw": _short(own[name])} if is_loss else {}
+                traces.append(trace | {"meta": {"run": entry.key, "over": places} | plain})
     empty = "no history" if is_loss else "no validation data"
-    if over == "bytes" and len(losses):
-        empty = "one worker sends nothing"
-    unit = "loss, mean over ranks" if is_loss else what.lower()
     return Panel(
-        title=f"{what} by {over}",
-        x=_AXES[over],
-        y=unit if over == "step" else "",
-        traces=line_with_band(table, over, y, looks, marks=marks, faint=faint),
-        note=refused or ("" if len(table) else empty),
+        title=what,
+        x=AXES["step"],
+        y="loss, mean over ranks" if is_loss else what.lower(),
+        traces=traces,
+        note=f"over seconds: {refused}" if refused else "" if traces else empty,
         always_note=bool(refused),
-        x_axis=amounts_axis(sending.min(), sending.max()) if over == "bytes" and len(table) else {},
         y_axis=look or {},
-        link=over,
+        link="step",
+        over=axes,
     )
+
+
+def _over_all(
+    own: pd.DataFrame, entry: Entry, axes: dict[str, Trace]
+) -> dict[str, list[float | None]]:
+    """Where a run's points are over the other axes: without a gate no seconds, alone no bytes."""
+    over = [
+        name for name in axes if name != "step" and not (name == "seconds" and entry.gate_failed)
+    ]
+    return {name: _short(own[name]) for name in over if own[name].max() > 0}
+
+
+def _short(values: pd.Series[float]) -> list[float | None]:
+    """Numbers in five figures, for they are text in the page."""
+    return [float(f"{v:.5g}") if np.isfinite(v) else None for v in np.asarray(values, float)]
+
+
+def _silent(shown: Sequence[Entry], losses: pd.DataFrame) -> list[str]:
+    """Why there are no bytes, where there are none; what was sent once, where that was much."""
+    several = [entry for entry in shown if entry.metrics.get("workers", 1) > 1]
+    if losses["bytes"].max() > 0 or not several:
+        return []
+    algorithms = {(entry.metrics.get("exchange") or {}).get("algorithm") for entry in several}
+    why = "nothing was sent after the first step"
+    if "shared_memory" in algorithms:
+        why = "the exchange is in shared memory, and no link would carry it"
+    return [f"no axis of bytes: {why}"]
+
+
+def _coinciding(shown: Sequence[Entry], curves: dict[str, pd.DataFrame]) -> list[str]:
+    """`workers 1 and workers 2 coincide to 1e-7`: lines that nobody can see apart."""
+    groups: list[list[Entry]] = []
+    worst: list[float] = []
+    for entry in shown:
+        own = curves[entry.key]["loss"].to_numpy(float)
+        for place, group in enumerate(groups):
+            other = curves[group[0].key]["loss"].to_numpy(float)
+            gap = _gap(own, other)
+            if gap <= SAME:
+                group.append(entry)
+                worst[place] = max(worst[place], gap)
+                break
+        else:
+            groups.append([entry])
+            worst.append(0.0)
+    said = [
+        f"{' and '.join(e.label for e in group[:3])}{_more(len(group) - 3)} coincide"
+        f"{f' to {gap:.0e}' if gap else ' exactly'}"
+        for group, gap in zip(groups, worst, strict=True)
+        if len(group) > 1
+    ]
+    more = len(said) - _TOLD
+    return said[:_TOLD] + ([f"{more} more lie on one another"] if more > 0 else [])
+
+
+def _more(count: int) -> str:
+    return f" and {count} more" if count > 0 else ""
+
+
+def _gap(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference of two losses, in parts of the greatest; infinite for other steps."""
+    if not len(one) or len(one) != len(other) or not np.isfinite(one).all():
+        return np.inf
+    return float(np.abs(one - other).max() / max(np.abs(one).max(), 1e-30))
 
 
 def _in_words(entry: Entry, curve: pd.DataFrame) -> str:
@@ -125,7 +200,9 @@ def _in_words(entry: Entry, curve: pd.DataFrame) -> str:
         ends = " → ".join(f"{curve['smooth'].iloc[place]:.3g}" for place in (0, -1))
         seconds = curve["seconds"].iloc[-1]  # not known of a curve that was logged as a list
         time = "" if entry.gate_failed or np.isnan(seconds) else f" and {seconds:.3g} s"
-        parts.append(f"loss {ends} in {len(curve)} steps{time}")
+        sent = curve["bytes"].iloc[-1]
+        spent = f", {bytes_text(sent)}" if sent > 0 else ""
+        parts.append(f"loss {ends} in {plural(len(curve), 'step')}{time}{spent}")
     for key, words in (("test_accuracy", "test accuracy"), ("test_loss", "test loss")):
         if entry.metrics.get(key) is not None:
             parts.append(f"{words} {entry.metrics[key]:.3g}")

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from labkit.figures.kit.axes import Scale, scale, text_of, title_of, word
-from labkit.figures.kit.entries import MANY, Entry, clock_and_network, entries, safe_text
+from labkit.figures.kit.entries import MANY, Entry, clock_and_network, safe_text, settings
 from labkit.figures.kit.marks import rule, words
 from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import busy, sheet
+from labkit.figures.kit.sheet import Sheet, busy
 from labkit.figures.runs.speed import refusals
 from labkit.records.questions.columns import RESULTS, Value, measured, parameters, values_of
 from labkit.records.run import Run
@@ -34,7 +34,11 @@ def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None =
     the parameters that differ but for the seed, then accuracy or loss, bytes, samples/s).
     Raises: LabkitError where there are no runs; InvalidInput, a name that no run has.
     """
-    shown = entries(runs)
+    return parallel_sheet(settings(runs), axes).figure()
+
+
+def parallel_sheet(shown: Sequence[Entry], axes: Sequence[str] | None = None) -> Sheet:
+    """The same, of entries."""
     chosen = _axes(shown, axes)
     panel = Panel(
         title="",
@@ -49,7 +53,7 @@ def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None =
     title = f"Parameters and results · {clock_and_network(shown)}"
     said = [_in_words(entry, chosen, place) for place, entry in enumerate(shown)]
     said.append(refusals(shown))
-    return sheet([[panel]], shown, title, busy(shown), said, plot=300, below=24)
+    return Sheet([[panel]], shown, title, busy(shown), said, plot=300, below=24)
 
 
 def _axes(shown: Sequence[Entry], names: Sequence[str] | None) -> list[Axis]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
 from labkit.figures.kit.axes import SHARES
-from labkit.figures.kit.entries import Entry, clock_and_network, entries
+from labkit.figures.kit.entries import Entry, clock_and_network, settings
 from labkit.figures.kit.marks import Looks, points_with_bars, rule
 from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import busy, sheet
+from labkit.figures.kit.sheet import Sheet, busy
 from labkit.figures.runs.speed import refusals
 from labkit.records.questions.spending import MEASURES, front, spending
 from labkit.records.run import Run
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from labkit.figures.kit.canvas import Figure
 
 _COSTS = {
-    "bytes": ("bytes on the wire, all ranks", bytes_axis, bytes_text),
+    "bytes": ("bytes after the first step, all ranks", bytes_axis, bytes_text),
     "seconds": ("seconds after the first step", seconds_axis, seconds_text),
 }
 
@@ -33,7 +33,11 @@ def pareto(runs: Iterable[Run] | Run) -> Figure:
     accuracy, bytes and seconds, and better in one. A run whose equivalence gate failed has no
     seconds. Raises LabkitError where there are no runs.
     """
-    shown = entries(runs)
+    return pareto_sheet(settings(runs)).figure()
+
+
+def pareto_sheet(shown: Sequence[Entry]) -> Sheet:
+    """The same, of entries."""
     looks: dict[str, Entry] = {entry.key: entry for entry in shown}
     table = spending({key: entry.run for key, entry in looks.items()})
     # Filled by all three measures, though a panel shows two: no run looks beaten that is not.
@@ -47,7 +51,7 @@ def pareto(runs: Iterable[Run] | Run) -> Figure:
     title = f"Accuracy × bytes × seconds · {clock_and_network(shown)}"
     words = [f"{looks[row['run']].label}: {_said(row)}" for row in table.to_dict("records")]
     said = [*words, refusals(shown)]
-    return sheet([panels], shown, title, [*remarks, *busy(shown)], said, plot=280)
+    return Sheet([panels], shown, title, [*remarks, *busy(shown)], said, plot=280)
 
 
 def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:

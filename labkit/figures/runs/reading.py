@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from labkit.figures.kit.entries import Entry, entries
+from labkit.figures.kit.entries import Entry, settings
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.runs import speed
 from labkit.records.run import Run, verdict
@@ -17,7 +17,7 @@ def reading(runs: Iterable[Run] | Run) -> Markdown:
     A difference in speed counts only where the spreads (p10 to p90 of the step time) stay apart;
     a difference in accuracy of one seed each is reported, not judged.
     """
-    shown = entries(runs)
+    shown = settings(runs)
     found = [Finding(f"**{entry.label}**", said=tuple(_of_run(entry))) for entry in shown]
     found += _of_scalings(shown)
     found += [Finding(speed.refused(entry)) for entry in shown if entry.gate_failed]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit.common.content import is_number
 from labkit.figures.kit.axes import SHARES, text_of, title_of, word
-from labkit.figures.kit.entries import Entry, clock_and_network, entries, safe_text
+from labkit.figures.kit.entries import Entry, clock_and_network, safe_text, settings
 from labkit.figures.kit.marks import points_with_bars
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import busy, sheet
@@ -37,7 +37,7 @@ def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
     `lk.frame(runs)`.
     Raises: LabkitError where there are no runs; InvalidInput, a name that no run has.
     """
-    shown = entries(runs)
+    shown = settings(runs)
     found = [entry.run for entry in shown]
     across, up = values_of(found, x), values_of(found, y)
     given = parameters(found)

@@ -17,9 +17,10 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
     r"""The mean over ranks, weighted by samples: \(\sum_r n_r \ell_r / \sum_r n_r\) at each step.
 
     Columns: step (1, 2, 3, … as the records of epochs count them); seconds of training since the
-    end of the first step, which traces and compiles; bytes that all ranks have put on the wire, the
-    first step's too; loss, its mean over seeds with `loss_low` and `loss_high`; smooth, smooth_low
-    and smooth_high, the same averaged over about a twentieth of the run; seeds, how many.
+    end of the first step, which traces and compiles; bytes that all ranks have put on the wire
+    since then, for the first step sends what is sent once: initial weights, the trial of `auto`;
+    loss, its mean over seeds with `loss_low` and `loss_high`; smooth, smooth_low and smooth_high,
+    the same averaged over about a twentieth of the run; seeds, how many.
 
     A step takes as long as on its slowest rank; of workers at their own pace it is as many applied
     gradients as there are workers. Steps that not all seeds reached are left out.
@@ -58,7 +59,7 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
         {
             "step": step - step[0] + 1,
             "seconds": (seconds - seconds.iloc[0]).mean(axis=1).to_numpy(),
-            "bytes": nbytes[reached].cumsum().mean(axis=1).to_numpy(),
+            "bytes": (nbytes[reached].cumsum() - nbytes[reached].iloc[0]).mean(axis=1).to_numpy(),
             **drawn,
             **{name.replace("loss", "smooth"): smoothed(each) for name, each in drawn.items()},
             "seeds": loss.shape[1],

@@ -19,9 +19,9 @@ MEASURES = ("accuracy", "bytes", "seconds")
 def spending(runs: Mapping[str, Run]) -> pd.DataFrame:
     """A row a run with a test accuracy: run, network, and of each measure mean, _low and _high.
 
-    Measures, over the seeds: accuracy, a share; bytes, that all ranks put on the wire in the whole
-    training; seconds of training after the first step, missing where the equivalence gate failed
-    or a seed has one step alone.
+    Measures, over the seeds: accuracy, a share; bytes, that all ranks put on the wire after the
+    first step, in which is sent what is sent once; seconds of training after the first step,
+    missing where the equivalence gate failed or a seed has one step alone.
     """
     import pandas as pd
 
@@ -92,11 +92,20 @@ def front(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
     return whole[~beaten.any(axis=1)]
 
 
+def steps_of(run: Run) -> int | None:
+    """How many steps were trained, as the last epoch counts them; None where there is none."""
+    epochs = run.metrics.get("epochs") or []
+    return int(epochs[-1]["step"]) if epochs else None
+
+
 def _spent(seed: Run, failed: bool) -> tuple[float, float, float]:
     """Accuracy, bytes, seconds; what the first step takes to trace and compile stands apart."""
     metrics = seed.metrics
     whole = metrics.get("train_seconds") or 0.0  # who logs a result need not time it
     seconds = whole - metrics.get("first_step_ms", 0.0) / 1e3
     told = not failed and seconds > 1e-9 * whole  # not of one step alone
-    nbytes = float(seed.history["wire_bytes"].sum())
+    # Not from the history, which is a file more for each of a thousand runs.
+    each = float(metrics.get("wire_bytes_per_step") or 0.0)
+    later = (steps_of(seed) or 1) - 1
+    nbytes = each * int(metrics.get("workers") or 1) * later
     return float(metrics["test_accuracy"]), nbytes, seconds if told else np.nan
