@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import warnings
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import click
 from labkit.bench.command import bench
 from labkit.cli.asked import OfNotebook, Target, complete_parameter
 from labkit.cli.simulate import simulate
-from labkit.cli.sweep import FORCE, INTERRUPTED, sweep
+from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.common.errors import DISK, InvalidInput, LabkitError, cannot_write
 from labkit.common.places import keep_bytecode
 from labkit.common.terminal import one_line, say
@@ -25,6 +26,7 @@ from labkit.records.endings import by_whom, terminate
 if TYPE_CHECKING:
     from labkit.common.content import JSON
     from labkit.experiment import Experiment
+    from labkit.jobs.following import Follow
     from labkit.records.run import Run
 
 FOLDER = click.Path(path_type=Path)
@@ -81,6 +83,8 @@ app.add_command(sweep)
 @click.option("-f", "files", multiple=True, type=FOLDER, help="Parameters from a YAML file.")
 @click.option("-y", "texts", multiple=True, help="Parameters as YAML text.")
 @click.option("--runs", "root", default="runs", type=FOLDER, help="Folder where all runs are kept.")
+@click.option("--mlflow", metavar="ADDRESS", help=MLFLOW)
+@click.option("--tensorboard", metavar="FOLDER", type=FOLDER, help=TENSORBOARD)
 @click.option("--check", is_flag=True, help="Only check the parameters; nothing is started.")
 @click.option("--force", is_flag=True, help=FORCE)
 def run(
@@ -89,6 +93,8 @@ def run(
     files: tuple[Path, ...],
     texts: tuple[str, ...],
     root: Path,
+    mlflow: str | None,
+    tensorboard: Path | None,
     check: bool,
     force: bool,
 ) -> None:
@@ -97,6 +103,7 @@ def run(
     Where a parameter is given twice, -p wins over -y, and -y over -f. With a notebook, --help lists
     its parameters: labkit run notebooks/tour.ipynb --help
     """
+    from labkit.jobs.following import following
     from labkit.jobs.parameters import read_text, read_yaml
 
     # A queue, or the system that goes down, asks as a person does: the record is written.
@@ -108,10 +115,11 @@ def run(
         given |= read_yaml(text, "-y")
     # Last, so that it wins.
     given |= dict(parameters)
+    followed = following(root, mlflow, tensorboard)
     if target.suffix in (".yaml", ".yml"):
-        _run_experiment(target, given, root, check, force)
+        _run_experiment(target, given, root, check, force, followed)
     else:
-        _run_notebook(target, given, root, check, force)
+        _run_notebook(target, given, root, check, force, followed)
 
 
 @app.command("ls")
@@ -267,7 +275,12 @@ def lab(arguments: tuple[str, ...]) -> None:
 
 
 def _run_notebook(
-    notebook: Path, given: dict[str, JSON], root: Path, check: bool, force: bool
+    notebook: Path,
+    given: dict[str, JSON],
+    root: Path,
+    check: bool,
+    force: bool,
+    followed: AbstractContextManager[Follow],
 ) -> None:
     from labkit.jobs import estimate, parameters
     from labkit.jobs.listing import run_row, shown, table
@@ -280,7 +293,8 @@ def _run_notebook(
     say(estimate.of_notebook(notebook, values, root), err=True)
     if check:
         return
-    job = execute(notebook, values, root)
+    with followed as follow:
+        job = execute(notebook, values, root, follow)
     found = load_runs(job.path)
     if found:
         say(table([run_row(run, run.path.name) for run in found]))
@@ -297,7 +311,12 @@ def _run_notebook(
 
 
 def _run_experiment(
-    path: Path, given: dict[str, JSON], root: Path, check: bool, force: bool
+    path: Path,
+    given: dict[str, JSON],
+    root: Path,
+    check: bool,
+    force: bool,
+    followed: AbstractContextManager[Follow],
 ) -> None:
     from labkit.cluster import RankError
     from labkit.cluster import run as run_here
@@ -313,7 +332,9 @@ def _run_experiment(
     # As in a notebook's job: the variable says where a cluster puts its runs.
     os.environ["LABKIT_JOB"] = str(folder.resolve())
     try:
-        done = run_here(experiment)
+        with followed as follow:
+            follow(folder)
+            done = run_here(experiment)
     except RankError as error:
         kind = InvalidInput if isinstance(error, InvalidInput) else LabkitError
         raise kind(f"{error}; record: {shown(folder)}") from error
