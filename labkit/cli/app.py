@@ -201,13 +201,24 @@ def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None
 @click.argument("path", metavar="RUN", type=FOLDER)
 @click.option("-o", "output", default="trace.json", show_default=True, type=FOLDER)
 def trace(path: Path, output: Path) -> None:
-    """Write a run's timeline as a trace that chrome://tracing and ui.perfetto.dev open."""
+    """Write a run's timeline as a trace that chrome://tracing and ui.perfetto.dev open.
+
+    All ranks are on one clock; beside the steps of a pipeline stands what is predicted of them.
+    """
+    from labkit.common.units import seconds_text
     from labkit.jobs.listing import shown
+    from labkit.records.staged_steps import predicted_rows
 
     runs = _load((path,))
     if len(runs) > 1:
         raise InvalidInput(f"{path} holds {len(runs)} runs: give the folder of one of them")
-    say(f"trace: {shown(runs[0].export_trace(_ready(output)))}")
+    run = runs[0]
+    beside = predicted_rows(run)
+    say(f"trace: {shown(run.export_trace(_ready(output), beside))}")
+    if worst := max((each["within_s"] for each in run.metrics.get("clocks") or []), default=0.0):
+        say(f"all ranks on rank 0's clock, within {seconds_text(worst)}")
+    if beside:
+        say("beside each step stands what the simulator predicts of it")
 
 
 @app.command()
