@@ -36,14 +36,17 @@ _TEMPLATE = """
 <details class="code"><summary>Code</summary>{{ super() }}</details>
 {%- endif -%}
 {%- endblock input_group -%}
-{%- block stream_stdout -%}
-{%- set lines = output.text.strip().split("\n") -%}
+{%- macro folded(text, shown) -%}
+{%- set lines = text.strip().split("\n") -%}
 {%- if lines|length > 4 -%}
-<details><summary>{{ lines[-1]|escape }} ({{ lines|length }} lines)</summary>{{ super() }}</details>
+<details><summary>{{ lines[-1]|strip_ansi|escape }} ({{ lines|length }} lines)</summary>
+{{ shown }}</details>
 {%- else -%}
-{{ super() }}
+{{ shown }}
 {%- endif -%}
-{%- endblock stream_stdout -%}
+{%- endmacro -%}
+{%- block stream_stdout -%}{{ folded(output.text, super()) }}{%- endblock stream_stdout -%}
+{%- block stream_stderr -%}{{ folded(output.text, super()) }}{%- endblock stream_stderr -%}
 """
 
 

@@ -13,6 +13,7 @@ from labkit.records.questions.columns import Value, differences, plain_parameter
 from labkit.records.run import KEY_METRICS, key_metrics, verdict
 
 _CHANCE = ("seed", "repeats")  # the column of seeds has their number
+_HINTS = 3  # so many distinct ones of a column are told
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _HEADS = {
     "samples_per_second": "samples/s",
@@ -39,9 +40,21 @@ class Column:
     cells: list[Cell] = field(default_factory=list)
 
     @property
+    def is_words(self) -> bool:
+        """Whether no cell is a number."""
+        return all(cell.order is None for cell in self.cells)
+
+    @property
     def is_same(self) -> bool:
         """Whether it tells no two rows apart."""
         return len({cell.text for cell in self.cells}) == 1 and len(self.cells) > 1
+
+    @property
+    def one(self) -> Cell:
+        """What stands for all cells where they are the same, with what each of them hints at."""
+        hints = list(dict.fromkeys(cell.hint for cell in self.cells if cell.hint))
+        more = [f"and {len(hints) - _HINTS} more"] if len(hints) > _HINTS else []
+        return Cell(self.cells[0].text, hint="; ".join(hints[:_HINTS] + more))
 
 
 @dataclass(frozen=True)
@@ -57,12 +70,14 @@ class Table:
         return [column for column in self.columns if not column.is_same]
 
     @property
-    def same(self) -> list[tuple[str, str]]:
-        """Heads and values of the others, and of the parameters that matter to every reader."""
+    def same(self) -> list[tuple[str, Cell]]:
+        """Heads and cells of the others, and of the parameters that matter to every reader."""
         rows = [plain_parameters(entry.run) for entry in self.shown]
         shared = {k: v for k, v in rows[0].items() if all(r.get(k, self) == v for r in rows)}
-        given = [(title_of(n), word(n, shared[n])) for n in _TOLD if shared.get(n) is not None]
-        return given + [(each.head, each.cells[0].text) for each in self.columns if each.is_same]
+        given = [
+            (title_of(n), _parameter(n, shared[n])) for n in _TOLD if shared.get(n) is not None
+        ]
+        return given + [(each.head, each.one) for each in self.columns if each.is_same]
 
     @property
     def has_seeds(self) -> bool:
@@ -167,7 +182,7 @@ def _digits(value: float) -> str:
     size = abs(value)
     if size >= 999.95:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if size >= 99.95 else f"{value:.2f}" if size >= 9.995 else f"{value:.3g}"
+    return f"{value:.1f}" if size >= 99.95 else f"{value:.2f}" if size >= 9.995 else f"{value:#.3g}"
 
 
 def _values(entry: Entry) -> dict[str, Value]:

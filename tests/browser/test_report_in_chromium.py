@@ -407,20 +407,43 @@ def test_a_hundred_runs_take_at_most_8_mb_and_are_soon_seen(page: Any, tmp_path:
 
 PAPER = 700  # pixels between the margins of A4, about
 
+# Words of the table, of heads and of sentences that go on in another line without a hyphen.
+BROKEN = """() => {
+    const found = [];
+    for (const part of document.querySelectorAll("#table :is(th, td), h1, h2, h3, h4, p, li")) {
+        const texts = document.createTreeWalker(part, NodeFilter.SHOW_TEXT);
+        while (texts.nextNode()) {
+            for (const word of texts.currentNode.data.matchAll(/[\\p{L}\\p{N}_]+/gu)) {
+                const range = document.createRange();
+                range.setStart(texts.currentNode, word.index);
+                range.setEnd(texts.currentNode, word.index + word[0].length);
+                const tops = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+                if (tops.size > 1) found.push(word[0]);
+            }
+        }
+    }
+    return found;
+}"""
 
-def test_on_paper_controls_are_gone_and_everything_keeps_to_the_width(
-    page: Any, written: Path
-) -> None:
-    """Black on white, whatever the screen shows; figures whole; what is folded stays so."""
+
+def on_paper(page: Any, path: Path) -> list[float]:
+    """Lays the opened page out as for A4; what width to height each drawing had on the screen."""
     page.emulate_media(color_scheme="dark")
-    opened(page, written)
-    screen = page.locator(".js-plotly-plot .main-svg").first.bounding_box()
+    opened(page, path)
+    plots = page.locator(".plot").all()
+    boxes = [each.locator(".main-svg").first.bounding_box() for each in plots]
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print", color_scheme="dark")
     page.evaluate(f"document.body.style.width = '{PAPER}px'")
-    for control in (".controls", "input", ".modebar", "figcaption", ".skip", "details.code"):
-        assert not any(each.is_visible() for each in page.locator(control).all()), control
-    assert page.locator("details[open]").count() == 0  # parameters stay closed
+    return [box["width"] / box["height"] for box in boxes]
+
+
+@pytest.mark.parametrize("of", ["written", "many"])
+def test_on_paper_words_are_whole_and_each_panel_takes_its_width(
+    page: Any, of: str, request: pytest.FixtureRequest
+) -> None:
+    shapes = on_paper(page, request.getfixturevalue(of))
+    assert page.evaluate(BROKEN) == []
     outside = page.evaluate(
         """(width) => [...document.body.querySelectorAll(":not(svg *, .aloud)")].filter(
             (part) => part.getClientRects().length && part.getBoundingClientRect().right >
@@ -429,15 +452,23 @@ def test_on_paper_controls_are_gone_and_everything_keeps_to_the_width(
         PAPER,
     )
     assert outside == []
-    for figure in page.locator("figure").all():
-        frame, drawing = figure.bounding_box(), figure.locator(".main-svg").first.bounding_box()
+    plots = page.locator(".plot").all()
+    assert len(plots) == len(shapes)
+    for plot, shape in zip(plots, shapes, strict=True):
+        frame, drawing = plot.bounding_box(), plot.locator(".main-svg").first.bounding_box()
         assert drawing["width"] == pytest.approx(frame["width"], abs=1)
         assert drawing["height"] <= frame["height"] + 1
-        assert figure.evaluate("(each) => getComputedStyle(each).breakInside") == "avoid"
-    drawing = page.locator(".js-plotly-plot .main-svg").first.bounding_box()
-    assert drawing["height"] / drawing["width"] == pytest.approx(
-        screen["height"] / screen["width"], rel=0.01
-    )
+        assert drawing["width"] / drawing["height"] == pytest.approx(shape, rel=0.01)
+        kept = "(each) => getComputedStyle(each.closest('.panels > *, figure')).breakInside"
+        assert plot.evaluate(kept) == "avoid"
+
+
+def test_on_paper_controls_are_gone_and_it_is_black_on_white(page: Any, written: Path) -> None:
+    """Whatever the screen shows; what is folded stays so."""
+    on_paper(page, written)
+    for control in (".controls", "input", ".modebar", "figcaption", ".skip", "details.code"):
+        assert not any(each.is_visible() for each in page.locator(control).all()), control
+    assert page.locator("details[open]").count() == 0  # parameters stay closed
     ink, paper = page.evaluate(
         "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
     )

@@ -66,7 +66,7 @@ def test_runs_on_several_networks_are_one_method(tmp_path: Path) -> None:
     groups = by_method(entries(runs))
     assert {name: len(group) for name, group in groups.items()} == {
         "no compression": 2,
-        "TopK(ratio=0.01)": 1,
+        "TopK 1 %": 1,
     }
 
 
@@ -257,12 +257,12 @@ def test_the_winner_changes_where_saved_bytes_no_longer_pay_for_the_codec(tmp_pa
     dense = write_method(tmp_path, payload=1_000_000)
     small = write_method(tmp_path, payload=10_000, codec=4, compressor=TOP_K)
     one, other = winners(methods(entries([dense, small])), 0.0, (1e6, 1e10))
-    assert (one.method.name, other.method.name) == ("TopK(ratio=0.01)", "no compression")
+    assert (one.method.name, other.method.name) == ("TopK 1 %", "no compression")
     assert one.last == pytest.approx(990_000 / 4e-3)
     figure = bandwidth([dense, small])
     assert "Who wins at which bandwidth · simulation" in texts(figure)
-    assert "TopK(ratio=0.01) up to 1.98 Gb/s, then no compression" in texts(figure)
-    assert "TopK(ratio=0.01) up to 1.98 Gb/s, then no compression" in figure.alt
+    assert "TopK 1 % up to 1.98 Gb/s, then no compression" in texts(figure)
+    assert "TopK 1 % up to 1.98 Gb/s, then no compression" in figure.alt
     (cross,) = [t for t in figure.data if t.mode == "markers+text"]
     assert cross.x[0] == pytest.approx(8 * one.last)
 

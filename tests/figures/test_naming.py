@@ -57,10 +57,8 @@ def test_names_are_what_one_would_say() -> None:
     ]
     assert told(rows)[:3] == ["AllReduce, 1GbE", "TopK 1 %, 1GbE", "Delayed, 1GbE"]
     assert told([{"workers": 1}, {"workers": 2}]) == ["workers 1", "workers 2"]
-    assert told([{"compressor": top}, {"compressor": "TopK(ratio=0.01)"}]) == [
-        top,
-        "TopK(ratio=0.01)",
-    ]
+    both = told([{"compressor": top}, {"compressor": "TopK(ratio=0.01)"}])
+    assert both == ["EF TopK 1 %", "TopK 1 %"]
     assert told([{}, {}]) == ["mlp-digits (1)", "mlp-digits (2)"]
 
 

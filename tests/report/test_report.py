@@ -135,6 +135,19 @@ def test_a_notebooks_figures_tables_and_images_are_kept(tmp_path: Path) -> None:
     assert '<details class="code"><summary>Code</summary>' in text
 
 
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_what_a_cell_prints_line_by_line_is_folded_under_its_last_line(
+    tmp_path: Path, name: str
+) -> None:
+    texts = [{"name": name, "text": f"\x1b[2Kstep {k}\n"} for k in range(6)]
+    said = [{"header": {"msg_type": "stream"}, "content": each} for each in texts]
+    text = render(write_job(tmp_path, said) / "output.ipynb")
+    assert "<details><summary>step 5 (6 lines)</summary>" in text
+    assert text.count("step 0") == 1
+    short = render(write_job(tmp_path, said[:4]) / "output.ipynb")
+    assert "lines)</summary>" not in short
+
+
 def test_no_path_user_or_host_leaves_with_the_report(tmp_path: Path) -> None:
     notebook = v4.new_notebook(
         cells=[

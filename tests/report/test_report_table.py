@@ -7,7 +7,7 @@ from pathlib import Path
 from sample_runs import FAILED_GATE, write_run
 
 from labkit.figures.kit.entries import settings
-from labkit.report.table import Table, table_of
+from labkit.report.table import Cell, Table, table_of
 
 
 def cells(table: Table, name: str) -> list[str]:
@@ -41,7 +41,10 @@ def test_a_row_a_setting_in_units_that_stand_in_the_heads(tmp_path: Path) -> Non
 def test_what_is_the_same_in_all_rows_stands_once_above_them(tmp_path: Path) -> None:
     table = table_of(settings([write_run(tmp_path, workers=workers) for workers in (1, 2)]))
     assert "state" not in [column.name for column in table.told]
-    assert {("state", "completed"), ("dataset", "digits")} <= set(table.same)
+    same = dict(table.same)
+    assert same["state"].text == "completed"
+    assert same["dataset"].text == "digits"
+    assert same["gate"] == Cell("passed", hint="passed (max |Δ| 3.1e-16)")
     assert table.parameters == ["workers"]
 
 

@@ -12,6 +12,7 @@ from labkit.common.errors import LabkitError
 from labkit.common.units import bits_text, seconds_axis, seconds_text
 from labkit.figures.kit.entries import Entry, Line, clock_and_network, entries, labels, lines
 from labkit.figures.kit.marks import crosses, curve, points
+from labkit.figures.kit.naming import names
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import busy, sheet
 from labkit.figures.runs.speed import refusals
@@ -97,11 +98,11 @@ def by_method(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
     for entry in shown:
         groups.setdefault(json.dumps(fields_of(entry.run), sort_keys=True), []).append(entry)
     firsts = [group[0].run for group in groups.values()]
-    names = [method(run) for run in firsts]
+    called = [method(run) for run in firsts]
     # Methods that differ in more than the compressor are called by what they differ in.
-    if len(set(names)) < len(names):
-        names = labels(firsts)
-    return dict(zip(names, groups.values(), strict=True))
+    is_told = len(set(called)) == len(called)
+    short = names([{"compressor": each} for each in called], called) if is_told else labels(firsts)
+    return dict(zip(short, groups.values(), strict=True))
 
 
 def _traces(each: Method, look: Line, latency: float, over: tuple[float, float]) -> list[Trace]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from labkit.common.content import is_number
 from labkit.common.privacy import scrub
@@ -94,17 +95,14 @@ def _distinct(found: Sequence[tuple[str, ...]]) -> int:
 
 def _words(name: str, values: Sequence[Value]) -> dict[str, str]:
     """A word a value: as short as can be without two values sharing one."""
-    distinct = {repr(value): value for value in values}
-    short = {key: _word(name, value) for key, value in distinct.items()}
-    if len(set(short.values())) == len(short):
-        return short
-    return {key: _cut(_plain(name, value), LONGEST) for key, value in distinct.items()}
-
-
-def _word(name: str, value: Value) -> str:
-    """`workers 2`, `lr 0.1`, `1GbE`, `TopK 1 %`."""
-    text = _plain(name, value)
-    return _cut(spoken(text) if name == "compressor" else text, _WORD)
+    distinct = {repr(value): _plain(name, value) for value in values}
+    forms: list[Callable[[str], str]]
+    forms = [_cut] if name != "compressor" else [spoken, partial(spoken, with_feedback=True)]
+    for form in forms:
+        short = {key: _cut(form(text)) for key, text in distinct.items()}
+        if len(set(short.values())) == len(short):
+            return short
+    return {key: _cut(text, LONGEST) for key, text in distinct.items()}
 
 
 def _plain(name: str, value: Value) -> str:
@@ -121,7 +119,7 @@ def spoken(compressor: str, with_feedback: bool = False) -> str:
     """`TopK 1 %` for `ErrorFeedback(TopK(ratio=0.01))`, `PowerSGD rank 2`; what else, as it is."""
     call = _CALL.fullmatch(compressor)
     if call is None or " " in compressor.partition("(")[0]:
-        return _cut(compressor, _WORD)
+        return _cut(compressor)
     said = [call[1]]
     for key, _, value in (field.partition("=") for field in (call[2] or "").split(", ") if field):
         is_share = key == "ratio" and re.fullmatch(r"[\d.e-]+", value)
@@ -130,7 +128,7 @@ def spoken(compressor: str, with_feedback: bool = False) -> str:
     return " ".join([*outer, *said])
 
 
-def _cut(text: str, letters: int) -> str:
+def _cut(text: str, letters: int = _WORD) -> str:
     return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 

@@ -23,7 +23,8 @@ from labkit.records.run import Run, gate_failed
 if TYPE_CHECKING:
     import pandas
 
-_NO_AXIS = ("seed", "name")  # chance and a label are what cells take the median over
+# Chance, a label and a closer look are what cells take the median over.
+_NO_AXIS = ("seed", "repeats", "name", "microscope")
 _FILLED = 0.75  # of all combinations: with fewer it is no grid
 
 
