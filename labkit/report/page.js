@@ -234,7 +234,8 @@
 
   function offer(source) {
     const panel = source.holder.closest(".scroll"), figure = source.holder.closest("figure");
-    const title = (panel && find("h4", panel)?.textContent) || figure.getAttribute("aria-label");
+    const heads = [panel && find("h4", panel), figure.previousElementSibling?.matches("h3") && figure.previousElementSibling];
+    const title = heads.find(Boolean)?.textContent || figure.getAttribute("aria-label");
     const place = find(".offers", panel || figure);
     if (place) offers.put(place, title, source, (key) => known.runs[key]?.label);
   }

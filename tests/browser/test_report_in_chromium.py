@@ -162,7 +162,7 @@ def test_without_scripts_there_are_the_table_and_a_picture_of_each_figure(
     for color in colors:
         assert stills.first.locator(f"polyline[stroke='{color}']").count() == 1
     assert [url for url in asked if not url.startswith("data:")] == [many.as_uri()]
-    assert page.get_by_text("Scripts are off").is_visible()
+    assert page.locator("noscript p").is_visible()
     context.close()
 
 
@@ -178,7 +178,9 @@ def test_each_plot_offers_its_numbers_and_itself_for_a_paper(page: Any, written:
     def saved(way: str, title: str) -> str:
         with page.expect_download(timeout=60_000) as download:
             page.get_by_role("button", name=f"{way}: {title}", exact=True).first.press("Enter")
-        assert download.value.suggested_filename.endswith(f"-{title.lower()}.{way.lower()}")
+        assert download.value.suggested_filename.endswith(
+            f"-{title.lower().replace(' ', '-')}.{way.lower()}"
+        )
         return Path(download.value.path()).read_text()
 
     rows = list(csv.DictReader(io.StringIO(saved("CSV", "Test accuracy"))))
@@ -209,10 +211,10 @@ def test_a_tick_shows_a_run_in_every_figure_that_has_it(page: Any, written: Path
     page.keyboard.press("Space")
     settled(page)
     assert not any(hidden(page))
-    page.get_by_role("button", name="none").click()
+    page.get_by_role("button", name="none", exact=True).click()
     settled(page)
     assert [len(keys) for keys in hidden(page)[:3]] == [3] * 3
-    page.get_by_role("button", name="all").press("Enter")
+    page.get_by_role("button", name="all", exact=True).press("Enter")
     settled(page)
     assert not any(hidden(page))
 
@@ -400,7 +402,7 @@ def test_a_hundred_runs_take_at_most_8_mb_and_are_soon_seen(page: Any, tmp_path:
     page.locator("[data-mark]").nth(2).click()
     settled(page)
     assert set(page.evaluate(of_points, "t.selectedpoints.length")) == {1}
-    page.get_by_role("button", name="none").click()
+    page.get_by_role("button", name="none", exact=True).click()
     settled(page)
     assert all(page.evaluate(of_points, "t.y.every((y) => y === null)"))
 
