@@ -147,11 +147,11 @@ def predicted_rows(run: Run) -> list[Record]:
     begins = events[events["action"] != "update"].groupby("step")["start"].min()
     begins = begins.loc[steady(begins.index)[:1]] if strategy.unlocked else begins
     # A send lasts while its rank goes on: its receiver shows when it is there.
+    ranks = (found.table.rank * strategy.slices).tolist()
+    times = zip(ranks, found.table.rows(), found.start.tolist(), found.stop.tolist(), strict=True)
     rows = [
-        (rank * strategy.slices, f"predicted {action} {stage}", number, start, stop)
-        for (rank, stage, action, number, _), start, stop in zip(
-            found.table.rows(), found.start.tolist(), found.stop.tolist(), strict=True
-        )
+        (rank, f"predicted {action} {stage}", number, start, stop)
+        for rank, (_, stage, action, number, _), start, stop in times
         if action != "send"
     ]
     names = ("rank", "kind", "bucket", "step", "start", "stop")

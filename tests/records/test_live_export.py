@@ -219,6 +219,7 @@ def test_ranks_that_train_are_logged_as_their_record_says(
     live = cluster.submit(labkit.Experiment(dataset="digits", workers=2, epochs=3, batch_size=64))
     while not live.done():
         follower.look()
+        time.sleep(0.2)  # the ranks want the cores
     run = live.result()
     assert not follower.look()
     whole = recorded(run)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from labkit import AllReduce, Cluster, DelayedGradients, Experiment, Layerwise, Pipeline
-from labkit.cli.app import app
 from labkit.common.errors import InvalidInput
 from labkit.figures import pipeline_gantt, pipeline_table, rank_table
 from labkit.records.run import Run
@@ -236,34 +232,8 @@ def test_half_precision_is_refused_where_nobody_scales_the_loss(strategy: Strate
         experiment(strategy, precision="mixed_float16")
 
 
-def test_a_trace_has_the_prediction_beside_each_step_on_one_clock(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_the_clocks_of_one_host_are_one_within_what_is_measured(cluster: Cluster) -> None:
     run = cluster.run(experiment(Pipeline(schedule="gpipe", microbatches=2)))
     clocks = run.metrics["clocks"]
     assert [each["rank"] for each in clocks] == [0, 1]
-    # One host has one clock.
     assert all(abs(each["offset_s"]) <= each["within_s"] for each in clocks)
-    done = CliRunner().invoke(app, ["trace", str(run.path), "-o", str(tmp_path / "trace.json")])
-    assert done.exit_code == 0, done.output
-    assert "all ranks on rank 0's clock, within" in done.output
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    drawn = [event for event in events if event["ph"] == "X"]
-    told = [event for event in drawn if event["cat"].startswith("predicted ")]
-    steps = sorted({event["args"]["step"] for event in drawn})
-    for step in steps:
-        for rank in range(2):
-            own = [e for e in drawn if e["args"]["step"] == step and e["pid"] == rank]
-            work = ("forward", "backward")
-            measured = sorted(e["name"] for e in own if e["cat"].startswith(work))
-            said = [e["name"].removeprefix("predicted ") for e in own if e in told]
-            assert measured == sorted(name for name in said if name.startswith(work))
-        begin = min(
-            e["ts"]
-            for e in drawn
-            if e["args"]["step"] == step
-            and e not in told
-            and e["cat"].startswith((*work, "send", "receive"))
-        )
-        assert min(e["ts"] for e in told if e["args"]["step"] == step) == pytest.approx(begin)
-    assert all(event["dur"] >= 0 for event in told)
