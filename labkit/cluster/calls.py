@@ -28,7 +28,7 @@ Ts = TypeVarTuple("Ts")
 
 LOOK_EVERY = 0.05  # seconds
 _LATE = re.compile(r": rank (\d+) is in ")  # in the words of a WaitTooLong
-PATIENCE = 10.0  # seconds that the other ranks get to end after one has failed
+PATIENCE = 30.0  # seconds that the other ranks get to end after one has failed: load is no hang
 
 
 class Ranks(Protocol):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from labkit.cluster.attached import note
-from labkit.cluster.calls import PATIENCE, Calls, Ranks
+from labkit.cluster.calls import Calls, Ranks
 from labkit.cluster.live import Live
 from labkit.common.errors import Pruned
 from labkit.experiment import Experiment
@@ -26,6 +26,8 @@ from labkit.records.run import Run
 from labkit.records.stream import FOLDER
 from labkit.records.write import write, write_logs
 from labkit.worker.work import work
+
+PATIENCE = 10.0  # seconds that ranks get to end after the user has asked
 
 
 class Submitted(Live):

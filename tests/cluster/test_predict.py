@@ -262,7 +262,7 @@ def test_what_cannot_be_predicted_is_refused_before_ranks_work(
 def test_what_only_the_model_tells_is_refused_by_the_ranks(cluster: Cluster, trained: Run) -> None:
     with pytest.raises(InvalidInput, match=r"^x has rows of shape \[7\], the model takes \[8, 8, "):
         cluster.predict(trained, np.zeros((3, 7)))
-    with pytest.raises(InvalidInput, match=r"^x is of 2 arrays, the model takes 1$"):
+    with pytest.raises(InvalidInput, match=r"^x is of 2 arrays, the model takes 1"):
         cluster.predict(trained, (X, X))
     file = Path(trained.model_file)
     with pytest.raises(InvalidInput, match=r"^stages=4 of chunks=2 is of 8 stages.* allowed"):
