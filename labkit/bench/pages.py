@@ -28,12 +28,12 @@ def measure(folder: Path, counts: Sequence[int]) -> Iterator[Row]:
 
     Raises: LabkitError, where there are no runs, or no browser.
     """
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        raise LabkitError("no Chromium found: apt-get install chromium")
     runs = load_runs(folder)
     if not runs or min(counts) < 1:
         raise InvalidInput(f"{len(runs)} runs in {folder}, counts {counts}: both must be 1 or more")
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise LabkitError("no Chromium found: apt-get install chromium")
     for count in counts:
         with TemporaryDirectory(prefix="labkit-pages-") as place:
             copied = _copies(runs, Path(place) / "runs", count)

@@ -25,6 +25,8 @@ BODY = '"use strict";var Plotly='
 HIGHEST = 20_000  # pixels
 OFFERS = '<p class="offers"></p>'  # kept free for what the page's script puts there
 END = "window.Plotly = Plotly;"
+# Of what may be wider than the page; the keyboard moves it, too.
+_MOVED = '<div class="scroll" tabindex="0" role="group" aria-label="figure">'
 
 
 def figure_html(content: Mapping[str, JSON]) -> str:
@@ -44,8 +46,8 @@ def figure_html(content: Mapping[str, JSON]) -> str:
     title = html.escape(scrub(_title(layout)))
     # One of labkit's own has words, and looks well on light and dark.
     kind = "figure foreign" if _alt(layout) is None else "figure"
-    drawn = f"{_plot(record)}{OFFERS}{_caption(words)}"
-    return f'<figure class="{kind}" aria-label="{title}">{drawn}</figure>'
+    canvas = f'{_MOVED}<div class="canvas">{_plot(record)}</div></div>'
+    return f'<figure class="{kind}" aria-label="{title}">{canvas}{OFFERS}{_caption(words)}</figure>'
 
 
 def sheet_html(sheet: Sheet) -> str:
@@ -65,9 +67,9 @@ def sheet_html(sheet: Sheet) -> str:
         head = "".join(f"<{tag}>{_text(text)}</{tag.split()[0]}>" for tag, text in texts if text)
         foot = f'<p class="note">{_text(note)}</p>' if note else ""
         # An axis for each of many parameters has no room on a phone: it is moved below the finger.
-        wide = " wide" if "tickvals" in panel.x_axis and not panel.x else ""
-        plot = f'<div class="panel{wide}">{_plot(drawn)}</div>'
-        parts.append(f'<div class="scroll">{head}{plot}{foot}{OFFERS}</div>')
+        is_wide = "tickvals" in panel.x_axis and not panel.x
+        plot = f'<div class="panel{" wide" if is_wide else ""}">{_plot(drawn)}</div>'
+        parts.append(f"{_MOVED if is_wide else '<div>'}{head}{plot}{foot}{OFFERS}</div>")
     title, words = _text(sheet.title), _text(sheet.alt)
     remark = f'<p class="small">{_text(sheet.remark)}</p>' if sheet.remark else ""
     panels = f'<div class="panels">{"".join(parts)}</div>' if parts else ""

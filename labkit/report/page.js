@@ -233,7 +233,7 @@
   }
 
   function offer(source) {
-    const panel = source.holder.closest(".scroll"), figure = source.holder.closest("figure");
+    const panel = source.holder.closest(".panels > *"), figure = source.holder.closest("figure");
     const heads = [panel && find("h4", panel), figure.previousElementSibling?.matches("h3") && figure.previousElementSibling];
     const title = heads.find(Boolean)?.textContent || figure.getAttribute("aria-label");
     const place = find(".offers", panel || figure);

@@ -363,10 +363,13 @@ OVERLAPS = """() => {
 }"""
 
 
+@pytest.mark.parametrize("of", ["many", "written"])
 @pytest.mark.parametrize("width", [1280, 1024, 390])
-def test_no_two_texts_overlap(page: Any, many: Path, width: int) -> None:
+def test_no_two_texts_overlap(
+    page: Any, of: str, width: int, request: pytest.FixtureRequest
+) -> None:
     page.set_viewport_size({"width": width, "height": 900})
-    opened(page, many)
+    opened(page, request.getfixturevalue(of))
     assert page.evaluate(OVERLAPS) == []
     # The page itself is never moved to the side, its table and wide figures are.
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -374,6 +377,27 @@ def test_no_two_texts_overlap(page: Any, many: Path, width: int) -> None:
     beside = [b for a, b in pairwise(plots) if abs(a["y"] - b["y"]) < 5]
     assert bool(beside) == (width > 700)
     assert page.locator(".modebar-btn").count() == 0 or width > 700
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_table_fits_or_moves_under_its_names(page: Any, many: Path, width: int) -> None:
+    """On a desk all columns are seen; on a phone they move, and names and heads stay."""
+    page.set_viewport_size({"width": width, "height": 900})
+    opened(page, many)
+    frame = page.locator(".runs")
+    inside, whole = frame.evaluate("(each) => [each.clientWidth, each.scrollWidth]")
+    assert (whole <= inside) == (width == 1280)
+    # One frame alone moves it; DataTables puts others around a table.
+    assert page.evaluate(
+        """() => [...document.querySelectorAll(".runs *")].every((part) =>
+            part.scrollWidth <= part.clientWidth + 1 ||
+            getComputedStyle(part).overflowX === "visible")"""
+    )
+    frame.evaluate("(each) => { each.style.maxHeight = '8rem'; each.scrollTo(9999, 60); }")
+    box, last = frame.bounding_box(), frame.locator("thead th").last.bounding_box()
+    assert last["x"] + last["width"] <= box["x"] + box["width"] + 1
+    assert last["y"] == pytest.approx(box["y"], abs=2)
+    assert frame.locator("tbody th").nth(3).bounding_box()["x"] == pytest.approx(box["x"], abs=2)
 
 
 def hundred(root: Path) -> Path:

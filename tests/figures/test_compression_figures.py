@@ -342,7 +342,7 @@ def test_every_measure_has_a_line_a_layer_and_a_band_of_ranks(tmp_path: Path) ->
     assert lines[0].y[0] == pytest.approx(0.105)
     assert sum(t.fill == "tonexty" for t in figure.data) == 2  # errors differ by rank, others not
     assert [t.name for t in figure.data if t.showlegend] == ["dense", "head"]
-    assert "TopK(ratio=0.01) · wall clock · network 1GbE" in figure.layout.title.text
+    assert "TopK 1 % · wall clock · network 1GbE" in figure.layout.title.text
 
 
 def test_a_report_shows_what_was_under_the_microscope(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from labkit.common.errors import LabkitError
 from labkit.figures.kit.entries import Line, clock_and_network, entries, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import line_with_band
+from labkit.figures.kit.naming import spoken
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import sheet
 from labkit.figures.runs.learning import POINTS
@@ -42,7 +43,9 @@ def microscope(run: Run) -> Figure:
     looks = lines(str(layer) for layer in observed["layer"].unique())
     panels = [_panel(observed, measure, looks) for measure in MEASURES]
     where = clock_and_network(entries([run]))
-    title = f"Compression under the microscope · {method(run)} · {where}"
+    title = (
+        f"Compression under the microscope · {spoken(method(run), with_feedback=True)} · {where}"
+    )
     remark = "mean over ranks and seeds; values that are not finite are left out"
     words = str(microscope_reading(run)).replace("**", "").replace("\n- ", " ").lstrip("- ")
     return sheet([panels[:2], panels[2:]], looks.values(), title, [remark], [words.rstrip(".")])

@@ -106,5 +106,6 @@ def _spent(seed: Run, failed: bool) -> tuple[float, float, float]:
     told = not failed and seconds > 1e-9 * whole  # not of one step alone
     # Not from the history, which is a file more for each of a thousand runs.
     each = float(metrics.get("wire_bytes_per_step") or 0.0)
-    nbytes = each * int(metrics.get("workers") or 1) * (steps_of(seed) or 1)
+    later = (steps_of(seed) or 1) - 1
+    nbytes = each * int(metrics.get("workers") or 1) * later
     return float(metrics["test_accuracy"]), nbytes, seconds if told else np.nan
