@@ -35,10 +35,13 @@ from .report import report
 from .strategies import (
     AllReduce,
     DelayedGradients,
+    Downpour,
     Layerwise,
     LocallyConnected,
     ParameterServer,
     Pipeline,
+    SoftSync,
+    StaleSynchronous,
     TensorParallel,
 )
 
@@ -53,6 +56,7 @@ __all__ = [
     "Cluster",
     "ComputeTime",
     "DelayedGradients",
+    "Downpour",
     "ErrorFeedback",
     "Experiment",
     "Float16",
@@ -70,6 +74,8 @@ __all__ = [
     "Run",
     "SignMajority",
     "Slowdown",
+    "SoftSync",
+    "StaleSynchronous",
     "TensorParallel",
     "TernGrad",
     "Threshold",

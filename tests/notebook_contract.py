@@ -46,6 +46,9 @@ def _question(cells: list[dict[str, Any]]) -> Iterator[str]:
     calls = [call for cell in _code(cells) for call in _calls("".join(cell["source"]))]
     if not any(name == "reading" or name.endswith("_reading") for name in calls):
         yield "has no reading that is made from its numbers"
+    tagged = [cell for cell in _code(cells) if "answer" in cell["metadata"].get("tags", [])]
+    if len(tagged) != 1 or "reading" not in "".join(tagged[0]["source"]):
+        yield f"has {len(tagged)} readings tagged answer: one is the gallery's"
 
 
 def _parameters(cells: list[dict[str, Any]]) -> Iterator[str]:

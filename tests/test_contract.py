@@ -95,6 +95,7 @@ NO_VALUE = "seed: int = len([])"
 BREAKS: dict[str, Callable[[list[dict[str, Any]]], object]] = {
     "does not begin with a question": lambda cells: cells.pop(0),
     "has no reading that is made": lambda cells: say(cells[9], "reading", "table"),
+    "has 0 readings tagged answer": lambda cells: cells[9].update(metadata={}),
     "has 0 cells tagged parameters": lambda cells: cells[1].update(metadata={}),
     "is no annotated assignment": lambda cells: say(cells[1], "workers: int =", "workers ="),
     "parameter workers has no comment": lambda cells: say(cells[1], "  # MPI ranks", ""),

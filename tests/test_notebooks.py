@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from sample_runs import write_run
 
 from labkit.cluster.lease import HOLD, Hold
@@ -168,8 +169,8 @@ def test_compression_says_who_wins_where_and_what_error_feedback_does(tmp_path: 
     titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
     assert [title.split(" · ")[0] for title in titles] == [
         "Accuracy × bytes × seconds",
-        "Who wins at which bandwidth",
         "Where a step goes",
+        "Who wins at which bandwidth",
         "Compression under the microscope",
         "2 runs",
     ]
@@ -359,3 +360,24 @@ def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
     weights = [run.model().get_weights() for run in (first, again, slower)]
     assert all((one == other).all() for one, other in zip(*weights[:2], strict=True))
     assert any((one != other).any() for one, other in zip(*weights[::2], strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("staleness", ("**synchronous**, ", "**softsync 4, at α₀/τ**, ")),
+        ("asynchronous", ("With one slow worker", "stale synchronous, s = 2", "downpour, every 4")),
+    ],
+)
+def test_notebooks_on_stale_gradients_read_their_runs(
+    name: str, said: tuple[str, ...], tmp_path: Path
+) -> None:
+    given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())[name][0]
+    job = execute(NOTEBOOKS / f"{name}.ipynb", given, tmp_path)
+    assert job.state == "completed", job.cause
+    texts = [text(data, "text/markdown") for data in outputs(job.path) if "text/markdown" in data]
+    assert all(any(each in reading for reading in texts) for each in said), texts
+    held = [run for run in load_runs(job.path) if run.experiment["gate"]]
+    verdicts = [run.metrics["equivalence"]["verdict"] for run in held]
+    assert verdicts.count("passed") == len(verdicts) - (name == "asynchronous")

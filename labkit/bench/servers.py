@@ -17,6 +17,7 @@ from labkit.network import ComputeTime
 from labkit.strategies import ParameterServer
 
 if TYPE_CHECKING:
+    from labkit.communicator import Letter, Mailbox, Slots
     from labkit.programs import Gradient
     from labkit.programs.actions import Vector
     from labkit.worker.played import Stage
@@ -48,6 +49,8 @@ def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5)
             row = head("servers", "mlp-1024", "event loop", count, repeats=repeats)
             rows.append(row | {"clock": "virtual"} | found)
         wanted = _experiment(ranks, virtual=False)
+        for what, each in cluster.call(_carry, repeats, ranks=2)[0].items():
+            rows.append(head("servers", "4 MiB", what, 2, repeats=repeats) | each)
         for what, each in cluster.call(_wall, wanted, repeats)[0].items():
             rows.append(head("servers", "mlp-1024", what, ranks, repeats=repeats) | each)
     return rows
@@ -102,10 +105,10 @@ class Counted:
         self.seconds += time.perf_counter() - start
         return found
 
-    def update(self, holder: int, gradient: Vector) -> Vector:
+    def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Likewise."""
         start = time.perf_counter()
-        found = self._stage.update(holder, gradient)
+        found = self._stage.update(holder, gradient, rate)
         self.seconds += time.perf_counter() - start
         return found
 
@@ -138,6 +141,51 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
             grown = (process.memory_info().rss - before) / stage.roles.weights.nbytes
     more = {"ratio": float(np.median(ratios)), "ratio_max": max(ratios), "copies": grown}
     return spread(loops) | more | {"bytes": stage.roles.weights.nbytes}
+
+
+def _carry(communicator: Communicator, repeats: int) -> dict[str, Row]:
+    """A gradient of 4 MiB pushed, and as many weights fetched, by both transports in turn."""
+    values = np.ones(2**20, np.float32)
+    two, one = "two-sided push and fetch", "one-sided push and fetch"
+    carriers: dict[str, Mailbox | Slots] = {
+        two: communicator.mailbox(),
+        one: communicator.slots({(0, 1): values.nbytes, (1, 0): values.nbytes}),
+    }
+    found: dict[str, list[float]] = {name: [] for name in carriers}
+    for number in range(1 + repeats):
+        for name, carrier in carriers.items():
+            seconds = [_there_and_back(communicator, carrier, values) for _ in range(20)]
+            if number:  # the first ones touch their memory
+                found[name].append(float(np.median(seconds)))
+    for carrier in carriers.values():
+        carrier.close()
+    rows = {name: spread(seconds) | {"bytes": values.nbytes} for name, seconds in found.items()}
+    rows[one]["ratio"] = float(np.median(np.array(found[one]) / np.array(found[two])))
+    return rows
+
+
+def _there_and_back(communicator: Communicator, mailbox: Mailbox | Slots, values: Vector) -> float:
+    """Seconds until rank 0 has what rank 1 sent for what it got."""
+    letters: list[Letter] = []
+    patience = communicator.patience
+    communicator.meet("the next message of a benchmark")
+    start = time.perf_counter()
+    for sends in (0, 1):
+        patience.begin()
+        if communicator.rank == sends:
+            mailbox.post((sends, 1 - sends), np.zeros(1), values.view(np.uint8))
+        polls = 0
+        while communicator.rank != sends and not letters:
+            patience.pause(polls)
+            letters = mailbox.collect()
+            polls += 1
+    while not mailbox.idle:
+        patience.pause(0)
+    seconds = time.perf_counter() - start
+    communicator.meet("the end of a message of a benchmark")
+    for letter in letters:
+        mailbox.free(letter.route)
+    return seconds
 
 
 def _wall(communicator: Communicator, experiment: Experiment, repeats: int) -> dict[str, Row]:

@@ -16,6 +16,7 @@ import click
 
 from labkit.bench.command import bench
 from labkit.cli.asked import OfNotebook, Target, complete_parameter
+from labkit.cli.gallery import gallery
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.common.errors import DISK, InvalidInput, LabkitError, cannot_write
@@ -65,6 +66,7 @@ def app() -> None:
 
 
 app.add_command(bench)
+app.add_command(gallery)
 app.add_command(simulate)
 app.add_command(sweep)
 

@@ -5,9 +5,10 @@ from labkit.communicator.board import Mismatch, RankFailed, WaitTooLong
 from labkit.communicator.clock import WALL, Clock, WallClock
 from labkit.communicator.communicator import Communicator
 from labkit.communicator.computing import computing
-from labkit.communicator.mailbox import WORDS, Letter, Mailbox
+from labkit.communicator.mailbox import Letter, Mailbox, Route
 from labkit.communicator.numbers import scale
 from labkit.communicator.shared_memory import Aside
+from labkit.communicator.slots import Slots
 from labkit.communicator.sparse import merged
 from labkit.communicator.traffic import Traffic
 from labkit.communicator.window import Window
@@ -16,7 +17,6 @@ from labkit.communicator.world import alone, world
 __all__ = [
     "ALGORITHMS",
     "WALL",
-    "WORDS",
     "Aside",
     "Clock",
     "Communicator",
@@ -24,6 +24,8 @@ __all__ = [
     "Mailbox",
     "Mismatch",
     "RankFailed",
+    "Route",
+    "Slots",
     "Traffic",
     "WaitTooLong",
     "WallClock",

@@ -11,13 +11,14 @@ from labkit.common.errors import InvalidInput
 from labkit.communicator.board import Board
 from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.mailbox import Mailbox
+from labkit.communicator.mailbox import Mailbox, Route
 from labkit.communicator.messages import Messages
 from labkit.communicator.numbers import check_summable, scale
 from labkit.communicator.patience import Patience
 from labkit.communicator.payloads import Payloads
 from labkit.communicator.reductions import Reductions
 from labkit.communicator.shared_memory import Aside, SharedMemory
+from labkit.communicator.slots import Slots
 from labkit.communicator.slowness import Slowness
 from labkit.communicator.traffic import Traffic
 from labkit.communicator.window import Window
@@ -237,9 +238,23 @@ class Communicator:
         self.meet("the making of a window")
         return Window(nbytes, self.patience, self._emulation)
 
-    def mailbox(self) -> Mailbox:
-        """Messages from whoever sends; one at a time, for letters have no address but the rank."""
-        return Mailbox(self.patience, self._emulation)
+    def mailbox(self, hosts: Sequence[int] | None = None) -> Mailbox:
+        """Messages from whoever sends; one mailbox at a time, for all have the same tags.
+
+        Args:
+            hosts: the rank of each who sends or reads, by number; None: ranks themselves do.
+        """
+        return Mailbox(self.patience, self._emulation, hosts or range(self.size))
+
+    def slots(self, routes: Mapping[Route, int], hosts: Sequence[int] | None = None) -> Slots:
+        """The same, written straight into the memory of who reads them (collective).
+
+        Args:
+            routes: bytes of the longest values, by the numbers of who sends and who reads.
+            hosts: as for `mailbox`.
+        """
+        given = self.window, self.patience, self._emulation
+        return Slots(*given, hosts or range(self.size), routes)
 
     def be_slow(self, slow: Mapping[int, Slowdown], seed: int) -> None:
         """From now on compute as slowly as the ranks that are named here; others as they can."""

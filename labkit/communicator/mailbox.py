@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,29 +17,45 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _HEADS, _VALUES = 1 << 13, (1 << 13) + 1  # tags, below those of schedules' users
-WORDS = 12  # floats of a head that are the caller's
+WORDS = 8  # floats of a head that are the caller's
+_LENGTH = 4 + WORDS
+Route: TypeAlias = tuple[int, int]  # the numbers of who sends and of who reads
 
 
 @dataclass(eq=False)
 class Letter:
-    """What one rank has sent to another.
+    """What one has sent to another.
 
     Attributes:
-        source: rank.
+        route: from whom to whom.
         words: the caller's, (WORDS,).
         values: flat bytes; none where there were none.
     """
 
-    source: int
+    route: Route
     words: NDArray[np.float64]
     values: NDArray[np.uint8]
     _request: MPI.Request | None = None
     _moments: Iterator[float] | None = None
     _due: float = field(default=0.0)
 
+    def is_here(self, now: float) -> bool:
+        """Whether its values are, and on an emulated network would be."""
+        if self._request is not None:
+            if not self._request.Test():
+                return False
+            self._request = None
+        while self._moments is not None and self._due <= now:
+            due = next(self._moments, None)
+            if due is None:
+                self._moments = None
+            else:
+                self._due = due
+        return self._moments is None
+
 
 class Mailbox:
-    """What a rank sends and receives while it does something else; nothing here waits.
+    """What those at one rank send and receive while they do something else; nothing here waits.
 
     Letters from one rank are delivered in the order in which they were posted; on an emulated
     network each when its flow has drained.
@@ -47,20 +63,23 @@ class Mailbox:
     Args:
         patience: of this rank, by whose communicator, meter and clock it goes.
         emulation: the network to emulate, or None.
+        hosts: the rank of each who sends or reads, by number.
     """
 
-    def __init__(self, patience: Patience, emulation: Emulation | None) -> None:
+    def __init__(
+        self, patience: Patience, emulation: Emulation | None, hosts: Sequence[int]
+    ) -> None:
         self._comm, self._traffic, self._clock = patience.comm, patience.traffic, patience.clock
-        self._emulation = emulation
+        self._emulation, self._hosts = emulation, hosts
         self._leaving: list[tuple[MPI.Request, object]] = []  # with what must stay until then
         self._coming: deque[Letter] = deque()
 
-    def post(self, to: int, words: NDArray[np.float64], values: NDArray[np.uint8]) -> None:
+    def post(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> None:
         """Begin to send; nobody writes into the values any more."""
-        head = np.zeros(2 + WORDS)
-        head[0], head[2 : 2 + len(words)] = values.nbytes, words
+        to, ticket = self._hosts[route[1]], 0.0
         if self._emulation:
-            head[1] = self._emulation.depart(to, values.nbytes)
+            ticket = self._emulation.depart(to, values.nbytes)
+        head = headed(route, ticket, words, values)
         self._leaving.append((self._comm.Isend(head, to, _HEADS), head))
         if values.nbytes:
             self._leaving.append((self._comm.Isend(values, to, _VALUES), values))
@@ -74,8 +93,9 @@ class Mailbox:
         self._look()
         found, waiting, behind = [], deque[Letter](), set[int]()
         for letter in self._coming:
-            if letter.source in behind or not self._is_here(letter):
-                behind.add(letter.source)
+            source = self._hosts[letter.route[0]]
+            if source in behind or not letter.is_here(self._clock.now()):
+                behind.add(source)
                 waiting.append(letter)
             else:
                 found.append(letter)
@@ -88,31 +108,41 @@ class Mailbox:
         self._leaving = [each for each in self._leaving if not each[0].Test()]
         return not self._leaving
 
+    def free(self, route: Route) -> None:
+        """Values are their reader's own."""
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
     def _look(self) -> None:
         """Begin to receive what has come."""
         from mpi4py import MPI
 
         status = MPI.Status()
         while self._comm.Iprobe(MPI.ANY_SOURCE, _HEADS, status):
-            head, source = np.empty(2 + WORDS), status.Get_source()
+            head, source = np.empty(_LENGTH), status.Get_source()
             self._comm.Recv(head, source, _HEADS)
-            letter = Letter(source, head[2:], np.empty(int(head[0]), np.uint8))
+            letter = opened(head, np.empty(int(head[0]), np.uint8), self._emulation, source)
             if letter.values.nbytes:
                 letter._request = self._comm.Irecv(letter.values, source, _VALUES)
-            if self._emulation:
-                sent = [(float(head[1]), source, letter.values.nbytes)]
-                letter._moments = self._emulation.deliveries(sent)
             self._coming.append(letter)
 
-    def _is_here(self, letter: Letter) -> bool:
-        if letter._request is not None:
-            if not letter._request.Test():
-                return False
-            letter._request = None
-        while letter._moments is not None and letter._due <= self._clock.now():
-            due = next(letter._moments, None)
-            if due is None:
-                letter._moments = None
-            else:
-                letter._due = due
-        return letter._moments is None
+
+def headed(
+    route: Route, ticket: float, words: NDArray[np.float64], values: NDArray[np.uint8]
+) -> NDArray[np.float64]:
+    """What travels before the values: their bytes, whose they are, and the caller's words."""
+    head = np.zeros(_LENGTH)
+    head[:4] = values.nbytes, ticket, *route
+    head[4 : 4 + len(words)] = words
+    return head
+
+
+def opened(
+    head: NDArray[np.float64], values: NDArray[np.uint8], emulation: Emulation | None, source: int
+) -> Letter:
+    """The letter of a head from a rank; on an emulated network its flow drains from now on."""
+    letter = Letter((int(head[2]), int(head[3])), head[4 : 4 + WORDS].copy(), values)
+    if emulation:
+        letter._moments = emulation.deliveries([(float(head[1]), source, values.nbytes)])
+    return letter

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.patience import Patience
@@ -14,7 +17,8 @@ class Window:
     """One-sided access: `put` and `get` move bytes; only the caller takes part.
 
     Back from a call, the data have arrived, on an emulated network when they would have. Who
-    writes where and when is for the callers to agree on.
+    writes where and when is for the callers to agree on. Ranks of one host all see the memory, and
+    an access is one copy.
 
     Args:
         nbytes: size of this rank's memory.
@@ -31,36 +35,67 @@ class Window:
         self._mpi, self._rank, comm = MPI, patience.rank, patience.comm
         self._traffic, self._clock = patience.traffic, patience.clock
         self._emulation = emulation
-        self._window = MPI.Win.Allocate(nbytes, 1, comm=comm)
-        memory: Any = self._window.tomemory()
-        self.memory = np.ndarray(nbytes, np.uint8, memory)
+        self._views: list[NDArray[np.uint8]] = []  # of all ranks, on one host
+        if patience.on_one_host:
+            self._window = MPI.Win.Allocate_shared(nbytes, 1, comm=comm)
+            found = [self._window.Shared_query(rank)[0] for rank in range(comm.size)]
+            self._views = [_view(memory) for memory in found]
+            self.memory = self._views[self._rank]
+        else:
+            self._window = MPI.Win.Allocate(nbytes, 1, comm=comm)
+            self.memory = _view(self._window.tomemory())
+        self._window.Lock_all()
         self.memory[...] = 0
         comm.Barrier()
 
     def put(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
         """Write an array's bytes into the memory of a rank, from `offset` on."""
-        self._access(self._window.Put, data, rank, offset, source=self._rank, destination=rank)
+        with self._counted(data.nbytes, self._rank, rank):
+            self.write(data, rank, offset)
 
     def get(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
         """Read a rank's bytes, from `offset` on, into an array."""
-        self._access(self._window.Get, data, rank, offset, source=rank, destination=self._rank)
+        with self._counted(data.nbytes, rank, self._rank):
+            into = data.reshape(-1).view(np.uint8)
+            if self._views:
+                self.sync()
+                into[...] = self._views[rank][offset : offset + into.nbytes]
+            else:
+                self._window.Get([into, self._mpi.BYTE], rank, [offset, into.nbytes])
+                self._window.Flush(rank)
+
+    def write(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
+        """As `put`, uncounted and as fast as it goes."""
+        given = data.reshape(-1).view(np.uint8)
+        if self._views:
+            self._views[rank][offset : offset + given.nbytes] = given
+            self.sync()
+        else:
+            self._window.Put([given, self._mpi.BYTE], rank, [offset, given.nbytes])
+            self._window.Flush(rank)
+
+    def sync(self) -> None:
+        """See in this rank's memory what others have written, and let them see what it has."""
+        self._window.Sync()
 
     def close(self) -> None:
         """Free the memory (collective)."""
-        self.memory = np.zeros(0, np.uint8)
+        self._views, self.memory = [], np.zeros(0, np.uint8)
+        self._window.Unlock_all()
         self._window.Free()
 
-    def _access(
-        self, call: Any, data: np.ndarray, rank: int, offset: int, source: int, destination: int
-    ) -> None:
+    @contextmanager
+    def _counted(self, nbytes: int, source: int, destination: int) -> Iterator[None]:
         start = self._clock.now()
-        self._window.Lock(rank, self._mpi.LOCK_SHARED)
-        call([data.reshape(-1).view(np.uint8), self._mpi.BYTE], rank, [offset, data.nbytes])
-        self._window.Unlock(rank)
+        yield
         self._traffic.messages += 1
-        self._traffic.payload_bytes += data.nbytes
-        self._traffic.wire_bytes += data.nbytes if source != destination else 0
+        self._traffic.payload_bytes += nbytes
+        self._traffic.wire_bytes += nbytes if source != destination else 0
         if self._emulation is not None and source != destination:
-            for moment in self._emulation.transfer(source, destination, data.nbytes):
+            for moment in self._emulation.transfer(source, destination, nbytes):
                 self._clock.sleep_until(moment)
         self._traffic.transfer_seconds += self._clock.now() - start
+
+
+def _view(memory: Any) -> NDArray[np.uint8]:
+    return np.ndarray(len(memory), np.uint8, memory)

@@ -21,6 +21,7 @@ from labkit.compression.float16 import Float16
 from labkit.compression.int8 import Int8
 from labkit.compression.lockstep import reduce_all
 from labkit.compression.onebit import OneBit
+from labkit.compression.oneway import Listener, Speaker
 from labkit.compression.payload import Payload, Tensor, from_bytes, nbytes, to_bytes
 from labkit.compression.powersgd import PowerSGD
 from labkit.compression.qsgd import QSGD
@@ -61,6 +62,7 @@ __all__ = [
     "Float16",
     "Gather",
     "Int8",
+    "Listener",
     "Mean",
     "Nested",
     "OneBit",
@@ -72,6 +74,7 @@ __all__ = [
     "Request",
     "SignMajority",
     "SparseMean",
+    "Speaker",
     "State",
     "Tensor",
     "TernGrad",

@@ -69,6 +69,17 @@ class Reduced(NamedTuple):
     state: State
 
 
+class Told(NamedTuple):
+    """What one says to another one alone.
+
+    payload: as it travels. sent: as the other one understands it. state: for the next time.
+    """
+
+    payload: Payload
+    sent: Tensor
+    state: State
+
+
 Reduction: TypeAlias = Generator[Request, Answer, Reduced]
 
 
@@ -174,6 +185,34 @@ class Compressor(Checked):
         else:
             sent, mean = decode(payload), self.average((yield Gather(payload)))
         return Reduced(mean, sent, next_key(state))
+
+    def unsaid(self) -> str:
+        """Why servers and workers cannot say vectors to each other so; "" where they can."""
+        if self.votes:
+            return "is a vote of all ranks, of whom a server hears one at a time"
+        if self.spreads:
+            return (
+                "may lose more than it is given, which the next answer of a server would have to "
+                "make up for, and so on without end"
+            )
+        return ""
+
+    @property
+    def forgetful(self) -> Compressor:
+        """The same without a memory of what was not sent."""
+        return self
+
+    def say(self, tensor: Tensor, state: State) -> Told:
+        """What one says to another one alone; only where `unsaid` has nothing against it."""
+        import tensorflow as tf
+
+        payload = compiled(self, "encode")(tensor, state)
+        sent = tf.cast(tf.reshape(self.understand(payload), tensor.shape), tensor.dtype)
+        return Told(payload, sent, next_key(state))
+
+    def understand(self, payload: Payload) -> Tensor:
+        """What was said, flat."""
+        return compiled(self, "decode")(payload)
 
     def residual(self, state: State) -> Tensor | None:
         """What the state carries over to the next step, or None for compressors without memory."""

@@ -64,6 +64,13 @@ class DGC(Compressor):
                 "optimizer='sgd' without momentum, and DGC(momentum=…)"
             )
 
+    def unsaid(self) -> str:
+        """A server answers with weights."""
+        return (
+            "keeps the momentum of gradients, but servers answer with differences of weights, "
+            "which have none"
+        )
+
     def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
         """Key; velocity u and accumulation v, zeros; the norm that this many ranks clip to."""
         import tensorflow as tf

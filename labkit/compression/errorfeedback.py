@@ -7,8 +7,15 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from labkit.compression.compressor import Compressor, Nested, Reduced, Reduction, State
-from labkit.compression.payload import Tensor
+from labkit.compression.compressor import (
+    Compressor,
+    Nested,
+    Reduced,
+    Reduction,
+    State,
+    Told,
+)
+from labkit.compression.payload import Payload, Tensor
 
 
 class ErrorFeedback(Compressor):
@@ -83,6 +90,28 @@ class ErrorFeedback(Compressor):
         # The inner one asks for its own collectives; this one never needs to know which.
         mean, sent, inner = yield from self.inner.reduce(corrected, inner)
         return Reduced(mean, sent, (corrected - tf.cast(sent, tensor.dtype), inner))
+
+    def unsaid(self) -> str:
+        """As of the inner one."""
+        return self.inner.unsaid()
+
+    @property
+    def forgetful(self) -> Compressor:
+        """The inner one."""
+        return self.inner
+
+    def say(self, tensor: Tensor, state: State) -> Told:
+        """What the inner compressor says of gradient and residual."""
+        import tensorflow as tf
+
+        residual, inner = state
+        corrected = tensor + tf.cast(residual, tensor.dtype)
+        payload, sent, inner = self.inner.say(corrected, inner)
+        return Told(payload, sent, (corrected - sent, inner))
+
+    def understand(self, payload: Payload) -> Tensor:
+        """As the inner one does."""
+        return self.inner.understand(payload)
 
     def residual(self, state: State) -> Tensor:
         """What has not been sent yet, in the tensor's shape."""

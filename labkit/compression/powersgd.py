@@ -14,10 +14,11 @@ from labkit.compression.compressor import (
     Reduced,
     Reduction,
     State,
+    Told,
     compiled,
     next_key,
 )
-from labkit.compression.payload import Tensor
+from labkit.compression.payload import Payload, Tensor
 
 
 class PowerSGD(Compressor):
@@ -77,6 +78,30 @@ class PowerSGD(Compressor):
         q = yield Mean(own)
         mean, sent = compiled(self, "expand")(tensor, p, q, own)
         return Reduced(mean, sent, (next_key(key), q))
+
+    def say(self, tensor: Tensor, state: State) -> Told:
+        """One rank's factors; here they travel themselves, with the layer's rows and columns."""
+        import tensorflow as tf
+
+        key, q = state
+        rows = tf.constant(_matrix(tensor.shape)[:1])
+        if self.elements(tensor.shape) == prod(tensor.shape):
+            whole = {"values": tf.reshape(tensor, [-1])}
+            return Told(whole, tensor, (next_key(key), q))
+        if not self.warm_start:
+            q = self.random(key, q.shape[0])
+        p, q = compiled(self, "project_back")(tensor, compiled(self, "project")(tensor, q))
+        payload = {"p": tf.reshape(p, [-1]), "q": tf.reshape(q, [-1]), "rows": rows}
+        return Told(payload, tf.reshape(self.understand(payload), tensor.shape), (next_key(key), q))
+
+    def decode(self, payload: Payload) -> Tensor:
+        """The product of two factors, or the vector, flat."""
+        import tensorflow as tf
+
+        if "values" in payload:
+            return payload["values"]
+        p, q = (tf.reshape(payload[name], [-1, self.approximation_rank]) for name in ("p", "q"))
+        return tf.reshape(tf.matmul(p, q, transpose_b=True), [-1])
 
     def project(self, tensor: Tensor, q: Tensor) -> Tensor:
         """M Q, (n, r)."""

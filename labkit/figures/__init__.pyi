@@ -24,6 +24,7 @@ from .runs.reading import reading
 from .runs.search import search_history
 from .runs.seed_by_seed import seed_by_seed, seed_reading
 from .runs.servers import server_prediction, server_reading, server_scaling
+from .runs.stale import race, race_reading, staleness_cost, staleness_cost_reading
 from .runs.two_numbers import scatter
 from .schedules.cost_curves import cost_curves, cost_reading
 from .schedules.link_use import link_reading, link_utilisation
@@ -75,6 +76,8 @@ __all__ = [
     "predicted_and_measured",
     "predicted_pipeline",
     "prediction_reading",
+    "race",
+    "race_reading",
     "rank_table",
     "reading",
     "scatter",
@@ -87,6 +90,8 @@ __all__ = [
     "show",
     "speedup",
     "staleness",
+    "staleness_cost",
+    "staleness_cost_reading",
     "staleness_reading",
     "step_parts",
     "table",

@@ -126,7 +126,7 @@ def _cells(
     yield _code("lk.compare(runs)")
     yield _code("lk.table(runs)")
     yield _markdown(_READING)
-    yield _code("lk.reading(runs)")
+    yield _code("lk.reading(runs)", tags=["answer"])
     yield _markdown(_NEXT.format(name=name))
 
 

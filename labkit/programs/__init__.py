@@ -3,6 +3,7 @@
 from labkit.programs.actions import (
     Action,
     AllReduce,
+    Code,
     Compute,
     Drop,
     Gradient,
@@ -17,11 +18,13 @@ from labkit.programs.actions import (
 from labkit.programs.diary import Diary, Scenes
 from labkit.programs.placement import PLACEMENTS, Parts, placed
 from labkit.programs.roles import Roles
+from labkit.programs.talk import Talk
 
 __all__ = [
     "PLACEMENTS",
     "Action",
     "AllReduce",
+    "Code",
     "Compute",
     "Diary",
     "Drop",
@@ -34,6 +37,7 @@ __all__ = [
     "Scenes",
     "Send",
     "Snapshot",
+    "Talk",
     "Update",
     "Wait",
     "placed",

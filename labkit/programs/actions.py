@@ -8,7 +8,7 @@ both do the same.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -50,6 +50,7 @@ class Message:
         rows: behind a gradient.
         step: of the worker that it is from or for.
         ends: of a gradient: someone wants training to end; of an answer: there is no more to do.
+        wants: an answer.
         sent, delivered: s; when it was handed over, and when it was there.
         held: s from the delivery of what it answers to its own departure.
     """
@@ -63,6 +64,7 @@ class Message:
     sent: float = 0.0
     delivered: float = 0.0
     held: float = 0.0
+    wants: bool = True
 
 
 @dataclass(frozen=True)
@@ -81,15 +83,24 @@ class Update:
     Attributes:
         gradient: flat, of the part that is held here.
         of: the messages that it was made of, for the diary.
+        rate: factor on the optimizer's learning rate in this update.
     """
 
     gradient: Vector
     of: tuple[Message, ...] = ()
+    rate: float = 1.0
+
+
+@dataclass(frozen=True)
+class Code:
+    """Encode or decode what travels; answered by what the call returns."""
+
+    call: Callable[[], Vector]
 
 
 @dataclass(frozen=True)
 class Drop:
-    """A gradient came too late and is not applied; written down."""
+    """A gradient came too late, or is of no rows, and is not applied; written down."""
 
     message: Message
 
@@ -146,5 +157,5 @@ class Snapshot:
     weights: Vector = field(repr=False)
 
 
-Action: TypeAlias = Compute | Update | Drop | Send | Receive | AllReduce | Wait | Snapshot
+Action: TypeAlias = Compute | Update | Code | Drop | Send | Receive | AllReduce | Wait | Snapshot
 Program: TypeAlias = Generator[Action, Any, None]

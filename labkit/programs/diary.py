@@ -19,7 +19,7 @@ class Scenes(Protocol):
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         """Of the worker's next batch."""
 
-    def update(self, holder: int, gradient: Vector) -> Vector:
+    def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient to what this one holds; the new weights, which nobody writes into."""
 
     def step(self, row: Row) -> None:
@@ -40,6 +40,7 @@ class Play:
         start: s.
         gradient: what it computed.
         computed: s that it took.
+        coded: s that it took to encode and decode.
         held: s for which a server kept the worker waiting for others.
         nbytes, wire, messages: what it has sent and was sent.
     """
@@ -47,6 +48,7 @@ class Play:
     start: float
     gradient: Gradient
     computed: float
+    coded: float = 0.0
     held: float = 0.0
     nbytes: int = 0
     wire: int = 0
@@ -82,7 +84,7 @@ class Diary:
         if play is None:
             return
         seconds = now - play.start
-        rest = max(0.0, seconds - play.computed)
+        rest = max(0.0, seconds - play.computed - play.coded)
         held = min(play.held, rest)
         self.scenes.step(
             {
@@ -92,7 +94,7 @@ class Diary:
                 "loss": play.gradient.loss,
                 "seconds": seconds,
                 "compute_seconds": play.computed,
-                "codec_seconds": 0.0,
+                "codec_seconds": play.coded,
                 "communicate_seconds": rest - held,
                 "wait_seconds": held,
                 "payload_bytes": play.nbytes,
@@ -108,6 +110,11 @@ class Diary:
             play.messages += 1
             play.nbytes += nbytes
             play.wire += nbytes if on_wire else 0
+
+    def coded(self, worker: int, seconds: float) -> None:
+        """A worker has encoded or decoded what travels."""
+        if play := self._plays.get(worker):
+            play.coded += seconds
 
     def waited(self, worker: int, seconds: float) -> None:
         """Others kept a worker waiting."""

@@ -39,6 +39,14 @@ class Parts:
         """Elements."""
         return sum(piece.stop - piece.start for piece in self.pieces)
 
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of the pieces; a piece of a tensor that was cut is a vector."""
+        return [
+            (piece.stop - piece.start,) if piece.shape is None else piece.shape
+            for piece in self.pieces
+        ]
+
     def take(self, flat: Vector) -> Vector:
         """The part of flat weights or gradients; a view where it is one stretch of them."""
         stretches = self._stretches

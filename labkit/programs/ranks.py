@@ -5,53 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from labkit.communicator import WORDS, Communicator, Letter, computing
+from labkit.communicator import Communicator, Letter, Mailbox, Slots, computing
 from labkit.programs.actions import (
     Action,
     Compute,
-    Drop,
     Gradient,
     Message,
     Program,
-    Receive,
-    Send,
-    Snapshot,
     Update,
     Vector,
     Wait,
 )
 from labkit.programs.diary import Diary, Scenes
+from labkit.programs.world import World
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 
-@dataclass
-class _Player:
-    """A program of this place.
-
-    Attributes:
-        inbox: what was delivered and not received.
-        waits: what it wants to receive.
-        wakes: when it goes on, s; None: not by itself.
-        computes: what another thread computes for it.
-        over: it has ended.
-    """
-
-    program: Program
-    inbox: list[Message] = field(default_factory=list)
-    waits: Receive | None = None
-    wakes: float | None = None
-    computes: Future[tuple[Gradient, float, float]] | None = None
-    over: bool = False
-
-
-class RankWorld:
+class RankWorld(World):
     """Plays the programs of one place, and passes messages between places over MPI.
 
     A rank with one program computes where it stands. One with a worker and a server that answers
@@ -63,7 +41,8 @@ class RankWorld:
         communicator: all places.
         scenes: computes gradients and applies them.
         diary: where steps and updates are written.
-        dtype: of the weights.
+        dtype: of what messages bring.
+        mailbox: what carries messages; None: two-sided.
         meanwhile: whether a server has something to say while the worker beside it computes.
     """
 
@@ -76,13 +55,15 @@ class RankWorld:
         diary: Diary,
         dtype: DTypeLike,
         meanwhile: bool = True,
+        mailbox: Mailbox | Slots | None = None,
     ) -> None:
-        self._players = {number: _Player(program) for number, program in programs.items()}
-        self._hosts, self._communicator = hosts, communicator
-        self._scenes, self._diary, self._dtype = scenes, diary, np.dtype(dtype)
-        self._clock, self._mailbox = communicator.clock, communicator.mailbox()
+        super().__init__(programs, hosts, scenes, diary)
+        self._communicator, self._dtype = communicator, np.dtype(dtype)
+        self._wakes: dict[int, float] = {}  # when who goes on by itself, s
+        # What another thread computes for whom.
+        self._computes: dict[int, Future[tuple[Gradient, float, float]]] = {}
+        self._clock, self._mailbox = communicator.clock, mailbox or communicator.mailbox(hosts)
         self._slowly: Callable[[], AbstractContextManager[None]] = computing(communicator)
-        self._begin = 0.0
         self._beside = ThreadPoolExecutor(1) if len(programs) > 1 and meanwhile else None
 
     def play(self) -> None:
@@ -104,7 +85,7 @@ class RankWorld:
                     patience.begin()
                     polls = 0
                 else:
-                    self._nap(polls)
+                    patience.pause(polls)
                     polls += 1
         finally:
             if self._beside:
@@ -113,74 +94,47 @@ class RankWorld:
     def _done(self) -> bool:
         return all(player.over for player in self._players.values()) and self._mailbox.idle
 
-    def _nap(self, polls: int) -> None:
-        self._communicator.patience.pause(polls)
-
     def _look(self) -> bool:
         """Take in what has come and let go on who can; whether anything happened."""
         letters = self._mailbox.collect()
         for letter in letters:
             to, message = self._opened(letter)
             self._deliver(to, message)
-        happened = bool(letters)
-        for number, player in self._players.items():
-            if player.computes is not None and player.computes.done():
-                found, player.computes = player.computes.result(), None
-                self._computed(number, player, *found)
-                happened = True
-            elif player.wakes is not None and player.wakes <= self._clock.now():
-                player.wakes = None
-                self._resume(number, None)
-                happened = True
-        return happened
+        found = [number for number, future in self._computes.items() if future.done()]
+        for number in found:
+            self._resume(number, self._noted(number, *self._computes.pop(number).result()))
+        awake = [number for number, wakes in self._wakes.items() if wakes <= self._now()]
+        for number in awake:
+            del self._wakes[number]
+            self._resume(number, None)
+        return bool(letters or found or awake)
 
-    def _resume(self, number: int, answer: Any) -> None:
-        player = self._players[number]
-        while True:
-            try:
-                action = player.program.send(answer)
-            except StopIteration:
-                player.over = True
-                self._diary.ends(number, self._clock.now())
-                return
-            done, answer = self._act(number, player, action)
-            if not done:
-                return
+    def _now(self) -> float:
+        return self._clock.now()
 
-    def _act(self, number: int, player: _Player, action: Action) -> tuple[bool, Any]:
+    def _act(self, number: int, action: Action) -> tuple[bool, Any]:
+        """What computes is done at once, or by the other thread."""
         match action:
             case Compute(weights):
                 if self._beside is None:
-                    found = self._compute(number, weights)
-                    return True, self._noted(number, player, *found)
-                player.computes = self._beside.submit(self._compute, number, weights)
-            case Update(gradient, of):
-                self._diary.applies(number, of, self._clock.now())
+                    return True, self._noted(number, *self._compute(number, weights))
+                self._computes[number] = self._beside.submit(self._compute, number, weights)
+            case Update(gradient, of, rate):
+                self._diary.applies(number, of, self._now())
                 with self._slowly():
-                    return True, self._scenes.update(number, gradient)
-            case Send(to, message, answers):
-                now = self._clock.now()
-                held = now - answers.delivered if answers else 0.0
-                self._send(number, to, replace(message, sent=now, held=held))
-                return True, None
-            case Receive():
-                if (came := self._next(player, action)) is None:
-                    player.waits = action
-                    return False, None
-                self._received(number, came)
-                return True, came
+                    return True, self._scenes.update(number, gradient, rate)
             case Wait(seconds):
-                player.wakes = self._clock.now() + seconds
-            case Drop(message):
-                self._diary.drops(number, message, self._clock.now())
-                return True, None
-            case Snapshot(epoch, weights):
-                now = self._clock.now() - self._begin
-                self._scenes.snapshot(epoch, number, weights, now)
-                return True, None
+                self._wakes[number] = self._now() + seconds
             case _:
-                raise NotImplementedError(f"{type(action).__name__} has no ranks that carry it out")
+                return super()._act(number, action)
         return False, None
+
+    def _coded(self, number: int, call: Callable[[], Vector]) -> Vector:
+        start = self._now()
+        with self._slowly():
+            found = call()
+        self._diary.coded(number, self._now() - start)
+        return found
 
     # --- computing ---------------------------------------------------------------------------
 
@@ -192,61 +146,30 @@ class RankWorld:
             found = replace(found, last=self._scenes.stops())
         return found, start, self._clock.now()
 
-    def _noted(
-        self, number: int, player: _Player, found: Gradient, start: float, stop: float
-    ) -> Gradient:
+    def _noted(self, number: int, found: Gradient, start: float, stop: float) -> Gradient:
         self._diary.begins(number, found, start, stop)
         return found
-
-    def _computed(
-        self, number: int, player: _Player, found: Gradient, start: float, stop: float
-    ) -> None:
-        self._resume(number, self._noted(number, player, found, start, stop))
 
     # --- messages ----------------------------------------------------------------------------
 
     def _send(self, source: int, to: int, message: Message) -> None:
-        nbytes = 0 if message.values is None else message.values.nbytes
-        away = self._hosts[source] != self._hosts[to]
-        self._diary.carried(source, nbytes, away)
-        if away:
-            self._mailbox.post(self._hosts[to], *self._sealed(to, message))
+        if self._carried(source, to, message):
+            self._mailbox.post((source, to), *_sealed(message))
         else:
             self._deliver(to, message)
 
-    def _deliver(self, to: int, message: Message) -> None:
-        player = self._players[to]
-        player.inbox.append(replace(message, delivered=self._clock.now()))
-        if player.waits and (found := self._next(player, player.waits)) is not None:
-            player.waits = None
-            self._received(to, found)
-            self._resume(to, found)
-
-    def _received(self, to: int, message: Message) -> None:
-        nbytes = 0 if message.values is None else message.values.nbytes
-        self._diary.carried(to, nbytes, self._hosts[to] != self._hosts[message.source])
-        self._diary.waited(to, message.held)
-
-    def _next(self, player: _Player, wanted: Receive) -> Message | None:
-        for place, message in enumerate(player.inbox):
-            if wanted.source in (None, message.source):
-                return player.inbox.pop(place)
-        return None
-
-    def _sealed(
-        self, to: int, message: Message
-    ) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.uint8]]]:
-        values = message.values
-        words = np.zeros(WORDS)
-        words[:9] = (
-            *(to, message.source, values is not None, message.version, message.rows, message.step),
-            *(message.ends, message.sent, message.held),
-        )
-        flat = np.ascontiguousarray(values) if values is not None else np.empty(0)
-        return words, flat.view(np.uint8)
-
     def _opened(self, letter: Letter) -> tuple[int, Message]:
-        to, source, has, version, rows, step, ends, sent, held, *_ = letter.words.tolist()
+        has, version, rows, step, ends, sent, held, wants = letter.words.tolist()
         values = letter.values.view(self._dtype) if has else None
-        told = Message(int(source), values, int(version), int(rows), int(step), bool(ends), sent)
-        return int(to), replace(told, held=held)
+        source, to = letter.route
+        told = Message(source, values, int(version), int(rows), int(step), bool(ends), sent)
+        return to, replace(told, held=held, wants=bool(wants))
+
+
+def _sealed(message: Message) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    """The words and the bytes of a message."""
+    values = message.values
+    words = (values is not None, message.version, message.rows, message.step, message.ends)
+    flat = np.ascontiguousarray(values) if values is not None else np.empty(0)
+    rest = message.sent, message.held, message.wants
+    return np.array([*words, *rest], np.float64), flat.view(np.uint8)

@@ -154,6 +154,8 @@ class Shard:
                 keras.Variable(values.reshape(shape), dtype=str(own.dtype), name=model.name)
             )
             self._variables[-1].constraint = model.constraint
+        self._factor = tf.Variable(1.0, dtype=tf.float64)
+        _scale(optimizer, self._factor)
         if self._variables:
             optimizer.build(self._variables)
         self._compiled = tf.function(self._apply)
@@ -163,10 +165,11 @@ class Shard:
         """Bytes of the weights and of the optimizer's slots."""
         return sum(np.asarray(v).nbytes for v in (*self._variables, *self._optimizer.variables))
 
-    def update(self, gradient: Vector) -> Vector:
-        """Apply a gradient of this part; the new weights, flat."""
+    def update(self, gradient: Vector, rate: float = 1.0) -> Vector:
+        """Apply a gradient of this part, at so many times the learning rate; the new weights."""
         if not self._variables:
             return gradient[:0]
+        self._factor.assign(rate)
         updated: Vector = self._compiled(tf.convert_to_tensor(gradient)).numpy()
         return updated
 
@@ -175,3 +178,15 @@ class Shard:
         gradients = [tf.reshape(piece, variable.shape) for piece, variable in pairs]
         self._optimizer.apply(gradients, self._variables)
         return tf.concat([tf.reshape(v.value, [-1]) for v in self._variables], 0)
+
+
+def _scale(optimizer: keras.optimizers.Optimizer, factor: tf.Variable) -> None:
+    """Let each update's learning rate be that of the optimizer, times a factor."""
+    rate = optimizer._learning_rate
+    schedules = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+
+    def scaled() -> tf.Tensor:
+        plain = rate(optimizer.iterations) if schedules else rate
+        return factor * keras.ops.cast(plain, "float64")
+
+    optimizer.learning_rate = scaled

@@ -22,6 +22,7 @@ class Roles:
         epochs: how many.
         weights: that all begin with, flat.
         hosts: the place of each, by number: who is at one place shares its link and its rank.
+        seed: of random choices.
     """
 
     workers: int
@@ -30,6 +31,7 @@ class Roles:
     epochs: int
     weights: Vector
     hosts: Sequence[int]
+    seed: int = 0
 
     @property
     def servers(self) -> range:
@@ -49,6 +51,27 @@ class Roles:
         for server, part in parts.items():
             self.part(server).put(part, flat)
         return flat
+
+    def routes(self, said: bool = False) -> dict[tuple[int, int], int]:
+        """Bytes of what workers and servers at different places send each other, both ways.
+
+        Args:
+            said: through a compressor. That may take more than it saves: all elements with their
+                indices, twice the bytes, and a few numbers for each tensor.
+        """
+
+        def most(server: int) -> int:
+            part = self.part(server)
+            nbytes = part.size * self.weights.itemsize
+            return 2 * nbytes + 64 * (1 + len(part.pieces)) if said else nbytes
+
+        return {
+            route: most(server)
+            for worker in range(self.workers)
+            for server in self.servers
+            if self.hosts[worker] != self.hosts[server]
+            for route in ((worker, server), (server, worker))
+        }
 
     def part(self, server: int) -> Parts:
         """What a server holds."""

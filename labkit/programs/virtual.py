@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
@@ -17,17 +18,14 @@ from labkit.programs.actions import (
     Action,
     AllReduce,
     Compute,
-    Drop,
     Message,
     Program,
-    Receive,
-    Send,
-    Snapshot,
     Update,
     Wait,
 )
 from labkit.programs.diary import Diary, Scenes
 from labkit.programs.together import Together
+from labkit.programs.world import World
 
 
 class Times(Protocol):
@@ -43,23 +41,7 @@ class Times(Protocol):
         """By how much a message arrives later than the network would have it."""
 
 
-@dataclass
-class _Player:
-    """A program that is being played.
-
-    Attributes:
-        inbox: what was delivered and not received.
-        waits: what it wants to receive.
-        over: it has ended.
-    """
-
-    program: Program
-    inbox: list[Message] = field(default_factory=list)
-    waits: Receive | None = None
-    over: bool = False
-
-
-class VirtualWorld:
+class VirtualWorld(World):
     """Plays programs on the virtual clock: values are real, time is what the laws say.
 
     Everything happens in the order of its moments, and at one moment in the order in which it was
@@ -94,13 +76,14 @@ class VirtualWorld:
         seed: int = 0,
         script: Mapping[int, Sequence[tuple[int, int]]] | None = None,
     ) -> None:
-        self.now = 0.0
-        self._players = {number: _Player(program) for number, program in programs.items()}
-        self._hosts, self._scenes, self._diary, self._times = hosts, scenes, diary, times
+        super().__init__(programs, hosts, scenes, diary)
+        self.now, self._times = 0.0, times
         self._script = {server: list(order)[::-1] for server, order in (script or {}).items()}
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._carrier = _carrier(network, 1 + max(hosts), self._at)
+        self._lines: dict[tuple[int, int], deque[Message]] = {}  # under way, by source and to
+        self._there: set[Message] = set()  # that wait for one before them
         self._together = Together(len(programs), network, shapes, seed)
 
     def play(self) -> None:
@@ -124,22 +107,11 @@ class VirtualWorld:
     def _at(self, moment: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (moment, next(self._order), act))
 
-    def _resume(self, number: int, answer: Any) -> None:
-        """Hand a program its answer, and carry out what it asks for until it has to wait."""
-        player = self._players[number]
-        while True:
-            try:
-                action = player.program.send(answer)
-            except StopIteration:
-                player.over = True
-                self._diary.ends(number, self.now)
-                return
-            done, answer = self._act(number, player, action)
-            if not done:
-                return
+    def _now(self) -> float:
+        return self.now
 
-    def _act(self, number: int, player: _Player, action: Action) -> tuple[bool, Any]:
-        """Whether an action is done at once, and then its answer."""
+    def _act(self, number: int, action: Action) -> tuple[bool, Any]:
+        """What takes time is answered when that is over."""
         match action:
             case Compute(weights):
                 found = self._scenes.gradient(number, weights)
@@ -147,77 +119,57 @@ class VirtualWorld:
                 stop = self._times.computed(number, found.step, self.now)
                 self._diary.begins(number, found, self.now, stop)
                 self._at(stop, lambda: self._resume(number, found))
-            case Update(gradient, of):
+            case Update(gradient, of, rate):
                 self._diary.applies(number, of, self.now)
-                weights = self._scenes.update(number, gradient)
+                weights = self._scenes.update(number, gradient, rate)
                 stop = self._times.updated(number, self.now)
                 self._at(stop, lambda: self._resume(number, weights))
-            case Send(to, message, answers):
-                held = self.now - answers.delivered if answers else 0.0
-                self._send(number, to, replace(message, sent=self.now, held=held))
-                return True, None
-            case Receive():
-                if (came := self._next(number, player, action)) is None:
-                    player.waits = action
-                    return False, None
-                self._received(number, came)
-                return True, came
             case AllReduce():
                 self._meet(number, action)
             case Wait(seconds):
                 self._at(self.now + seconds, lambda: self._resume(number, None))
-            case Drop(message):
-                self._diary.drops(number, message, self.now)
-                return True, None
-            case Snapshot(epoch, weights):
-                self._scenes.snapshot(epoch, number, weights, self.now)
-                return True, None
+            case _:
+                return super()._act(number, action)
         return False, None
 
     # --- messages ----------------------------------------------------------------------------
 
     def _send(self, source: int, to: int, message: Message) -> None:
         nbytes = 0 if message.values is None else message.values.nbytes
-        ends = self._hosts[source], self._hosts[to]
-        self._diary.carried(source, nbytes, ends[0] != ends[1])
+        away = self._carried(source, to, message)
+
+        line = self._lines.setdefault((source, to), deque())
+        line.append(message)
+
+        def there() -> None:
+            # As on ranks, nothing overtakes what the same one has sent before.
+            self._there.add(message)
+            while line and line[0] in self._there:
+                self._there.remove(line[0])
+                self._deliver(to, line.popleft())
 
         def arrive() -> None:
             late = self._times.late(to, message)
             if late:
-                self._at(self.now + late, lambda: self._deliver(to, message))
+                self._at(self.now + late, there)
             else:
-                self._deliver(to, message)
+                there()
 
-        if ends[0] == ends[1]:
-            self._at(self.now, arrive)
-        else:
+        if away:
+            ends = self._hosts[source], self._hosts[to]
             self._carrier.start(ends, nbytes, self.now, arrive)
+        else:
+            self._at(self.now, arrive)
 
-    def _deliver(self, to: int, message: Message) -> None:
-        player = self._players[to]
-        player.inbox.append(replace(message, delivered=self.now))
-        if player.waits and (found := self._next(to, player, player.waits)) is not None:
-            player.waits = None
-            self._received(to, found)
-            self._resume(to, found)
-
-    def _received(self, to: int, message: Message) -> None:
-        nbytes = 0 if message.values is None else message.values.nbytes
-        self._diary.carried(to, nbytes, self._hosts[to] != self._hosts[message.source])
-        self._diary.waited(to, message.held)
-
-    def _next(self, number: int, player: _Player, wanted: Receive) -> Message | None:
-        """The first message in the inbox that is wanted, or whose turn it is by the script."""
+    def _in_turn(self, number: int, message: Message) -> bool:
+        """By the script, of what has values."""
         script = self._script.get(number)
-        for place, message in enumerate(player.inbox):
-            scripted = script and message.values is not None
-            if scripted and script and (message.source, message.step) != script[-1]:
-                continue
-            if wanted.source in (None, message.source):
-                if scripted and script:
-                    script.pop()
-                return player.inbox.pop(place)
-        return None
+        if not script or message.values is None:
+            return True
+        found = (message.source, message.step) == script[-1]
+        if found:
+            script.pop()
+        return found
 
     def _meet(self, number: int, action: AllReduce) -> None:
         """A worker has come to an allreduce; the last one to come lets all go on."""

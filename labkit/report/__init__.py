@@ -54,25 +54,39 @@ def report(
 
 def _without_runs(runs: Runs, path: Path, notebook: Path | str | None) -> Path:
     """The report of notebooks that trained nothing: what they show, and how to make it again."""
-    from jinja2 import Environment, PackageLoader
-
     given = [runs] if isinstance(runs, Run | Path | str) else list(runs)
     jobs = without_runs([Path(each) for each in given if not isinstance(each, Run)])
     shown = [Path(notebook)] if notebook is not None else [job / "output.ipynb" for job in jobs]
     if not shown:
         raise LabkitError("no runs to report: give runs, or a folder that has some (usually runs/)")
+    return notebook_page(shown, path, [line for job in jobs if (line := command(job))])
+
+
+def notebook_page(
+    executed: Sequence[Path], path: Path, commands: Sequence[str], about: str = "without runs"
+) -> Path:
+    """Write executed notebooks as one page, with what makes them again.
+
+    Args: executed, the notebooks; path, the file to write; commands, lines for a shell; about, what
+    there is to say of them.
+
+    Raises: LabkitError, where one cannot be read.
+    """
+    from jinja2 import Environment, PackageLoader
+
     code = scripts()
     environment = Environment(
         loader=PackageLoader("labkit.report", "."), autoescape=True, trim_blocks=True
     )
     page = environment.get_template("notebooks.html").render(
-        title=_title([], dict.fromkeys(shown, True)),
+        title=_title([], dict.fromkeys(executed, True)),
+        about=scrub(about),
         date=datetime.now(UTC).date().isoformat(),
         policy=policy(code),
         style=Path(__file__).with_name("page.css").read_text(),
         scripts=code,
-        notebooks=[render(each, True) for each in shown],
-        commands=[line for job in jobs if (line := command(job))],
+        notebooks=[render(each, True) for each in executed],
+        commands=commands,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     return store.write_atomically(path, page)

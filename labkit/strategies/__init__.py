@@ -2,10 +2,12 @@
 
 from labkit.strategies.allreduce import AllReduce
 from labkit.strategies.delayed import DelayedGradients
+from labkit.strategies.downpour import Downpour
 from labkit.strategies.layerwise import Layerwise
 from labkit.strategies.locally_connected import LocallyConnected
 from labkit.strategies.parameter_server import ParameterServer
 from labkit.strategies.pipeline import Pipeline
+from labkit.strategies.stale import SoftSync, StaleSynchronous
 from labkit.strategies.strategy import (
     Batch,
     Played,
@@ -22,7 +24,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     kind.__name__: kind
     for kind in (
         *(AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel, LocallyConnected),
-        ParameterServer,
+        *(ParameterServer, StaleSynchronous, SoftSync, Downpour),
     )
 }
 
@@ -31,6 +33,7 @@ __all__ = [
     "AllReduce",
     "Batch",
     "DelayedGradients",
+    "Downpour",
     "Layerwise",
     "LocallyConnected",
     "ParameterServer",
@@ -39,6 +42,8 @@ __all__ = [
     "Predicted",
     "Predictor",
     "Session",
+    "SoftSync",
+    "StaleSynchronous",
     "Step",
     "Strategy",
     "TensorParallel",

@@ -127,6 +127,11 @@ class AllReduce(Strategy):
             )
 
     @property
+    def one_sided(self) -> bool:
+        """There is nothing to send."""
+        return False
+
+    @property
     def meanwhile(self) -> bool:
         """There is no server."""
         return False

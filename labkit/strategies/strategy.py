@@ -162,6 +162,14 @@ class Played(Protocol):
     """A strategy that is a program for each worker and each server, see `labkit.programs`."""
 
     @property
+    def compressor(self) -> Compressor | None:
+        """How messages are said in fewer bytes."""
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether ranks write messages into each other's memory."""
+
+    @property
     def meanwhile(self) -> bool:
         """Whether a server has something to say while the worker beside it computes."""
 
@@ -208,9 +216,22 @@ class Strategy(Checked):
         """Whether it trains by programs on the wall clock, too."""
         return False
 
+    @property
+    def replays(self) -> bool:
+        """Whether each gradient of its programs is of weights that servers have had."""
+        return True
+
     def optimizer_of(self, experiment: Question) -> str:
         """The name of the optimizer that applies gradients."""
         return experiment.optimizer
+
+    def optimizer_options_of(self, experiment: Question) -> Mapping[str, JSON]:
+        """The arguments of that optimizer."""
+        return experiment.optimizer_options
+
+    def rate_of(self, experiment: Question) -> float:
+        """By how much the learning rate is another than the experiment's."""
+        return 1.0
 
     def beside(self) -> int:
         """How many ranks it wants beside those of the workers."""

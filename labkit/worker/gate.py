@@ -16,13 +16,14 @@ from labkit.compression import Compressor
 from labkit.exchange.seam import seam
 from labkit.experiment.experiment import Experiment, digest
 from labkit.keras.by_nature import Division, why_not
+from labkit.programs import Talk
 from labkit.records.result import Verdict
 from labkit.records.store import read_json, write_json
 from labkit.worker import reference
 from labkit.worker.conservation import Audit, Found
 from labkit.worker.feed import Source
 from labkit.worker.notes import Applied, Brought, disagreement
-from labkit.worker.replayed import replay, rule_of
+from labkit.worker.replayed import Mending, replay, rule_of
 from labkit.worker.session import TrainingSession
 
 STEPS = 20
@@ -125,6 +126,8 @@ def _hold(short: Experiment, source: Source, communicator: Communicator) -> Verd
 def _replayed(short: Experiment, ranks: Watched, communicator: Communicator) -> Verdict | None:
     """Hold an asynchronous run against servers written anew, which replay what it wrote down."""
     rule = rule_of(ranks.optimizer())
+    if not short.strategy.replays:
+        rule = "workers take steps of their own, which servers do not know"
     if isinstance(rule, str):
         ranks.close()
         return _verdict("not applicable", rule)
@@ -142,7 +145,9 @@ def _replayed(short: Experiment, ranks: Watched, communicator: Communicator) -> 
 
     ours = stage.replica.weights  # before gradients are computed anew, in the same model
     events = [event for each in told for event in each]
-    found = replay(stage.roles, events, rule, rate, stage.gradient_anew)
+    mending = Mending.of(short.strategy.to_json(), short.workers)
+    talks = partial(Talk, stage.compressor, stage.roles)
+    found = replay(stage.roles, events, rule, rate, stage.gradient_anew, talks, mending)
     pieces = stage.replica.pieces
     worst = _furthest(stage.replica.model.trainable_variables, pieces(ours), pieces(found))
     scale = max(1.0, float(np.abs(found).max()))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import keras
 
     from labkit.common.content import JSON
-    from labkit.communicator import Communicator
+    from labkit.communicator import Communicator, Mailbox, Slots
     from labkit.experiment import Experiment
     from labkit.programs.diary import Event
     from labkit.worker.feed import Feed
@@ -82,10 +82,17 @@ def play(session: Playing, played: Played) -> Stage:
         for server, worker, step in experiment.order:
             order[server].append((worker, step))
         VirtualWorld(*given, stage, stage.diary, laws, network, shapes, seed, order).play()
-    else:
-        dtype = stage.roles.weights.dtype
-        RankWorld(*given, communicator, stage, stage.diary, dtype, played.meanwhile).play()
+        stage.leave()
+        return stage
+    roles, hosts = stage.roles, stage.roles.hosts
+    mailbox: Mailbox | Slots = communicator.mailbox(hosts)
+    said = played.compressor is not None
+    if played.one_sided:
+        mailbox = communicator.slots(roles.routes(said), hosts)
+    dtype, meanwhile = np.dtype(np.uint8) if said else roles.weights.dtype, played.meanwhile
+    RankWorld(*given, communicator, stage, stage.diary, dtype, meanwhile, mailbox).play()
     stage.leave()
+    mailbox.close()  # last: what was read of it may still be in the model
     return stage
 
 
@@ -104,6 +111,7 @@ class Stage:
                 "a data set of your own does not say how many batches it has, which programs "
                 "count; give steps=…"
             )
+        self.compressor = played.compressor
         self.replica = Replica(session.model, session.batches())
         self.roles = Roles(
             workers,
@@ -112,6 +120,7 @@ class Stage:
             session.experiment.epochs,
             self.replica.weights,
             list(played.hosts(workers)),
+            session.experiment.seed,
         )
         self.diary = Diary(self, session.feed.steps)
         self._virtual = session.experiment.clock == "virtual"
@@ -153,10 +162,10 @@ class Stage:
         """Of the worker's next batch."""
         return self.replica.gradient(worker, weights)
 
-    def update(self, holder: int, gradient: Vector) -> Vector:
+    def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient; workers that all have the same mean take one step together."""
         if self.roles.parts:
-            self._last[holder] = self._shards[holder].update(gradient)
+            self._last[holder] = self._shards[holder].update(gradient, rate)
             return self._last[holder]
         if self._mean is None or self._mean[0] is not gradient:
             self._mean = gradient, self._shards[0].update(gradient)

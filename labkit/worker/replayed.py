@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import keras
 import numpy as np
 
+from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
-from labkit.programs import Parts, Roles
+from labkit.programs import Parts, Roles, Talk
 from labkit.programs.actions import Vector
 from labkit.programs.diary import Event
 
@@ -18,6 +19,9 @@ from labkit.programs.diary import Event
 Rule: TypeAlias = Callable[[Vector, Vector, float, int], Vector]
 # Of a worker, a step and the weights that it had: its gradient.
 Asked: TypeAlias = Callable[[int, int, Vector], Vector]
+RATED = ("per_gradient", "mean")  # remedies that change the learning rate
+# Of the numbers of a worker and a server: one end of what they say to each other.
+Talks: TypeAlias = Callable[[int, int], Talk]
 OFF = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "amsgrad")
 
 
@@ -32,12 +36,47 @@ def rule_of(optimizer: keras.optimizers.Optimizer) -> Callable[[int], Rule] | st
     return lambda size: RULES[name](config, size)
 
 
+class Mending(NamedTuple):
+    """What a strategy does about staleness, written anew from its fields.
+
+    Attributes:
+        remedy: its name.
+        average: the staleness that is expected.
+        share: of a gradient in its clock; 1 where each counts whole.
+        compensation: λ of a delay-compensated gradient.
+    """
+
+    remedy: str = "None"
+    average: float = 0.0
+    share: float = 1.0
+    compensation: float = 0.0
+
+    @classmethod
+    def of(cls, strategy: Mapping[str, JSON], workers: int) -> Mending:
+        """That of a strategy as its record has it."""
+        fields = {name: str(value) for name, value in strategy.items()}
+        remedy = fields.get("remedy", "None")
+        average = workers - 1.0
+        if "splits" in fields:
+            average = workers / (workers // int(fields["splits"]))
+        by_clock = fields["name"] == "StaleSynchronous" and remedy not in RATED
+        strength = float(fields["compensation"]) if remedy == "delay_compensated" else 0.0
+        return cls(remedy, average, 1 / workers if by_clock else 1.0, strength)
+
+    def factor(self, staleness: int) -> float:
+        """Of the learning rate."""
+        old = {RATED[0]: float(staleness), RATED[1]: self.average}.get(self.remedy, 1.0)
+        return self.share / max(old, 1.0)
+
+
 def replay(
     roles: Roles,
     events: Sequence[Event],
     rule: Callable[[int], Rule],
     rate: Callable[[int], float],
     asked: Asked,
+    talks: Talks,
+    mending: Mending,
 ) -> Vector:
     """The weights after the updates that were written down, in their order.
 
@@ -50,6 +89,8 @@ def replay(
         rule: how a server's optimizer changes so many weights.
         rate: the learning rate of an update, by its number from 0.
         asked: computes gradients.
+        talks: makes ends of talks, new ones.
+        mending: what is done about staleness.
 
     Raises:
         LabkitError: what was written down cannot have happened in any order.
@@ -60,15 +101,18 @@ def replay(
         key = int(event["worker"]), int(event["step"])
         had.setdefault(key, {})[int(event["server"])] = int(event["version"])
     wanted = Counter((s, v) for versions in had.values() for s, v in versions.items())
-    gradients = _Gradients(roles, servers, had, wanted, asked)
+    if mending.compensation:  # old weights are asked for again when a gradient is applied
+        wanted.update(wanted)
+    gradients = _Gradients(roles, servers, had, wanted, asked, talks, mending)
     left = {server: _updates(events, server) for server in servers}
     while any(left.values()):
         ready = [s for s, updates in left.items() if updates and gradients.known(updates[0])]
         if not ready:
             raise LabkitError("the interleaving tells of weights that were not there yet")
         for server in ready:
-            found = gradients.mean(server, left[server].pop(0))
-            servers[server].apply(found, rate(len(servers[server].versions) - 1), wanted, server)
+            number = len(servers[server].versions) - 1
+            found, factor = gradients.mean(server, left[server].pop(0))
+            servers[server].apply(found, rate(number) * factor, wanted, server)
     return roles.whole({number: server.weights for number, server in servers.items()})
 
 
@@ -80,6 +124,13 @@ class _Server:
         self.versions: list[Vector | None] = [self.weights]
         self._rule = rule(part.size)
 
+    def since(self, version: int) -> Vector:
+        """By how much the weights have changed."""
+        then = self.versions[version]
+        assert then is not None  # kept as long as it is wanted
+        changed: Vector = self.weights - then
+        return changed
+
     def apply(
         self, gradient: Vector, rate: float, wanted: Mapping[tuple[int, int], int], number: int
     ) -> None:
@@ -90,7 +141,10 @@ class _Server:
 
 
 class _Gradients:
-    """Gradients by worker and step, computed when their weights are there."""
+    """Gradients as servers understand them, by worker and step, each computed after the one before.
+
+    What a worker has of a server's weights, and what waits at it, goes from step to step.
+    """
 
     def __init__(
         self,
@@ -99,11 +153,16 @@ class _Gradients:
         had: Mapping[tuple[int, int], Mapping[int, int]],
         wanted: Counter[tuple[int, int]],
         asked: Asked,
+        talks: Talks,
+        mending: Mending,
     ) -> None:
         self._roles, self._servers, self._had, self._asked = roles, servers, had, asked
+        self._mending = mending
         self._wanted = wanted
-        self._found: dict[tuple[int, int], Vector] = {}
-        self._uses = {key: len(versions) for key, versions in had.items()}
+        self._found: dict[tuple[int, int], dict[int, Vector]] = {}
+        self._steps: dict[int, int] = {}  # that a worker's gradients were computed of
+        pairs = [(worker, server) for worker in range(roles.workers) for server in roles.servers]
+        self._ends = {pair: (talks(*pair), talks(*pair)) for pair in pairs}  # worker's, server's
 
     def known(self, update: Sequence[Event]) -> bool:
         """Whether all that an update was made of can be computed by now."""
@@ -113,29 +172,43 @@ class _Gradients:
             for server, version in self._had[_key(event)].items()
         )
 
-    def mean(self, server: int, update: Sequence[Event]) -> Vector:
-        """What a server applied, by the rows behind each gradient."""
-        total = sum(event["rows"] for event in update)
-        part = self._roles.part(server)
+    def mean(self, server: int, update: Sequence[Event]) -> tuple[Vector, float]:
+        """What a server applied, by rows and staleness, and at which part of the rate."""
+        held, part = self._servers[server], self._roles.part(server)
         found = np.zeros(part.size, self._roles.weights.dtype)
+        rows = weight = 0.0
         for event in update:
-            found += part.take(self._of(_key(event))) * (event["rows"] / total)
-        return found
+            now, then = len(held.versions) - 1, int(event["version"])
+            own = self._of(_key(event), server)
+            if self._mending.compensation and now > then:
+                own = own + self._mending.compensation * own**2 * held.since(then)
+            share = event["rows"] * self._mending.factor(now - then)
+            found += own * share
+            rows, weight = rows + event["rows"], weight + share
+        return found / weight, weight / rows
 
-    def _of(self, key: tuple[int, int]) -> Vector:
-        if key not in self._found:
-            parts = {}
-            for server, version in self._had[key].items():
-                weights = self._servers[server].versions[version]
-                assert weights is not None  # kept as long as it is wanted
-                parts[server] = weights
-                self._wanted[server, version] -= 1
-            self._found[key] = self._asked(*key, self._roles.whole(parts))
-        found = self._found[key]
-        self._uses[key] -= 1
-        if not self._uses[key]:
-            del self._found[key]
-        return found
+    def _of(self, key: tuple[int, int], server: int) -> Vector:
+        worker, step = key
+        while (number := self._steps.get(worker, 0)) <= step:
+            self._found[worker, number] = self._computed(worker, number)
+            self._steps[worker] = number + 1
+        return self._found[key].pop(server)
+
+    def _computed(self, worker: int, step: int) -> dict[int, Vector]:
+        """What servers understand of the gradient of a worker's next step."""
+        weights: dict[int, Vector] = {}
+        for server, version in self._had[worker, step].items():
+            held = self._servers[server].versions[version]
+            assert held is not None  # kept as long as it is wanted
+            self._wanted[server, version] -= 1
+            mine, its = self._ends[worker, server]
+            weights[server] = mine.answered(its.answer(held)) if step else held
+        gradient = self._asked(worker, step, self._roles.whole(weights))
+        return {
+            server: its.pushed(mine.push(self._roles.part(server).take(gradient)))
+            for server in self._roles.servers
+            for mine, its in [self._ends[worker, server]]
+        }
 
 
 def _updates(events: Sequence[Event], server: int) -> list[list[Event]]:

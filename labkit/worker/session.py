@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -196,12 +196,14 @@ class TrainingSession:
             return file.read_bytes()
 
     def _optimizer_options(self) -> dict[str, JSON]:
-        options = dict(self.experiment.optimizer_options)
+        strategy = self.experiment.strategy
+        options: dict[str, Any] = dict(strategy.optimizer_options_of(self.experiment))
         if self.experiment.learning_rate is not None:
             options["learning_rate"] = self.experiment.learning_rate
         kind = self.experiment.learning_rate_scaling
         workers = self.experiment.workers
         factor = {"none": 1.0, "linear": float(workers), "sqrt": workers**0.5}[kind]
+        factor *= strategy.rate_of(self.experiment)
         if factor != 1.0:
             base = options.get("learning_rate", _default_rate(self._optimizer_name))
             steps = self.experiment.warmup_epochs * (self.feed.steps or 0)

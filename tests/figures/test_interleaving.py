@@ -92,6 +92,7 @@ def test_the_reading_holds_staleness_beside_that_of_equal_workers(run: Run) -> N
     assert "a gradient is 1 updates old on average, 2 at most (2 equal workers" in said
     assert "never wait: 1); test accuracy" in said
     assert "300 ms of the virtual clock" in said
+    assert staleness_reading({"as it was": run}).startswith("- **as it was**: a gradient is 1 ")
 
 
 def test_a_run_without_servers_says_what_has_an_interleaving(tmp_path: Path) -> None:

@@ -2,75 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
+from sample_programs import FAST, SIZE, Numbers, play
 
 from labkit.common.errors import LabkitError
-from labkit.network import ComputeTime, Network, Slowdown
-from labkit.programs import Diary, Gradient, Message, Receive, Roles, Send, placed
-from labkit.programs.actions import Vector
+from labkit.network import ComputeTime, Slowdown
+from labkit.programs import Diary, Message, Receive, Send, placed
 from labkit.programs.times import Laws
 from labkit.programs.virtual import VirtualWorld
 from labkit.strategies import ParameterServer
-
-SIZE = 1_000  # weights, of 8 bytes
-FAST = Network(latency=1e-3, bandwidth=1e6)  # 8 ms a vector, and 1 ms
-
-
-@dataclass
-class Numbers:
-    """Gradients that say whose they are; an update subtracts a tenth."""
-
-    held: dict[int, Vector] = field(default_factory=dict)
-    steps: dict[int, int] = field(default_factory=dict)
-    rows: list[dict[str, float]] = field(default_factory=list)
-    epochs: list[tuple[int, int]] = field(default_factory=list)
-
-    def gradient(self, worker: int, weights: Vector) -> Gradient:
-        step = self.steps.get(worker, 0)
-        self.steps[worker] = step + 1
-        return Gradient(0.01 * weights + (worker + 1), 2, 0.5, step)
-
-    def update(self, holder: int, gradient: Vector) -> Vector:
-        self.held[holder] = self.held[holder] - 0.1 * gradient
-        return self.held[holder]
-
-    def step(self, row: dict[str, float]) -> None:
-        self.rows.append(row)
-
-    def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
-        self.epochs.append((epoch, holder))
-
-    def stops(self) -> bool:
-        return False
-
-
-def play(
-    strategy: ParameterServer,
-    workers: int,
-    network: Network | None = FAST,
-    steps: int = 10,
-    compute: ComputeTime | None = None,
-    slow: Mapping[int, Slowdown] | None = None,
-    script: Any = None,
-    **laws: Any,
-) -> tuple[VirtualWorld, Numbers, Diary]:
-    parts = strategy.parts([(SIZE,)] * 4)
-    hosts = strategy.hosts(workers)
-    roles = Roles(workers, parts, steps, 1, np.zeros(4 * SIZE), hosts)
-    scenes = Numbers()
-    for server in roles.servers:
-        scenes.held[server] = roles.part(server).take(roles.weights)
-    diary = Diary(scenes, steps)
-    programs = {number: strategy.program(roles, number) for number in range(len(hosts))}
-    times = Laws(compute or ComputeTime(0.1), slow or {}, seed=3, **laws)
-    world = VirtualWorld(programs, hosts, scenes, diary, times, network, script=script)
-    world.play()
-    return world, scenes, diary
 
 
 def test_a_synchronous_server_takes_what_the_formula_says() -> None:
@@ -81,6 +24,15 @@ def test_a_synchronous_server_takes_what_the_formula_says() -> None:
     # Behind the last answer comes a word without values: one latency.
     assert world.now == pytest.approx(10 * step + FAST.latency, rel=0.01)
     assert [row["seconds"] for row in scenes.rows] == pytest.approx([step] * 40, rel=1e-6)
+
+
+def test_both_transports_are_the_same_flows() -> None:
+    one, two = (
+        play(ParameterServer(2, synchronous=False, transport=transport), 3)
+        for transport in ("one_sided", "two_sided")
+    )
+    assert one[2].events == two[2].events
+    assert one[0].now == two[0].now
 
 
 def test_servers_divide_their_links() -> None:
@@ -113,6 +65,11 @@ def test_as_many_gradients_as_the_epochs_have_whoever_computes_them() -> None:
     assert len(diary.events) == len(scenes.rows) == 3 * 10
     assert scenes.steps[0] < 10 < scenes.steps[1]
     assert scenes.epochs == [(0, 3)]
+
+
+def test_servers_that_wait_keep_their_weights_at_the_end_of_each_epoch() -> None:
+    _, scenes, _ = play(ParameterServer(2), 3, steps=5, epochs=2)
+    assert sorted(scenes.epochs) == [(0, 3), (0, 4), (1, 3), (1, 4)]
 
 
 def test_backup_workers_are_not_waited_for() -> None:

@@ -9,7 +9,7 @@ import pytest
 from sample_runs import FAILED_GATE, write_run
 
 from labkit.common.errors import InvalidInput
-from labkit.records.questions.crossed import axes_of, crossed
+from labkit.records.questions.crossed import axes_of, crossed, has_grid
 from labkit.records.run import Run
 
 ONE_BIT = {"name": "AllReduce", "algorithm": "ring", "compressor": {"name": "OneBit"}}
@@ -59,3 +59,9 @@ def test_a_run_without_a_verdict_of_equality_has_results_and_no_speed(tmp_path: 
 def test_a_misspelt_measure_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"'test_los' \(did you mean 'test_loss'"):
         crossed(grid(tmp_path), "workers", "compressor", ["test_los"])
+
+
+def test_a_closer_look_is_no_axis(tmp_path: Path) -> None:
+    strategies = [{"name": "AllReduce", "microscope": each} for each in (0, 10)]
+    runs = [write_run(tmp_path, strategy=s, epochs=n) for s in strategies for n in (1, 2)]
+    assert not has_grid(runs)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
 from labkit import AllReduce, Cluster, Experiment
+from labkit.programs import Compute, Gradient, Roles, Snapshot, Update
+from labkit.programs.actions import AllReduce as Meet
 
 SMALL: dict[str, Any] = {
     "dataset": "digits",
@@ -38,3 +41,30 @@ def test_two_ranks_end_with_the_weights_of_one_process(cluster: Cluster, schedul
         for own, expected, before in zip(found, one, begin, strict=True):
             np.testing.assert_allclose(own, expected, rtol=0, atol=1e-12)
             assert np.abs(own - before).max() > 1e-6
+
+
+def test_on_the_virtual_clock_worker_0_keeps_the_weights_of_each_epoch() -> None:
+    roles = Roles(2, [], 3, 2, np.zeros(4), [0, 1])
+
+    def kept(number: int) -> list[tuple[int, float]]:
+        """Epochs, and how many updates their weights had."""
+        program, answer, found = AllReduce("ring").program(roles, number), None, []
+        updates = 0
+        with suppress(StopIteration):
+            while True:
+                action = program.send(answer)
+                answer = None
+                if isinstance(action, Compute):
+                    answer = Gradient(np.ones(4), 2, 0.5, updates)
+                elif isinstance(action, Meet):
+                    answer = action.gradient
+                elif isinstance(action, Update):
+                    updates += 1
+                    answer = np.full(4, updates)
+                elif isinstance(action, Snapshot):
+                    found.append((action.epoch, float(action.weights[0])))
+        assert updates == 6
+        return found
+
+    assert kept(0) == [(0, 3), (1, 6)]
+    assert kept(1) == []

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from labkit import AllReduce, Cluster, Experiment, LocallyConnected, Pipeline, TensorParallel
+from labkit import (
+    AllReduce,
+    Cluster,
+    Experiment,
+    LocallyConnected,
+    Network,
+    Pipeline,
+    TensorParallel,
+)
 
 SMALL: dict[str, Any] = {
     "dataset": "digits",
@@ -252,3 +261,29 @@ def test_a_grid_validates_in_tiles_and_is_whole_at_the_end_alone(cluster: Cluste
         assert sorted(metrics) == ["accuracy", "loss"]
         assert {name: logs[f"val_{name}"] for name in metrics} == pytest.approx(metrics, rel=1e-12)
         assert collected == 1
+
+
+def normalized() -> Any:
+    """A layer that keeps moving statistics of the rows that it has seen."""
+    import keras
+
+    layers = [keras.layers.Flatten(), keras.layers.Dense(6), keras.layers.BatchNormalization()]
+    model = keras.Sequential([keras.Input((8, 8, 1)), *layers, keras.layers.Dense(10)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_replicas_that_saw_other_rows_end_with_the_same_statistics(cluster: Cluster) -> None:
+    fields = SMALL | {"learning_rate": None, "workers": 2, "model": normalized}
+    ranks = cluster.call(
+        trained, [Experiment(**fields, strategy=TensorParallel(slices=1))], ranks=2
+    )
+    ((first, _),), ((second, _),) = ranks
+    assert all((one == other).all() for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("network", [None, "1GbE"])
+def test_what_is_added_up_on_an_emulated_network_has_a_schedule(network: Any) -> None:
+    """MPI's own allreduce knows nothing of its links."""
+    asked = SimpleNamespace(network=network and Network.parse(network))
+    assert TensorParallel().resolved(asked) == ("ring" if network else "mpi")

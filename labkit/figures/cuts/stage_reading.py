@@ -104,7 +104,7 @@ def _cut(row: Row, own: Row | None) -> Iterable[str]:
     if _known(row["bytes"]):
         held = f"the fullest rank keeps {bytes_text(row['bytes'])}"
         if own is not None and _known(own["bytes"]):
-            held += f" ({row['bytes'] / own['bytes']:.2f} of one process)"
+            held += f" ({_share(row['bytes'] / own['bytes'])} of one process)"
         yield held if row["counted"] else f"{held}, as predicted"
     yield f"the busiest hands over {bytes_text(row['payload'])} a step"
     if _known(row["utilisation"]):
@@ -112,8 +112,13 @@ def _cut(row: Row, own: Row | None) -> Iterable[str]:
     if _known(row["step_ms"]):
         step = f"a step takes {row['step_ms']:.3g} ms"
         if own is not None and _known(own["step_ms"]):
-            step += f", {row['step_ms'] / own['step_ms']:.2f} of one process"
+            step += f", {_share(row['step_ms'] / own['step_ms'])} of one process"
         yield step
+
+
+def _share(value: float) -> str:
+    """Three digits: of a short step more would be noise."""
+    return f"{value:.2f}" if value < 10 else f"{value:.3g}"
 
 
 def _extremes(table: pandas.DataFrame) -> str:

@@ -82,7 +82,7 @@ def staleness(runs: Iterable[Run] | Run) -> Figure:
     import pandas as pd
 
     shown = entries(runs)
-    found = {entry.key: _of_all_seeds(entry.run) for entry in shown}
+    found = {entry.key: staleness_of(entry.run) for entry in shown}
     tables = []
     for place, entry in enumerate(shown):
         share = found[entry.key].value_counts(normalize=True).sort_index()
@@ -105,13 +105,18 @@ def staleness(runs: Iterable[Run] | Run) -> Figure:
     return sheet([[panel]], shown, title, [], words, plot=280)
 
 
-def staleness_reading(runs: Iterable[Run] | Run) -> Markdown:
-    """How old gradients were, beside what equal workers would make them; what was reached, when."""
-    return sentences(_finding(entry) for entry in entries(runs))
+def staleness_reading(runs: Iterable[Run] | Run | dict[str, Run]) -> Markdown:
+    """How old gradients were, beside what equal workers would make them; what was reached, when.
+
+    Args: runs: or what to call each, and the run.
+    """
+    shown = entries(runs.values() if isinstance(runs, dict) else runs)
+    names = list(runs) if isinstance(runs, dict) else [entry.label for entry in shown]
+    return sentences(_finding(entry, name) for entry, name in zip(shown, names, strict=True))
 
 
-def _finding(entry: Entry) -> Finding:
-    old, workers = _of_all_seeds(entry.run), int(entry.run.experiment["workers"])
+def _finding(entry: Entry, name: str) -> Finding:
+    old, workers = staleness_of(entry.run), int(entry.run.experiment["workers"])
     reached = entry.metrics.get("test_accuracy")
     judged = (
         f"test accuracy {reached:.1%}"
@@ -126,7 +131,7 @@ def _finding(entry: Entry) -> Finding:
         )
     )
     return Finding(
-        f"**{entry.label}**",
+        f"**{name}**",
         said=(
             f"a gradient is {old.mean():.3g} updates old on average, {old.max():g} at most "
             f"({workers} equal workers at one server that never wait: {workers - 1})",
@@ -146,7 +151,7 @@ def _events(run: Run) -> pd.DataFrame:
     return events.sort_values(["applied", "server", "update"], kind="stable", ignore_index=True)
 
 
-def _of_all_seeds(run: Run) -> pd.Series[float]:
+def staleness_of(run: Run) -> pd.Series[float]:
     """The staleness of each gradient that was applied."""
     import pandas as pd
 

@@ -76,7 +76,7 @@ def server_reading(runs: Iterable[Run] | Run) -> Markdown:
 
     They are: one server saturates and more servers move the cliff; servers on the workers' own
     links collapse before those on separate ones (Bugliarello); a backup worker shortens the step
-    where one worker is slow (Chen 2016).
+    where one worker is slow (Chen 2016). The last sentence says which way gets most done.
     """
     found = [run for run in ([runs] if isinstance(runs, Run) else runs) if not gate_failed(run)]
     fast = [run for run in found if not run.experiment.get("slow")]
@@ -85,7 +85,7 @@ def server_reading(runs: Iterable[Run] | Run) -> Markdown:
         for way in dict.fromkeys(map(_way, fast))
     }
     slow = [run for run in found if run.experiment.get("slow")]
-    return sentences([*_cliffs(by), *_more(by), *_colocated(by), *_backups(slow)])
+    return sentences([*_cliffs(by), *_more(by), *_colocated(by), *_backups(slow), *_most(by)])
 
 
 def _cliffs(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
@@ -113,7 +113,7 @@ def _more(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
     one, more = (_rate(by[way][most]) for way in (few, many))
     came = more > one
     yield Finding(
-        f"**More servers move the cliff** ({most} workers): {_came(came)}",
+        f"**More servers move the cliff** ({most} workers): {it_came(came)}",
         said=(f"{many} serve {more:,.0f} samples/s, {few} {one:,.0f}: {more / one:.2f} ×",),
     )
 
@@ -128,7 +128,7 @@ def _colocated(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
         ratios = [_rate(own[n]) / _rate(apart[n]) for n in both]
         said = ", ".join(f"{ratio:.2f} on {n}" for n, ratio in zip(both, ratios, strict=True))
         yield Finding(
-            f"**Co-located servers collapse first** (Bugliarello): {_came(min(ratios) < 1)}",
+            f"**Co-located servers collapse first** (Bugliarello): {it_came(min(ratios) < 1)}",
             said=(f"of the throughput of separate ones {way} have {said} workers",),
         )
 
@@ -145,13 +145,26 @@ def _backups(slow: Sequence[Run]) -> Iterator[Finding]:
         number = run.experiment["strategy"]["backups"]
         yield Finding(
             f"**A backup worker shortens the step** (Chen 2016), {run.experiment['workers']} "
-            f"workers of which one is slow: {_came(ratio < 1)}",
+            f"workers of which one is slow: {it_came(ratio < 1)}",
             said=(
                 f"with {number} backup a step takes {_step(run):.3g} ms, without "
                 f"{_step(base):.3g} ms: {ratio:.2f} ×",
                 f"samples/s that count {_rate(run):,.0f} against {_rate(base):,.0f}",
             ),
         )
+
+
+def _most(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
+    """Which way gets most done on most workers, the next, and servers where these are none."""
+    most = max((n for own in by.values() for n in own), default=0)
+    ranked = sorted((own[most] for own in by.values() if most in own), key=_rate, reverse=True)
+    if len(ranked) < 2:
+        return
+    said = [f"next {_way(ranked[1])}, {_rate(ranked[1]):,.0f}"]
+    served = next((run for run in ranked if "server" in _way(run)), None)
+    if served is not None and served not in ranked[:2]:
+        said.append(f"of servers {_way(served)}, {_rate(served):,.0f}")
+    yield _speed(ranked[0], f"Most is done on {most} workers by", _way(ranked[0]), "; ".join(said))
 
 
 def _table(shown: Sequence[Entry]) -> pd.DataFrame:
@@ -203,5 +216,6 @@ def _step(run: Run) -> float:
     return float("nan") if gate_failed(run) else float(run.metrics["step_ms"]["median"])
 
 
-def _came(came: bool) -> str:
+def it_came(came: bool) -> str:
+    """What is said of a shape that was published."""
     return "it came" if came else "it did **not** come"

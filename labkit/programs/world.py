@@ -1,0 +1,140 @@
+"""What both worlds do alike: programs are handed answers, and messages wait for who wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from labkit.programs.actions import (
+    Action,
+    Code,
+    Drop,
+    Message,
+    Program,
+    Receive,
+    Send,
+    Snapshot,
+    Vector,
+)
+from labkit.programs.diary import Diary, Scenes
+
+
+@dataclass
+class Player:
+    """A program that is being played.
+
+    Attributes:
+        inbox: what was delivered and not received.
+        waits: what it wants to receive.
+        over: it has ended.
+    """
+
+    program: Program
+    inbox: list[Message] = field(default_factory=list)
+    waits: Receive | None = None
+    over: bool = False
+
+
+class World:
+    """Programs that are played, on whichever clock.
+
+    Args:
+        programs: by number.
+        hosts: the place of each number.
+        scenes: computes gradients and applies them.
+        diary: where steps and updates are written.
+    """
+
+    def __init__(
+        self,
+        programs: Mapping[int, Program],
+        hosts: Sequence[int],
+        scenes: Scenes,
+        diary: Diary,
+    ) -> None:
+        self._players = {number: Player(program) for number, program in programs.items()}
+        self._hosts, self._scenes, self._diary = hosts, scenes, diary
+        self._begin = 0.0
+
+    def _now(self) -> float:
+        """The time, s."""
+        raise NotImplementedError
+
+    def _send(self, source: int, to: int, message: Message) -> None:
+        """Bring a message on its way."""
+        raise NotImplementedError
+
+    def _resume(self, number: int, answer: Any) -> None:
+        """Hand a program its answer, and carry out what it asks for until it has to wait."""
+        player = self._players[number]
+        while True:
+            try:
+                action = player.program.send(answer)
+            except StopIteration:
+                player.over = True
+                self._diary.ends(number, self._now())
+                return
+            done, answer = self._act(number, action)
+            if not done:
+                return
+
+    def _act(self, number: int, action: Action) -> tuple[bool, Any]:
+        """Whether an action is done at once, and then its answer."""
+        found: Any = None
+        match action:
+            case Send(to, message, answers):
+                held = self._now() - answers.delivered if answers else 0.0
+                self._send(number, to, replace(message, sent=self._now(), held=held))
+            case Receive():
+                found = self._received(number, action)
+                return found is not None, found
+            case Code(call):
+                found = self._coded(number, call)
+            case Drop(message):
+                self._diary.drops(number, message, self._now())
+            case Snapshot(epoch, weights):
+                self._scenes.snapshot(epoch, number, weights, self._now() - self._begin)
+            case _:
+                name = type(action).__name__
+                raise NotImplementedError(f"{type(self).__name__} does not carry out {name}")
+        return True, found
+
+    def _coded(self, number: int, call: Callable[[], Vector]) -> Vector:
+        return call()
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def _carried(self, number: int, other: int, message: Message) -> bool:
+        """Write down that this one has sent to, or received from, the other; whether it moved."""
+        nbytes = 0 if message.values is None else message.values.nbytes
+        away = self._hosts[number] != self._hosts[other]
+        self._diary.carried(number, nbytes, away)
+        return away
+
+    def _deliver(self, to: int, message: Message) -> None:
+        player = self._players[to]
+        player.inbox.append(replace(message, delivered=self._now()))
+        if player.waits and (found := self._received(to, player.waits)) is not None:
+            self._resume(to, found)
+
+    def _received(self, number: int, wanted: Receive) -> Message | None:
+        """The message that is wanted, if it is there; else the program waits for it."""
+        found = self._next(number, wanted)
+        self._players[number].waits = wanted if found is None else None
+        if found is not None:
+            self._carried(number, found.source, found)
+            self._diary.waited(number, found.held)
+        return found
+
+    def _next(self, number: int, wanted: Receive) -> Message | None:
+        """Take the first message that is wanted out of the inbox."""
+        inbox = self._players[number].inbox
+        for place, message in enumerate(inbox):
+            if wanted.source in (None, message.source) and self._in_turn(number, message):
+                return inbox.pop(place)
+        return None
+
+    def _in_turn(self, number: int, message: Message) -> bool:
+        """Whether this one may take a message now; if so, it does."""
+        return True

@@ -1,0 +1,140 @@
+"""Downpour: replicas that push and fetch now and then, and take steps of their own in between."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar
+
+from pydantic import NonNegativeFloat, PositiveInt
+
+from labkit.common.errors import InvalidInput
+from labkit.programs import (
+    Code,
+    Compute,
+    Message,
+    Program,
+    Receive,
+    Roles,
+    Send,
+    Snapshot,
+    Talk,
+    Update,
+)
+from labkit.programs.actions import Vector
+from labkit.strategies.servers import Servers
+from labkit.strategies.strategy import Question
+
+
+class Downpour(Servers):
+    r"""Replicas push accrued gradients every few batches, and fetch weights every few others.
+
+    After each batch a replica takes a step of its own, \(w \leftarrow w - \eta g\), and adds g to
+    what it has accrued. Every `push_every` batches it pushes the sum, which each server applies
+    when it comes; every `fetch_every` batches it gets the servers' weights in place of its own.
+    With both at 1 it is an asynchronous parameter server.
+
+    Args:
+        fetch_every: batches.
+        push_every: batches.
+        local_rate: η of a replica's own steps.
+        optimizer: of the servers; Adagrad, which gives each weight its own falling rate, is what
+            made it stable.
+
+    The other fields are those of all servers. Training ends with the fetch at which as many batches
+    are computed, or under way, as the epochs have.
+
+    Source: J. Dean et al., Large scale distributed deep networks, NIPS 2012, algorithm 7.1. Differs
+    from it: a fetch is answered before the next batch begins, and not meanwhile.
+    """
+
+    synchronization: ClassVar[str] = "asynchronous, with local steps"
+    paper: ClassVar[str] = "Dean 2012, NIPS"
+
+    fetch_every: PositiveInt = 1
+    push_every: PositiveInt = 1
+    local_rate: NonNegativeFloat = 0.01
+    optimizer: str | None = "adagrad"
+
+    @property
+    def replays(self) -> bool:
+        """Where replicas take no steps of their own."""
+        return self.fetch_every == self.push_every == 1
+
+    def check(self, experiment: Question) -> None:
+        """Refuse what servers cannot do, before any rank starts."""
+        super().check(experiment)
+        if max(self.fetch_every, self.push_every) > 10_000:
+            raise InvalidInput(
+                f"fetch_every={self.fetch_every}, push_every={self.push_every}: a replica would "
+                "train alone; allowed: 1 to 10000"
+            )
+
+    def work(self, roles: Roles, number: int) -> Program:
+        """A replica: compute, step, push and fetch when it is time."""
+        weights, versions = roles.weights, dict.fromkeys(roles.servers, 0)
+        talks = {server: Talk(self.compressor, roles, number, server) for server in roles.servers}
+        over, done = False, 0
+        accrued: Vector | None = None
+        rows = 0
+        while not over:
+            found = yield Compute(weights)
+            accrued = found.values if accrued is None else accrued + found.values
+            rows, done = rows + found.rows, done + 1
+            pushes, fetches = done % self.push_every == 0, done % self.fetch_every == 0
+            if pushes or fetches:
+                brought = accrued if pushes else None
+                for server in roles.servers:
+                    said: Vector | None = None
+                    if brought is not None:
+                        part = roles.part(server).take(brought)
+                        said = yield Code(partial(talks[server].push, part))
+                    about = versions[server], rows, found.step, found.last
+                    yield Send(server, Message(number, said, *about, wants=fetches))
+            if pushes:
+                accrued, rows = None, 0
+            if not fetches:
+                weights = weights - weights.dtype.type(self.local_rate) * found.values
+                continue
+            parts: dict[int, Vector] = {}
+            for server in roles.servers:
+                answer = yield Receive(server)
+                parts[server] = yield Code(partial(talks[server].answered, answer.values))
+                versions[server] = answer.version
+                over = over or answer.ends
+            weights = roles.whole(parts)
+        for server in roles.servers:
+            if accrued is not None:
+                part = roles.part(server).take(accrued)
+                said = yield Code(partial(talks[server].push, part))
+                last = Message(number, said, versions[server], rows, found.step, wants=False)
+                yield Send(server, last)
+            yield Send(server, Message(number, wants=False))  # nothing more will come
+
+    def serve(self, roles: Roles, number: int) -> Program:
+        """A server that applies what comes when it comes, and answers who asks."""
+        weights, version = roles.part(number).take(roles.weights), 0
+        epoch = roles.steps * roles.workers
+        granted, total = roles.workers * self.fetch_every, epoch * roles.epochs
+        done = dict.fromkeys(range(roles.workers), 0)
+        talks = self.talks(roles, number)
+        gone = kept = 0
+        while gone < roles.workers:
+            push = yield Receive()
+            if push.values is None and not push.wants:
+                gone += 1
+                continue
+            if push.values is not None and push.rows:
+                gradient = yield Code(partial(talks[push.source].pushed, push.values))
+                weights = yield Update(gradient, (push,))
+                version += 1
+            if not push.wants:
+                continue
+            done[push.source] = push.step + 1
+            total = granted if push.ends else total
+            ends = number == roles.lead and granted >= total
+            granted += 0 if ends else self.fetch_every
+            said = yield Code(partial(talks[push.source].answer, weights))
+            yield Send(push.source, Message(number, said, version, ends=ends), answers=push)
+            while kept < roles.epochs and sum(done.values()) >= (kept + 1) * epoch:
+                yield Snapshot(kept, weights)
+                kept += 1

@@ -1,0 +1,229 @@
+"""What all strategies with servers share: who holds what, and what workers do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar, Literal
+
+from pydantic import Field, PositiveInt, field_validator
+
+from labkit.common.errors import InvalidInput
+from labkit.compression import Compressor, Nested
+from labkit.programs import (
+    Code,
+    Compute,
+    Drop,
+    Message,
+    Parts,
+    Program,
+    Receive,
+    Roles,
+    Send,
+    Snapshot,
+    Talk,
+    Update,
+    placed,
+)
+from labkit.programs.actions import Vector
+from labkit.strategies.refusals import OPTIMIZERS, one_of, refuse_in_parts, refuse_norms
+from labkit.strategies.strategy import Question, Session, Strategy
+
+
+class Servers(Strategy):
+    """Servers hold the weights and the optimizer; workers push gradients, and get new weights.
+
+    What servers do with gradients, and when they answer, is said by those that derive from this
+    one. Moving statistics of layers are kept by each worker, and the model keeps those of worker 0.
+
+    Args:
+        servers: how many hold weights.
+        colocated: servers share the ranks, and the links, of the first workers; else they have
+            ranks of their own, behind those of the workers.
+        placement: which server holds which tensor: "round_robin" and "greedy" by TensorFlow's
+            rules; "sharded" cuts the flat weights into equal stretches.
+        transport: on ranks, "two_sided" sends and receives; "one_sided" puts messages into memory
+            that their reader has set aside, who takes no part. On the virtual clock both are flows.
+        optimizer: of the servers, by its Keras name, at the experiment's rate; None: the
+            experiment's.
+        compressor: how workers and servers say less, in both directions: gradients through it,
+            weights as differences from what the worker has by now, see `labkit.programs.Talk`;
+            one of `labkit.compression.COMPRESSORS`, its name, or None.
+    """
+
+    architecture: ClassVar[str] = "parameter servers"
+
+    servers: PositiveInt = Field(1, le=1_000)
+    colocated: bool = False
+    placement: Literal["round_robin", "greedy", "sharded"] = "round_robin"
+    transport: Literal["two_sided", "one_sided"] = "two_sided"
+    optimizer: str | None = None
+    compressor: Nested | None = None
+
+    @property
+    def plays(self) -> bool:
+        """It is a program."""
+        return True
+
+    def optimizer_of(self, experiment: Question) -> str:
+        """That of the servers."""
+        return self.optimizer or experiment.optimizer
+
+    @property
+    def one_sided(self) -> bool:
+        """By the transport."""
+        return self.transport == "one_sided"
+
+    @property
+    def meanwhile(self) -> bool:
+        """Whether a server answers others while the worker beside it computes."""
+        return True
+
+    def beside(self) -> int:
+        """Ranks of servers that compute no gradients."""
+        return 0 if self.colocated else self.servers
+
+    def rows(self, batch_size: int, workers: int) -> int:
+        """Rows of a worker's part of the batch."""
+        return -(-batch_size // workers)
+
+    def check(self, experiment: Question) -> None:
+        """Refuse what servers cannot do, before any rank starts."""
+        workers, options = experiment.workers, experiment.optimizer_options
+        refuse_in_parts(experiment)
+        if experiment.optimizer_options and self.optimizer is not None:
+            raise InvalidInput(
+                "optimizer_options are those of the experiment's optimizer, but the servers have "
+                f"optimizer={self.optimizer!r}; leave one of both out"
+            )
+        if self.colocated and self.servers > workers:
+            raise InvalidInput(
+                f"servers={self.servers} with colocated=True stand on the ranks of "
+                f"workers={workers}; allowed: 1 to {workers}, or colocated=False"
+            )
+        if self.compressor is not None:
+            _refuse_unsaid(self.compressor)
+        if experiment.feed == "scatter":
+            raise InvalidInput("feed='scatter' does not know servers; use feed='shard'")
+        optimizer = self.optimizer_of(experiment)
+        if self.placement == "sharded" and self.servers > 1:
+            refuse_norms(optimizer, options, part="server")
+        elif self.servers > 1 and options.get("global_clipnorm") is not None:
+            raise InvalidInput(
+                f"global_clipnorm={options['global_clipnorm']} needs the norm of all gradients, "
+                "but each server has some of them; use clipnorm, or servers=1"
+            )
+
+    @field_validator("optimizer")
+    @classmethod
+    def _optimizer(cls, value: str | None) -> str | None:
+        if value is not None:
+            one_of("optimizer", value, OPTIMIZERS)
+        return value
+
+    def train(self, session: Session) -> None:
+        """Play the programs of workers and servers."""
+        session.play(self)
+
+    # --- the programs ------------------------------------------------------------------------
+
+    def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[Parts]:
+        """What each server holds."""
+        return placed(shapes, self.servers, self.placement)
+
+    def hosts(self, workers: int) -> list[int]:
+        """The place of each worker, then of each server."""
+        first = 0 if self.colocated else workers
+        return [*range(workers), *range(first, first + self.servers)]
+
+    def program(self, roles: Roles, number: int) -> Program:
+        """What this one does."""
+        if number < roles.workers:
+            return self.work(roles, number)
+        return self.serve(roles, number)
+
+    def talks(self, roles: Roles, server: int) -> list[Talk]:
+        """A server's ends of what it says to each worker."""
+        return [Talk(self.compressor, roles, worker, server) for worker in range(roles.workers)]
+
+    def serve(self, roles: Roles, number: int) -> Program:
+        """What a server does."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what a server does")
+
+    def work(self, roles: Roles, number: int) -> Program:
+        """What a worker does: compute, push, wait for the weights of all servers."""
+        weights, versions = roles.weights, dict.fromkeys(roles.servers, 0)
+        talks = {server: Talk(self.compressor, roles, number, server) for server in roles.servers}
+        over = False
+        while not over:
+            found = yield Compute(weights)
+            about = found.rows, found.step, found.last
+            for server in roles.servers:
+                part = roles.part(server).take(found.values)
+                said = yield Code(partial(talks[server].push, part))
+                yield Send(server, Message(number, said, versions[server], *about))
+            parts: dict[int, Vector] = {}
+            for server in roles.servers:
+                answer = yield Receive(server)
+                parts[server] = yield Code(partial(talks[server].answered, answer.values))
+                versions[server] = answer.version
+                over = over or answer.ends
+            weights = roles.whole(parts)
+        for server in roles.servers:
+            yield Send(server, Message(number))  # nothing more will come
+
+
+def aggregate(roles: Roles, number: int, talks: Sequence[Talk], backups: int = 0) -> Program:
+    """A server of whose updates each waits for the gradients of one clock, but for the slowest."""
+    weights, clock, last = roles.part(number).take(roles.weights), 0, False
+    total = roles.steps * roles.epochs
+    here: list[Message] = []
+    gone = 0
+    while gone < roles.workers:
+        push = yield Receive()
+        if push.values is None:
+            gone += 1
+            continue
+        last = last or push.ends
+        if push.version < clock:
+            yield Drop(push)
+            said = yield Code(partial(talks[push.source].answer, weights))
+            answer = Message(number, said, clock, ends=clock == total)
+            yield Send(push.source, answer, answers=push)
+            continue
+        gradient = yield Code(partial(talks[push.source].pushed, push.values))
+        here.append(replace(push, values=gradient))
+        if len(here) < roles.workers - backups:
+            continue
+        here.sort(key=lambda message: message.source)
+        weights = yield Update(mean(here, [push.rows for push in here]), tuple(here))
+        clock += 1
+        total = clock if last and number == roles.lead else total
+        for each in here:
+            ends = number == roles.lead and clock == total
+            said = yield Code(partial(talks[each.source].answer, weights))
+            yield Send(each.source, Message(number, said, clock, ends=ends), answers=each)
+        here = []
+        if clock % roles.steps == 0:
+            yield Snapshot(clock // roles.steps - 1, weights)
+
+
+def mean(pushes: Sequence[Message], shares: Sequence[float]) -> Vector:
+    """The mean of gradients, each by its share; the first ones first."""
+    values = [push.values for push in pushes if push.values is not None]
+    if len(values) == 1:
+        return values[0]
+    total = sum(shares) or 1
+    found: Vector = values[0] * values[0].dtype.type(shares[0] / total)
+    for each, share in zip(values[1:], shares[1:], strict=True):
+        found += each * each.dtype.type(share / total)
+    return found
+
+
+def _refuse_unsaid(compressor: Compressor) -> None:
+    if why := compressor.unsaid():
+        raise InvalidInput(
+            f"compressor={type(compressor).__name__} {why}; use ErrorFeedback(TopK(ratio=0.01)), "
+            "QSGD(levels=127), Float16, …, or AllReduce"
+        )

@@ -1,0 +1,98 @@
+"""What stale gradients cost and who is first at a target, from runs made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_runs import write_run
+
+from labkit.figures import race, race_reading, staleness_cost, staleness_cost_reading
+from labkit.records import store
+from labkit.records.run import Run
+
+VIRTUAL = {"clock": "virtual", "network": "10GbE"}
+
+
+def late(root: Path, way: dict[str, Any], accuracy: float, old: float, **given: Any) -> Run:
+    """A run whose gradients are so old on average, with this test accuracy."""
+    found: dict[str, Any] = VIRTUAL | {"test_accuracy": accuracy, "repeats": 3}
+    found["spread"] = {"test_accuracy": [accuracy - 0.01, accuracy + 0.01]}
+    event = {"server": 4, "worker": 0, "step": 0, "version": 0, "rows": 8}
+    times = {"sent": 0.1, "delivered": 0.2, "applied": 0.3}
+    events = [
+        event | times | {"update": number, "staleness": old + wide}
+        for number, wide in enumerate((-1, 0, 1))
+    ]
+    run = write_run(root, measured=found, strategy=way, workers=30, **given)
+    store.write_table(run.path / "interleaving.parquet", events)
+    return run
+
+
+def softsync(splits: int, remedy: str | None = None) -> dict[str, Any]:
+    return {"name": "SoftSync", "splits": splits, "remedy": remedy, "servers": 1}
+
+
+SYNCHRONOUS = {"name": "ParameterServer", "synchronous": True, "servers": 1}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Run]:
+    plain = [late(tmp_path, softsync(n), a, n) for n, a in ((2, 0.8), (15, 0.12), (30, 0.11))]
+    mended = [late(tmp_path, softsync(n, "per_gradient"), 0.85, n) for n in (15, 30)]
+    return [late(tmp_path, SYNCHRONOUS, 0.9, 1), *plain, *mended]
+
+
+def test_accuracy_falls_along_a_line_a_remedy(runs: list[Run]) -> None:
+    figure = staleness_cost(runs)
+    assert figure.layout.title.text == "Accuracy by staleness · virtual clock · network 10GbE"
+    lines = {t.name: t for t in figure.data if t.x[0] is not None and t.line.width == 2}
+    assert list(lines["at α₀"].x) == [2, 15, 30]
+    assert list(lines["at α₀"].y) == [0.8, 0.12, 0.11]
+    assert list(lines["at α₀/τ"].y) == [0.85, 0.85]
+    assert "at α₀/τ, 30 updates old: 85.0%" in figure.alt
+
+
+def test_the_reading_says_whether_the_published_shape_came(runs: list[Run]) -> None:
+    said = staleness_cost_reading(runs)
+    assert "**softsync 15**, 12.0% (3 seeds, 11.0% to 13.0%)" in said
+    assert "stay near chance** (Zhang 2016): it came: softsync 15 12.0%, softsync 30 11.0%" in said
+    assert "what synchronous ones do** (Zhang 2016): it came" in said
+
+
+def test_and_says_where_it_did_not_come(tmp_path: Path) -> None:
+    runs = [late(tmp_path, SYNCHRONOUS, 0.9, 1), late(tmp_path, softsync(30), 0.7, 30)]
+    runs.append(late(tmp_path, softsync(30, "per_gradient"), 0.3, 30))
+    assert staleness_cost_reading(runs).count("it did **not** come") == 2
+    assert "none can be judged" in staleness_cost_reading(runs[1:])
+
+
+STALE = {"name": "StaleSynchronous", "staleness": 2, "remedy": None, "servers": 1}
+NOBODY = {"name": "ParameterServer", "synchronous": False, "servers": 1}
+
+
+@pytest.mark.parametrize(("seconds", "came"), [((9.0, 4.0, 2.0), True), ((3.0, 4.0, 2.0), False)])
+def test_the_race_says_who_is_first_and_whether_stale_ones_are_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], came: bool
+) -> None:
+    import pandas as pd
+
+    ways = (SYNCHRONOUS, STALE, NOBODY)
+    runs = [late(tmp_path, way, 0.9, 2, slow={29: 5.0}) for way in ways]
+    runs.append(late(tmp_path, {"name": "Downpour", "fetch_every": 4, "servers": 1}, 0.3, 9))
+    rows: list[dict[str, Any]] = [
+        {"run": str(n), "seeds": 3, "reached": 3, "seconds": s, "samples": 900.0, "bytes": 4e6}
+        | {"seconds_low": s - 0.5, "seconds_high": s + 0.5}
+        for n, s in enumerate(seconds)
+    ]
+    rows.append(rows[0] | {"run": "3", "reached": 1})
+    monkeypatch.setattr("labkit.figures.runs.stale.to_target", lambda *_: pd.DataFrame(rows))
+    table = race(runs, 0.8)
+    ways_shown = ["synchronous", "stale synchronous, s = 2", "asynchronous", "downpour, every 4"]
+    assert list(table.index) == ways_shown
+    assert list(table["slow"]) == [True] * 3 + [False]
+    said = race_reading(runs, 0.8)
+    assert said.startswith("- With equal workers 80% was not reached in all seeds by downpour")
+    assert "With one slow worker: **asynchronous**, 2 s (3 seeds, 1.5 s to 2.5 s)" in said
+    assert f"(Ho 2013): it {'came' if came else 'did **not** come'}" in said

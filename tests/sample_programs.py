@@ -1,0 +1,73 @@
+"""Programs played without a model: gradients are formulas, on links whose times are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from labkit.network import ComputeTime, Network, Slowdown
+from labkit.programs import Diary, Gradient, Roles
+from labkit.programs.actions import Vector
+from labkit.programs.times import Laws
+from labkit.programs.virtual import VirtualWorld
+from labkit.strategies.servers import Servers
+
+SIZE = 1_000  # weights, of 8 bytes
+FAST = Network(latency=1e-3, bandwidth=1e6)  # 8 ms a vector, and 1 ms
+
+
+@dataclass
+class Numbers:
+    """Gradients that say whose they are and of which weights; an update subtracts a tenth."""
+
+    held: dict[int, Vector] = field(default_factory=dict)
+    steps: dict[int, int] = field(default_factory=dict)
+    rows: list[dict[str, float]] = field(default_factory=list)
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+
+    def gradient(self, worker: int, weights: Vector) -> Gradient:
+        step = self.steps.get(worker, 0)
+        self.steps[worker] = step + 1
+        return Gradient(0.01 * weights + (worker + 1), 2, 0.5, step)
+
+    def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
+        self.held[holder] = self.held[holder] - 0.1 * rate * gradient
+        return self.held[holder]
+
+    def step(self, row: dict[str, float]) -> None:
+        self.rows.append(row)
+
+    def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
+        self.epochs.append((epoch, holder))
+
+    def stops(self) -> bool:
+        return False
+
+
+def play(
+    strategy: Servers,
+    workers: int,
+    network: Network | None = FAST,
+    steps: int = 10,
+    epochs: int = 1,
+    compute: ComputeTime | None = None,
+    slow: Mapping[int, Slowdown] | None = None,
+    script: Any = None,
+    **laws: Any,
+) -> tuple[VirtualWorld, Numbers, Diary]:
+    parts = strategy.parts([(SIZE,)] * 4)
+    hosts = strategy.hosts(workers)
+    roles = Roles(workers, parts, steps, epochs, np.zeros(4 * SIZE), hosts)
+    scenes = Numbers()
+    for server in roles.servers:
+        scenes.held[server] = roles.part(server).take(roles.weights)
+    diary = Diary(scenes, steps)
+    programs = {number: strategy.program(roles, number) for number in range(len(hosts))}
+    laws = {"seed": 3} | laws
+    times = Laws(compute or ComputeTime(0.1), slow or {}, **laws)
+    world = VirtualWorld(programs, hosts, scenes, diary, times, network, script=script)
+    world.play()
+    return world, scenes, diary
