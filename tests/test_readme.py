@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import labkit
 from labkit.jobs.notebook import execute
 from labkit.records.run import load_runs
 
@@ -43,6 +44,59 @@ def test_the_map_of_the_house_names_every_room_and_only_files_that_are_there() -
     assert {name.strip("`") for name in named} == rooms
     for path in re.findall(r"`(\w+/[\w/]+\.py)`", text):
         assert (ROOT / path).exists() or (ROOT / "labkit" / path).exists(), path
+
+
+# Of W&B what the README calls, offline: it writes down what it is told, and where.
+WANDB = """
+import json
+import os
+import keras
+
+def init(**given):
+    tell("init", given)
+
+def finish():
+    tell("finish", {})
+
+def tell(what, told):
+    with open("told.jsonl", "a") as file:
+        file.write(json.dumps([what, os.getpid(), told], default=float) + "\\n")
+
+class WandbMetricsLogger(keras.callbacks.Callback):
+    def __init__(self, log_freq):
+        super().__init__()
+        assert log_freq == "batch"
+
+    def on_train_batch_end(self, batch, logs=None):
+        tell("batch", logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        tell("epoch", logs)
+"""
+
+
+def test_a_callback_of_ones_own_hears_each_step_and_epoch_of_one_rank(
+    cluster: labkit.Cluster,
+) -> None:
+    [code] = [code for code in re.findall(r"```python\n(.*?)```", README, re.S) if "wandb" in code]
+    Path("wandb").mkdir()
+    Path("wandb/__init__.py").write_text(WANDB)
+    Path("wandb/integration").mkdir()
+    Path("wandb/integration/__init__.py").touch()
+    Path("wandb/integration/keras.py").write_text("from wandb import WandbMetricsLogger\n")
+    experiment = labkit.Experiment(dataset="digits", workers=2, epochs=2, batch_size=256)
+    exec(compile(code, "README.md", "exec"), {"cluster": cluster, "experiment": experiment})
+    told = [json.loads(line) for line in Path("told.jsonl").read_text().splitlines()]
+    assert len({process for _, process, _ in told}) == 1
+    assert [what for what, *_ in told][:: len(told) - 1] == ["init", "finish"]
+    [run] = load_runs()
+    losses = [logs for what, _, logs in told if what == "batch"]
+    assert len(losses) == run.history["step"].nunique()
+    assert all(logs["loss"] > 0 for logs in losses)
+    epochs = [logs for what, _, logs in told if what == "epoch"]
+    for logs, row in zip(epochs, run.metrics["epochs"], strict=True):
+        assert logs == {name: row[name] for name in logs}
+        assert {"loss", "val_loss"} <= logs.keys()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import warnings
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from labkit.bench.command import bench
 from labkit.cli.asked import OfNotebook, Target, complete_parameter
 from labkit.cli.gallery import gallery
 from labkit.cli.simulate import simulate
-from labkit.cli.sweep import FORCE, INTERRUPTED, sweep
+from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.common.errors import DISK, InvalidInput, LabkitError, cannot_write
 from labkit.common.places import keep_bytecode
 from labkit.common.terminal import one_line, say
@@ -26,6 +27,7 @@ from labkit.records.endings import by_whom, terminate
 if TYPE_CHECKING:
     from labkit.common.content import JSON
     from labkit.experiment import Experiment
+    from labkit.jobs.following import Follow
     from labkit.records.run import Run
 
 FOLDER = click.Path(path_type=Path)
@@ -83,6 +85,8 @@ app.add_command(sweep)
 @click.option("-f", "files", multiple=True, type=FOLDER, help="Parameters from a YAML file.")
 @click.option("-y", "texts", multiple=True, help="Parameters as YAML text.")
 @click.option("--runs", "root", default="runs", type=FOLDER, help="Folder where all runs are kept.")
+@click.option("--mlflow", metavar="ADDRESS", help=MLFLOW)
+@click.option("--tensorboard", metavar="FOLDER", type=FOLDER, help=TENSORBOARD)
 @click.option("--check", is_flag=True, help="Only check the parameters; nothing is started.")
 @click.option("--force", is_flag=True, help=FORCE)
 def run(
@@ -91,6 +95,8 @@ def run(
     files: tuple[Path, ...],
     texts: tuple[str, ...],
     root: Path,
+    mlflow: str | None,
+    tensorboard: Path | None,
     check: bool,
     force: bool,
 ) -> None:
@@ -99,6 +105,7 @@ def run(
     Where a parameter is given twice, -p wins over -y, and -y over -f. With a notebook, --help lists
     its parameters: labkit run notebooks/tour.ipynb --help
     """
+    from labkit.jobs.following import following
     from labkit.jobs.parameters import read_text, read_yaml
 
     # A queue, or the system that goes down, asks as a person does: the record is written.
@@ -110,10 +117,11 @@ def run(
         given |= read_yaml(text, "-y")
     # Last, so that it wins.
     given |= dict(parameters)
+    followed = following(root, mlflow, tensorboard)
     if target.suffix in (".yaml", ".yml"):
-        _run_experiment(target, given, root, check, force)
+        _run_experiment(target, given, root, check, force, followed)
     else:
-        _run_notebook(target, given, root, check, force)
+        _run_notebook(target, given, root, check, force, followed)
 
 
 @app.command("ls")
@@ -195,13 +203,24 @@ def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None
 @click.argument("path", metavar="RUN", type=FOLDER)
 @click.option("-o", "output", default="trace.json", show_default=True, type=FOLDER)
 def trace(path: Path, output: Path) -> None:
-    """Write a run's timeline as a trace that chrome://tracing and ui.perfetto.dev open."""
+    """Write a run's timeline as a trace that chrome://tracing and ui.perfetto.dev open.
+
+    All ranks are on one clock; beside the steps of a pipeline stands what is predicted of them.
+    """
+    from labkit.common.units import seconds_text
     from labkit.jobs.listing import shown
+    from labkit.records.staged_steps import predicted_rows
 
     runs = _load((path,))
     if len(runs) > 1:
         raise InvalidInput(f"{path} holds {len(runs)} runs: give the folder of one of them")
-    say(f"trace: {shown(runs[0].export_trace(_ready(output)))}")
+    run = runs[0]
+    beside = predicted_rows(run)
+    say(f"trace: {shown(run.export_trace(_ready(output), beside))}")
+    if worst := max((each["within_s"] for each in run.metrics.get("clocks") or []), default=0.0):
+        say(f"all ranks on rank 0's clock, within {seconds_text(worst)}")
+    if beside:
+        say("beside each step stands what the simulator predicts of it")
 
 
 @app.command()
@@ -269,7 +288,12 @@ def lab(arguments: tuple[str, ...]) -> None:
 
 
 def _run_notebook(
-    notebook: Path, given: dict[str, JSON], root: Path, check: bool, force: bool
+    notebook: Path,
+    given: dict[str, JSON],
+    root: Path,
+    check: bool,
+    force: bool,
+    followed: AbstractContextManager[Follow],
 ) -> None:
     from labkit.jobs import estimate, parameters
     from labkit.jobs.listing import run_row, shown, table
@@ -282,7 +306,8 @@ def _run_notebook(
     say(estimate.of_notebook(notebook, values, root), err=True)
     if check:
         return
-    job = execute(notebook, values, root)
+    with followed as follow:
+        job = execute(notebook, values, root, follow)
     found = load_runs(job.path)
     if found:
         say(table([run_row(run, run.path.name) for run in found]))
@@ -299,7 +324,12 @@ def _run_notebook(
 
 
 def _run_experiment(
-    path: Path, given: dict[str, JSON], root: Path, check: bool, force: bool
+    path: Path,
+    given: dict[str, JSON],
+    root: Path,
+    check: bool,
+    force: bool,
+    followed: AbstractContextManager[Follow],
 ) -> None:
     from labkit.cluster import RankError
     from labkit.cluster import run as run_here
@@ -315,7 +345,9 @@ def _run_experiment(
     # As in a notebook's job: the variable says where a cluster puts its runs.
     os.environ["LABKIT_JOB"] = str(folder.resolve())
     try:
-        done = run_here(experiment)
+        with followed as follow:
+            follow(folder)
+            done = run_here(experiment)
     except RankError as error:
         kind = InvalidInput if isinstance(error, InvalidInput) else LabkitError
         raise kind(f"{error}; record: {shown(folder)}") from error

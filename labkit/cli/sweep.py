@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from labkit.records.store import Record
 
 FOLDER = click.Path(path_type=Path)
+MLFLOW = "Log live into MLflow: its address, or a file."
+TENSORBOARD = "The same for TensorBoard."
 FORCE = "Start more ranks than memory is free for."
 INTERRUPTED = 130  # as shells have it for Ctrl-C
 
@@ -50,6 +52,8 @@ INTERRUPTED = 130  # as shells have it for Ctrl-C
 @click.option("--resume", is_flag=True, help="Run only what an earlier sweep has not completed.")
 @click.option("--name", default=None, help="Of the sweep's folder.")
 @click.option("--runs", "root", default="runs", type=FOLDER, help="Folder where all runs are kept.")
+@click.option("--mlflow", metavar="ADDRESS", help=MLFLOW)
+@click.option("--tensorboard", metavar="FOLDER", type=FOLDER, help=TENSORBOARD)
 @click.option("--check", is_flag=True, help="Only check the values; nothing is started.")
 @click.option("--force", is_flag=True, help=FORCE)
 def sweep(
@@ -57,6 +61,8 @@ def sweep(
     resume: bool,
     name: str | None,
     root: Path,
+    mlflow: str | None,
+    tensorboard: Path | None,
     check: bool,
     force: bool,
     **given: Any,
@@ -67,6 +73,7 @@ def sweep(
     --resume takes up again: give the same command with it, or the sweep's folder as NOTEBOOK.
     """
     from labkit.jobs import estimate
+    from labkit.jobs.following import following
     from labkit.jobs.sweep import roster
 
     sampler = given.pop("sampler")
@@ -88,9 +95,11 @@ def sweep(
     if check:
         say(f"{total} members")
         return
-    if folder is None:  # --resume, too: then all is missing
-        folder = roster.create(root, name or f"{target.stem}-sweep", plan)
-    _run(folder, plan, roster.read(folder) | options)
+    with following(root, mlflow, tensorboard) as follow:
+        if folder is None:  # --resume, too: then all is missing
+            folder = roster.create(root, name or f"{target.stem}-sweep", plan)
+        follow(folder)
+        _run(folder, plan, roster.read(folder) | options)
 
 
 def _options(jobs: str | None, limit: float | None) -> dict[str, float | None]:

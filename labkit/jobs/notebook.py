@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,10 @@ class JobResult:
 
 
 def execute(
-    notebook: Path | str, given: parameters.Values | None = None, root: Path | str = "runs"
+    notebook: Path | str,
+    given: parameters.Values | None = None,
+    root: Path | str = "runs",
+    begun: Callable[[Path], None] = lambda path: None,
 ) -> JobResult:
     """Execute a notebook with these parameters as a job `<root>/<notebook>/<NNN>_<k=v,…>/`.
 
@@ -40,12 +44,14 @@ def execute(
         notebook: path of an .ipynb file.
         given: parameters; texts are converted to the declared types.
         root: folder of all runs.
+        begun: told the job's folder at its start.
 
     Raises:
         InvalidInput: the parameters break the notebook's contract; nothing was started.
     """
     notebook = Path(notebook)
     job = start(notebook, parameters.check(notebook, given or {}), root)
+    begun(job.path)
     while True:
         try:
             return job.result()

@@ -67,6 +67,11 @@ def summarise(
             "exchange": whole.exchange,
             "memory_bytes": memory_bytes(ranks),
             "memory": [{"rank": k} | asdict(each.memory) for k, each in enumerate(ranks)],
+            "clocks": [
+                {"rank": k, "offset_s": each.seconds, "within_s": each.within}
+                for k, rank in enumerate(ranks)
+                for each in rank.offsets[-1:]
+            ],
             "partition": whole.partition,
             "codec_ms_per_step": 1e3 * float(np.mean([row["codec_seconds"] for row in later])),
             "equivalence": whole.equivalence,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 from labkit.common.content import JSON
 
 if TYPE_CHECKING:
+    from labkit.communicator.clock import Offset
     from labkit.model_parallel.memory import Memory
     from labkit.model_parallel.meter import LayerRow
 
@@ -59,6 +60,7 @@ class RankResult:
         peak: the most bytes that its process has taken.
         stopped: whether someone has ended its training early.
         timeline: what it did when, see `labkit.exchange.Timeline`.
+        offsets: of its clock against rank 0's, before the training and after it.
         microscope: what compression did to its gradients.
         interleaving: what servers did with each gradient, see `labkit.programs.diary.Diary`.
         layers: how each layer of a model in slices was cut, and what it has sent of it.
@@ -70,10 +72,30 @@ class RankResult:
     peak: int
     stopped: bool = False
     timeline: Sequence[Event] = ()
+    offsets: Sequence[Offset] = ()
     microscope: Rows = field(default_factory=list)
     layers: Sequence[LayerRow] = ()
     interleaving: Sequence[Row] = ()
     whole: WholeResult | None = None
+
+
+def on_one_clock(events: Sequence[Event], offsets: Sequence[Offset]) -> Sequence[Event]:
+    """A rank's events by the clock of rank 0; between two measurements clocks drift evenly.
+
+    Clocks whose difference is within what can be measured are one, as on one host.
+    """
+    if all(abs(each.seconds) <= each.within for each in offsets):
+        return events
+    import numpy as np
+
+    moments, seconds = [each.moment for each in offsets], [each.seconds for each in offsets]
+
+    def told(time: float) -> float:
+        return time - float(np.interp(time, moments, seconds))
+
+    return [
+        (kind, step, bucket, told(start), told(stop)) for kind, step, bucket, start, stop in events
+    ]
 
 
 def memory_bytes(results: Iterable[RankResult]) -> dict[str, int]:

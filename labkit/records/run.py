@@ -131,8 +131,12 @@ class Run:
         ]
         return pd.DataFrame(rows, columns=["rank", "kind", "measured", "predicted"])
 
-    def export_trace(self, path: Path | str) -> Path:
+    def export_trace(self, path: Path | str, beside: Iterable[Record] = ()) -> Path:
         """Write the timeline as a Chrome trace, which chrome://tracing and Perfetto open.
+
+        Args:
+            path: of the file.
+            beside: further rows, such as `labkit.records.staged_steps.predicted_rows(run)`.
 
         Raises: LabkitError, where the run has no timeline.
         """
@@ -144,7 +148,8 @@ class Run:
                 f"{self.name} has no timeline (state: {self.status['state']}); a completed run on "
                 f"two or more workers that exchange gradients has one{where}"
             )
-        trace = chrome_trace(self.timeline.to_dict("records"))
+        rows = [*self.timeline.to_dict("records"), *beside]
+        trace = chrome_trace(rows, self.metrics.get("clocks") or [])
         return store.write_atomically(Path(path), json.dumps(trace))
 
     @cached_property
@@ -294,7 +299,8 @@ def verdict(run: Run) -> str:
 def _row(run: Run) -> Record:
     status = run.status
     head = {"run": run.name, "state": status["state"], "started": status.get("started")}
-    metrics = {k: v for k, v in run.metrics.items() if k not in ("epochs", "memory", "spread")}
+    apart = ("epochs", "memory", "spread", "clocks")
+    metrics = {k: v for k, v in run.metrics.items() if k not in apart}
     for key, (least, most) in run.metrics.get("spread", {}).items():
         metrics |= {f"spread.{key}.min": least, f"spread.{key}.max": most}
     return flatten(metrics) | flatten(run.experiment) | head

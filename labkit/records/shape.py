@@ -101,5 +101,6 @@ FIELDS: dict[str, dict[str, Field]] = {
         "equivalence": verdict,
         "epochs": epochs,
         "memory": records,
+        "clocks": records,
     },
 }

@@ -11,6 +11,7 @@ import numpy as np
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.network import Network
 from labkit.records.run import Run
+from labkit.records.store import Record
 from labkit.records.timed_steps import steady
 from labkit.schedules.pipeline import Table
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
@@ -132,6 +133,33 @@ def predicted_pipeline(run: Run) -> PipelineSimulation:
     late = np.where(_gradients(table), modules - 1 - table.stage, 0)
     step = table.microbatch + late
     return _only(found, (step >= last - ITERATIONS) & (step < last))
+
+
+def predicted_rows(run: Run) -> list[Record]:
+    """What each rank is predicted to do, from where each step began: rows as of its timeline.
+
+    Kinds are `predicted forward 0` …; of delayed gradients only steps from the first steady one.
+    None for a run whose model was not cut into stages, or that has no timeline.
+    """
+    if not staged(run) or run.timeline.empty:
+        return []
+    found, events, strategy = predicted_pipeline(run), stage_events(run), strategy_of(run)
+    begins = events[events["action"] != "update"].groupby("step")["start"].min()
+    begins = begins.loc[steady(begins.index)[:1]] if strategy.unlocked else begins
+    # A send lasts while its rank goes on: its receiver shows when it is there.
+    ranks = (found.table.rank * strategy.slices).tolist()
+    times = zip(ranks, found.table.rows(), found.start.tolist(), found.stop.tolist(), strict=True)
+    rows = [
+        (rank, f"predicted {action} {stage}", number, start, stop)
+        for rank, (_, stage, action, number, _), start, stop in times
+        if action != "send"
+    ]
+    names = ("rank", "kind", "bucket", "step", "start", "stop")
+    return [
+        dict(zip(names, (rank, kind, number, step, begin + start, begin + stop), strict=True))
+        for step, begin in begins.items()
+        for rank, kind, number, start, stop in rows
+    ]
 
 
 def stage_seconds(events: pandas.DataFrame, stages: int) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from labkit.exchange import timeline_rows
 from labkit.experiment import Experiment
 from labkit.records import store
 from labkit.records.measure import summarise
-from labkit.records.result import RankResult, Row
+from labkit.records.result import RankResult, Row, on_one_clock
 
 
 def write(
@@ -46,7 +46,7 @@ def write(
     rows.sort(key=lambda row: (row["step"], row["rank"]))
     store.write_json(directory / "environment.json", whole.environment)
     tables = {
-        "timeline": timeline_rows(rank.timeline for rank in ranks),
+        "timeline": timeline_rows(on_one_clock(rank.timeline, rank.offsets) for rank in ranks),
         "microscope": [row for rank in ranks for row in rank.microscope],
         "layers": [{"rank": k} | row for k, rank in enumerate(ranks) for row in rank.layers],
     }

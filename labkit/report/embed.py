@@ -19,9 +19,11 @@ from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.figures.kit.entries import MANY
 from labkit.figures.kit.sheet import Sheet
+from labkit.report.still import picture
 
 BODY = '"use strict";var Plotly='
 HIGHEST = 20_000  # pixels
+OFFERS = '<p class="offers"></p>'  # kept free for what the page's script puts there
 END = "window.Plotly = Plotly;"
 # Of what may be wider than the page; the keyboard moves it, too.
 _MOVED = '<div class="scroll" tabindex="0" role="group" aria-label="figure">'
@@ -45,7 +47,7 @@ def figure_html(content: Mapping[str, JSON]) -> str:
     # One of labkit's own has words, and looks well on light and dark.
     kind = "figure foreign" if _alt(layout) is None else "figure"
     canvas = f'{_MOVED}<div class="canvas">{_plot(record)}</div></div>'
-    return f'<figure class="{kind}" aria-label="{title}">{canvas}{_caption(words)}</figure>'
+    return f'<figure class="{kind}" aria-label="{title}">{canvas}{OFFERS}{_caption(words)}</figure>'
 
 
 def sheet_html(sheet: Sheet) -> str:
@@ -67,7 +69,7 @@ def sheet_html(sheet: Sheet) -> str:
         # An axis for each of many parameters has no room on a phone: it is moved below the finger.
         is_wide = "tickvals" in panel.x_axis and not panel.x
         plot = f'<div class="panel{" wide" if is_wide else ""}">{_plot(drawn)}</div>'
-        parts.append(f"{_MOVED if is_wide else '<div>'}{head}{plot}{foot}</div>")
+        parts.append(f"{_MOVED if is_wide else '<div>'}{head}{plot}{foot}{OFFERS}</div>")
     title, words = _text(sheet.title), _text(sheet.alt)
     remark = f'<p class="small">{_text(sheet.remark)}</p>' if sheet.remark else ""
     panels = f'<div class="panels">{"".join(parts)}</div>' if parts else ""
@@ -87,7 +89,9 @@ def _plot(record: Mapping[str, JSON]) -> str:
     height = layout.get("height") if isinstance(layout, dict) else None
     # The page keeps the room of a figure free before it is drawn, so that nothing jumps.
     pixels = int(height) if isinstance(height, int | float) and 0 < height < HIGHEST else 450
-    place = f'<div class="plot" style="min-height:{pixels}px"></div>'
+    # What a browser that runs no scripts shows; the script draws in its place.
+    still = picture(record)
+    place = f'<div class="plot" style="min-height:{pixels}px">{still}</div>'
     return place + data_html(dict(record), **{"class": "labkit-figure"})
 
 
@@ -140,7 +144,8 @@ def scripts() -> list[str]:
     """Plotly, and what draws the page's figures with it."""
     from plotly.offline import get_plotlyjs
 
-    return [unwrapped(get_plotlyjs()), Path(__file__).with_name("page.js").read_text()]
+    own = (Path(__file__).with_name(name).read_text() for name in ("offers.js", "page.js"))
+    return [unwrapped(get_plotlyjs()), *own]
 
 
 def tables() -> tuple[str, str]:

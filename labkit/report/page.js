@@ -219,15 +219,25 @@
         source.faceted &&= data.some(({ meta }) => meta && meta.over);
       }
       const [traces, look] = source.content ? view(source.content, source.plots[0]) : [data, layout];
+      node.textContent = ""; // its still picture
       const drawing = Plotly.newPlot(node, traces, look, source.config);
       plots.push(source);
       await drawing;
       if (frames) await animate(node, frames, layout);
       listen(node);
+      offer(source);
     } catch (error) { // of a stranger's figure: its own line, and the others are drawn
       if (plots.at(-1) === source) plots.pop();
       node.textContent = "This figure cannot be drawn: " + error.message;
     }
+  }
+
+  function offer(source) {
+    const panel = source.holder.closest(".panels > *"), figure = source.holder.closest("figure");
+    const heads = [panel && find("h4", panel), figure.previousElementSibling?.matches("h3") && figure.previousElementSibling];
+    const title = heads.find(Boolean)?.textContent || figure.getAttribute("aria-label");
+    const place = find(".offers", panel || figure);
+    if (place) offers.put(place, title, source, (key) => known.runs[key]?.label);
   }
 
   // Lets the page show what is drawn, and answer; a page in the background shows nothing.

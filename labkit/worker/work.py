@@ -55,6 +55,7 @@ def _train(
     report: Report,
     stop_asked: Callable[[], bool],
 ) -> RankResult:
+    from labkit.communicator.clock import offset
     from labkit.exchange.microscope import Microscope
     from labkit.model_parallel import memory
     from labkit.records import environment
@@ -83,8 +84,10 @@ def _train(
     if microscope is not None:
         session.watchers.append(microscope.look)
     memory.reset_peak()
+    offsets = [offset(communicator.clock, communicator.allgather)]
     tell("doing", what="training")
     experiment.strategy.train(session)
+    offsets.append(offset(communicator.clock, communicator.allgather))
     tell("doing", what="evaluating")
     if microscope is not None:
         for step, figures in microscope.by_step().items():
@@ -109,6 +112,7 @@ def _train(
         peak=peak,
         stopped=recorder.stopped,
         timeline=_events(recorder.timeline),
+        offsets=offsets if communicator.size > 1 else [],
         microscope=microscope.rows if microscope is not None else [],
         layers=session.layers,
         interleaving=session.interleaving,

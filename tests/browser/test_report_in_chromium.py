@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from sample_runs import experiment, output, write_job, write_run
@@ -133,6 +136,68 @@ def test_nothing_of_a_notebook_or_a_parameter_is_executed(page: Any, written: Pa
     assert page.locator("img[onerror], .notebook script:not([type])").count() == 0
 
 
+def test_without_scripts_there_are_the_table_and_a_picture_of_each_figure(
+    browser: Any, many: Path
+) -> None:
+    context = browser.new_context(java_script_enabled=False, offline=True)
+    page = context.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(many.as_uri())
+    table = page.locator("#table tbody tr")
+    assert table.count() == 7
+    assert all(row.is_visible() for row in table.all())
+    plots = page.locator(".plot")
+    stills = page.locator(".plot > svg.still")
+    assert stills.count() == plots.count() == OURS
+    assert all(still.is_visible() for still in stills.all())
+    # The line of each run that completed, in the colour that it has in the table.
+    colors = {
+        style.split()[-1].rstrip(";")
+        for each in page.locator("tbody .swatch").all()
+        if "OneBit" in (each.locator("..").text_content() or "")
+        and (style := each.get_attribute("style"))
+    }
+    assert len(colors) == 2
+    for color in colors:
+        assert stills.first.locator(f"polyline[stroke='{color}']").count() == 1
+    assert [url for url in asked if not url.startswith("data:")] == [many.as_uri()]
+    assert page.locator("noscript p").is_visible()
+    context.close()
+
+
+def test_each_plot_offers_its_numbers_and_itself_for_a_paper(page: Any, written: Path) -> None:
+    opened(page, written)
+    assert page.locator(".still").count() == 0
+    plots = page.locator(".plot").count()
+    for way in ("CSV", "SVG"):
+        assert page.locator(".offers button", has_text=way).count() == plots
+    page.locator("#filter").fill("workers!=4")
+    settled(page)
+
+    def saved(way: str, title: str) -> str:
+        with page.expect_download(timeout=60_000) as download:
+            page.get_by_role("button", name=f"{way}: {title}", exact=True).first.press("Enter")
+        assert download.value.suggested_filename.endswith(
+            f"-{title.lower().replace(' ', '-')}.{way.lower()}"
+        )
+        return Path(download.value.path()).read_text()
+
+    rows = list(csv.DictReader(io.StringIO(saved("CSV", "Test accuracy"))))
+    assert [row["step"] for row in rows] == ["20", "40", "60"] * 2
+    final = [float(row["test accuracy"]) for row in rows]
+    assert final == pytest.approx([0.4, 0.65, 0.9 - 0.4 / 2.4] * 2, abs=0.2)
+    assert len({row["run"] for row in rows}) == 2
+    svg = ElementTree.fromstring(saved("SVG", "Training loss"))
+    name = "{http://www.w3.org/2000/svg}text"
+    told = {"".join(each.itertext()) for each in svg.iter(name)}
+    assert {"Training loss", "step", *(row["run"] for row in rows)} <= told
+    assert all("http" not in value for each in svg.iter() for value in each.attrib.values())
+    assert [url for url in page.requests if not url.startswith(("data:", "blob:"))] == [
+        written.as_uri()
+    ]
+
+
 def test_a_tick_shows_a_run_in_every_figure_that_has_it(page: Any, written: Path) -> None:
     opened(page, written)
     box = page.locator("input[data-run]").first
@@ -146,10 +211,10 @@ def test_a_tick_shows_a_run_in_every_figure_that_has_it(page: Any, written: Path
     page.keyboard.press("Space")
     settled(page)
     assert not any(hidden(page))
-    page.get_by_role("button", name="none").click()
+    page.get_by_role("button", name="none", exact=True).click()
     settled(page)
     assert [len(keys) for keys in hidden(page)[:3]] == [3] * 3
-    page.get_by_role("button", name="all").press("Enter")
+    page.get_by_role("button", name="all", exact=True).press("Enter")
     settled(page)
     assert not any(hidden(page))
 
@@ -361,7 +426,7 @@ def test_a_hundred_runs_take_at_most_8_mb_and_are_soon_seen(page: Any, tmp_path:
     page.locator("[data-mark]").nth(2).click()
     settled(page)
     assert set(page.evaluate(of_points, "t.selectedpoints.length")) == {1}
-    page.get_by_role("button", name="none").click()
+    page.get_by_role("button", name="none", exact=True).click()
     settled(page)
     assert all(page.evaluate(of_points, "t.y.every((y) => y === null)"))
 

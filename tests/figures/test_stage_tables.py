@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from sample_runs import FAILED_GATE, write_run
 
+from labkit.cli.app import app
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.figures import (
     measured_pipeline,
@@ -21,6 +24,7 @@ from labkit.figures import (
 from labkit.figures.schedules.pipeline_gantt import ACTIONS, MESSAGE
 from labkit.network import Network
 from labkit.records.run import Run
+from labkit.records.staged_steps import predicted_rows
 from labkit.records.store import write_table
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline.delayed import delayed
@@ -272,3 +276,34 @@ def test_a_run_that_failed_its_gate_has_no_speed(tmp_path: Path) -> None:
 def test_runs_of_other_strategies_alone_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LabkitError, match=r"no runs of lk\.Pipeline"):
         pipeline_table(write_run(tmp_path))
+
+
+@pytest.mark.parametrize("network", [None, "100Mb"])
+def test_a_trace_has_the_prediction_beside_each_step(tmp_path: Path, network: str | None) -> None:
+    run, _ = pipeline(tmp_path, "gpipe", 2, network=network, slices=2, workers=4)
+    done = CliRunner().invoke(app, ["trace", str(run.path), "-o", str(tmp_path / "trace.json")])
+    assert done.exit_code == 0, done.output
+    assert "what the simulator predicts" in done.output
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    drawn = [event for event in events if event["ph"] == "X"]
+    told = {
+        (event["pid"], event["name"].removeprefix("predicted "), event["args"]["step"]): event
+        for event in drawn
+        if event["cat"].startswith("predicted ")
+    }
+    work = [e for e in drawn if e["cat"].startswith(("forward ", "backward "))]
+    assert len(work) == 2 * 2 * 2 * STEPS  # ranks with events, micro-batches, both ways
+    for event in work:  # each step was just as the simulation has it
+        beside = told[event["pid"], event["name"], event["args"]["step"]]
+        assert beside["ts"] == pytest.approx(event["ts"], abs=0.1)  # µs
+        assert beside["dur"] == pytest.approx(event["dur"], abs=0.1)
+        assert beside["tid"] == 3 + event["args"]["step"] % 2
+
+
+def test_of_delayed_gradients_only_steady_steps_are_predicted_and_of_others_none(
+    tmp_path: Path,
+) -> None:
+    rows = predicted_rows(late(tmp_path / "late"))
+    assert len({row["step"] for row in rows}) == 1
+    assert {row["kind"].split()[0] for row in rows} == {"predicted"}
+    assert predicted_rows(write_run(tmp_path / "plain")) == []

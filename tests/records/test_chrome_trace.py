@@ -68,6 +68,19 @@ def test_an_empty_timeline_is_a_valid_trace() -> None:
     assert chrome_trace([])["traceEvents"] == []
 
 
+def test_what_is_predicted_stands_in_lanes_of_its_own_beside_the_measured() -> None:
+    rows = [ROWS[0] | {"kind": "predicted forward 0", "step": step} for step in (3, 4)]
+    clocks = [{"rank": 1, "offset_s": 0.0, "within_s": 2e-5}]
+    events = chrome_trace([*ROWS, *rows], clocks)["traceEvents"]
+    lanes = {(e["pid"], e["tid"]) for e in events if e.get("cat") == "predicted forward 0"}
+    assert lanes == {(0, 4), (0, 3)}
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert [named[0, lane] for lane in (3, 4)] == ["predicted, even steps", "predicted, odd steps"]
+    assert (1, 3) not in named
+    [label] = [e for e in events if e["name"] == "process_labels"]
+    assert (label["pid"], label["args"]["labels"]) == (1, "clock 0 s ahead, ± 20 µs")
+
+
 def test_what_stages_do_stands_in_the_lane_of_training() -> None:
     row = {"rank": 1, "kind": "forward 0", "step": 3, "bucket": 2, "start": 0.5, "stop": 0.75}
     [event] = [e for e in chrome_trace([row])["traceEvents"] if e["ph"] == "X"]

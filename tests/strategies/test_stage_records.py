@@ -230,3 +230,10 @@ def test_a_cut_by_measured_time_is_the_same_on_all_ranks_and_changes_nothing_els
 def test_half_precision_is_refused_where_nobody_scales_the_loss(strategy: Strategy) -> None:
     with pytest.raises(InvalidInput, match="use precision='mixed_bfloat16' or 'float32'"):
         experiment(strategy, precision="mixed_float16")
+
+
+def test_the_clocks_of_one_host_are_one_within_what_is_measured(cluster: Cluster) -> None:
+    run = cluster.run(experiment(Pipeline(schedule="gpipe", microbatches=2)))
+    clocks = run.metrics["clocks"]
+    assert [each["rank"] for each in clocks] == [0, 1]
+    assert all(abs(each["offset_s"]) <= each["within_s"] for each in clocks)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.optional import optional
 from labkit.records.export.told import (
+    Point,
     at_least_one,
     moment,
     parameters,
@@ -39,14 +40,84 @@ def to_mlflow(runs: Iterable[Run], place: Path | str, experiment: str = "labkit"
     """
     mlflow = optional("mlflow", "mlflow")
     found = at_least_one(runs)
-    address = _address(place)
     try:
-        client = mlflow.MlflowClient(tracking_uri=address)
-        known = client.get_experiment_by_name(experiment)
-        number = known.experiment_id if known else client.create_experiment(experiment)
-        return [_write(client, number, run) for run in found]
+        store = MlflowStore(place, experiment)
+        return [store.write(run) for run in found]
     except mlflow.MlflowException as error:
         raise LabkitError(f"MLflow at {place}: {error.message}") from error
+
+
+class MlflowStore:
+    """A set of runs that MLflow keeps; the arguments are those of `to_mlflow`.
+
+    Raises: InvalidInput, a folder; LabkitError, MLflow is not installed, or it refuses.
+    """
+
+    def __init__(self, place: Path | str, experiment: str = "labkit") -> None:
+        mlflow = optional("mlflow", "mlflow")
+        self.place = f"MLflow at {place}"
+        try:
+            self._client = mlflow.MlflowClient(tracking_uri=_address(place))
+            known = self._client.get_experiment_by_name(experiment)
+            self._experiment = (
+                known.experiment_id if known else self._client.create_experiment(experiment)
+            )
+        except mlflow.MlflowException as error:
+            raise LabkitError(f"{self.place}: {error.message}") from error
+
+    def write(self, run: Run) -> str:
+        """A whole run; its id."""
+        for there in self._same(run):
+            if there.info.status != "RUNNING":
+                return str(there.info.run_id)
+        log = self.begin(run)
+        log.end(run, points(run))
+        return log.number
+
+    def begin(self, run: Run, folder: str = "", parent: MlflowLog | None = None) -> MlflowLog:
+        """A run that is to be written, below another one where that has a parent.
+
+        What an earlier attempt at it has left is deleted; `folder` is of no use here.
+        """
+        for there in self._same(run):
+            self._client.delete_run(there.info.run_id)
+        told = tags(run) | ({"mlflow.parentRunId": parent.number} if parent else {})
+        made = self._client.create_run(self._experiment, _started(run), told, run.name)
+        return MlflowLog(self._client, str(made.info.run_id), run)
+
+    def _same(self, run: Run) -> list[Any]:
+        # A name alone is not enough: a run that was deleted and repeated has the same one.
+        name, started = tags(run)["labkit.run"], _started(run)
+        same = f"tags.`labkit.run` = '{name}' and attributes.start_time = {started}"
+        return list(self._client.search_runs([self._experiment], same))
+
+
+class MlflowLog:
+    """A run that is being written."""
+
+    def __init__(self, client: Any, number: str, run: Run) -> None:
+        self._client, self.number = client, number
+        self._entities = entities = optional("mlflow.entities", "mlflow")
+        given = [entities.Param(name, str(value)) for name, value in parameters(run).items()]
+        for some in _portions(given, MOST_PARAMETERS):
+            client.log_batch(number, params=some)
+
+    def add(self, curves: Iterable[Point]) -> None:
+        """Write points of curves."""
+        metric = self._entities.Metric
+        found = [metric(p.name, p.value, round(1000 * p.time), p.step) for p in curves]
+        for some in _portions(found, MOST_METRICS):
+            self._client.log_batch(self.number, metrics=some)
+
+    def end(self, run: Run, rest: Iterable[Point]) -> None:
+        """Write what is missing of its curves, what came out, and how it ended."""
+        ended = moment(run, "ended")
+        self.add([Point(name, 0, ended, value) for name, value in results(run).items()])
+        self.add(rest)
+        told = [self._entities.RunTag(name, value) for name, value in tags(run).items()]
+        self._client.log_batch(self.number, tags=told)
+        state = _STATES.get(run.status["state"], "RUNNING")
+        self._client.set_terminated(self.number, state, round(1000 * ended) or None)
 
 
 def _address(place: Path | str) -> str:
@@ -59,26 +130,9 @@ def _address(place: Path | str) -> str:
     return f"sqlite:///{file}"
 
 
-def _write(client: Any, experiment: str, run: Run) -> str:
-    entities = optional("mlflow.entities", "mlflow")
-    started, told = round(1000 * moment(run, "started")), tags(run)  # ms
-    # A name alone is not enough: a run that was deleted and repeated has the same one.
-    same = f"tags.`labkit.run` = '{told['labkit.run']}' and attributes.start_time = {started}"
-    for there in client.search_runs([experiment], same):
-        if there.info.status != "RUNNING":
-            return str(there.info.run_id)
-        client.delete_run(there.info.run_id)
-    number = str(client.create_run(experiment, started, told, run.name).info.run_id)
-    given = [entities.Param(name, str(value)) for name, value in parameters(run).items()]
-    for some in _portions(given, MOST_PARAMETERS):
-        client.log_batch(number, params=some)
-    ended = round(1000 * moment(run, "ended"))
-    measured = [entities.Metric(name, v, ended, 0) for name, v in results(run).items()]
-    curves = [entities.Metric(p.name, p.value, round(1000 * p.time), p.step) for p in points(run)]
-    for some in _portions([*measured, *curves], MOST_METRICS):
-        client.log_batch(number, metrics=some)
-    client.set_terminated(number, _STATES.get(run.status["state"], "RUNNING"), ended or None)
-    return number
+def _started(run: Run) -> int:
+    """Milliseconds since 1970."""
+    return round(1000 * moment(run, "started"))
 
 
 def _portions(items: list[Item], most: int) -> Iterator[list[Item]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from labkit.common.errors import cannot_write
 from labkit.common.optional import optional
 from labkit.records.export.told import (
+    Point,
     at_least_one,
     moment,
     parameters,
@@ -38,9 +40,10 @@ def to_tensorboard(runs: Iterable[Run], folder: Path | str) -> Path:
     optional("tensorboard", "tensorboard")
     found = at_least_one(runs)
     for run, name in zip(found, _names(found), strict=True):
-        own = Path(folder) / name
+        own, content = Path(folder) / name, BytesIO()
         own.mkdir(parents=True, exist_ok=True)
-        write_atomically(own / FILE, _records(run))
+        TensorBoardLog(run, content).end(run, points(run))
+        write_atomically(own / FILE, content.getvalue())
     return Path(folder)
 
 
@@ -55,34 +58,61 @@ def _names(runs: list[Run]) -> list[str]:
     return [name(path) for path in paths]
 
 
-def _records(run: Run) -> bytes:
-    """The event file: each event as a record with its length and checksums."""
-    writer_module = optional("tensorboard.summary.writer.record_writer", "tensorboard")
-    content = BytesIO()
-    writer = writer_module.RecordWriter(content)
-    for event in _events(run):
-        writer.write(event.SerializeToString())
-    return content.getvalue()
+class TensorBoardStore:
+    """A folder that TensorBoard reads, for runs that are written while they go on.
+
+    Raises: LabkitError, TensorBoard is not installed, or the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        optional("tensorboard", "tensorboard")
+        self.place, self._folder = f"TensorBoard's {folder}", Path(folder)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self._folder, error) from error
+
+    def begin(self, run: Run, folder: str, parent: TensorBoardLog | None = None) -> TensorBoardLog:
+        """A run that is to be written into this folder below; a parent is in its path."""
+        own = self._folder / folder
+        own.mkdir(parents=True, exist_ok=True)
+        return TensorBoardLog(run, (own / FILE).open("wb"))
 
 
-def _events(run: Run) -> Iterator[Any]:
-    summaries = optional("tensorboard.compat.proto.summary_pb2", "tensorboard")
-    hparams = optional("tensorboard.plugins.hparams.summary_v2", "tensorboard")
-    text = optional("tensorboard.plugins.text.summary_v2", "tensorboard")
-    event = optional("tensorboard.compat.proto.event_pb2", "tensorboard").Event
-    started, ended = moment(run, "started"), moment(run, "ended")
+class TensorBoardLog:
+    """The event file of a run: each event as a record with its length and checksums."""
 
-    def scalar(name: str, value: float) -> Any:
-        return summaries.Summary(value=[summaries.Summary.Value(tag=name, simple_value=value)])
+    def __init__(self, run: Run, file: BinaryIO) -> None:
+        module = optional("tensorboard.summary.writer.record_writer", "tensorboard")
+        self._summaries = optional("tensorboard.compat.proto.summary_pb2", "tensorboard")
+        self._event = optional("tensorboard.compat.proto.event_pb2", "tensorboard").Event
+        hparams = optional("tensorboard.plugins.hparams.summary_v2", "tensorboard")
+        self._file, self._writer = file, module.RecordWriter(file)
+        started = moment(run, "started")
+        # TensorBoard reads no file that does not begin with its version.
+        self._write(wall_time=started, file_version="brain.Event:2")
+        given = hparams.hparams_pb(parameters(run), start_time_secs=started)
+        self._write(wall_time=started, summary=given)
+        file.flush()
 
-    # TensorBoard reads no file that does not begin with its version.
-    yield event(wall_time=started, file_version="brain.Event:2")
-    given = hparams.hparams_pb(parameters(run), start_time_secs=started)
-    yield event(wall_time=started, summary=given)
-    for name, told in tags(run).items():
-        yield event(wall_time=started, summary=text.text_pb(name, told))
-    for point in points(run):
-        summary = scalar(point.name, point.value)
-        yield event(wall_time=point.time, step=point.step, summary=summary)
-    for name, value in results(run).items():
-        yield event(wall_time=ended, summary=scalar(name, value))
+    def add(self, curves: Iterable[Point]) -> None:
+        """Write points of curves."""
+        for point in curves:
+            value = self._summaries.Summary.Value(tag=point.name, simple_value=point.value)
+            summary = self._summaries.Summary(value=[value])
+            self._write(wall_time=point.time, step=point.step, summary=summary)
+        self._file.flush()
+
+    def end(self, run: Run, rest: Iterable[Point]) -> None:
+        """Write what is missing of its curves, what came out, and how it ended."""
+        text = optional("tensorboard.plugins.text.summary_v2", "tensorboard")
+        ended = moment(run, "ended")
+        for name, told in tags(run).items():
+            self._write(wall_time=ended, summary=text.text_pb(name, told))
+        self.add(rest)
+        self.add([Point(name, 0, ended, value) for name, value in results(run).items()])
+        if not isinstance(self._file, BytesIO):
+            self._file.close()
+
+    def _write(self, **fields: Any) -> None:
+        self._writer.write(self._event(**fields).SerializeToString())

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from labkit.common.content import JSON, is_number
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.records.pace import in_order
 from labkit.records.run import Run, flatten, verdict
+from labkit.records.store import Record
+
+if TYPE_CHECKING:
+    import pandas
 
 STEP = ("loss", "seconds", "compute_seconds", "communicate_seconds", "wait_seconds", "wire_bytes")
 
@@ -67,14 +71,24 @@ def moment(run: Run, which: str) -> float:
 def points(run: Run) -> Iterator[Point]:
     """The curves: a step's means over ranks (and seeds), and what was evaluated after epochs."""
     begin = moment(run, "started")
-    steps = in_order(run.history).groupby("step").mean(numeric_only=True)
+    yield from step_points(run.history, begin)
+    yield from epoch_points(run.metrics.get("epochs", []), begin)
+
+
+def step_points(history: pandas.DataFrame, begin: float) -> Iterator[Point]:
+    """The curves of rows of a history, which begins at this moment."""
+    steps = in_order(history).groupby("step").mean(numeric_only=True)
     # A history says how long steps took, and not when they were: evaluation between epochs is
     # missing.
     clock = begin + steps["ended"].fillna(0.0)
     for name in STEP:
         for step, value in steps[name].dropna().items():
             yield Point(f"step/{name}", int(step), float(clock[step]), float(value))
-    for row in run.metrics.get("epochs", []):
+
+
+def epoch_points(epochs: Iterable[Record], begin: float) -> Iterator[Point]:
+    """The curves of what was evaluated after epochs."""
+    for row in epochs:
         for name, value in row.items():
             if name not in ("epoch", "step", "seconds") and _is_finite(value):
                 time = begin + (row.get("seconds") or 0.0)

@@ -1,0 +1,120 @@
+"""A still picture shows a figure's numbers where they belong, and trusts nobody."""
+
+from __future__ import annotations
+
+import base64
+import math
+from itertools import pairwise
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from labkit.report.still import picture
+
+LAYOUT = {"height": 300, "margin": {"t": 10, "b": 40}}
+
+
+def drawn(*traces: dict[str, Any], **layout: Any) -> ElementTree.Element:
+    return ElementTree.fromstring(picture({"data": list(traces), "layout": LAYOUT | layout}))
+
+
+def shapes(svg: ElementTree.Element, color: str) -> list[list[tuple[float, float]]]:
+    """The points of lines of a colour."""
+    return [
+        [(float(a), float(b)) for a, _, b in (pair.partition(",") for pair in points.split())]
+        for each in svg.iter("polyline")
+        if each.get("stroke") == color and (points := each.get("points"))
+    ]
+
+
+def said(svg: ElementTree.Element) -> list[str]:
+    return [each.text or "" for each in svg.iter("text")]
+
+
+def test_a_line_goes_where_its_numbers_are_and_stops_where_they_are_missing() -> None:
+    line = {"x": [0, 1, 2, 3, 4], "y": [0.0, 1.0, None, 1.0, 0.0], "line": {"color": "#112233"}}
+    axis = {"range": [0, 4], "title": {"text": "step"}}
+    svg = drawn(line, xaxis=axis, yaxis={"range": [0, 1]})
+    first, second = shapes(svg, "#112233")
+    assert [y for _, y in first] == [260, 10]  # the margins' ends
+    assert [y for _, y in second] == [10, 260]
+    steps = np.diff([x for x, _ in [*first, *second]])
+    assert steps == pytest.approx([steps[0], 2 * steps[0], steps[0]], abs=0.2)
+    assert {"step", "0", "2", "4"} <= set(said(svg))
+
+
+def test_packed_numbers_are_read_and_powers_are_even_steps() -> None:
+    values = np.array([1.0, 10.0, 100.0])
+    packed = {"dtype": "f8", "bdata": base64.b64encode(values.tobytes()).decode()}
+    line = {"x": [1, 2, 3], "y": packed, "line": {"color": "#112233"}}
+    svg = drawn(line, yaxis={"type": "log"})
+    [points] = shapes(svg, "#112233")
+    heights = [y for _, y in points]
+    assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
+    assert {"1", "10", "100"} <= set(said(svg))
+
+
+def test_bars_begin_at_nothing_and_stand_beside_each_other() -> None:
+    bars = [
+        {"type": "bar", "x": ["a", "b"], "y": [1, 2 * each], "marker": {"color": color}}
+        for each, color in ((1, "#110000"), (2, "#220000"))
+    ]
+    rows = [each.attrib for each in drawn(*bars, yaxis={"range": [0, 4]}).iter("rect")]
+    assert [float(row["height"]) for row in rows] == pytest.approx([62.5, 125, 62.5, 250], abs=0.1)
+    assert {float(row["y"]) + float(row["height"]) for row in rows} == {260.0}
+    ends = sorted((float(row["x"]), float(row["x"]) + float(row["width"])) for row in rows)
+    assert all(left <= right + 0.11 for (_, left), (right, _) in pairwise(ends))
+
+
+def test_a_band_lies_between_its_ends_and_cells_have_their_numbers() -> None:
+    quiet = {"x": [0, 1], "line": {"width": 0}}
+    edge = {"y": [1, 1], **quiet, "fill": "tonexty", "fillcolor": "rgba(1,2,3,0.2)"}
+    svg = drawn({"y": [0, 0], **quiet}, edge)
+    [band] = svg.iter("polygon")
+    assert len((band.get("points") or "").split()) == 4
+    scale = [[0, "#000000"], [1, "#ffffff"]]
+    heat = {"type": "heatmap", "z": [[1.0, 2.0], [3.0, None]], "colorscale": scale}
+    svg = drawn(heat, xaxis={}, yaxis={})
+    assert [cell.get("fill") for cell in svg.iter("rect")] == ["#000000", "#808080", "#ffffff"]
+    assert {"1", "2", "3"} <= set(said(svg))
+
+
+def test_runs_cross_parallel_axes() -> None:
+    dimensions = [{"label": "rate", "values": [1, 2]}, {"label": "loss", "values": [0.5, 0.1]}]
+    svg = drawn({"type": "parcoords", "dimensions": dimensions})
+    up, down = shapes(svg, "#0072B2")
+    assert up[0][1] > up[1][1]
+    assert down[0][1] < down[1][1]
+    assert {"rate", "loss"} <= set(said(svg))
+
+
+def test_a_long_history_keeps_to_its_room() -> None:
+    lines = [{"y": list(range(5000)), "line": {"color": "#112233"}} for _ in range(200)]
+    assert len(picture({"data": lines, "layout": LAYOUT})) < 200_000
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        {"y": "abc", "x": 3},
+        {"y": {"bdata": "AAA", "dtype": "f8"}},
+        {"type": "heatmap", "z": 4},
+        {"type": "bar", "y": [[1], {}]},
+        {"type": "sankey"},
+        {"y": [1, 2], "line": 7},
+    ],
+)
+def test_what_cannot_be_drawn_has_no_picture(trace: dict[str, Any]) -> None:
+    assert picture({"data": [trace], "layout": LAYOUT}) == ""
+
+
+def test_a_strangers_texts_and_colours_stay_text() -> None:
+    evil = "'/><script>window.hit = 1</script>"
+    home = "/home/alice/x.npz"
+    line = {"y": [1, 2], "x": [evil, home], "line": {"color": evil}, "marker": {"color": [evil]}}
+    svg = drawn(line | {"mode": "lines+markers+text", "text": [evil, evil]}, xaxis={"title": evil})
+    assert not list(svg.iter("script"))
+    assert not any("alice" in text for text in said(svg))
+    assert all(math.isfinite(float(each.get("cx", 0))) for each in svg.iter("circle"))
