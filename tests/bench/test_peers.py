@@ -143,7 +143,7 @@ def test_when_one_process_fails_the_others_are_ended_and_its_last_line_is_told(
     start = time.monotonic()
     with pytest.raises(LabkitError, match=r"ddp ended early on rank 1: .*the cable is gone"):
         run(peer, ["cnn"], 2, 1)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 300  # else ten minutes
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid0").read_text()), 0)
 

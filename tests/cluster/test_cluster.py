@@ -166,7 +166,7 @@ def test_a_failing_rank_is_named_its_run_kept_and_the_next_run_works(cluster: Cl
     with pytest.raises(RankError, match="rank 1 failed: ZeroDivisionError: as planned") as caught:
         cluster.run(experiment.replace(callbacks=fails_on_one), show=False)
     assert caught.value.rank == 1
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < cluster.limit
     (failed,) = load_runs("runs")
     assert failed.status["state"] == "failed"
     assert failed.status["rank"] == 1
@@ -190,7 +190,7 @@ def test_a_rank_that_fails_after_the_last_exchange_does_not_hold_the_others(
     begin = time.monotonic()
     with pytest.raises(RankError, match="rank 0 failed: ZeroDivisionError: at the very end"):
         cluster.call(fail)
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < cluster.limit / 2
     assert cluster.call(pid_of) == before
 
 

@@ -329,7 +329,7 @@ def test_ranks_with_other_gradients_are_told_rank_tensor_and_shapes(
     start = time.monotonic()
     with pytest.raises(RankError, match=told):
         cluster.call(with_gradients, schedule, {0: USUAL, 1: other}, ranks=2)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < cluster.limit / 2
 
 
 @pytest.mark.parametrize("schedule", ["sequential", "overlap"])
@@ -354,7 +354,7 @@ def test_a_rank_with_fewer_steps_is_named_in_seconds(
     start = time.monotonic()
     with pytest.raises(RankError, match=r"(?s)rank 0 .*the exchange of gradients.*rank 1 .*metric"):
         cluster.call(fit, ranks=2)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < cluster.limit / 2
 
 
 @pytest.mark.slow
