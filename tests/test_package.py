@@ -65,6 +65,13 @@ def declared() -> dict[str, str]:
     return {normalized(name): number for name, number in pinned.items()}
 
 
+def extras() -> dict[str, str]:
+    """What only some need, likewise."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [line for some in project["optional-dependencies"].values() for line in some]
+    return {normalized(name): number for name, number in (line.split("==") for line in lines)}
+
+
 # Debian has it for its own Python, by which alone it is imported.
 ELSEWHERE = {"simgrid"}
 
@@ -94,6 +101,12 @@ def test_what_is_imported_is_declared() -> None:
         for package in imported(path)
         for distribution in known[package]
     }
-    given = declared()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    given = {
+        *declared(),
+        *(normalized(one.split("==")[0]) for some in extras.values() for one in some),
+    }
     assert [why for name, why in wanted.items() if name not in given] == []
     assert {name: version(name) for name in given} == given

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar
 
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from labkit.common.errors import InvalidInput
 from labkit.programs import (
@@ -50,7 +50,7 @@ class Downpour(Servers):
     synchronization: ClassVar[str] = "asynchronous, with local steps"
     paper: ClassVar[str] = "Dean 2012, NIPS"
 
-    fetch_every: PositiveInt = 1
+    fetch_every: PositiveInt = Field(1, kw_only=False)
     push_every: PositiveInt = 1
     local_rate: NonNegativeFloat = 0.01
     optimizer: str | None = "adagrad"
