@@ -101,12 +101,6 @@ def test_what_is_imported_is_declared() -> None:
         for package in imported(path)
         for distribution in known[package]
     }
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    given = {
-        *declared(),
-        *(normalized(one.split("==")[0]) for some in extras.values() for one in some),
-    }
+    given = declared() | extras()
     assert [why for name, why in wanted.items() if name not in given] == []
     assert {name: version(name) for name in given} == given
