@@ -172,7 +172,7 @@ def test_compression_says_who_wins_where_and_what_error_feedback_does(tmp_path: 
         "Where a step goes",
         "Who wins at which bandwidth",
         "Compression under the microscope",
-        "2 runs",
+        "Learning",
     ]
     assert all("wall clock · network" in title for title in titles)
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]

@@ -9,7 +9,8 @@
   const root = document.documentElement;
   const find = (selector, from = document) => from.querySelector(selector);
   const all = (selector, from = document) => [...from.querySelectorAll(selector)];
-  const known = JSON.parse(find("#known").textContent); // shared, runs: by key label, color, values
+  // shared, runs: by key label, color, values; a gallery's index has none.
+  const known = JSON.parse(find("#known")?.textContent ?? '{"shared": {}, "runs": {}}');
   const boxes = all("input[data-run]"), marks = all("[data-mark]"), status = find(".chosen");
   const state = { axis: "step", smooth: USUAL, by: "", facet: "", marked: "", passing: null };
   const sources = [], plots = [];

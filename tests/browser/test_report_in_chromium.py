@@ -270,16 +270,18 @@ def test_the_table_is_filtered_as_one_types_and_the_figures_follow(
 
 
 def test_a_head_sorts_by_number(page: Any, written: Path) -> None:
+    from playwright.sync_api import expect
+
     opened(page, written)
     place = page.evaluate(
         "[...document.querySelectorAll('#table th')].findIndex((h) => h.dataset.name === 'workers')"
     )
-    seen = []
-    for _ in range(2):
-        page.locator("#table thead th").nth(place).click()
-        cells = page.locator(f"#table tbody tr td:nth-child({place + 1})")
-        seen.append([int(text) for text in cells.all_text_contents()])
-    assert seen == [[1, 2, 4], [4, 2, 1]]
+    cells = page.locator(f"#table tbody tr td:nth-child({place + 1})")
+    for way, order in (("ascending", "1 2 4"), ("descending", "4 2 1")):
+        head = page.locator("#table thead th").nth(place)
+        head.click()
+        expect(head).to_have_attribute("aria-sort", way, timeout=60_000)
+        expect(cells).to_have_text(order.split(), timeout=60_000)
 
 
 def test_one_switch_moves_all_curves_to_another_axis(page: Any, written: Path) -> None:
