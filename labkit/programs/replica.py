@@ -181,12 +181,12 @@ class Shard:
 
 
 def _scale(optimizer: keras.optimizers.Optimizer, factor: tf.Variable) -> None:
-    """Let each update's learning rate be that of the optimizer, times a factor."""
+    """Let each update's learning rate be that of the optimizer, times a factor, in its type."""
     rate = optimizer._learning_rate
     schedules = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
 
     def scaled() -> tf.Tensor:
-        plain = rate(optimizer.iterations) if schedules else rate
-        return factor * keras.ops.cast(plain, "float64")
+        plain = keras.ops.convert_to_tensor(rate(optimizer.iterations) if schedules else rate)
+        return keras.ops.cast(factor * keras.ops.cast(plain, "float64"), plain.dtype)
 
     optimizer.learning_rate = scaled

@@ -1,0 +1,44 @@
+"""What a server holds changes as Keras's own optimizer would change it, at any part of the rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from labkit.programs import placed
+from labkit.programs.replica import Shard
+
+SHAPES = [(6, 4), (4,)]
+WEIGHTS = np.random.default_rng(0).normal(size=28).astype("float32")
+GRADIENT = np.random.default_rng(1).normal(size=28).astype("float32")
+
+
+def variables() -> list[Any]:
+    """A matrix, and what is added to it."""
+    kernel, bias = WEIGHTS[:24].reshape(6, 4), WEIGHTS[24:]
+    return [keras.Variable(kernel, name="kernel"), keras.Variable(bias, name="bias")]
+
+
+def plainly(optimizer: Any, rates: list[float]) -> Any:
+    """The weights after so many updates by the optimizer alone, each at a part of its rate."""
+    own = variables()
+    optimizer.build(own)
+    whole = float(optimizer.learning_rate)
+    for part in rates:
+        optimizer.learning_rate = whole * part
+        optimizer.apply([GRADIENT[:24].reshape(6, 4), GRADIENT[24:]], own)
+    return np.concatenate([each.numpy().reshape(-1) for each in own])
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adafactor", "muon", "schedulefreeadamw"])
+@pytest.mark.parametrize("rates", [[1.0, 1.0, 1.0], [0.5, 1.0, 0.125]], ids=["whole", "parts"])
+def test_any_optimizer_does_what_it_does_alone(name: str, rates: list[float]) -> None:
+    (part,) = placed(SHAPES, 1, "round_robin")
+    shard = Shard(part, WEIGHTS, keras.optimizers.get(name), variables())
+    found = [shard.update(GRADIENT, rate) for rate in rates][-1]
+    expected = plainly(keras.optimizers.get(name), rates)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert np.abs(found - WEIGHTS).max() > 1e-5
