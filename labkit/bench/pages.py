@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from labkit.bench.records import timed
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.optional import optional
 from labkit.records import store
 from labkit.records.run import Run, load_runs
 
@@ -50,11 +51,8 @@ def opened(page: Path, browser: str) -> tuple[float, float]:
 
     Raises: LabkitError, where Playwright is missing.
     """
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError as error:
-        raise LabkitError("no Playwright to drive a browser: pip install playwright") from error
-    with sync_playwright() as playwright:
+    sync_api = optional("playwright.sync_api", "browser")
+    with sync_api.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         tab = chromium.new_context(offline=True).new_page()
         begun = time.monotonic()

@@ -21,7 +21,7 @@ from labkit.programs import (
     Update,
 )
 from labkit.programs.actions import Vector
-from labkit.strategies.servers import Servers
+from labkit.strategies.servers import Servers, fetched
 from labkit.strategies.strategy import Question
 
 
@@ -95,13 +95,7 @@ class Downpour(Servers):
             if not fetches:
                 weights = weights - weights.dtype.type(self.local_rate) * found.values
                 continue
-            parts: dict[int, Vector] = {}
-            for server in roles.servers:
-                answer = yield Receive(server)
-                parts[server] = yield Code(partial(talks[server].answered, answer.values))
-                versions[server] = answer.version
-                over = over or answer.ends
-            weights = roles.whole(parts)
+            weights, over = yield from fetched(roles, talks, versions)
         for server in roles.servers:
             if accrued is not None:
                 part = roles.part(server).take(accrued)

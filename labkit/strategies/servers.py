@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -26,7 +26,7 @@ from labkit.programs import (
     Update,
     placed,
 )
-from labkit.programs.actions import Vector
+from labkit.programs.actions import Action, Vector
 from labkit.strategies.refusals import OPTIMIZERS, one_of, refuse_in_parts, refuse_norms
 from labkit.strategies.strategy import Question, Session, Strategy
 
@@ -163,15 +163,29 @@ class Servers(Strategy):
                 part = roles.part(server).take(found.values)
                 said = yield Code(partial(talks[server].push, part))
                 yield Send(server, Message(number, said, versions[server], *about))
-            parts: dict[int, Vector] = {}
-            for server in roles.servers:
-                answer = yield Receive(server)
-                parts[server] = yield Code(partial(talks[server].answered, answer.values))
-                versions[server] = answer.version
-                over = over or answer.ends
-            weights = roles.whole(parts)
+            weights, over = yield from fetched(roles, talks, versions)
         for server in roles.servers:
             yield Send(server, Message(number))  # nothing more will come
+
+
+def fetched(
+    roles: Roles, talks: Mapping[int, Talk], versions: dict[int, int]
+) -> Generator[Action, Any, tuple[Vector, bool]]:
+    """The weights that all servers answer with, and whether there is no more to do.
+
+    Args:
+        roles: who there is.
+        talks: a worker's ends, by server.
+        versions: of the weights that it has; they become those of the answers.
+    """
+    parts: dict[int, Vector] = {}
+    over = False
+    for server in roles.servers:
+        answer = yield Receive(server)
+        parts[server] = yield Code(partial(talks[server].answered, answer.values))
+        versions[server] = answer.version
+        over = over or answer.ends
+    return roles.whole(parts), over
 
 
 def aggregate(roles: Roles, number: int, talks: Sequence[Talk], backups: int = 0) -> Program:
