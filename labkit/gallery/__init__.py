@@ -81,14 +81,15 @@ def write_page(result: JobResult, path: Path) -> None:
 
 def write_index(ended: Sequence[tuple[Path, JobResult]], site: Path) -> None:
     """The index over notebooks and how they ended."""
-    from jinja2 import Environment, PackageLoader
+    from jinja2 import ChoiceLoader, Environment, PackageLoader
 
     code = scripts()
-    environment = Environment(
-        loader=PackageLoader("labkit.gallery", "."), autoescape=True, trim_blocks=True
-    )
+    # The head is that of a report.
+    places = [PackageLoader(f"labkit.{room}", ".") for room in ("gallery", "report")]
+    environment = Environment(loader=ChoiceLoader(places), autoescape=True, trim_blocks=True)
     style = Path(embed.__file__).with_name("page.css").read_text()
     page = environment.get_template("index.html").render(
+        title="Questions and answers",
         date=datetime.now(UTC).date().isoformat(),
         policy=policy(code),
         style=style + Path(__file__).with_name("index.css").read_text(),
