@@ -205,6 +205,7 @@ def test_mixed_precision_tells_the_computation_from_the_wire(tmp_path: Path) -> 
     assert titles == [
         "Accuracy × bytes × seconds · wall clock · network 1GbE",
         "Where a step goes · wall clock · network 1GbE",
+        "Who wins at which bandwidth · simulation · measured: wall clock · network 1GbE",
     ]
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
     assert "precision mixed_float16** against no compression, precision float32" in readings[0]
