@@ -9,9 +9,11 @@ function plotly(model) {
   window.labkitPlotly ??= model.widget_manager
     .get_model(model.get("_source"))
     .then((source) => {
-      const script = new Blob([source.get("text")], { type: "text/javascript" });
-      return import(URL.createObjectURL(script));
+      const sent = new Promise((take) => source.once("msg:custom", (_, buffers) => take(buffers)));
+      source.send({});
+      return sent;
     })
+    .then((buffers) => import(URL.createObjectURL(new Blob(buffers, { type: "text/javascript" }))))
     .then(() => window.Plotly);
   return window.labkitPlotly;
 }

@@ -14,9 +14,18 @@ from labkit.figures.kit.picture import picture
 
 
 class _Source(ipywidgets.Widget):
-    """Plotly's script, which the figures of a kernel share."""
+    """Plotly's script, which the figures of a kernel share; sent to who asks for it.
 
-    text = traitlets.Unicode().tag(sync=True)
+    As a part of the state it would be sent to each page that is loaded anew before all other
+    widgets, which have four seconds there to come up.
+    """
+
+    def __init__(self) -> None:
+        from plotly.offline import get_plotlyjs
+
+        super().__init__()
+        script = get_plotlyjs().encode()
+        self.on_msg(lambda *_: self.send({}, buffers=[script]))
 
 
 class _Plot(anywidget.AnyWidget):
@@ -68,6 +77,4 @@ class Screen:
 
 @cache
 def _source() -> _Source:
-    from plotly.offline import get_plotlyjs
-
-    return _Source(text=get_plotlyjs())
+    return _Source()
