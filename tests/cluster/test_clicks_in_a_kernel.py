@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -118,15 +119,15 @@ def send(client: Any, kind: str, **content: Any) -> Any:
 
 def ask(client: Any, kind: str, **content: Any) -> Any:
     """The content of the answer; what is asked before the cell waits would stay in its queue."""
-    asked = {send(client, kind, **content)}
-    while True:
-        try:
-            message = client.get_shell_msg(timeout=5)
-        except Empty:
-            asked.add(send(client, kind, **content))
-            continue
-        if message["parent_header"]["msg_id"] in asked:
-            return message["content"]
+    asked = set()
+    for _ in range(24):
+        asked.add(send(client, kind, **content))
+        with suppress(Empty):
+            while True:  # what was asked when the kernel started is answered before
+                message = client.get_shell_msg(timeout=5)
+                if message["parent_header"]["msg_id"] in asked:
+                    return message["content"]
+    pytest.fail(f"no answer to {kind} while the cell waits")
 
 
 def wait_for(client: Any, *kinds: str) -> dict[str, Any]:
