@@ -112,8 +112,9 @@ def test_a_run_chosen_in_one_figure_of_compare_stands_out_in_the_others(
     assert notebook.troubles() == []
     linked = notebook.cell("figures.linked")
     choice = linked.locator("select")
-    drawn = linked.locator(".js-plotly-plot")
-    assert drawn.count() == 3
+    drawn = linked.locator(".js-plotly-plot:visible")
+    for figure in range(3):  # words stand there until Plotly has come up
+        drawn.nth(figure).locator(".main-svg").first.wait_for(timeout=120_000)
     assert all({*each} == {1} for each in opacities(page)[:3])
     drawn.nth(1).locator(".legendtoggle").first.click()
     page.wait_for_function("document.querySelector('.jp-CodeCell select').selectedIndex === 1")
