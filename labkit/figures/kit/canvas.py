@@ -41,12 +41,16 @@ class Figure(go.Figure):
         """The figure in words."""
         return str((self.layout.meta or {}).get("alt", ""))
 
-    def _repr_mimebundle_(self, *args: str, **kwargs: str) -> Trace:
-        content = json.loads(self.to_json())
+    @property
+    def content(self) -> Trace:
+        """Data and layout, as a browser takes them."""
+        content: Trace = json.loads(self.to_json())
         # Without a width, JupyterLab forgets the height when its window changes.
-        content["layout"] = {"width": WIDTH} | content["layout"]
+        return content | {"layout": {"width": WIDTH} | content["layout"]}
+
+    def _repr_mimebundle_(self, *args: str, **kwargs: str) -> Trace:
         return {
-            "application/vnd.plotly.v1+json": content | {"config": CONFIG},
+            "application/vnd.plotly.v1+json": self.content | {"config": CONFIG},
             "text/html": f"<p>{escape(self.alt)}</p>",
             "text/plain": self.alt,
         }
