@@ -79,6 +79,10 @@ class Question(Protocol):
         """How ranks get their rows."""
 
     @property
+    def shards(self) -> str:
+        """How samples are divided among those that read them."""
+
+    @property
     def precision(self) -> str:
         """A Keras policy, or "float64"."""
 
