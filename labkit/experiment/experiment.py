@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, TypeVar
 import numpy as np
 from pydantic import (
     Field,
+    NonNegativeFloat,
     PositiveFloat,
     SerializeAsAny,
     field_validator,
@@ -30,7 +31,7 @@ from labkit.strategies import STRATEGIES, AllReduce, Played, Strategy
 from labkit.strategies.refusals import OPTIMIZERS
 
 SCHEMA = 1
-UNSAID = ("compute", "slow", "later", "order", "shards")  # where they are not given
+UNSAID = ("compute", "slow", "later", "order", "lost", "shards")  # where they are not given
 # Numbers above are slips of a finger; so is a seed that NumPy, which has 32 bits for it, refuses.
 MOST_RANKS, MOST_STEPS = 10_000, 10**9
 Given = TypeVar("Given")
@@ -60,6 +61,8 @@ class Experiment(Checked):
         later: (worker, step, s): on the virtual clock this gradient is so much longer on its way.
         order: (server, worker, step): in which servers take gradients on the virtual clock; those
             of the network, where nothing is given.
+        lost: worker -> s: on the virtual clock it is gone from then on, with what it was about to
+            do. Servers hear of it; those that wait for nobody go on.
         slow: worker -> `Slowdown`, or a factor on its compute times, with or without a network.
         epochs: passes over the data.
         steps: cap on the steps of an epoch.
@@ -98,6 +101,7 @@ class Experiment(Checked):
     slow: dict[int, Slowdown] = Field(default_factory=dict)
     later: tuple[tuple[int, int, PositiveFloat], ...] = ()
     order: tuple[tuple[int, int, int], ...] = ()
+    lost: dict[int, NonNegativeFloat] = Field(default_factory=dict)
     epochs: int = Field(default=1, gt=0, le=MOST_STEPS)
     steps: int | None = Field(default=None, gt=0, le=MOST_STEPS)
     batch_size: int = Field(default=256, gt=0, le=MOST_STEPS)
@@ -226,17 +230,20 @@ class Experiment(Checked):
             )
 
     def _check_clock(self) -> None:
-        if absent := [worker for worker in self.slow if not 0 <= worker < self.workers]:
-            raise InvalidInput(f"slow={absent} with workers={self.workers}; give 0 to workers - 1")
+        for field, given in (("slow", self.slow), ("lost", self.lost)):
+            if absent := [worker for worker in given if not 0 <= worker < self.workers]:
+                raise InvalidInput(
+                    f"{field}={absent} with workers={self.workers}; give 0 to workers - 1"
+                )
         if self.callbacks is not None and self.plays:
             raise InvalidInput(
                 "callbacks watch one model from step to step, but workers of programs (servers, or "
                 "clock='virtual') have weights of their own; leave callbacks out"
             )
         if self.clock == "wall":
-            if self.compute is not None or self.later or self.order:
+            if self.compute is not None or self.later or self.order or self.lost:
                 raise InvalidInput(
-                    "compute, later and order say what the virtual clock counts; use "
+                    "compute, later, order and lost say what the virtual clock counts; use "
                     "clock='virtual', or on the wall clock slow={worker: factor}"
                 )
             if any(slow.transfer != 1.0 for slow in self.slow.values()):
@@ -248,6 +255,12 @@ class Experiment(Checked):
             )
             raise InvalidInput(
                 f"{type(self.strategy).__name__} does not run on clock='virtual'; allowed: {played}"
+            )
+        if len(self.lost) > (spare := self.strategy.spare(self.workers)):
+            raise InvalidInput(
+                f"lost={self.lost}: {type(self.strategy).__name__} of workers={self.workers} does "
+                f"without {spare} of them, and would wait for ever for another; use asynchronous "
+                "servers, or ParameterServer(backups=…), and leave a worker"
             )
 
     @property

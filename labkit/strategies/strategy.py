@@ -83,6 +83,10 @@ class Question(Protocol):
         """How samples are divided among those that read them."""
 
     @property
+    def lost(self) -> Mapping[int, float]:
+        """When which worker is lost, s."""
+
+    @property
     def precision(self) -> str:
         """A Keras policy, or "float64"."""
 
@@ -239,6 +243,10 @@ class Strategy(Checked):
 
     def beside(self) -> int:
         """How many ranks it wants beside those of the workers."""
+        return 0
+
+    def spare(self, workers: int) -> int:
+        """How many workers may be lost on the virtual clock before others wait for ever."""
         return 0
 
     @property

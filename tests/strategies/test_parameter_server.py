@@ -74,6 +74,9 @@ REPLAYED = [
     experiment(SoftSync(2, remedy="mean"), 4, optimizer="adagrad", **VIRTUAL),
     experiment(SoftSync(4, remedy="delay_compensated", servers=2), 4, slow={0: 3.0}, **VIRTUAL),
     experiment(SoftSync(4, remedy="momentum"), 4, **MOMENTUM, **VIRTUAL),
+    experiment(ParameterServer(2, synchronous=False), 3, lost={1: 0.05}, **MOMENTUM, **VIRTUAL),
+    experiment(StaleSynchronous(1), 3, lost={0: 0.05}, **VIRTUAL),
+    experiment(ParameterServer(1, backups=1), 3, lost={2: 0.05}, **VIRTUAL),
     experiment(Downpour(servers=2), 3, shards="dirichlet(0.3)", **VIRTUAL),
     experiment(
         SoftSync(2, remedy="per_gradient", compressor=ErrorFeedback(TopK(ratio=0.2))), 4, **VIRTUAL
