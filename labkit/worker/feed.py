@@ -15,10 +15,10 @@ import tensorflow as tf
 from labkit import datasets
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import Plan
-from labkit.common.shards import IID
 from labkit.communicator import Communicator
 from labkit.datasets import Shapes
 from labkit.experiment import Experiment
+from labkit.experiment.batches import plan_of
 from labkit.keras import part_of, shard
 from labkit.programs.replica import Batches, Triple
 from labkit.strategies import Batch
@@ -156,25 +156,6 @@ def read(experiment: Experiment, communicator: Communicator) -> Source:
     if callable(experiment.dataset):
         return Source(experiment.dataset, experiment.validation, None)
     return Source(experiment.dataset, experiment.validation, _shapes_of(experiment.dataset))
-
-
-def plan_of(
-    experiment: Experiment,
-    rows: int,
-    shares: tuple[float, ...],
-    labels: np.ndarray | None = None,
-) -> Plan:
-    """The batches of an experiment over arrays of so many rows, with these labels."""
-    return Plan(
-        rows,
-        experiment.batch_size,
-        tuple(shares),
-        experiment.seed,
-        experiment.steps,
-        owned=experiment.feed == "scatter" or experiment.shards != IID,
-        shards=experiment.shards,
-        labels=labels,
-    )
 
 
 def global_batches(source: Source, plan: Plan, epochs: int) -> tf.data.Dataset:

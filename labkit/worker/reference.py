@@ -16,9 +16,10 @@ from labkit.common.places import cache_folder, fingerprint
 from labkit.common.shards import IID
 from labkit.communicator import alone
 from labkit.exchange.seam import Hook, Rows, Variables, seam
+from labkit.experiment.batches import plan_of
 from labkit.experiment.experiment import Experiment, digest
 from labkit.strategies import AllReduce
-from labkit.worker.feed import Source, global_batches, plan_of
+from labkit.worker.feed import Source, global_batches
 from labkit.worker.session import TrainingSession
 from labkit.worker.shelf import Shelf
 
