@@ -38,7 +38,7 @@ class Prediction:
     network: None = None
     capacities: None = None
     shards: str = "iid"
-    lost: Mapping[int, float] = field(default_factory=dict)
+    lost: tuple[tuple[int, float], ...] = ()
     feed: str = "shard"
     clock: str = "wall"
     precision: str = "float32"

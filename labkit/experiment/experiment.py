@@ -61,8 +61,8 @@ class Experiment(Checked):
         later: (worker, step, s): on the virtual clock this gradient is so much longer on its way.
         order: (server, worker, step): in which servers take gradients on the virtual clock; those
             of the network, where nothing is given.
-        lost: worker -> s: on the virtual clock it is gone from then on, with what it was about to
-            do. Servers hear of it; those that wait for nobody go on.
+        lost: worker -> s, or (worker, s): on the virtual clock it is gone from then on, with what
+            it was about to do. Servers hear of it; those that wait for nobody go on.
         slow: worker -> `Slowdown`, or a factor on its compute times, with or without a network.
         epochs: passes over the data.
         steps: cap on the steps of an epoch.
@@ -101,7 +101,7 @@ class Experiment(Checked):
     slow: dict[int, Slowdown] = Field(default_factory=dict)
     later: tuple[tuple[int, int, PositiveFloat], ...] = ()
     order: tuple[tuple[int, int, int], ...] = ()
-    lost: dict[int, NonNegativeFloat] = Field(default_factory=dict)
+    lost: tuple[tuple[int, NonNegativeFloat], ...] = ()
     epochs: int = Field(default=1, gt=0, le=MOST_STEPS)
     steps: int | None = Field(default=None, gt=0, le=MOST_STEPS)
     batch_size: int = Field(default=256, gt=0, le=MOST_STEPS)
@@ -154,6 +154,11 @@ class Experiment(Checked):
             return value
         factors = {w: {"compute": f} if isinstance(f, int | float) else f for w, f in value.items()}
         return {int(worker): slow for worker, slow in factors.items()}
+
+    @field_validator("lost", mode="before")
+    @classmethod
+    def _lost(cls, value: Any) -> Any:
+        return tuple(value.items()) if isinstance(value, dict) else value
 
     @field_validator("optimizer")
     @classmethod
@@ -230,7 +235,8 @@ class Experiment(Checked):
             )
 
     def _check_clock(self) -> None:
-        for field, given in (("slow", self.slow), ("lost", self.lost)):
+        lost = dict(self.lost)
+        for field, given in (("slow", self.slow), ("lost", lost)):
             if absent := [worker for worker in given if not 0 <= worker < self.workers]:
                 raise InvalidInput(
                     f"{field}={absent} with workers={self.workers}; give 0 to workers - 1"
@@ -256,9 +262,9 @@ class Experiment(Checked):
             raise InvalidInput(
                 f"{type(self.strategy).__name__} does not run on clock='virtual'; allowed: {played}"
             )
-        if len(self.lost) > (spare := self.strategy.spare(self.workers)):
+        if len(lost) > (spare := self.strategy.spare(self.workers)):
             raise InvalidInput(
-                f"lost={self.lost}: {type(self.strategy).__name__} of workers={self.workers} does "
+                f"lost={lost}: {type(self.strategy).__name__} of workers={self.workers} does "
                 f"without {spare} of them, and would wait for ever for another; use asynchronous "
                 "servers, or ParameterServer(backups=…), and leave a worker"
             )

@@ -83,8 +83,8 @@ class Question(Protocol):
         """How samples are divided among those that read them."""
 
     @property
-    def lost(self) -> Mapping[int, float]:
-        """When which worker is lost, s."""
+    def lost(self) -> Sequence[tuple[int, float]]:
+        """Which worker is lost, and when, s."""
 
     @property
     def precision(self) -> str:

@@ -81,7 +81,7 @@ def play(session: Playing, played: Played) -> Stage:
         order = defaultdict(list)
         for server, worker, step in experiment.order:
             order[server].append((worker, step))
-        lost, servers = experiment.lost, stage.roles.servers
+        lost, servers = dict(experiment.lost), stage.roles.servers
         world = VirtualWorld(
             *(*given, stage, stage.diary, laws), network, shapes, seed, order, lost, servers
         )

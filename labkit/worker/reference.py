@@ -31,6 +31,7 @@ _OF_RANKS = (
     *("name", "strategy", "workers", "threads", "network", "capacities", "feed"),
     *("learning_rate", "learning_rate_scaling", "warmup_epochs", "optimizer_options"),
     *("validation", "metrics", "callbacks", "repeats", "gate", "clock", "compute", "slow"),
+    *("later", "order"),
 )
 
 
@@ -83,9 +84,14 @@ def _train(
 ) -> list[np.ndarray]:
     process = alone()
     # Ranks may have been fed by rank 0; one process has all rows.
-    single = short.replace(
-        workers=1, capacities=None, strategy=AllReduce(), clock="wall", compute=None, slow={}
-    )
+    off: dict[str, object] = {
+        "clock": "wall",
+        "compute": None,
+        "slow": {},
+        "later": (),
+        "order": (),
+    }
+    single = short.replace(workers=1, capacities=None, strategy=AllReduce(), **off)
     one = TrainingSession(single, process, source)
     one.feed.validation = None
     if not callable(source.train):

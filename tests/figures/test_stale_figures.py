@@ -116,9 +116,10 @@ def test_each_strategy_has_its_histograms_of_both_clocks_in_a_panel(tmp_path: Pa
         for clock, old in (("wall", 5), ("virtual", 4))
     ]
     figure = staleness_by_clock(runs)
-    assert [trace.name for trace in figure.data] == ["on ranks", "on the virtual clock"] * 2
+    drawn = [trace for trace in figure.data if trace.type == "bar" and trace.x[0] is not None]
+    assert [trace.name for trace in drawn] == ["on ranks", "on the virtual clock"] * 2
     ranks, virtual = (
-        {round(float(x)): y for x, y in zip(t.x, t.y, strict=True)} for t in figure.data[:2]
+        {round(float(x)): y for x, y in zip(trace.x, trace.y, strict=True)} for trace in drawn[:2]
     )
     assert set(virtual) == {3, 4, 5}
     assert set(ranks) == {4, 5, 6}

@@ -132,7 +132,7 @@ VIRTUAL: dict[str, Any] = {"clock": "virtual", "workers": 2, "lost": {1: 2.0}}
         ({"strategy": StaleSynchronous(0)}, "and would wait for ever for another"),
         ({"strategy": SoftSync(1), "lost": {0: 1.0, 1: 2.0}}, "SoftSync of workers=2 does without"),
         ({"strategy": SoftSync(1), "lost": {2: 1.0}}, r"lost=\[2\] with workers=2; give 0 to"),
-        ({"strategy": SoftSync(1), "lost": {1: -1.0}}, "greater than or equal to 0"),
+        ({"strategy": SoftSync(1), "lost": [(1, -1.0)]}, "greater than or equal to 0"),
         ({"strategy": SoftSync(1), "clock": "wall"}, "lost say what the virtual clock counts"),
         (
             {"strategy": SoftSync(1, servers=2, colocated=True)},

@@ -56,7 +56,7 @@ def experiment(strategy: Any, workers: int, **fields: Any) -> Experiment:
 
 
 EXACT = [
-    experiment(ParameterServer(1), 3, **VIRTUAL),
+    experiment(ParameterServer(1), 3, later=[(0, 1, 0.5)], **VIRTUAL),
     experiment(ParameterServer(3, placement="sharded"), 2, optimizer="adam", **VIRTUAL),
     experiment(ParameterServer(2, placement="greedy"), 3, **MOMENTUM, **VIRTUAL),
     experiment(ParameterServer(2, colocated=True), 3, capacities=(1, 2, 1), **VIRTUAL),
@@ -79,7 +79,11 @@ REPLAYED = [
     experiment(ParameterServer(1, backups=1), 3, lost={2: 0.05}, **VIRTUAL),
     experiment(Downpour(servers=2), 3, shards="dirichlet(0.3)", **VIRTUAL),
     experiment(
-        SoftSync(2, remedy="per_gradient", compressor=ErrorFeedback(TopK(ratio=0.2))), 4, **VIRTUAL
+        SoftSync(2, remedy="per_gradient", compressor=ErrorFeedback(TopK(ratio=0.2))),
+        4,
+        slow={0: 3.0},
+        shards="by_label",
+        **VIRTUAL,
     ),
 ]
 
