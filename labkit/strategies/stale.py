@@ -203,8 +203,7 @@ class StaleSynchronous(Stale):
                 ends = number == roles.lead and clocks[each.source] >= total
                 said = yield Code(partial(talks[each.source].answer, weights))
                 yield Send(each.source, Message(number, said, version, ends=ends), answers=each)
-            clock = (kept + 1) * roles.steps
-            if kept < roles.epochs and _come_to(clock, clocks, lost):
+            while kept < roles.epochs and _come_to((kept + 1) * roles.steps, clocks, lost):
                 yield Snapshot(kept, weights)
                 kept += 1
 
