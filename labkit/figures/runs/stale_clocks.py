@@ -72,7 +72,7 @@ def _findings(runs: Sequence[Run]) -> Iterator[Finding]:
         found = [(_clock(run), staleness_of(run)) for run in own]
         said = (
             f"{clock} a gradient is {old.mean():.3g} updates old on average, 19 of 20 at most "
-            f"{old.quantile(_MOST):g}"
+            f"{old.quantile(_MOST, interpolation='higher'):g}"
             for clock, old in found
         )
         yield Finding(f"**{way}**", said=tuple(said))
