@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from labkit.common.content import JSON, is_number
 from labkit.common.privacy import scrub
@@ -39,12 +40,12 @@ class Column:
     head: str
     cells: list[Cell] = field(default_factory=list)
 
-    @property
+    @cached_property
     def is_words(self) -> bool:
         """Whether no cell is a number."""
         return all(cell.order is None for cell in self.cells)
 
-    @property
+    @cached_property
     def is_same(self) -> bool:
         """Whether it tells no two rows apart."""
         return len({cell.text for cell in self.cells}) == 1 and len(self.cells) > 1
@@ -64,7 +65,7 @@ class Table:
     shown: Sequence[Entry]
     columns: list[Column]
 
-    @property
+    @cached_property
     def told(self) -> list[Column]:
         """The columns that tell rows apart."""
         return [column for column in self.columns if not column.is_same]
@@ -84,7 +85,7 @@ class Table:
         """Whether a row stands for several seeds."""
         return any(entry.metrics.get("repeats", 1) > 1 for entry in self.shown)
 
-    @property
+    @cached_property
     def parameters(self) -> list[str]:
         """Names of the parameters among the columns, by which rows are coloured and grouped."""
         known = {column.name for column in self.told}
@@ -173,7 +174,7 @@ def _numbers(name: str, shown: Sequence[Entry], values: Sequence[Value]) -> Colu
         ends = spread(entry.run, name)
         seeds = f"{entry.metrics.get('repeats')} seeds, "
         hint = f"{seeds}{_digits(factor * ends[0])} to {_digits(factor * ends[1])}" if ends else ""
-        cells.append(Cell(_digits(factor * value), float(value), hint))
+        cells.append(Cell(_digits(factor * value), _six(value), hint))
     return Column(name, head, cells)
 
 
@@ -196,4 +197,10 @@ def _values(entry: Entry) -> dict[str, Value]:
     }
     row |= {"state": _state(entry).text, "gate": _gate(entry).text, "label": entry.label}
     row |= {"seeds": int(entry.metrics.get("repeats") or 1)}
-    return row | key_metrics(entry.run)
+    found = key_metrics(entry.run).items()
+    return row | {k: _six(v) if isinstance(v, float) else v for k, v in found}
+
+
+def _six(value: float) -> float:
+    """Six figures: more sort and filter nothing apart that a reader would."""
+    return float(f"{value:.6g}")

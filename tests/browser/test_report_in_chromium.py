@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from sample_runs import experiment, output, write_job, write_run
 
+from labkit.bench.pages import READ
 from labkit.figures import compare
 from labkit.records import store
 from labkit.report import report
@@ -67,10 +68,18 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report(root, root / "report.html")
 
 
+def read(page: Any) -> None:
+    """Comes by each figure, which is drawn then, and goes back to the top."""
+    page.wait_for_selector("html[data-first]", timeout=120_000)
+    page.evaluate(READ)
+    page.wait_for_selector("html[data-drawn]", timeout=120_000)
+    page.evaluate("scrollTo(0, 0)")
+
+
 def opened(page: Any, written: Path) -> Any:
     """The page when all of its figures are drawn, and its table answers."""
     page.goto(written.as_uri())
-    page.wait_for_selector("html[data-drawn]", timeout=60_000)
+    read(page)
     if page.locator("#filter").count():
         page.wait_for_selector("html[data-table]", timeout=60_000)
     return page

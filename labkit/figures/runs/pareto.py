@@ -46,7 +46,8 @@ def pareto_sheet(shown: Sequence[Entry]) -> Sheet:
     remarks = [
         "filled: no run on its network is better in accuracy, bytes and seconds; bars: seeds"
     ]
-    missing = [entry.label for entry in shown if entry.key not in set(table["run"])]
+    known = set(table["run"])
+    missing = [entry.label for entry in shown if entry.key not in known]
     remarks += [f"not completed, or without test accuracy: {', '.join(missing)}"] if missing else []
     title = f"Accuracy × bytes × seconds · {clock_and_network(shown)}"
     words = [f"{looks[row['run']].label}: {_said(row)}" for row in table.to_dict("records")]
