@@ -13,7 +13,7 @@ from labkit.figures.kit.entries import Entry
 from labkit.records.questions.columns import Value, differences, plain_parameters, spread
 from labkit.records.run import KEY_METRICS, key_metrics, verdict
 
-_CHANCE = ("seed", "repeats")  # the column of seeds has their number
+_TWICE = ("seed", "repeats", "gate")  # columns of seeds and verdicts say them
 _HINTS = 3  # so many distinct ones of a column are told
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _HEADS = {
@@ -131,7 +131,7 @@ def table_of(shown: Sequence[Entry]) -> Table:
 
 def _differing(shown: Sequence[Entry]) -> list[dict[str, Value]]:
     rows = differences([entry.run for entry in shown])
-    return [{k: v for k, v in row.items() if k not in _CHANCE} for row in rows]
+    return [{k: v for k, v in row.items() if k not in _TWICE} for row in rows]
 
 
 def _parameter(name: str, value: Value) -> Cell:
@@ -193,7 +193,7 @@ def _values(entry: Entry) -> dict[str, Value]:
     row: dict[str, Value] = {
         (end if ends.count(end) == 1 else name): scrub(value) if isinstance(value, str) else value
         for (name, value), end in zip(given.items(), ends, strict=True)
-        if end not in _CHANCE
+        if end not in _TWICE
     }
     row |= {"state": _state(entry).text, "gate": _gate(entry).text, "label": entry.label}
     row |= {"seeds": int(entry.metrics.get("repeats") or 1)}

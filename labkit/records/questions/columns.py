@@ -58,7 +58,7 @@ def plain_parameters(run: Run) -> dict[str, Value]:
     return {
         name.removesuffix(".name").removesuffix(".callable"): value
         for name, value in flat.items()
-        if name.rpartition(".")[2] not in _LONG
+        if name.rpartition(".")[2] not in _LONG and value != "{}"  # no options are no parameter
     }
 
 
