@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
