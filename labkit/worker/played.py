@@ -81,7 +81,13 @@ def play(session: Playing, played: Played) -> Stage:
         order = defaultdict(list)
         for server, worker, step in experiment.order:
             order[server].append((worker, step))
-        VirtualWorld(*given, stage, stage.diary, laws, network, shapes, seed, order).play()
+        lost, servers = dict(experiment.lost), stage.roles.servers
+        world = VirtualWorld(
+            *(*given, stage, stage.diary, laws), network, shapes, seed, order, lost, servers
+        )
+        world.play()
+        if session.laws is not None and stage.diary.losses:
+            session.laws["lost"] = [dict(loss) for loss in stage.diary.losses]
         stage.leave()
         return stage
     roles, hosts = stage.roles, stage.roles.hosts

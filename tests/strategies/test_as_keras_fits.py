@@ -300,6 +300,22 @@ def test_masked_layers_in_slices(cluster: Cluster) -> None:
     assert_same(cluster, [TensorParallel()], sentences(), data(WORDS, EACH))
 
 
+def scores() -> Any:
+    """What comes next, by a layer whose scores slices leave cut: no mask, no dense layer before."""
+    import keras
+
+    layers = [keras.layers.Embedding(9, 4), keras.layers.GRU(4, return_sequences=True)]
+    model = keras.Sequential([keras.Input((STEPS,)), *layers, keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_weights_count_in_scores_that_stay_cut(cluster: Cluster) -> None:
+    """Slices take the softmax together: Keras's own loss sees none of it."""
+    chosen = data(WORDS, np.maximum(CLASSES, 0), STEP_WEIGHTS)
+    assert_same(cluster, [TensorParallel()], scores, chosen)
+
+
 @pytest.mark.parametrize(
     ("model", "dataset", "strategies"),
     [
