@@ -1,7 +1,4 @@
-"""JupyterLab as `labkit lab` opens it, in a folder of its own, and a notebook in a browser.
-
-The same server has Notebook 7, too.
-"""
+"""JupyterLab as `labkit lab` opens it, in a folder of its own, and a notebook in a browser."""
 
 from __future__ import annotations
 
@@ -87,17 +84,13 @@ def _wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 
 class Notebook:
-    """A notebook in JupyterLab or in Notebook 7, as a person sees it."""
+    """A notebook in JupyterLab, as a person sees it."""
 
-    def __init__(self, page: Any, address: str, name: str, app: str = "lab") -> None:
+    def __init__(self, page: Any, address: str, name: str) -> None:
         self.page = page
-        place = {"lab": "lab/tree/notebooks", "notebook": "notebooks/notebooks"}[app]
-        page.goto(f"{address}/{place}/{name}?reset&token={TOKEN}", timeout=120_000)
+        page.goto(f"{address}/lab/tree/notebooks/{name}?reset&token={TOKEN}", timeout=120_000)
         # Who asks for a run before the kernel is there is asked which one it shall be.
-        if app == "lab":  # whose indicator is idle before it has asked the kernel
-            page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
-        else:
-            page.locator("[data-status=idle]").wait_for(state="attached", timeout=120_000)
+        page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
 
     def save(self, file: Path, what: str) -> None:
         """Save, until the file holds something that stands in the notebook."""
