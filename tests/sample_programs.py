@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from labkit.network import ComputeTime, Network, Slowdown
-from labkit.programs import Diary, Gradient, Roles
-from labkit.programs.actions import Vector
+from labkit.programs import Diary, Gradient, Roles, placed
+from labkit.programs.actions import Passed, Place, Vector
 from labkit.programs.times import Laws
 from labkit.programs.virtual import VirtualWorld
 from labkit.strategies.servers import Servers
 
 SIZE = 1_000  # weights, of 8 bytes
+PASSED = 10  # values between the stages of a replica
 FAST = Network(latency=1e-3, bandwidth=1e6)  # 8 ms a vector, and 1 ms
 
 
@@ -27,11 +28,32 @@ class Numbers:
     steps: dict[int, int] = field(default_factory=dict)
     rows: list[dict[str, float]] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)
+    under_way: dict[int, list[Vector]] = field(default_factory=dict)  # weights of stages, by worker
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         step = self.steps.get(worker, 0)
         self.steps[worker] = step + 1
         return Gradient(0.01 * weights + (worker + 1), 2, 0.5, step)
+
+    def forward(self, place: Place, weights: Vector, values: Vector | None) -> Passed:
+        """A stage passes on how many there are up to it."""
+        if values is None:
+            self.under_way[place.worker] = []
+            self.steps[place.worker] = self.steps.get(place.worker, -1) + 1
+        gone = self.under_way[place.worker]
+        assert values is None or values.tolist() == [len(gone)] * PASSED
+        gone.append(weights)
+        return Passed(np.full(PASSED, 1.0 + place.stage), self.steps[place.worker])
+
+    def backward(self, place: Place, values: Vector | None) -> Gradient:
+        """Of the weights that it has gone forward with; the last one goes back first."""
+        worker, stage, _ = place
+        weights = self.under_way[worker].pop()
+        assert len(self.under_way[worker]) == stage
+        assert values is None or values.tolist() == [-2.0 - stage] * PASSED
+        told = (2, 0.5) if values is None else (0, np.nan)
+        before = np.full(PASSED, -1.0 - stage)
+        return Gradient(0.01 * weights + (worker + 1), *told, self.steps[worker], before=before)
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         self.held[holder] = self.held[holder] - 0.1 * rate * gradient
@@ -61,15 +83,19 @@ def play(
 ) -> tuple[VirtualWorld, Numbers, Diary]:
     parts = strategy.parts([(SIZE,)] * 4)
     hosts = strategy.hosts(workers)
-    roles = Roles(workers, parts, steps, epochs, np.zeros(4 * SIZE), hosts)
+    stages = placed([(SIZE,)] * 4, strategy.stages, "round_robin") if strategy.stages > 1 else []
+    roles = Roles(workers, parts, steps, epochs, np.zeros(4 * SIZE), hosts, stages=stages)
     scenes = Numbers()
     for server in roles.servers:
         scenes.held[server] = roles.part(server).take(roles.weights)
-    diary = Diary(scenes, steps)
+    members = [roles.members(worker) for worker in range(workers)]
+    told = [number for each in members for number in each] if stages else ()
+    diary = Diary(scenes, steps, stages=told)
     programs = {number: strategy.program(roles, number) for number in range(len(hosts))}
     laws = {"seed": 3} | laws
     times = Laws(compute or ComputeTime(0.1), slow or {}, **laws)
-    given: Any = {"script": script, "lost": lost, "servers": roles.servers}
+    gone = {tuple(members[worker]): moment for worker, moment in (lost or {}).items()}
+    given: Any = {"script": script, "lost": gone, "servers": roles.servers}
     world = VirtualWorld(programs, hosts, scenes, diary, times, network, **given)
     world.play()
     return world, scenes, diary

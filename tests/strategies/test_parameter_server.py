@@ -361,5 +361,5 @@ def test_servers_apart_want_ranks_of_their_own(cluster: Cluster) -> None:
     wanted = experiment(ParameterServer(2), 3)
     assert wanted.ranks == 5
     assert wanted.replace(clock="virtual").ranks == 1
-    with pytest.raises(InvalidInput, match=r"2 servers apart from them on a cluster of 4"):
+    with pytest.raises(InvalidInput, match=r"2 ranks beside them on a cluster of 4"):
         cluster.run(wanted)
