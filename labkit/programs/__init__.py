@@ -16,7 +16,7 @@ from labkit.programs.actions import (
     Wait,
 )
 from labkit.programs.diary import Diary, Scenes
-from labkit.programs.passing import passing, whole
+from labkit.programs.in_stages import passing, whole
 from labkit.programs.placement import PLACEMENTS, Parts, placed
 from labkit.programs.roles import Roles
 from labkit.programs.talk import Talk

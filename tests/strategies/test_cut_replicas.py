@@ -190,9 +190,10 @@ def test_what_cannot_be_cut_is_refused(strategy: Any, why: str) -> None:
 
 
 def test_each_stage_is_a_rank() -> None:
-    fields: dict[str, Any] = {"dataset": "digits", "workers": 3}
-    apart = Experiment(strategy=Downpour(servers=2, stages=2), **fields)
-    assert (apart.ranks, apart.strategy.hosts(3)) == (8, [0, 1, 2, 3, 4, 5, 6, 7])
-    beside = Experiment(strategy=Downpour(servers=2, stages=2, colocated=True), **fields)
-    assert (beside.ranks, beside.strategy.hosts(3)) == (6, [0, 1, 2, 0, 1, 3, 4, 5])
-    assert [beside.strategy.places(worker, 3) for worker in range(3)] == [[3, 0], [4, 1], [5, 2]]
+    apart = Downpour(servers=2, stages=2)
+    assert apart.hosts(3) == [0, 1, 2, 3, 4, 5, 6, 7]
+    beside = Downpour(servers=2, stages=2, colocated=True)
+    assert beside.hosts(3) == [0, 1, 2, 0, 1, 3, 4, 5]
+    assert [beside.places(worker, 3) for worker in range(3)] == [[3, 0], [4, 1], [5, 2]]
+    ranks = [Experiment(dataset="digits", workers=3, strategy=s).ranks for s in (apart, beside)]
+    assert ranks == [8, 6]
