@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from labkit.programs.actions import Gradient, Message, Passed, Place, Vector
@@ -45,7 +45,7 @@ class Play:
 
     Attributes:
         start: s.
-        gradient: what it computed.
+        gradient: what it computed, without its values.
         computed: s that it took.
         coded: s that it took to encode and decode.
         held: s for which a server kept the worker waiting for others.
@@ -88,7 +88,7 @@ class Diary:
     def begins(self, worker: int, gradient: Gradient, start: float, stop: float) -> None:
         """A worker has computed a gradient; the step before is over."""
         self.ends(worker, start)
-        self._plays[worker] = Play(start, gradient, stop - start)
+        self._plays[worker] = Play(start, _about(gradient), stop - start)
 
     def passes(self, stage: int, passed: Passed, start: float, stop: float) -> None:
         """A stage has gone forward; its step before is over."""
@@ -97,7 +97,7 @@ class Diary:
     def goes_back(self, stage: int, gradient: Gradient, start: float, stop: float) -> None:
         """A stage has gone back: its gradient is there."""
         if play := self._plays.get(stage):
-            play.gradient, play.computed = gradient, play.computed + stop - start
+            play.gradient, play.computed = _about(gradient), play.computed + stop - start
 
     def ends(self, worker: int, now: float) -> None:
         """The step of this worker that is under way, if any, is over."""
@@ -174,6 +174,11 @@ class Diary:
         """A gradient came too late."""
         late = self._updates.get(server, 0) - message.version
         self.events.append(_event(server, -1, message, late, now))
+
+
+def _about(gradient: Gradient) -> Gradient:
+    """A gradient without its values, which may go."""
+    return replace(gradient, values=gradient.values[:0].copy(), before=None)
 
 
 def _event(server: int, update: int, message: Message, staleness: int, now: float) -> Event:

@@ -53,12 +53,14 @@ def passing(program: Program, roles: Roles, number: int) -> Program:
             yield Send(behind, Message(number, passed.values, step=passed.step), back)
             back = yield Receive(behind)
         found: Gradient = yield Backward(place, back.values if back else None)
+        back = replace(back, values=None) if back else None
         if before is not None:
             yield Send(before, Message(number, found.before, step=found.step), given)
         return found
 
     answer: Any = None
     while (action := _next(program, answer)) is not None:
+        answer = None  # who waits keeps no gradient
         if isinstance(action, Compute):
             answer = yield from gradient(action.weights)
         else:
