@@ -42,8 +42,8 @@ class Downpour(Servers):
             made it stable.
 
     The other fields are those of all servers; with `stages` and placement="sharded" it is
-    DistBelief's set-up. Training ends with the fetch at which as many batches are computed, or under way,
-    as the epochs have.
+    DistBelief's set-up. Training ends with the fetch at which as many batches are computed, or
+    under way, as the epochs have.
 
     Source: J. Dean et al., Large scale distributed deep networks, NIPS 2012, algorithm 7.1. Differs
     from it: a fetch is answered before the next batch begins, and not meanwhile; a server applies
