@@ -97,6 +97,7 @@ class Counted:
     def __init__(self, stage: Stage) -> None:
         self._stage, self.seconds = stage, 0.0
         self.step, self.snapshot, self.stops = stage.step, stage.snapshot, stage.stops
+        self.states, self.adopt = stage.states, stage.adopt
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         """The stage's."""

@@ -1,6 +1,7 @@
 """Strategies: what workers exchange, and when; one a file."""
 
 from labkit.strategies.allreduce import AllReduce
+from labkit.strategies.averaging import ParameterAveraging
 from labkit.strategies.delayed import DelayedGradients
 from labkit.strategies.downpour import Downpour
 from labkit.strategies.layerwise import Layerwise
@@ -25,6 +26,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     for kind in (
         *(AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel, LocallyConnected),
         *(ParameterServer, StaleSynchronous, SoftSync, Downpour),
+        ParameterAveraging,
     )
 }
 
@@ -36,6 +38,7 @@ __all__ = [
     "Downpour",
     "Layerwise",
     "LocallyConnected",
+    "ParameterAveraging",
     "ParameterServer",
     "Pipeline",
     "Played",

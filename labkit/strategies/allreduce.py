@@ -136,6 +136,11 @@ class AllReduce(Strategy):
         """There is no server."""
         return False
 
+    @property
+    def apart(self) -> bool:
+        """All take the same steps."""
+        return False
+
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[Parts]:
         """No server holds anything."""
         return []

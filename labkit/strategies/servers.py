@@ -80,6 +80,11 @@ class Servers(Strategy):
         """Whether a server answers others while the worker beside it computes."""
         return True
 
+    @property
+    def apart(self) -> bool:
+        """Servers hold them."""
+        return False
+
     def beside(self) -> int:
         """Ranks of servers that compute no gradients."""
         return 0 if self.colocated else self.servers

@@ -173,6 +173,10 @@ class Played(Protocol):
     def meanwhile(self) -> bool:
         """Whether a server has something to say while the worker beside it computes."""
 
+    @property
+    def apart(self) -> bool:
+        """Whether each worker holds weights, and an optimizer, of its own."""
+
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[Parts]:
         """What each server holds of weights of these shapes; nothing where there is none."""
 
@@ -205,6 +209,10 @@ class Strategy(Checked):
     def exact(self) -> bool:
         """Whether the result equals that of one process on the global batch, up to rounding."""
         return False
+
+    def exact_of(self, experiment: Question) -> bool:
+        """Whether it is in this experiment."""
+        return self.exact
 
     @property
     def lossy(self) -> Compressor | None:

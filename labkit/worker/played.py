@@ -90,7 +90,18 @@ def play(session: Playing, played: Played) -> Stage:
     if played.one_sided:
         mailbox = communicator.slots(roles.routes(said), hosts)
     dtype, meanwhile = np.dtype(np.uint8) if said else roles.weights.dtype, played.meanwhile
-    RankWorld(*given, communicator, stage, stage.diary, dtype, meanwhile, mailbox).play()
+    world = RankWorld(
+        *given,
+        communicator,
+        stage,
+        stage.diary,
+        dtype,
+        meanwhile=meanwhile,
+        mailbox=mailbox,
+        shapes=stage.replica.shapes,
+        seed=experiment.seed,
+    )
+    world.play()
     stage.leave()
     mailbox.close()  # last: what was read of it may still be in the model
     return stage
@@ -111,7 +122,7 @@ class Stage:
                 "a data set of your own does not say how many batches it has, which programs "
                 "count; give steps=…"
             )
-        self.compressor = played.compressor
+        self.compressor, self._apart = played.compressor, played.apart
         self.replica = Replica(session.model, session.batches())
         self.roles = Roles(
             workers,
@@ -127,14 +138,16 @@ class Stage:
         self._rows: list[Row] = []
         self._shards: dict[int, Shard] = {}
         self._mean: tuple[Vector, Vector] | None = None  # the last one, and the weights after it
+        self._holders = self.roles.workers if self._apart else max(1, len(self.roles.parts))
         self._epochs = Shelf()
         self._ended: dict[int, float] = {}  # s, by epoch
         self._again: Batches | None = None  # from the first one on
         self._last: dict[int, Vector] = {}  # by who holds them
 
     def hold(self, here: Iterable[int]) -> None:
-        """Make what servers hold of the weights; where there are none, one for all workers."""
-        holders = [n for n in here if n in self.roles.servers] if self.roles.parts else [0]
+        """Make what servers hold; without them what each worker has, or all of them together."""
+        own = here if self._apart else [0]
+        holders = [n for n in here if n in self.roles.servers] if self.roles.parts else own
         for holder in holders:
             self._shards[holder] = self.shard(holder)
             self._last[holder] = self._part(holder).take(self.roles.weights)
@@ -164,13 +177,43 @@ class Stage:
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient; workers that all have the same mean take one step together."""
-        if self.roles.parts:
+        if self.roles.parts or self._apart:
             self._last[holder] = self._shards[holder].update(gradient, rate)
             return self._last[holder]
         if self._mean is None or self._mean[0] is not gradient:
             self._mean = gradient, self._shards[0].update(gradient)
             self._last[0] = self._mean[1]
         return self._mean[1]
+
+    def states(self, worker: int) -> Vector:
+        """The optimizer's slots and what layers keep, of a worker with weights of its own."""
+        kept = [np.asarray(v.value) for v in self._shards[worker].slots]
+        kept += [each for each in self.replica.states(worker) if each.dtype.kind == "f"]
+        dtype = self.roles.weights.dtype
+        return np.concatenate(
+            [np.zeros(0, dtype), *(each.reshape(-1) for each in kept)], dtype=dtype
+        )
+
+    def adopt(self, worker: int, weights: Vector, states: Vector | None) -> Vector:
+        """Let a worker hold these weights, and states, where there are any."""
+        self._shards[worker].become(weights)
+        self._last[worker] = weights
+        if states is not None:
+            self._keep(worker, states)
+        return weights
+
+    def _keep(self, worker: int, flat: Vector) -> None:
+        at = 0
+        for slot in self._shards[worker].slots:
+            size = int(np.prod(slot.shape))
+            slot.assign(flat[at : at + size].reshape(slot.shape))
+            at += size
+        kept = list(self.replica.states(worker))
+        for number, each in enumerate(kept):
+            if each.dtype.kind == "f":
+                kept[number] = flat[at : at + each.size].reshape(each.shape).astype(each.dtype)
+                at += each.size
+        self.replica.put_states(worker, kept)
 
     def gradient_anew(self, worker: int, step: int, weights: Vector) -> Vector:
         """Of a batch that a worker has had."""
@@ -190,7 +233,7 @@ class Stage:
             return
         held = self._epochs.put(epoch, holder, weights)
         self._ended[epoch] = now  # of the last holder
-        if self._virtual and held == max(1, len(self.roles.parts)):
+        if self._virtual and held == self._holders:
             self._evaluate(epoch, self._epochs.take(epoch))
 
     def stops(self) -> bool:
@@ -209,7 +252,7 @@ class Stage:
             own = self._epochs.take(epoch), self._ended.get(epoch, 0.0)
             told = session.communicator.allgather(own, "weights of an epoch")
             parts = _merged(weights for weights, _ in told)
-            if len(parts) == len(self.roles.parts):  # or training was ended before
+            if len(parts) == self._holders:  # or training was ended before
                 self._ended[epoch] = max(now for _, now in told)
                 self._evaluate(epoch, parts)
         self._become(_merged(last))
