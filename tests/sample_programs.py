@@ -71,6 +71,7 @@ def play(
     compute: ComputeTime | None = None,
     slow: Mapping[int, Slowdown] | None = None,
     script: Any = None,
+    lost: Mapping[int, float] | None = None,
     **laws: Any,
 ) -> tuple[VirtualWorld, Numbers, Diary]:
     parts = strategy.parts([(SIZE,)] * 4)
@@ -85,6 +86,7 @@ def play(
     programs = {number: strategy.program(roles, number) for number in range(len(hosts))}
     laws = {"seed": 3} | laws
     times = Laws(compute or ComputeTime(0.1), slow or {}, **laws)
-    world = VirtualWorld(programs, hosts, scenes, diary, times, network, script=script)
+    given: Any = {"script": script, "lost": lost, "servers": roles.servers}
+    world = VirtualWorld(programs, hosts, scenes, diary, times, network, **given)
     world.play()
     return world, scenes, diary

@@ -37,6 +37,7 @@ CONTROLLER_LOG = "controller.log"
 BEAT = 0.5  # seconds between two heartbeats: an engine is registered with its second
 GIVEN_UP = 60.0  # seconds without a heartbeat after which an engine counts as gone
 TRIES = 5  # to start: ports that were free when they were chosen may be taken a moment later
+DEAF = "listener thread failed to start"  # mpiexec's own, where several start at one moment
 
 
 class _Child:
@@ -76,8 +77,8 @@ class Engines(_Child, MPIEngineSetLauncher):
     engine_args = ["--IPEngine.enable_nanny=False"]  # noqa: RUF012 - the keeper watches
 
 
-class _PortTaken(LabkitError):
-    """Another program has taken a port that the controller had chosen."""
+class _Unlucky(LabkitError):
+    """What may go better the next time, such as a port that another program was quicker to take."""
 
 
 class Keeper:
@@ -106,12 +107,10 @@ class Keeper:
                 self._start()
                 break
             except Exception as error:
-                if not self._port_taken():
+                if (why := self._luck(error)) is None:
                     raise
                 if not left:
-                    raise _PortTaken(
-                        f"a port of the controller is taken, in each of {TRIES} tries"
-                    ) from error
+                    raise _Unlucky(f"{why}, in each of {TRIES} tries") from error
                 self.stop()
 
     def _start(self) -> None:
@@ -161,7 +160,7 @@ class Keeper:
             raise LabkitError(f"{end.message}: {self._said()}")
         # Also by a part that registers nobody: calls would never come back.
         if self._port_taken():
-            raise _PortTaken("a port of the controller is taken")
+            raise _Unlucky("a port of the controller is taken")
 
     def keep(self) -> End:
         """Wait until nobody wants the cluster any more, or a part of it has ended; say which."""
@@ -186,6 +185,12 @@ class Keeper:
         if controller is not None and (code := controller.poll()) is not None:
             return described("the controller", code)
         return self._watch.end(LOOK_EVERY) if self._watch else None
+
+    def _luck(self, error: Exception) -> str | None:
+        """What was bad luck when it did not start; None: it would fail again."""
+        if self._port_taken():
+            return "a port of the controller is taken"
+        return f"mpiexec's {DEAF}" if DEAF in str(error) else None
 
     def _port_taken(self) -> bool:
         """Whether the controller, or a part of it, has found its port taken."""

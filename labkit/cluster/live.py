@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labkit.cluster.answering import answering
 from labkit.cluster.tally import Display, Outline, Row, Tally
 from labkit.cluster.terminal import in_notebook, line
 from labkit.common.content import JSON
@@ -75,7 +76,8 @@ class Live:
         Raises:
             RankError: a rank failed; the record keeps its cause and its output.
         """
-        self._ended.wait()
+        with answering():
+            self._ended.wait()
         if self._error is not None:
             raise self._error
         assert self._run is not None  # for the type checker: an end has one or the other

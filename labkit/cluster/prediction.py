@@ -37,6 +37,8 @@ class Prediction:
     batch_size: int = sys.maxsize  # of training; there is none
     network: None = None
     capacities: None = None
+    shards: str = "iid"
+    lost: tuple[tuple[int, float], ...] = ()
     feed: str = "shard"
     clock: str = "wall"
     precision: str = "float32"

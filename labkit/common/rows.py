@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+from labkit.common.shards import IID, divided
 
 
 def cut(total: int, capacities: Sequence[float]) -> list[int]:
@@ -26,7 +31,8 @@ class Plan:
     With `owned=False` each epoch is one permutation of all rows, so that runs with other numbers
     of ranks see the same global batches and their curves can be laid on each other. With
     `owned=True` each rank keeps the rows that it was given at the start and shuffles among those
-    (Vishnu et al. 2016, arXiv 1603.02339: rank 0 reads the samples and scatters them).
+    (Vishnu et al. 2016, arXiv 1603.02339: rank 0 reads the samples and scatters them); global
+    batches are then those of all ranks' rows together.
 
     Args:
         rows: rows of the data set.
@@ -35,6 +41,8 @@ class Plan:
         seed: of the permutations.
         steps: cap on the steps of an epoch.
         owned: see above.
+        shards: how rows are divided that ranks own, see `labkit.common.shards`.
+        labels: of the rows, by which they are; a rank that does not know them knows sizes alone.
     """
 
     rows: int
@@ -43,6 +51,8 @@ class Plan:
     seed: int = 0
     steps: int | None = None
     owned: bool = False
+    shards: str = IID
+    labels: NDArray[Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -56,12 +66,20 @@ class Plan:
         return np.diff(cut(batch, self.capacities)).tolist()
 
     def own_rows(self, rank: int) -> np.ndarray:
-        """Rows that are scattered to this rank at the start (`owned`)."""
+        """Rows that this rank has from the start (`owned`)."""
+        return self._divided[rank]
+
+    @cached_property
+    def _divided(self) -> list[np.ndarray]:
+        labels = self.rows if self.labels is None else self.labels
+        return divided(labels, self._counts, self.shards, self.seed)
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        """How many rows each rank owns."""
         full = -(-self.rows // self.batch_size)
-        counts = np.sum([self.sizes(step) for step in range(full)], axis=0)
-        ends = np.concatenate([[0], np.cumsum(counts)])
-        order = np.random.default_rng(self.seed).permutation(self.rows)
-        return order[ends[rank] : ends[rank + 1]]
+        counts: list[int] = np.sum([self.sizes(step) for step in range(full)], axis=0).tolist()
+        return counts
 
     def local(self, rank: int, epoch: int) -> list[np.ndarray]:
         """The rows of this rank, an array a step; some may be empty."""
@@ -81,7 +99,7 @@ class Plan:
         """The same as places within the rows that the rank owns (`owned`)."""
         # With the rank: all would shuffle in the same way otherwise.
         rng = np.random.default_rng([self.seed, epoch, rank])
-        places = rng.permutation(len(self.own_rows(rank)))
+        places = rng.permutation(self._counts[rank])
         ends = np.cumsum([self.sizes(step)[rank] for step in range(self.steps_per_epoch)])
         return np.split(places[: ends[-1]], ends[:-1])
 

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal, Self, TypeVar
 
+import numpy as np
 from pydantic import (
     Field,
+    NonNegativeFloat,
     PositiveFloat,
     SerializeAsAny,
     field_validator,
@@ -21,6 +23,7 @@ from labkit.common.checked import Checked
 from labkit.common.content import JSON, as_json, label_of
 from labkit.common.errors import InvalidInput, short
 from labkit.common.options import lookup
+from labkit.common.shards import IID, concentration
 from labkit.experiment.brief import brief, html_of
 from labkit.network import ComputeTime, Network, Slowdown
 from labkit.schedules.grid import Layer
@@ -28,7 +31,7 @@ from labkit.strategies import STRATEGIES, AllReduce, Played, Strategy
 from labkit.strategies.refusals import OPTIMIZERS
 
 SCHEMA = 1
-UNSAID = ("compute", "slow", "later", "order")  # where they are not given
+UNSAID = ("compute", "slow", "later", "order", "lost", "shards")  # where they are not given
 # Numbers above are slips of a finger; so is a seed that NumPy, which has 32 bits for it, refuses.
 MOST_RANKS, MOST_STEPS = 10_000, 10**9
 Given = TypeVar("Given")
@@ -58,6 +61,8 @@ class Experiment(Checked):
         later: (worker, step, s): on the virtual clock this gradient is so much longer on its way.
         order: (server, worker, step): in which servers take gradients on the virtual clock; those
             of the network, where nothing is given.
+        lost: worker -> s, or (worker, s): on the virtual clock it is gone from then on, with what
+            it was about to do. Servers hear of it; those that wait for nobody go on.
         slow: worker -> `Slowdown`, or a factor on its compute times, with or without a network.
         epochs: passes over the data.
         steps: cap on the steps of an epoch.
@@ -72,6 +77,9 @@ class Experiment(Checked):
         precision: Keras dtype policy.
         feed: "shard": each rank reads its rows; "scatter": rank 0 reads and scatters.
         capacities: a rank's share of each batch, a number a rank; default: equal.
+        shards: which samples workers have: "iid", "by_label" (sorted and cut), or
+            "dirichlet(0.3)", shares of labels drawn with this concentration (Hsu 2019, arXiv
+            1909.06335). Where it is not "iid", each worker keeps its samples, and shuffles those.
         callbacks: a callable that returns a list of Keras callbacks for each rank.
         seed: of weights and shuffling.
         repeats: number of seeds to run, from `seed` on.
@@ -93,6 +101,7 @@ class Experiment(Checked):
     slow: dict[int, Slowdown] = Field(default_factory=dict)
     later: tuple[tuple[int, int, PositiveFloat], ...] = ()
     order: tuple[tuple[int, int, int], ...] = ()
+    lost: tuple[tuple[int, NonNegativeFloat], ...] = ()
     epochs: int = Field(default=1, gt=0, le=MOST_STEPS)
     steps: int | None = Field(default=None, gt=0, le=MOST_STEPS)
     batch_size: int = Field(default=256, gt=0, le=MOST_STEPS)
@@ -106,6 +115,7 @@ class Experiment(Checked):
     precision: Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"] = "float32"
     feed: Literal["shard", "scatter"] = "shard"
     capacities: tuple[PositiveFloat, ...] | None = None
+    shards: str = IID
     callbacks: Callable[..., Any] | None = None
     seed: int = Field(default=0, ge=0, lt=2**32)
     repeats: int = Field(default=1, gt=0, le=MOST_RANKS)
@@ -145,12 +155,23 @@ class Experiment(Checked):
         factors = {w: {"compute": f} if isinstance(f, int | float) else f for w, f in value.items()}
         return {int(worker): slow for worker, slow in factors.items()}
 
+    @field_validator("lost", mode="before")
+    @classmethod
+    def _lost(cls, value: Any) -> Any:
+        return tuple(value.items()) if isinstance(value, dict) else value
+
     @field_validator("optimizer")
     @classmethod
     def _optimizer(cls, value: str) -> str:
         if value not in OPTIMIZERS:
             allowed = ", ".join(OPTIMIZERS)
             raise ValueError(f"optimizer={short(value)} is not known; allowed: {allowed}")
+        return value
+
+    @field_validator("shards")
+    @classmethod
+    def _shards(cls, value: str) -> str:
+        concentration(value)
         return value
 
     @field_validator("dataset", "validation", mode="before")
@@ -190,24 +211,45 @@ class Experiment(Checked):
                 "give one a worker"
             )
         self._check_clock()
+        if self.shards != IID:
+            self._check_labels(shapes.task if shapes else None)
         if self.feed == "scatter" and callable(self.dataset):
             raise InvalidInput("feed='scatter' wants arrays or a named data set, not a callable")
         # Last: strategies may ask for blocks and rows, which have been checked by then.
         self.strategy.check(self)
         return self
 
+    def _check_labels(self, task: str | None) -> None:
+        if callable(self.dataset):
+            raise InvalidInput(
+                f"shards={self.shards!r} wants all labels before training, which a callable gives "
+                "batch by batch; give arrays (x, y) or a named data set"
+            )
+        y = None if isinstance(self.dataset, str) else self.dataset[1]
+        labels = isinstance(y, np.ndarray) and y.ndim == 1 and y.dtype.kind in "iu"
+        if task != "classification" and not labels:
+            what = f"a {task.replace('_', ' ')} has" if task else "this y does not have"
+            raise InvalidInput(
+                f"shards={self.shards!r} divides samples by one whole number each, their label, "
+                f"which {what}{' not' if task else ''}; use shards='iid'"
+            )
+
     def _check_clock(self) -> None:
-        if absent := [worker for worker in self.slow if not 0 <= worker < self.workers]:
-            raise InvalidInput(f"slow={absent} with workers={self.workers}; give 0 to workers - 1")
+        lost = dict(self.lost)
+        for field, given in (("slow", self.slow), ("lost", lost)):
+            if absent := [worker for worker in given if not 0 <= worker < self.workers]:
+                raise InvalidInput(
+                    f"{field}={absent} with workers={self.workers}; give 0 to workers - 1"
+                )
         if self.callbacks is not None and self.plays:
             raise InvalidInput(
                 "callbacks watch one model from step to step, but workers of programs (servers, or "
                 "clock='virtual') have weights of their own; leave callbacks out"
             )
         if self.clock == "wall":
-            if self.compute is not None or self.later or self.order:
+            if self.compute is not None or self.later or self.order or self.lost:
                 raise InvalidInput(
-                    "compute, later and order say what the virtual clock counts; use "
+                    "compute, later, order and lost say what the virtual clock counts; use "
                     "clock='virtual', or on the wall clock slow={worker: factor}"
                 )
             if any(slow.transfer != 1.0 for slow in self.slow.values()):
@@ -219,6 +261,12 @@ class Experiment(Checked):
             )
             raise InvalidInput(
                 f"{type(self.strategy).__name__} does not run on clock='virtual'; allowed: {played}"
+            )
+        if len(lost) > (spare := self.strategy.spare(self.workers)):
+            raise InvalidInput(
+                f"lost={lost}: {type(self.strategy).__name__} of workers={self.workers} does "
+                f"without {spare} of them, and would wait for ever for another; use asynchronous "
+                "servers, or ParameterServer(backups=…), and leave a worker"
             )
 
     @property
@@ -307,7 +355,7 @@ class Experiment(Checked):
         record: dict[str, JSON] = {"schema": SCHEMA}
         for field in type(self).model_fields:
             value = getattr(self, field)
-            if field in UNSAID and not value:  # so that experiments keep their hashes
+            if field in UNSAID and (not value or value == IID):  # so that hashes stay
                 continue
             record[field] = value.to_json() if isinstance(value, Strategy) else as_json(value)
         if isinstance(self.dataset, str):

@@ -23,8 +23,11 @@ from .runs.precision import loss_scale_reading, loss_scales, memory_reading, pre
 from .runs.reading import reading
 from .runs.search import search_history
 from .runs.seed_by_seed import seed_by_seed, seed_reading
+from .runs.seldom import period_cost, period_reading
 from .runs.servers import server_prediction, server_reading, server_scaling
+from .runs.shards import shard_labels
 from .runs.stale import race, race_reading, staleness_cost, staleness_cost_reading
+from .runs.stale_clocks import staleness_by_clock, staleness_by_clock_reading
 from .runs.two_numbers import scatter
 from .schedules.cost_curves import cost_curves, cost_reading
 from .schedules.link_use import link_reading, link_utilisation
@@ -67,6 +70,8 @@ __all__ = [
     "microscope_reading",
     "parallel_coordinates",
     "pareto",
+    "period_cost",
+    "period_reading",
     "pipeline_gantt",
     "pipeline_reading",
     "pipeline_speedup",
@@ -87,9 +92,12 @@ __all__ = [
     "server_prediction",
     "server_reading",
     "server_scaling",
+    "shard_labels",
     "show",
     "speedup",
     "staleness",
+    "staleness_by_clock",
+    "staleness_by_clock_reading",
     "staleness_cost",
     "staleness_cost_reading",
     "staleness_reading",

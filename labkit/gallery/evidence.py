@@ -200,6 +200,7 @@ class Evidence:
                 # Rows belong together under a label; where they are numbered, under a text.
                 labels = [words for kind, words in row if kind == "th"][:1]
                 labels = [words for words in labels if not _PLAIN.fullmatch(words)]
+                self._words(f"{place} {number} label", " ".join(map(html.unescape, labels)))
                 texts = [words for words in own if not _PLAIN.fullmatch(words)]
                 labelled = labelled or bool(labels)
                 group = next(iter(labels if labelled else texts), group)

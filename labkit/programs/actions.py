@@ -49,7 +49,8 @@ class Message:
         version: of the weights it is about: updates that they had behind them.
         rows: behind a gradient.
         step: of the worker that it is from or for.
-        ends: of a gradient: someone wants training to end; of an answer: there is no more to do.
+        ends: of a gradient: someone wants training to end; of an answer: there is no more to do;
+            of a goodbye, which has no values and wants nothing: its worker is lost.
         wants: an answer.
         sent, delivered: s; when it was handed over, and when it was there.
         held: s from the delivery of what it answers to its own departure.

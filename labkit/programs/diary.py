@@ -71,11 +71,13 @@ class Diary:
         events: one a gradient at a server: server, update (its number there, -1 where it was
             dropped), worker, step, version (of the weights that it is of), staleness, rows, sent,
             delivered, applied (s).
+        losses: of workers: who, when (s), and the gradients that it had computed.
     """
 
     scenes: Scenes
     steps: int
     events: list[Event] = field(default_factory=list)
+    losses: list[Event] = field(default_factory=list)
     _plays: dict[int, Play] = field(default_factory=dict)
     _updates: dict[int, int] = field(default_factory=dict)
 
@@ -109,6 +111,16 @@ class Diary:
                 "samples": play.gradient.rows,
             }
         )
+
+    def loses(self, worker: int, now: float) -> None:
+        """A worker is gone, and what it had not computed to the end never was."""
+        play = self._plays.get(worker)
+        step = play.gradient.step if play else 0
+        done = play is not None and play.start + play.computed <= now
+        if not done:
+            self._plays.pop(worker, None)
+        self.losses.append({"worker": worker, "seconds": now, "gradients": step + done})
+        self.ends(worker, now)
 
     def carried(self, worker: int, nbytes: int, on_wire: bool) -> None:
         """A message of a worker, or for it, has left."""

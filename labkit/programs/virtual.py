@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from labkit.common.errors import LabkitError
-from labkit.network import FREE, Flows, Links, Network, Queues
+from labkit.network import Network
 from labkit.programs.actions import (
     Action,
     AllReduce,
@@ -25,6 +25,7 @@ from labkit.programs.actions import (
     Update,
     Wait,
 )
+from labkit.programs.carriers import carrier
 from labkit.programs.diary import Diary, Scenes
 from labkit.programs.together import Meeting, Together
 from labkit.programs.world import World
@@ -61,6 +62,8 @@ class VirtualWorld(World):
         shapes: of the weights.
         seed: of compressors' random choices.
         script: the order in which a server takes gradients, as (worker, step); by its number.
+        lost: when who is gone, s. What it has sent arrives; who is left hears of it behind that.
+        servers: those who hear of it.
 
     Attributes:
         now: s.
@@ -77,18 +80,23 @@ class VirtualWorld(World):
         shapes: Sequence[tuple[int, ...]] = (),
         seed: int = 0,
         script: Mapping[int, Sequence[tuple[int, int]]] | None = None,
+        lost: Mapping[int, float] | None = None,
+        servers: Sequence[int] = (),
     ) -> None:
         super().__init__(programs, hosts, scenes, diary)
         self.now, self._times = 0.0, times
         self._script = {server: list(order)[::-1] for server, order in (script or {}).items()}
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
-        self._carrier = _carrier(network, 1 + max(hosts), self._at)
+        self._carrier = carrier(network, 1 + max(hosts), self._at)
         self._lines: dict[tuple[int, int], deque[Message]] = {}  # under way, by source and to
         self._there: set[Message] = set()  # that wait for one before them
         self._together = Together(len(programs), network, shapes, seed)
         self._met: dict[int, Meeting] = {}  # allreduces that are known to end, by worker
         self._joins: set[int] = set()  # who waits for one
+        self._servers = servers
+        for number, moment in (lost or {}).items():
+            self._at(moment, partial(self._lose, number))
 
     def play(self) -> None:
         """Play all programs to their ends. Raises: LabkitError, where they wait for each other."""
@@ -141,6 +149,17 @@ class VirtualWorld(World):
             case _:
                 return super()._act(number, action)
         return False, None
+
+    def _lose(self, number: int) -> None:
+        """One is gone, as a broken connection tells servers in its place."""
+        player = self._players[number]
+        if player.over:
+            return
+        player.program.close()
+        player.over, player.waits = True, None
+        self._diary.loses(number, self.now)
+        for server in self._servers:
+            self._send(number, server, Message(number, ends=True, wants=False))
 
     # --- messages ----------------------------------------------------------------------------
 
@@ -197,100 +216,3 @@ class VirtualWorld(World):
         self._joins.discard(number)
         self._diary.met(number, meeting)
         self._at(max(self.now, meeting.stop), partial(self._resume, number, meeting.mean))
-
-
-# --- links ---------------------------------------------------------------------------------------
-
-
-class _Carrier(Protocol):
-    """What carries messages between places."""
-
-    @property
-    def next(self) -> float:
-        """When something happens on the links; inf: never."""
-
-    def run(self, until: float) -> Sequence[tuple[float, Callable[[], None]]]:
-        """Let time pass; what was delivered, and when."""
-
-    def start(
-        self, ends: tuple[int, int], nbytes: int, now: float, arrive: Callable[[], None]
-    ) -> None:
-        """A message from one place to another is handed over."""
-
-
-def _carrier(
-    network: Network | None, places: int, at: Callable[[float, Callable[[], None]], None]
-) -> _Carrier:
-    if network is None:
-        return _Free(at)
-    return _Queued(network, places, at) if network.sharing == "fifo" else _Fair(network, places)
-
-
-class _Free:
-    """No network: messages are there at once."""
-
-    next = np.inf
-
-    def __init__(self, at: Callable[[float, Callable[[], None]], None]) -> None:
-        self._at = at
-
-    def run(self, until: float) -> Sequence[tuple[float, Callable[[], None]]]:
-        return ()
-
-    def start(
-        self, ends: tuple[int, int], nbytes: int, now: float, arrive: Callable[[], None]
-    ) -> None:
-        self._at(now, arrive)
-
-
-class _Queued(_Free):
-    """Links that serve one message after the other."""
-
-    def __init__(
-        self, network: Network, places: int, at: Callable[[float, Callable[[], None]], None]
-    ) -> None:
-        super().__init__(at)
-        self._queues = Queues(network, places)
-
-    def start(
-        self, ends: tuple[int, int], nbytes: int, now: float, arrive: Callable[[], None]
-    ) -> None:
-        first = self._queues.depart(*ends, nbytes, now)
-        self._at(self._queues.arrive(*ends, nbytes, first), arrive)
-
-
-class _Fair:
-    """Links that messages share."""
-
-    def __init__(self, network: Network, places: int) -> None:
-        self._links = Links(network, places)
-        self._flows = Flows(self._links.bandwidth, self._links.hops)
-        self._under_way: dict[int, tuple[float, Callable[[], None]]] = {}
-        self._drained: list[tuple[float, Callable[[], None]]] = []
-        self._numbers = count()
-
-    @property
-    def next(self) -> float:
-        return self._flows.now if self._drained else self._flows.next
-
-    def run(self, until: float) -> list[tuple[float, Callable[[], None]]]:
-        self._pass(until)
-        found, self._drained = self._drained, []
-        return found
-
-    def _pass(self, until: float) -> None:
-        for number, moment in zip(*self._flows.run(until), strict=True):
-            latency, arrive = self._under_way.pop(int(number))
-            self._drained.append((float(moment) + latency, arrive))
-
-    def start(
-        self, ends: tuple[int, int], nbytes: int, now: float, arrive: Callable[[], None]
-    ) -> None:
-        self._pass(now)
-        source = np.array([ends[0]])
-        way, latency = self._links.route(source, np.array([ends[1]]))
-        number = next(self._numbers)
-        delay = float(latency[0]) + float(self._links.jitters(source)[0])
-        self._under_way[number] = delay, arrive
-        turn = np.full(1, FREE)
-        self._flows.start(np.array([number]), way, turn, np.array([float(nbytes)]))

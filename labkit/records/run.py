@@ -246,11 +246,13 @@ def flatten(record: Mapping[str, JSON], prefix: str = "") -> Record:
     """`{"a": {"b": 1}, "c": [2]}` as `{"a.b": 1, "c": "[2]"}`."""
     flat: Record = {}
     for key, value in record.items():
-        if isinstance(value, Mapping) and value:
+        # The most frequent first: a page of a thousand runs asks this of a million values.
+        if value is None or isinstance(value, str | int | float):
+            flat[f"{prefix}{key}"] = value
+        elif isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{prefix}{key}.")
         else:
-            simple = value is None or isinstance(value, str | int | float)
-            flat[f"{prefix}{key}"] = value if simple else json.dumps(value)
+            flat[f"{prefix}{key}"] = json.dumps(value)
     return flat
 
 

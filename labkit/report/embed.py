@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
@@ -23,6 +25,7 @@ from labkit.report.still import picture
 
 BODY = '"use strict";var Plotly='
 HIGHEST = 20_000  # pixels
+MOST_WORDS = 6_000  # letters
 OFFERS = '<p class="offers"></p>'  # kept free for what the page's script puts there
 END = "window.Plotly = Plotly;"
 # Of what may be wider than the page; the keyboard moves it, too.
@@ -70,7 +73,10 @@ def sheet_html(sheet: Sheet) -> str:
         is_wide = "tickvals" in panel.x_axis and not panel.x
         plot = f'<div class="panel{" wide" if is_wide else ""}">{_plot(drawn)}</div>'
         parts.append(f"{_MOVED if is_wide else '<div>'}{head}{plot}{foot}{OFFERS}</div>")
-    title, words = _text(sheet.title), _text(sheet.alt)
+    words = sheet.alt
+    if len(words) > MOST_WORDS:  # nobody hears a thousand runs out, and the table has them
+        words = f"{words[:MOST_WORDS].rpartition('; ')[0]}; and more, which the table has."
+    title, words = _text(sheet.title), _text(words)
     remark = f'<p class="small">{_text(sheet.remark)}</p>' if sheet.remark else ""
     panels = f'<div class="panels">{"".join(parts)}</div>' if parts else ""
     panels += "".join(f'<p class="note">{_text(text)}</p>' for text in empty)
@@ -79,7 +85,8 @@ def sheet_html(sheet: Sheet) -> str:
 
 def data_html(value: JSON, **attributes: str) -> str:
     """Data for the page's script. Inside a script element only "<" can begin its end."""
-    text = json.dumps(_scrubbed(value), ensure_ascii=False).replace("<", "\\u003c")
+    text = json.dumps(_scrubbed(value), ensure_ascii=False, separators=(",", ":"))
+    text = text.replace("<", "\\u003c")
     named = "".join(f' {name}="{said}"' for name, said in attributes.items())
     return f'<script type="application/json"{named}>{text}</script>'
 
@@ -121,14 +128,20 @@ def _title(layout: Mapping[str, JSON]) -> str:
 
 
 def _scrubbed(value: JSON) -> JSON:
-    """The figure's texts without this machine's names; its numbers (base64) as they are.
+    """The figure's texts without this machine's names; its numbers packed, as Plotly reads them.
 
     A picture that lies on some host is taken out: the page asks nobody for anything.
     """
     if isinstance(value, dict):
         kept = {k: v for k, v in value.items() if not (k == "source" and _is_remote(v))}
         return {k: v if k == "bdata" else _scrubbed(v) for k, v in kept.items()}
-    if isinstance(value, list):
+    if isinstance(value, np.ndarray):
+        if value.dtype == np.float32:
+            return {"dtype": "f4", "bdata": base64.b64encode(value.tobytes()).decode()}
+        return _scrubbed(value.tolist())
+    if isinstance(value, np.generic):
+        return _scrubbed(value.item())
+    if isinstance(value, list | tuple):
         return [_scrubbed(item) for item in value]
     # JSON has no such numbers, and a browser that meets one reads nothing of the figure.
     if isinstance(value, float) and not math.isfinite(value):

@@ -14,7 +14,9 @@
   const boxes = all("input[data-run]"), marks = all("[data-mark]"), status = find(".chosen");
   const state = { axis: "step", smooth: USUAL, by: "", facet: "", marked: "", passing: null };
   const sources = [], plots = [];
-  let turn = 0, refacet = false, busy = Promise.resolve();
+  let toFirst;
+  const first = new Promise((done) => { toFirst = done; });
+  let turn = 0, refacet = false, busy = Promise.resolve(), wake = () => {};
 
   const valueOf = (key, name) => {
     const { values } = known.runs[key];
@@ -227,6 +229,7 @@
       if (frames) await animate(node, frames, layout);
       listen(node);
       offer(source);
+      if (state.facet && source.faceted) await render(source, true);
     } catch (error) { // of a stranger's figure: its own line, and the others are drawn
       if (plots.at(-1) === source) plots.pop();
       node.textContent = "This figure cannot be drawn: " + error.message;
@@ -256,37 +259,49 @@
     busy = busy.then(() => own === turn && redraw(own));
   }
 
+  async function render(source, facets) {
+    if (facets) laid(source);
+    for (const plot of source.plots) {
+      const isNew = !plot.node._fullLayout;
+      await Plotly.react(plot.node, ...view(source.content, plot), source.config);
+      if (isNew) listen(plot.node);
+    }
+  }
+
   async function redraw(own) {
     const facets = refacet;
     refacet = false;
     for (const source of plots) {
       if (!source.content) continue;
-      if (facets) laid(source);
-      for (const plot of source.plots) {
-        const isNew = !plot.node._fullLayout;
-        await Plotly.react(plot.node, ...view(source.content, plot), source.config);
-        if (isNew) listen(plot.node);
-      }
+      await render(source, facets);
       await painted();
       if (own !== turn && !facets) return;
     }
     if (own === turn) root.dataset.settled = String(turn);
   }
 
-  // What is on the screen comes first, then the rest from above to below.
-  async function drawAll() {
-    const onScreen = new Set();
+  // The first, then whatever comes near the screen: until then its still picture stands there.
+  async function drawSeen() {
+    const near = new Set(sources.slice(0, 1).map(({ plots: [{ node }] }) => node));
     const watch = new IntersectionObserver((changes) => {
-      for (const { target, isIntersecting } of changes) onScreen[isIntersecting ? "add" : "delete"](target);
-    });
-    for (const { plots: [{ node }] } of sources) watch.observe(node);
+      for (const { target, isIntersecting } of changes) near[isIntersecting ? "add" : "delete"](target);
+      wake();
+    }, { rootMargin: "50% 0px" });
+    for (const { plots: [{ node }] } of sources.slice(1)) watch.observe(node);
     while (sources.length) {
-      const there = sources.findIndex(({ plots: [{ node }] }) => onScreen.has(node));
-      const [next] = sources.splice(Math.max(there, 0), 1);
-      await draw(next);
+      if (plots.length) toFirst();
+      const place = sources.findIndex(({ plots: [{ node }] }) => near.has(node));
+      if (place < 0) {
+        await new Promise((done) => { wake = done; });
+        continue;
+      }
+      const [next] = sources.splice(place, 1);
+      watch.unobserve(next.plots[0].node);
+      await (busy = busy.then(() => draw(next)));
       await painted();
       if (!root.dataset.first) root.dataset.first = String(Math.round(performance.now()));
     }
+    toFirst();
     watch.disconnect();
     root.dataset.drawn = String(plots.length);
   }
@@ -376,13 +391,15 @@
     const scheme = () => root.classList.toggle("dark", dark.matches);
     dark.addEventListener("change", scheme);
     scheme();
-    if (find("#filter")) addEventListener("tables", tabled, { once: true });
+    // The rows can be read without: the first figure comes before what sorts them.
+    if (find("#filter")) addEventListener("tables", () => first.then(tabled), { once: true });
   }
 
   // What is not yet drawn on the screen is part of the printed page; what is folded stays so, but for
   // the notebook's progress. A figure is scaled to the paper as it is: there is no time to draw it anew.
   addEventListener("beforeprint", () => {
     for (const source of sources.splice(0)) draw(source);
+    wake();
     for (const { node } of plots.flatMap((source) => source.plots)) {
       const { width, height } = node._fullLayout;
       node.style.setProperty("--shape", `${width} / ${height}`);
@@ -394,5 +411,5 @@
   });
   sources.push(...all("script.labkit-figure").map(read));
   controls();
-  drawAll();
+  drawSeen();
 })();

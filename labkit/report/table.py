@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from labkit.common.content import JSON, is_number
 from labkit.common.privacy import scrub
@@ -12,7 +13,7 @@ from labkit.figures.kit.entries import Entry
 from labkit.records.questions.columns import Value, differences, plain_parameters, spread
 from labkit.records.run import KEY_METRICS, key_metrics, verdict
 
-_CHANCE = ("seed", "repeats")  # the column of seeds has their number
+_TWICE = ("seed", "repeats", "gate")  # columns of seeds and verdicts say them
 _HINTS = 3  # so many distinct ones of a column are told
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _HEADS = {
@@ -39,12 +40,12 @@ class Column:
     head: str
     cells: list[Cell] = field(default_factory=list)
 
-    @property
+    @cached_property
     def is_words(self) -> bool:
         """Whether no cell is a number."""
         return all(cell.order is None for cell in self.cells)
 
-    @property
+    @cached_property
     def is_same(self) -> bool:
         """Whether it tells no two rows apart."""
         return len({cell.text for cell in self.cells}) == 1 and len(self.cells) > 1
@@ -64,7 +65,7 @@ class Table:
     shown: Sequence[Entry]
     columns: list[Column]
 
-    @property
+    @cached_property
     def told(self) -> list[Column]:
         """The columns that tell rows apart."""
         return [column for column in self.columns if not column.is_same]
@@ -84,7 +85,7 @@ class Table:
         """Whether a row stands for several seeds."""
         return any(entry.metrics.get("repeats", 1) > 1 for entry in self.shown)
 
-    @property
+    @cached_property
     def parameters(self) -> list[str]:
         """Names of the parameters among the columns, by which rows are coloured and grouped."""
         known = {column.name for column in self.told}
@@ -130,7 +131,7 @@ def table_of(shown: Sequence[Entry]) -> Table:
 
 def _differing(shown: Sequence[Entry]) -> list[dict[str, Value]]:
     rows = differences([entry.run for entry in shown])
-    return [{k: v for k, v in row.items() if k not in _CHANCE} for row in rows]
+    return [{k: v for k, v in row.items() if k not in _TWICE} for row in rows]
 
 
 def _parameter(name: str, value: Value) -> Cell:
@@ -173,7 +174,7 @@ def _numbers(name: str, shown: Sequence[Entry], values: Sequence[Value]) -> Colu
         ends = spread(entry.run, name)
         seeds = f"{entry.metrics.get('repeats')} seeds, "
         hint = f"{seeds}{_digits(factor * ends[0])} to {_digits(factor * ends[1])}" if ends else ""
-        cells.append(Cell(_digits(factor * value), float(value), hint))
+        cells.append(Cell(_digits(factor * value), _six(value), hint))
     return Column(name, head, cells)
 
 
@@ -192,8 +193,14 @@ def _values(entry: Entry) -> dict[str, Value]:
     row: dict[str, Value] = {
         (end if ends.count(end) == 1 else name): scrub(value) if isinstance(value, str) else value
         for (name, value), end in zip(given.items(), ends, strict=True)
-        if end not in _CHANCE
+        if end not in _TWICE
     }
     row |= {"state": _state(entry).text, "gate": _gate(entry).text, "label": entry.label}
     row |= {"seeds": int(entry.metrics.get("repeats") or 1)}
-    return row | key_metrics(entry.run)
+    found = key_metrics(entry.run).items()
+    return row | {k: _six(v) if isinstance(v, float) else v for k, v in found}
+
+
+def _six(value: float) -> float:
+    """Six figures: more sort and filter nothing apart that a reader would."""
+    return float(f"{value:.6g}")

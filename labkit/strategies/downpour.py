@@ -21,6 +21,7 @@ from labkit.programs import (
     Update,
 )
 from labkit.programs.actions import Vector
+from labkit.strategies.quota import Quota
 from labkit.strategies.servers import Servers, fetched
 from labkit.strategies.strategy import Question
 
@@ -107,14 +108,12 @@ class Downpour(Servers):
     def serve(self, roles: Roles, number: int) -> Program:
         """A server that applies what comes when it comes, and answers who asks."""
         weights, version = roles.part(number).take(roles.weights), 0
-        epoch = roles.steps * roles.workers
-        granted, total = roles.workers * self.fetch_every, epoch * roles.epochs
-        done = dict.fromkeys(range(roles.workers), 0)
-        talks = self.talks(roles, number)
-        gone = kept = 0
+        quota, talks = Quota(roles, number, self.fetch_every), self.talks(roles, number)
+        gone = 0
         while gone < roles.workers:
             push = yield Receive()
             if push.values is None and not push.wants:
+                quota.leaves(push)
                 gone += 1
                 continue
             if push.values is not None and push.rows:
@@ -123,12 +122,10 @@ class Downpour(Servers):
                 version += 1
             if not push.wants:
                 continue
-            done[push.source] = push.step + 1
-            total = granted if push.ends else total
-            ends = number == roles.lead and granted >= total
-            granted += 0 if ends else self.fetch_every
+            ends = quota.ends(push)
             said = yield Code(partial(talks[push.source].answer, weights))
             yield Send(push.source, Message(number, said, version, ends=ends), answers=push)
-            while kept < roles.epochs and sum(done.values()) >= (kept + 1) * epoch:
-                yield Snapshot(kept, weights)
-                kept += 1
+            for epoch in quota.epochs():
+                yield Snapshot(epoch, weights)
+        for epoch in quota.epochs(last=True):
+            yield Snapshot(epoch, weights)

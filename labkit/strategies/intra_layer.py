@@ -54,7 +54,8 @@ class IntraLayer(Strategy):
     def check(self, experiment: Question) -> None:
         """Refuse what no model can do of which each rank has some of each layer."""
         refuse_in_parts(experiment)
-        refuse_shares(experiment, f"the {self.called}s of a {self.whole}")
+        replicas = experiment.workers // self.ranks(experiment.workers)
+        refuse_shares(experiment, f"the {self.called}s of a {self.whole}", replicas)
         refuse_norms(experiment.optimizer, experiment.optimizer_options, self.called)
 
     def ranks(self, workers: int) -> int:

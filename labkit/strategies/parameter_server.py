@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from labkit.common.errors import InvalidInput
 from labkit.programs import Code, Drop, Message, Program, Receive, Roles, Send, Snapshot, Update
+from labkit.strategies.quota import Quota
 from labkit.strategies.servers import Servers, aggregate
 from labkit.strategies.strategy import Question
 
@@ -66,6 +67,10 @@ class ParameterServer(Servers):
         """An asynchronous server answers at once; one that waits, waits for that worker, too."""
         return not self.synchronous
 
+    def spare(self, workers: int) -> int:
+        """Those whom nothing waits for."""
+        return self.backups if self.synchronous else super().spare(workers)
+
     def check(self, experiment: Question) -> None:
         """Refuse what servers cannot do, before any rank starts."""
         super().check(experiment)
@@ -89,13 +94,11 @@ class ParameterServer(Servers):
     def _applies(self, roles: Roles, number: int) -> Program:
         """A server that applies each gradient when it comes."""
         weights, version = roles.part(number).take(roles.weights), 0
-        talks = self.talks(roles, number)
-        epoch = roles.steps * roles.workers
-        granted, total = roles.workers, epoch * roles.epochs
-        came = gone = 0
+        talks, quota, gone = self.talks(roles, number), Quota(roles, number), 0
         while gone < roles.workers:
             push = yield Receive()
             if push.values is None:
+                quota.leaves(push)
                 gone += 1
                 continue
             talk = talks[push.source]
@@ -105,11 +108,10 @@ class ParameterServer(Servers):
                 version += 1
             else:
                 yield Drop(push)
-            came += 1
-            total = granted if push.ends else total
-            ends = number == roles.lead and granted >= total
-            granted += not ends
+            ends = quota.ends(push)
             said = yield Code(partial(talk.answer, weights))
             yield Send(push.source, Message(number, said, version, ends=ends), answers=push)
-            if came % epoch == 0:
-                yield Snapshot(came // epoch - 1, weights)
+            for epoch in quota.epochs():
+                yield Snapshot(epoch, weights)
+        for epoch in quota.epochs(last=True):
+            yield Snapshot(epoch, weights)

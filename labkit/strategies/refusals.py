@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from labkit.common.errors import InvalidInput
+from labkit.common.shards import IID
 from labkit.strategies.strategy import Question
 
 if TYPE_CHECKING:
@@ -64,13 +65,20 @@ def refuse_given(optimizer: keras.optimizers.Optimizer) -> None:
     refuse_around({name: getattr(optimizer, name, None) for name in AROUND})
 
 
-def refuse_shares(experiment: Question, parts: str) -> None:
+def refuse_shares(experiment: Question, parts: str, replicas: int) -> None:
     """Refuse what divides a batch among ranks that work on the same rows.
 
     Args:
         experiment: in question.
         parts: what the ranks have, such as "the slices of a model".
+        replicas: that divide a batch.
     """
+    if replicas == 1 and experiment.shards != IID:
+        raise InvalidInput(
+            f"shards={experiment.shards!r} divides samples among replicas, but {parts} on "
+            f"workers={experiment.workers} make one, which reads them all; leave shards out, or "
+            "give more workers than a replica has ranks"
+        )
     if experiment.capacities is not None or experiment.feed == "scatter":
         raise InvalidInput(
             "capacities and feed='scatter' divide a batch among all workers, but "

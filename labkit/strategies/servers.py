@@ -93,6 +93,10 @@ class Servers(Strategy):
         """Rows of a worker's part of the batch."""
         return -(-batch_size // workers)
 
+    def spare(self, workers: int) -> int:
+        """All but one, where nobody waits for another."""
+        return workers - 1
+
     def check(self, experiment: Question) -> None:
         """Refuse what servers cannot do, before any rank starts."""
         workers, options = experiment.workers, experiment.optimizer_options
@@ -106,6 +110,11 @@ class Servers(Strategy):
             raise InvalidInput(
                 f"servers={self.servers} with colocated=True stand on the ranks of "
                 f"workers={workers}; allowed: 1 to {workers}, or colocated=False"
+            )
+        if self.colocated and (hit := [w for w, _ in experiment.lost if w < self.servers]):
+            raise InvalidInput(
+                f"lost={hit} stand at the places of servers={self.servers}, whose weights would be "
+                "lost with them; give other workers, or colocated=False"
             )
         if self.compressor is not None:
             _refuse_unsaid(self.compressor)

@@ -95,12 +95,12 @@ class Staged(Strategy):
     def check_stages(self, experiment: Question) -> None:
         """Refuse what no model in stages can do, or this one as far as it is known."""
         workers = experiment.workers
-        refuse_shares(experiment, "the stages of a pipeline")
         refuse_in_parts(experiment)
         refuse_remainder("slices", self.slices, workers)
         ranks, stages = self.ranks(workers), self.depth(workers)
         whose = "workers" if self.slices == 1 else f"workers/slices={workers}/{self.slices}"
         refuse_remainder(self.called, ranks, workers // self.slices, whose)
+        refuse_shares(experiment, "the stages of a pipeline", self.replicas(workers))
         if not isinstance(self.partition, str) and len(self.partition) != stages:
             raise InvalidInput(
                 f"partition={list(self.partition)} is of {len(self.partition)} stages; give "

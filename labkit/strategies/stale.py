@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal
@@ -13,6 +13,7 @@ from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.programs import Code, Drop, Message, Program, Receive, Roles, Send, Snapshot, Update
 from labkit.programs.actions import Vector
+from labkit.strategies.quota import Quota
 from labkit.strategies.servers import Servers, aggregate, mean
 from labkit.strategies.strategy import Question
 
@@ -141,6 +142,10 @@ class StaleSynchronous(Stale):
         """Where nobody may be ahead, and nothing is left out."""
         return self.staleness == 0 and self.compressor is None
 
+    def spare(self, workers: int) -> int:
+        """None, where each clock waits for all."""
+        return super().spare(workers) if self.staleness else 0
+
     def staleness_of(self, workers: int) -> float:
         """Each update by another worker is missed once, however fast workers are."""
         return workers - 1.0
@@ -170,7 +175,7 @@ class StaleSynchronous(Stale):
         weights, version = roles.part(number).take(roles.weights), 0
         talks, total = self.talks(roles, number), roles.steps * roles.epochs
         clocks = dict.fromkeys(range(roles.workers), 0)
-        had = dict.fromkeys(clocks, weights)
+        had, lost = dict.fromkeys(clocks, weights), set[int]()
         waiting: list[Message] = []
         kept = 0  # epochs
         gone = 0
@@ -178,19 +183,19 @@ class StaleSynchronous(Stale):
             push = yield Receive()
             if push.values is None:
                 gone += 1
-                continue
-            if push.rows:
+                lost |= {push.source} if push.ends else set()
+            elif push.rows:
                 gradient = yield Code(partial(talks[push.source].pushed, push.values))
                 pushes, then = [replace(push, values=gradient)], [had[push.source]]
                 weights = yield self.update(roles, pushes, version, weights, then)
                 version += 1
             else:
                 yield Drop(push)
-            clocks[push.source] += 1
-            if push.ends:
-                total = max(clocks.values())
-            waiting.append(push)
-            slowest = min(clocks.values())
+            if push.values is not None:
+                clocks[push.source] += 1
+                waiting.append(push)
+                total = max(clocks.values()) if push.ends else total
+            slowest = min((clocks[worker] for worker in clocks if worker not in lost), default=0)
             free = [m for m in waiting if clocks[m.source] - slowest <= self.staleness]
             waiting = [m for m in waiting if m not in free]
             for each in free:
@@ -198,9 +203,15 @@ class StaleSynchronous(Stale):
                 ends = number == roles.lead and clocks[each.source] >= total
                 said = yield Code(partial(talks[each.source].answer, weights))
                 yield Send(each.source, Message(number, said, version, ends=ends), answers=each)
-            if sum(clocks.values()) == (kept + 1) * roles.steps * roles.workers:
+            while kept < roles.epochs and _come_to((kept + 1) * roles.steps, clocks, lost):
                 yield Snapshot(kept, weights)
                 kept += 1
+
+
+def _come_to(clock: int, clocks: Mapping[int, int], lost: Container[int]) -> bool:
+    """Whether workers have as many gradients together as if all, but those lost, were there."""
+    goal = sum(min(own, clock) if worker in lost else clock for worker, own in clocks.items())
+    return sum(clocks.values()) >= goal
 
 
 class SoftSync(Stale):
@@ -244,22 +255,16 @@ class SoftSync(Stale):
     def serve(self, roles: Roles, number: int) -> Program:
         """A server that answers first, and updates when enough have come."""
         weights, version = roles.part(number).take(roles.weights), 0
-        epoch = roles.steps * roles.workers
-        granted, total = roles.workers, epoch * roles.epochs
-        talks = self.talks(roles, number)
+        talks, quota, gone = self.talks(roles, number), Quota(roles, number), 0
         had = dict.fromkeys(range(roles.workers), weights)
         here: list[tuple[Message, Vector]] = []
-        came = gone = 0
         while gone < roles.workers:
             push = yield Receive()
             if push.values is None:
+                quota.leaves(push)
                 gone += 1
                 continue
-            came += 1
-            total = granted if push.ends else total
-            ends = number == roles.lead and granted >= total
-            granted += not ends
-            talk = talks[push.source]
+            ends, talk = quota.ends(push), talks[push.source]
             if push.rows:
                 gradient = yield Code(partial(talk.pushed, push.values))
                 here.append((replace(push, values=gradient), had[push.source]))
@@ -272,8 +277,10 @@ class SoftSync(Stale):
                 pushes, then = zip(*here, strict=True)
                 weights = yield self.update(roles, pushes, version, weights, then)
                 version, here = version + 1, []
-            if came % epoch == 0:
-                yield Snapshot(came // epoch - 1, weights)
+            for epoch in quota.epochs():
+                yield Snapshot(epoch, weights)
+        for epoch in quota.epochs(last=True):
+            yield Snapshot(epoch, weights)
         for push, _ in here:
             yield Drop(push)
 

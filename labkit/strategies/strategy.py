@@ -79,6 +79,14 @@ class Question(Protocol):
         """How ranks get their rows."""
 
     @property
+    def shards(self) -> str:
+        """How samples are divided among those that read them."""
+
+    @property
+    def lost(self) -> Sequence[tuple[int, float]]:
+        """Which worker is lost, and when, s."""
+
+    @property
     def precision(self) -> str:
         """A Keras policy, or "float64"."""
 
@@ -243,6 +251,10 @@ class Strategy(Checked):
 
     def beside(self) -> int:
         """How many ranks it wants beside those of the workers."""
+        return 0
+
+    def spare(self, workers: int) -> int:
+        """How many workers may be lost on the virtual clock before others wait for ever."""
         return 0
 
     @property

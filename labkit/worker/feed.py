@@ -18,6 +18,7 @@ from labkit.common.rows import Plan
 from labkit.communicator import Communicator
 from labkit.datasets import Shapes
 from labkit.experiment import Experiment
+from labkit.experiment.batches import plan_of
 from labkit.keras import part_of, shard
 from labkit.programs.replica import Batches, Triple
 from labkit.strategies import Batch
@@ -58,6 +59,12 @@ class Source:
         """x and y; None for a data set of the user's own, and where another rank scatters them."""
         return None if callable(self.train) else self.train
 
+    @property
+    def labels(self) -> np.ndarray | None:
+        """y, where it has a label a row."""
+        labels = None if self.arrays is None else self.arrays[1]
+        return labels if isinstance(labels, np.ndarray) and labels.ndim == 1 else None
+
     def feed(
         self,
         experiment: Experiment,
@@ -79,8 +86,8 @@ class Source:
             batches = _batched(self.train(), experiment.batch_size, sample_rank)
             train = shard(batches, communicator, shares)
             return Feed(train, experiment.steps, validation, None)
-        plan = plan_of(experiment, self.rows(communicator), shares)
-        train = _scattered if plan.owned else _sharded
+        plan = plan_of(experiment, self.rows(communicator), shares, self.labels)
+        train = _scattered if experiment.feed == "scatter" else _sharded
         rows = train(self.arrays, plan, communicator, experiment.epochs)
         return Feed(rows, plan.steps_per_epoch, validation, self.shapes)
 
@@ -97,7 +104,8 @@ class Source:
             return _in_turn([part_of(whole, worker, shares) for worker in range(len(shares))])
         assert self.arrays is not None  # for the type checker: nobody scatters to programs
         arrays = keras.tree.map_structure(tf.constant, self.arrays)
-        plan = plan_of(experiment, len(keras.tree.flatten(self.arrays)[0]), shares)
+        rows = len(keras.tree.flatten(self.arrays)[0])
+        plan = plan_of(experiment, rows, shares, self.labels)
         local = lru_cache(2 * len(shares))(plan.local)
 
         def batch(worker: int, number: int) -> Triple:
@@ -148,18 +156,6 @@ def read(experiment: Experiment, communicator: Communicator) -> Source:
     if callable(experiment.dataset):
         return Source(experiment.dataset, experiment.validation, None)
     return Source(experiment.dataset, experiment.validation, _shapes_of(experiment.dataset))
-
-
-def plan_of(experiment: Experiment, rows: int, shares: tuple[float, ...]) -> Plan:
-    """The batches of an experiment over arrays of so many rows."""
-    return Plan(
-        rows,
-        experiment.batch_size,
-        tuple(shares),
-        experiment.seed,
-        experiment.steps,
-        owned=experiment.feed == "scatter",
-    )
 
 
 def global_batches(source: Source, plan: Plan, epochs: int) -> tf.data.Dataset:

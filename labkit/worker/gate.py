@@ -90,9 +90,8 @@ class Watched(TrainingSession):
 def _hold(short: Experiment, source: Source, communicator: Communicator) -> Verdict | None:
     ranks = Watched(short, communicator, source)
     strategy, workers = short.strategy, short.workers
-    if reason := why_not(
-        ranks.model, _division(short, workers, workers if short.plays else ranks.readers.size)
-    ):
+    parts = workers if short.plays else ranks.readers.size
+    if reason := why_not(ranks.model, _division(short, workers, parts)):
         ranks.close()
         return _verdict("not applicable", reason)
     if strategy.lossy is not None:
@@ -105,7 +104,7 @@ def _hold(short: Experiment, source: Source, communicator: Communicator) -> Verd
     ranks.close()
     if communicator.rank > 0:
         return None
-    one = reference.weights(short, source, workers, ranks)
+    one = reference.weights(short, source, parts, ranks)
     own = ranks.model.weights
     worst = _furthest(own, [weight.numpy() for weight in own], one)
     kept = {variable.dtype for variable in ranks.model.trainable_variables}

@@ -81,7 +81,13 @@ def play(session: Playing, played: Played) -> Stage:
         order = defaultdict(list)
         for server, worker, step in experiment.order:
             order[server].append((worker, step))
-        VirtualWorld(*given, stage, stage.diary, laws, network, shapes, seed, order).play()
+        lost, servers = dict(experiment.lost), stage.roles.servers
+        world = VirtualWorld(
+            *(*given, stage, stage.diary, laws), network, shapes, seed, order, lost, servers
+        )
+        world.play()
+        if session.laws is not None and stage.diary.losses:
+            session.laws["lost"] = [dict(loss) for loss in stage.diary.losses]
         stage.leave()
         return stage
     roles, hosts = stage.roles, stage.roles.hosts
@@ -90,7 +96,7 @@ def play(session: Playing, played: Played) -> Stage:
     if played.one_sided:
         mailbox = communicator.slots(roles.routes(said), hosts)
     dtype, meanwhile = np.dtype(np.uint8) if said else roles.weights.dtype, played.meanwhile
-    world = RankWorld(
+    ranks = RankWorld(
         *given,
         communicator,
         stage,
@@ -101,7 +107,7 @@ def play(session: Playing, played: Played) -> Stage:
         shapes=stage.replica.shapes,
         seed=experiment.seed,
     )
-    world.play()
+    ranks.play()
     stage.leave()
     mailbox.close()  # last: what was read of it may still be in the model
     return stage

@@ -13,11 +13,13 @@ import tensorflow as tf
 
 from labkit.common.content import JSON
 from labkit.common.places import cache_folder, fingerprint
+from labkit.common.shards import IID
 from labkit.communicator import alone
 from labkit.exchange.seam import Hook, Rows, Variables, seam
+from labkit.experiment.batches import plan_of
 from labkit.experiment.experiment import Experiment, digest
 from labkit.strategies import AllReduce
-from labkit.worker.feed import Source, global_batches, plan_of
+from labkit.worker.feed import Source, global_batches
 from labkit.worker.session import TrainingSession
 from labkit.worker.shelf import Shelf
 
@@ -29,6 +31,7 @@ _OF_RANKS = (
     *("name", "strategy", "workers", "threads", "network", "capacities", "feed"),
     *("learning_rate", "learning_rate_scaling", "warmup_epochs", "optimizer_options"),
     *("validation", "metrics", "callbacks", "repeats", "gate", "clock", "compute", "slow"),
+    *("later", "order"),
 )
 
 
@@ -56,7 +59,7 @@ def fewer(rows: int, batch_size: int, parts: int) -> tuple[int, int]:
 def weights(
     short: Experiment,
     source: Source,
-    workers: int,
+    parts: int,
     learning: TrainingSession,
 ) -> list[np.ndarray]:
     """The weights after one process's steps on the batches that ranks see together.
@@ -64,30 +67,36 @@ def weights(
     Args:
         short: the experiment of the ranks.
         source: its data.
-        workers: how many ranks there are.
+        parts: into which ranks divide a batch among them.
         learning: the ranks' session, which knows the effective learning rate.
     """
     shelf = Shelf(cache_folder("references"), LIMIT)
-    key = _key(short, source, learning.optimizer_record())
+    key = _key(short, source, parts, learning.optimizer_record())
     found = shelf.take(key)
     if found is None:
-        found = _train(short, source, workers, learning.optimizer())
+        found = _train(short, source, parts, learning.optimizer())
         shelf.put(key, found)
     return found
 
 
 def _train(
-    short: Experiment, source: Source, workers: int, optimizer: keras.optimizers.Optimizer
+    short: Experiment, source: Source, parts: int, optimizer: keras.optimizers.Optimizer
 ) -> list[np.ndarray]:
     process = alone()
     # Ranks may have been fed by rank 0; one process has all rows.
-    single = short.replace(
-        workers=1, capacities=None, strategy=AllReduce(), clock="wall", compute=None, slow={}
-    )
+    off: dict[str, object] = {
+        "clock": "wall",
+        "compute": None,
+        "slow": {},
+        "later": (),
+        "order": (),
+    }
+    single = short.replace(workers=1, capacities=None, strategy=AllReduce(), **off)
     one = TrainingSession(single, process, source)
     one.feed.validation = None
     if not callable(source.train):
-        plan = plan_of(short, source.rows(process), short.capacities or (1.0,) * workers)
+        shares = short.capacities or (1.0,) * parts
+        plan = plan_of(short, source.rows(process), shares, source.labels)
         one.feed.train = global_batches(source, plan, short.epochs)
     process.close()
     one.compile(optimizer)  # the rate is scaled by the number of ranks in both
@@ -96,12 +105,12 @@ def _train(
     return [weight.numpy() for weight in one.model.weights]
 
 
-def _key(short: Experiment, source: Source, optimizer: JSON) -> str:
+def _key(short: Experiment, source: Source, parts: int, optimizer: JSON) -> str:
     """What the weights depend on, and nothing else: runs that differ in more share them."""
     record = {name: v for name, v in short.to_json().items() if name not in _OF_RANKS}
     batches: JSON = None
-    if short.feed == "scatter":  # then each rank shuffles its own rows
-        batches = [short.workers, list(short.capacities or ())]
+    if short.feed == "scatter" or short.shards != IID:  # then each rank shuffles its own rows
+        batches = [parts, list(short.capacities or ())]
     versions = [version(name) for name in ("keras", "tensorflow", "numpy")]
     rows = None if source.arrays is None else len(keras.tree.flatten(source.arrays)[0])
     return digest([record, batches, rows, optimizer, fingerprint(), *versions])

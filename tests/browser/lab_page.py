@@ -1,9 +1,13 @@
-"""JupyterLab as `labkit lab` opens it, in a folder of its own, and a notebook in a browser."""
+"""JupyterLab as `labkit lab` opens it, in a folder of its own, and a notebook in a browser.
+
+The same server has Notebook 7, too.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -84,18 +88,53 @@ def _wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 
 class Notebook:
-    """A notebook in JupyterLab, as a person sees it."""
+    """A notebook in JupyterLab ("lab") or Notebook 7 ("notebook"), as a person sees it."""
 
-    def __init__(self, page: Any, address: str, name: str) -> None:
-        self.page = page
-        page.goto(f"{address}/lab/tree/notebooks/{name}?reset&token={TOKEN}")
+    def __init__(self, page: Any, address: str, name: str, app: str = "lab") -> None:
+        self.page, self._app = page, app
+        place = {"lab": "lab/tree/notebooks", "notebook": "notebooks/notebooks"}[app]
+        page.goto(f"{address}/{place}/{name}?reset&token={TOKEN}", timeout=120_000)
         # Who asks for a run before the kernel is there is asked which one it shall be.
-        page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
+        if app == "lab":
+            page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
+        else:
+            page.locator("[data-status=idle]").wait_for(state="attached", timeout=120_000)
+
+    def save(self, file: Path, what: str) -> None:
+        """Save, until the file holds something that stands in the notebook."""
+        for _ in range(60):
+            self.page.keyboard.press("Control+s")
+            self.page.wait_for_timeout(1000)
+            if what in file.read_text():
+                return
+        raise AssertionError(f"{file.name} was saved without {what}")
+
+    def reload(self, what: str) -> None:
+        """Load the page anew, until an element is there again.
+
+        For two seconds Jupyter's widgets look for a model; where the kernel's answer comes just
+        as they give up they never look again, and a person would load the page once more.
+        """
+        for _ in range(4):
+            self.page.reload(timeout=120_000)
+            lost = self.page.get_by_text("model not found")
+            self.page.locator(what).or_(lost).first.wait_for(timeout=120_000)
+            if not lost.count():
+                return
+        raise AssertionError(f"no {what} on a page that was loaded anew")
 
     def run_all(self) -> None:
-        """Run > Run All Cells."""
-        self.page.get_by_role("menuitem", name="Run", exact=True).click()
-        self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+        """Run > Run All Cells; Notebook 7 says idle, and forgets it, before it has a kernel."""
+        asked = self.page.locator(".jp-CodeCell .jp-InputPrompt", has_text=re.compile(r"\[[*\d]"))
+        for _ in range(60):
+            self.page.get_by_role("menuitem", name="Run", exact=True).click()
+            self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+            if self._app == "lab":
+                return
+            self.page.wait_for_timeout(2000)
+            if asked.count():
+                return
+        raise AssertionError("no cell was run")
 
     def cell(self, text: str) -> Any:
         """The code cell whose source holds a text."""

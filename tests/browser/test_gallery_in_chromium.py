@@ -61,5 +61,5 @@ def test_the_index_is_drawn_without_a_host_fits_its_screen_and_is_accessible(
     worst = [each["id"] for each in found if each["impact"] in ("serious", "critical")]
     assert worst == []
     page.get_by_role("link", name="Does a second process change").click()
-    page.wait_for_selector("html[data-drawn]", timeout=120_000)
+    page.wait_for_selector("html[data-first]", timeout=120_000)
     assert page.url.endswith("/tour.html")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sample_runs import output, write_job, write_run
 
+from labkit.bench.pages import READ
 from labkit.figures import message_trace
 from labkit.figures.kit.canvas import Figure
 from labkit.report import report
@@ -20,7 +21,9 @@ def test_keys_move_through_the_rounds_of_a_message_trace(page: Any, tmp_path: Pa
     job = write_job(tmp_path / "runs", [output(**{"application_vnd.plotly.v1+json": trace})])
     write_run(job)
     page.goto(report(job, tmp_path / "report.html").as_uri())
-    page.wait_for_selector("html[data-drawn]", timeout=60_000)
+    page.wait_for_selector("html[data-first]", timeout=120_000)
+    page.evaluate(READ)
+    page.wait_for_selector("html[data-drawn]", timeout=120_000)
     bar, drawn = page.locator(".frames"), page.locator(".notebook svg text")
     bar.locator("input").focus()
     assert bar.locator("output").text_content() == "after round 1 of 4"

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from sample_runs import experiment, output, write_job, write_run
 
+from labkit.bench.pages import READ
 from labkit.figures import compare
 from labkit.records import store
 from labkit.report import report
@@ -67,10 +68,18 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report(root, root / "report.html")
 
 
+def read(page: Any) -> None:
+    """Comes by each figure, which is drawn then, and goes back to the top."""
+    page.wait_for_selector("html[data-first]", timeout=120_000)
+    page.evaluate(READ)
+    page.wait_for_selector("html[data-drawn]", timeout=120_000)
+    page.evaluate("scrollTo(0, 0)")
+
+
 def opened(page: Any, written: Path) -> Any:
     """The page when all of its figures are drawn, and its table answers."""
     page.goto(written.as_uri())
-    page.wait_for_selector("html[data-drawn]", timeout=60_000)
+    read(page)
     if page.locator("#filter").count():
         page.wait_for_selector("html[data-table]", timeout=60_000)
     return page
@@ -121,13 +130,37 @@ def test_all_figures_are_drawn_and_nothing_is_asked_of_any_host(page: Any, writt
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_keeps_the_rules_of_accessibility(page: Any, written: Path, scheme: str) -> None:
-    """No violation that axe-core calls serious or critical, in either colour scheme."""
+    """No violation that axe-core calls serious or critical: on a desk, a phone, and on paper."""
     from axe_playwright_python.sync_playwright import Axe
 
     page.emulate_media(color_scheme=scheme)
-    found = Axe().run(opened(page, written)).response["violations"]
-    grave = [each for each in found if each["impact"] in ("serious", "critical")]
-    assert [(each["id"], each["nodes"][0]["html"][:200]) for each in grave] == []
+    opened(page, written)
+    for width, medium in ((1280, "screen"), (1024, "screen"), (390, "screen"), (700, "print")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme, media=medium)
+        found = Axe().run(page).response["violations"]
+        grave = [each for each in found if each["impact"] in ("serious", "critical")]
+        told = [(each["id"], each["nodes"][0]["html"][:200]) for each in grave]
+        assert told == [], (width, medium)
+
+
+def test_a_figure_is_drawn_when_a_reader_comes_by(page: Any, many: Path) -> None:
+    """Before, its still picture stands there; what was chosen meanwhile is chosen in it, too."""
+    page.set_viewport_size({"width": 1280, "height": 600})
+    page.goto(many.as_uri())
+    page.wait_for_selector("html[data-table]", timeout=120_000)
+    last = page.locator(".plot").last
+    assert last.locator(".still").count() == 1
+    page.locator("#facet").select_option("network")
+    settled(page)
+    page.locator("#filter").fill("network=1GbE")
+    settled(page)
+    assert last.locator(".still").count() == 1
+    read(page)
+    assert page.locator(".still").count() == 0
+    heads = page.locator(".panel .facet").all_text_contents()
+    assert heads == ["network 1GbE", "network 100Mb"] * 2
+    assert all(len(keys) == 3 for keys in hidden(page)[::2][:2])
 
 
 def test_nothing_of_a_notebook_or_a_parameter_is_executed(page: Any, written: Path) -> None:

@@ -1,9 +1,11 @@
-"""In a real kernel a click reaches the stop button while a cell runs."""
+"""In a real kernel a click, or a page loaded anew, reaches the panel while a cell runs."""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import pytest
@@ -84,3 +86,75 @@ def test_a_click_stops_while_the_cell_runs(client: Any, tmp_path: Path) -> None:
     assert "\nasked" in said
     (view,) = views
     assert "application/vnd.jupyter.widget-view+json" in view
+
+
+WAITING = """
+import sys, threading
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from live_sample import ROWS, Told
+live = Told(Path({run!r}))
+live.tell("step", *ROWS)
+live.begin()
+live.show()
+print("comm", live._panel.stop.comm.comm_id, flush=True)
+
+def end():
+    while not live.writers[0].stop_asked():
+        live.over.wait(0.05)
+    live.over.set()
+
+threading.Thread(target=end, daemon=True).start()
+live.result()
+print("over", flush=True)
+"""
+
+
+def send(client: Any, kind: str, **content: Any) -> Any:
+    """A message that names no subshell: of a page that knows none, or none yet; its id."""
+    message = client.session.msg(kind, content)
+    client.shell_channel.send(message)
+    return message["header"]["msg_id"]
+
+
+def ask(client: Any, kind: str, **content: Any) -> Any:
+    """The content of the answer; what is asked before the cell waits would stay in its queue."""
+    asked = set()
+    for _ in range(24):
+        asked.add(send(client, kind, **content))
+        with suppress(Empty):
+            while True:  # what was asked when the kernel started is answered before
+                message = client.get_shell_msg(timeout=5)
+                if message["parent_header"]["msg_id"] in asked:
+                    return message["content"]
+    pytest.fail(f"no answer to {kind} while the cell waits")
+
+
+def wait_for(client: Any, *kinds: str) -> dict[str, Any]:
+    """The content of the next message to all pages that is one of these, and no update."""
+    while True:
+        message = client.get_iopub_msg(timeout=120)
+        assert message["msg_type"] != "error", message["content"]["traceback"]
+        content: dict[str, Any] = message["content"]
+        if message["msg_type"] in kinds and content.get("data", {}).get("method") != "echo_update":
+            return content
+
+
+def test_a_page_that_is_loaded_anew_finds_the_panel_of_a_cell_that_waits(
+    client: Any, tmp_path: Path
+) -> None:
+    client.execute(WAITING.format(tests=str(Path(__file__).parent), run=str(tmp_path)))
+    button = wait_for(client, "stream")["text"].split()[1]
+    assert ask(client, "kernel_info_request")["implementation"] == "ipython"
+    comms = ask(client, "comm_info_request", target_name="jupyter.widget")["comms"]
+    assert button in comms
+    control = {"target_name": "jupyter.widget.control", "data": {}}
+    message = client.session.msg("comm_open", {"comm_id": "page"} | control)
+    client.shell_channel.send(message | {"metadata": {"version": "1.0.0"}})
+    send(client, "comm_msg", comm_id="page", data={"method": "request_states"})
+    while (states := wait_for(client, "comm_msg"))["comm_id"] != "page":
+        pass
+    assert states["data"]["states"][button]["state"]["description"] == "Stop training"
+    click = {"method": "custom", "content": {"event": "click"}}
+    send(client, "comm_msg", comm_id=button, data=click)
+    assert wait_for(client, "stream")["text"] == "over\n"

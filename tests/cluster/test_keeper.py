@@ -19,9 +19,15 @@ from labkit.cluster.lease import Lock
 taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
 ports = [each.getsockname()[1] for each in taken]
 real, starts = keeper.ipp.Cluster, []
+heard = keeper.Engines.mpi_cmd
+said = "The PMIx server's listener thread failed to start. We cannot continue."
+deaf = ["sh", "-c", f'echo "{said}"; exit 213', "mpiexec"]
 
 def cluster(**options):
-    if len(starts) < int(sys.argv[2]):
+    unlucky = len(starts) < int(sys.argv[2])
+    if sys.argv[3] == "mpiexec":
+        keeper.Engines.mpi_cmd = deaf if unlucky else heard
+    elif unlucky:
         told = f"--IPController.hb=({ports[0]},{ports[1]})"
         options["controller_args"] = [*options["controller_args"], told]
     starts.append(options)
@@ -43,15 +49,21 @@ finally:
 
 
 @pytest.mark.parametrize(
-    ("taken", "told"), [(3, "4 [0]"), pytest.param(9, "is taken", marks=pytest.mark.slow)]
+    ("unlucky", "of", "told"),
+    [
+        (3, "controller", "4 [0]"),
+        (1, "mpiexec", "2 [0]"),
+        pytest.param(9, "controller", "is taken, in each of 5", marks=pytest.mark.slow),
+        pytest.param(9, "mpiexec", "failed to start, in each of 5", marks=pytest.mark.slow),
+    ],
 )
-def test_a_controller_whose_port_is_taken_is_started_anew(
-    tmp_path: Path, taken: int, told: str
+def test_what_was_unlucky_as_it_started_is_started_anew(
+    tmp_path: Path, unlucky: int, of: str, told: str
 ) -> None:
-    command = [sys.executable, "-c", START, str(tmp_path), str(taken)]
+    command = [sys.executable, "-c", START, str(tmp_path), str(unlucky), of]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert told in done.stdout + done.stderr
-    assert (done.returncode == 0) == (taken == 3)
+    assert (done.returncode == 0) == (unlucky < 9)
 
 
 def test_a_keeper_for_whose_engines_nobody_waits_does_not_start_them(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from labkit.common.checked import by_position
 from labkit.common.errors import InvalidInput
 from labkit.compression import ErrorFeedback, TopK
-from labkit.experiment.experiment import Experiment
+from labkit.experiment.experiment import UNSAID, Experiment
 from labkit.network import ComputeTime, Network
 from labkit.strategies import (
     STRATEGIES,
@@ -22,6 +22,7 @@ from labkit.strategies import (
     DelayedGradients,
     Layerwise,
     LocallyConnected,
+    ParameterServer,
     Pipeline,
     TensorParallel,
 )
@@ -81,6 +82,22 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"capacities": (1.0,), "workers": 2}, "give one a worker"),
     ({"capacities": (1.0, 0.0), "workers": 2}, "greater than 0"),
     ({"feed": "scatter", "dataset": lambda: None}, "feed='scatter' wants arrays"),
+    ({"shards": "by_size"}, "shards='by_size' is not known; allowed: 'iid', 'by_label', or"),
+    ({"shards": "by_label", "dataset": lambda: None}, "wants all labels before training"),
+    (
+        {"shards": "by_label", "dataset": "synthetic", "dataset_options": {"task": "regression"}},
+        "which a regression has not",
+    ),
+    ({"shards": "by_label", "dataset": "shakespeare", "model": "rnn"}, "a next character has not"),
+    ({"shards": "dirichlet(1)", "dataset": (X, X)}, "which this y does not have"),
+    (
+        {"shards": "by_label", "workers": 2, "strategy": Pipeline()},
+        "the stages of a pipeline on workers=2 make one, which reads them all",
+    ),
+    (
+        {"shards": "by_label", "workers": 2, "strategy": TensorParallel()},
+        "the slices of a model on workers=2 make one",
+    ),
     ({"callbacks": "stop"}, "callbacks='stop' is impossible"),
     ({"batchsize": 3}, "Experiment has no 'batchsize'"),
 ]
@@ -190,12 +207,15 @@ def test_the_record_is_json_and_says_every_field() -> None:
         slow={1: 2.0},
         later=[(0, 1, 0.5)],
         order=[(2, 0, 0)],
+        lost={0: 2.5},
+        shards="by_label",
+        strategy=ParameterServer(synchronous=False),
     )
     record = json.loads(json.dumps(experiment.to_json()))
     assert set(record) == {"schema", *Experiment.model_fields}
-    plain = {"schema", *Experiment.model_fields} - {"compute", "slow", "later", "order"}
+    plain = {"schema", *Experiment.model_fields} - set(UNSAID)
     assert set(Experiment().to_json()) == plain  # whose hashes stay what they were
-    assert record["strategy"] == {"name": "AllReduce", **AllReduce().model_dump()}
+    assert record["strategy"] == json.loads(json.dumps(experiment.strategy.to_json()))
     assert record["capacities"] == [1.0, 3.0]
     without_schema = {key: value for key, value in record.items() if key != "schema"}
     assert Experiment(**without_schema) == experiment

@@ -24,10 +24,10 @@ def elements(svg: str, tag: str) -> list[ElementTree.Element]:
 def test_plotly_is_sent_once_and_after_the_first_picture() -> None:
     figures = [LiveFigure("mine", 1), LiveFigure("other", 1)]
     for figure in figures:
-        assert figure.screen._plot is None
+        assert figure.screen.plot is None
         assert "<svg" in figure.screen._picture.value
         figure.add(rows(2), [], SHARES)
-    plots = [figure.screen._plot for figure in figures]
+    plots = [figure.screen.plot for figure in figures]
     assert len({plot._source for plot in plots}) == 1
     assert [len(plot._esm) < LIMIT for plot in plots] == [True, True]
 
@@ -36,7 +36,7 @@ def test_each_change_is_sent_whole_to_both() -> None:
     figure = LiveFigure("mine", 1)
     figure.add(rows(2), [], SHARES)
     figure.add(rows(3)[2:], [{"epoch": 0, "step": 3, "<b>": 0.5}], SHARES, ended=True)
-    plot = figure.screen._plot
+    plot = figure.screen.plot
     assert plot.figure == figure.screen.content
     assert plot.ended
     assert plot.figure["data"][0]["x"] == [1, 2, 3]

@@ -5,10 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from sample_runs import write_run
 
-from labkit.figures import race, race_reading, staleness_cost, staleness_cost_reading
+from labkit import Experiment
+from labkit.common.errors import InvalidInput
+from labkit.figures import (
+    race,
+    race_reading,
+    shard_labels,
+    staleness_by_clock,
+    staleness_by_clock_reading,
+    staleness_cost,
+    staleness_cost_reading,
+)
 from labkit.records import store
 from labkit.records.run import Run
 
@@ -96,3 +107,44 @@ def test_the_race_says_who_is_first_and_whether_stale_ones_are_between(
     assert said.startswith("- With equal workers 80% was not reached in all seeds by downpour")
     assert "With one slow worker: **asynchronous**, 2 s (3 seeds, 1.5 s to 2.5 s)" in said
     assert f"(Ho 2013): it {'came' if came else 'did **not** come'}" in said
+
+
+def test_each_strategy_has_its_histograms_of_both_clocks_in_a_panel(tmp_path: Path) -> None:
+    runs = [
+        late(tmp_path, way, 0.9, old, clock=clock)
+        for way in (STALE, NOBODY)
+        for clock, old in (("wall", 5), ("virtual", 4))
+    ]
+    figure = staleness_by_clock(runs)
+    drawn = [trace for trace in figure.data if trace.type == "bar" and trace.x[0] is not None]
+    assert [trace.name for trace in drawn] == ["on ranks", "on the virtual clock"] * 2
+    ranks, virtual = (
+        {round(float(x)): y for x, y in zip(trace.x, trace.y, strict=True)} for trace in drawn[:2]
+    )
+    assert set(virtual) == {3, 4, 5}
+    assert set(ranks) == {4, 5, 6}
+    assert sum(ranks.values()) == pytest.approx(1)
+    said = staleness_by_clock_reading(runs)
+    assert said.count("\n") == 1
+    assert "**asynchronous**: on ranks a gradient is 5 updates old on average" in said
+    assert "on the virtual clock a gradient is 4 updates old" in said
+
+
+def test_the_labels_of_each_worker_are_drawn_as_they_are_divided() -> None:
+    x, y = np.zeros((60, 2), np.float32), np.repeat(np.arange(3), 20)
+    fields: dict[str, Any] = {"model": lambda: None, "workers": 3, "capacities": (1, 1, 2)}
+    figure = shard_labels(Experiment(dataset=(x, y), shards="by_label", batch_size=12, **fields))
+    shares = {
+        (trace.name, worker): share
+        for trace in figure.data
+        if trace.type == "bar"
+        for worker, share in zip(trace.x, trace.y, strict=True)
+    }
+    assert shares[("0", "worker 0")] == 1
+    assert shares[("0", "worker 1")] == pytest.approx(5 / 15)
+    assert shares[("1", "worker 1")] == pytest.approx(10 / 15)
+    assert shares[("2", "worker 2")] == pytest.approx(20 / 30)
+    assert ("2", "worker 0") not in shares
+    assert "worker 0: 1 labels, 100% of its samples are labelled 0" in figure.alt
+    with pytest.raises(InvalidInput, match="have no labels to draw"):
+        shard_labels(Experiment(dataset=(x, x), **fields))

@@ -60,6 +60,19 @@ def test_the_gate_is_one_word_and_its_detail_under_the_pointer(tmp_path: Path) -
     assert cells(table, "samples_per_second")[1] == "—"
 
 
+def test_what_was_asked_of_the_gate_and_options_that_are_none_are_no_columns(
+    tmp_path: Path,
+) -> None:
+    runs = [
+        write_run(tmp_path, gate=gate, model_options=options)
+        for gate, options in ((True, {"widths": [64]}), (False, {}))
+    ]
+    names = [column.name for column in table_of(settings(runs)).columns]
+    assert names.count("gate") == 1
+    assert "model_options" not in names
+    assert "widths" in names
+
+
 def test_a_filter_knows_parameters_results_and_what_all_share(tmp_path: Path) -> None:
     shown = settings([write_run(tmp_path, workers=workers) for workers in (1, 2)])
     known = table_of(shown).known()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
@@ -54,6 +53,16 @@ def test_packed_numbers_are_read_and_powers_are_even_steps() -> None:
     heights = [y for _, y in points]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
     assert {"1", "10", "100"} <= set(said(svg))
+
+
+def test_a_band_of_numpys_numbers_is_drawn_and_many_markers_are_one_path() -> None:
+    x = np.arange(30, dtype=np.float32)
+    low, high = ({"x": x, "y": x + d, "line": {"width": 0}, "mode": "lines"} for d in (0, 1))
+    dots = {"x": x, "y": x, "mode": "markers", "marker": {"color": ["#112233"] * 30}}
+    svg = drawn(low, high | {"fill": "tonexty", "fillcolor": "#445566"}, dots)
+    assert [each.get("fill") for each in svg.iter("polygon")] == ["#445566"]
+    [path] = svg.iter("path")
+    assert path.get("d", "").count("M") == 30
 
 
 def test_bars_begin_at_nothing_and_stand_beside_each_other() -> None:
@@ -117,4 +126,4 @@ def test_a_strangers_texts_and_colours_stay_text() -> None:
     svg = drawn(line | {"mode": "lines+markers+text", "text": [evil, evil]}, xaxis={"title": evil})
     assert not list(svg.iter("script"))
     assert not any("alice" in text for text in said(svg))
-    assert all(math.isfinite(float(each.get("cx", 0))) for each in svg.iter("circle"))
+    assert "nan" not in "".join(each.get("d", "") for each in svg.iter("path"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sample_programs import SIZE, play
 
-from labkit import Downpour, Experiment, ParameterServer, Slowdown
+from labkit import Cluster, Downpour, Experiment, ParameterServer, Slowdown
 from labkit.common.errors import InvalidInput
 from labkit.network import ComputeTime
 
@@ -21,7 +21,7 @@ def test_with_both_at_one_it_is_an_asynchronous_server() -> None:
     assert all(ours[1].held[s].tobytes() == plain[1].held[s].tobytes() for s in (3, 4))
 
 
-@pytest.mark.parametrize(("fetch", "push"), [(1, 3), (3, 1), (3, 2), (2, 3)])
+@pytest.mark.parametrize(("fetch", "push"), [(1, 1), (1, 3), (3, 1), (3, 2), (2, 3)])
 def test_one_replica_is_the_algorithm(fetch: int, push: int) -> None:
     strategy = Downpour(fetch_every=fetch, push_every=push, local_rate=0.02, servers=2)
     _, scenes, _ = play(strategy, 1, steps=12, network=None)
@@ -37,6 +37,23 @@ def test_one_replica_is_the_algorithm(fetch: int, push: int) -> None:
     central = central - 0.1 * accrued  # what is left comes with the goodbye
     for server, half in ((1, slice(0, None)), (2, slice(0, None))):
         assert scenes.held[server] == pytest.approx(central[half][: 2 * SIZE], abs=1e-12)
+
+
+def test_one_replica_that_pushes_and_fetches_each_batch_is_plain_training(cluster: Cluster) -> None:
+    fields: dict[str, Any] = {
+        "dataset": "digits",
+        "dataset_options": {"rows": 100, "test_rows": 10},
+        "model_options": {"widths": [8]},
+        "batch_size": 30,
+        "epochs": 2,
+        "optimizer": "adagrad",
+        "precision": "float64",
+        "gate": False,
+    }
+    plain = cluster.run(Experiment(**fields), show=False)
+    ours = cluster.run(Experiment(strategy=Downpour(), clock="virtual", **fields), show=False)
+    pairs = zip(plain.model().get_weights(), ours.model().get_weights(), strict=True)
+    assert max(abs(one - other).max() for one, other in pairs) < 1e-12
 
 
 def test_replicas_end_when_the_epochs_are_over_and_every_gradient_is_pushed() -> None:

@@ -57,13 +57,15 @@ def experiment(strategy: Any, workers: int, **fields: Any) -> Experiment:
 
 
 EXACT = [
-    experiment(ParameterServer(1), 3, **VIRTUAL),
+    experiment(ParameterServer(1), 3, later=[(0, 1, 0.5)], **VIRTUAL),
     experiment(ParameterServer(3, placement="sharded"), 2, optimizer="adam", **VIRTUAL),
     experiment(ParameterServer(2, placement="greedy"), 3, **MOMENTUM, **VIRTUAL),
     experiment(ParameterServer(2, colocated=True), 3, capacities=(1, 2, 1), **VIRTUAL),
     experiment(AllReduce("ring"), 3, optimizer="adam", **VIRTUAL),
     experiment(StaleSynchronous(0, servers=2), 3, optimizer="adam", **VIRTUAL),
     experiment(ParameterAveraging(1), 3, **VIRTUAL),
+    experiment(AllReduce("ring"), 3, shards="dirichlet(0.3)", **VIRTUAL),
+    experiment(ParameterServer(2), 3, shards="by_label", capacities=(1, 2, 1), **VIRTUAL),
 ]
 REPLAYED = [
     experiment(ParameterServer(2, synchronous=False), 3, **MOMENTUM, **VIRTUAL),
@@ -74,9 +76,16 @@ REPLAYED = [
     experiment(SoftSync(2, remedy="mean"), 4, optimizer="adagrad", **VIRTUAL),
     experiment(SoftSync(4, remedy="delay_compensated", servers=2), 4, slow={0: 3.0}, **VIRTUAL),
     experiment(SoftSync(4, remedy="momentum"), 4, **MOMENTUM, **VIRTUAL),
-    experiment(Downpour(servers=2), 3, **VIRTUAL),
+    experiment(ParameterServer(2, synchronous=False), 3, lost={1: 0.05}, **MOMENTUM, **VIRTUAL),
+    experiment(StaleSynchronous(1), 3, lost={0: 0.05}, **VIRTUAL),
+    experiment(ParameterServer(1, backups=1), 3, lost={2: 0.05}, **VIRTUAL),
+    experiment(Downpour(servers=2), 3, shards="dirichlet(0.3)", **VIRTUAL),
     experiment(
-        SoftSync(2, remedy="per_gradient", compressor=ErrorFeedback(TopK(ratio=0.2))), 4, **VIRTUAL
+        SoftSync(2, remedy="per_gradient", compressor=ErrorFeedback(TopK(ratio=0.2))),
+        4,
+        slow={0: 3.0},
+        shards="by_label",
+        **VIRTUAL,
     ),
 ]
 
@@ -91,7 +100,7 @@ def test_on_the_virtual_clock_they_do_what_one_process_does(cluster: Cluster) ->
     "wanted",
     [
         experiment(ParameterServer(2, placement="sharded"), 2, **MOMENTUM),
-        experiment(ParameterServer(2, colocated=True), 3, optimizer="adam"),
+        experiment(ParameterServer(2, colocated=True), 3, optimizer="adam", shards="by_label"),
         experiment(ParameterServer(1, transport="one_sided"), 3, optimizer="adam"),
         experiment(ParameterServer(2, transport="one_sided", placement="greedy"), 2, **MOMENTUM),
         experiment(ParameterServer(3, transport="one_sided", colocated=True), 3),

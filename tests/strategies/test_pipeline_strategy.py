@@ -305,7 +305,8 @@ def delayed_step(one: OneProcess, history: list[list[Weights]], x: Any, y: Any) 
 
 def simulate(communicator: Any, question: Experiment, edges: list[int], replicas: int) -> Weights:
     """The same staleness in one process."""
-    from labkit.worker.feed import global_batches, plan_of, read
+    from labkit.experiment.batches import plan_of
+    from labkit.worker.feed import global_batches, read
     from labkit.worker.session import build_model, reset
 
     reset(question)

@@ -70,14 +70,17 @@ def test_who_is_bound_by_zero_does_what_synchronous_servers_do() -> None:
     assert all(stale[1].held[s].tobytes() == plain[1].held[s].tobytes() for s in (3, 4))
 
 
-@pytest.mark.parametrize("splits", [1, 2, 15, 30])
-def test_thirty_workers_are_as_late_as_there_are_splits(splits: int) -> None:
+@pytest.mark.parametrize(
+    ("splits", "steps"),
+    [(1, 60), (2, 60), (15, 60), *(pytest.param(n, 400, marks=pytest.mark.slow) for n in (1, 30))],
+)
+def test_thirty_workers_are_as_late_as_there_are_splits(splits: int, steps: int) -> None:
     """Zhang 2016: n on average, and more than twice that with a probability below 1e-4."""
     law = ComputeTime(0.1, law="lognormal", spread=0.1)
-    _, _, diary = play(SoftSync(splits), 30, network=None, steps=60, compute=law)
+    _, _, diary = play(SoftSync(splits), 30, network=None, steps=steps, compute=law)
     late = np.array([event["staleness"] for event in diary.events][300:])
-    assert late.mean() == pytest.approx(splits, rel=0.1)
-    assert (late > 2 * splits).mean() < 1e-3 * (splits == 1) + 1e-4
+    assert late.mean() == pytest.approx(splits, rel=0.02)
+    assert (late > 2 * splits).mean() < 1e-4  # of 1,500 gradients, or 11,700
 
 
 def test_one_softsync_of_equal_workers_is_synchronous_training_one_update_late() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from labkit import Cluster, Experiment
-from labkit.strategies import AllReduce, Layerwise, Pipeline, Strategy
+from labkit.strategies import AllReduce, Layerwise, Pipeline, Strategy, TensorParallel
 
 SMALL = {
     "dataset": "digits",
@@ -68,6 +68,9 @@ RARER: list[dict[str, Any]] = [
     {"learning_rate_scaling": "linear"},
     {"learning_rate_scaling": "sqrt", "warmup_epochs": 2},
     {"batch_size": 1000},
+    {"feed": "scatter", "shards": "dirichlet(0.3)"},
+    {"strategy": Pipeline(stages=2), "workers": 4, "shards": "by_label"},
+    {"strategy": TensorParallel(slices=2), "workers": 4, "shards": "dirichlet(0.3)"},
 ]
 
 
@@ -79,6 +82,7 @@ RARER: list[dict[str, Any]] = [
         {"capacities": (1, 4)},
         {"optimizer": "adam"},
         {"precision": "mixed_float16"},
+        {"workers": 3, "batch_size": 32, "shards": "by_label"},
         *(pytest.param(fields, marks=pytest.mark.slow) for fields in RARER),
     ],
     ids=str,

@@ -75,6 +75,15 @@ def bandwidth(
     return sheet([[panel]], looks.values(), title, [*remarks, *busy(shown)], said, plot=340)
 
 
+def held_against(found: Iterable[Method]) -> str:
+    """How far the simulation is off where steps were measured, as the end of a sentence."""
+    sizes = [abs(error) for error in bandwidths.prediction_errors(found).values()]
+    if not sizes:
+        return "; none of these runs was on an emulated network to hold this against"
+    off = " to ".join(dict.fromkeys(f"{size:.0%}" for size in (min(sizes), max(sizes))))
+    return f"; in the {len(sizes)} runs on emulated networks it is off by {off}"
+
+
 def methods(shown: Sequence[Entry]) -> list[Method]:
     """What the runs have measured, by method; medians over runs on several networks.
 
@@ -113,9 +122,14 @@ def _traces(each: Method, look: Line, latency: float, over: tuple[float, float])
     seconds = [each.seconds(one, latency) for one in grid.tolist()]
     said = [f"{bits_text(one)}: {seconds_text(t)}" for one, t in zip(grid, seconds, strict=True)]
     shown = {"text": said, "hoverinfo": "text", "hovertemplate": "%{text}, simulated"}
+    errors = bandwidths.prediction_errors([each])
     measured = [
-        (8 * link.bandwidth, *steps, f"{each.name} on {link}: {seconds_text(steps[0])}, measured")
-        for _, link, steps in emulated(each)
+        (
+            *(8 * link.bandwidth, *steps),
+            f"{each.name} on {link}: {seconds_text(steps[0])}, measured; the simulation is off by "
+            f"{abs(errors[run]):.0%}",
+        )
+        for run, link, steps in emulated(each)
     ]
     columns = ["bits", "seconds", "seconds_low", "seconds_high", "hover"]
     table = pd.DataFrame(measured, columns=columns)

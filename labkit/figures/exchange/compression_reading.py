@@ -9,11 +9,11 @@ from statistics import median
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import bits_text, bytes_text, seconds_text
-from labkit.figures.exchange.bandwidth import methods
+from labkit.figures.exchange.bandwidth import held_against, methods
 from labkit.figures.kit.entries import Entry, clock_and_network, entries
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.runs.speed import refused
-from labkit.records.bandwidths import LATENCY, RANGE, in_turn, prediction_errors, winners
+from labkit.records.bandwidths import LATENCY, RANGE, in_turn, winners
 from labkit.records.compressors import baseline_of, task
 from labkit.records.run import Run
 from labkit.records.step_costs import step_costs
@@ -203,16 +203,6 @@ def _bandwidths(shown: Sequence[Entry]) -> list[str]:
         said.append(
             f"Simulation, from measured compute, codec and bytes on links of "
             f"{bits_text(RANGE[0])} to {bits_text(RANGE[1])}, the fastest is {in_turn(wins)}"
-            f"{_errors(list(prediction_errors(found).values()))}"
+            f"{held_against(found)}"
         )
     return said
-
-
-def _errors(errors: Sequence[float]) -> str:
-    if not errors:
-        return "; none of these runs was on an emulated network to hold this against"
-    sizes = [abs(error) for error in errors]
-    return (
-        f"; on the {len(sizes)} emulated networks that were run it is off by {median(sizes):.0%} "
-        f"(median), at most {max(sizes):.0%}"
-    )

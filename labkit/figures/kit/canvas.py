@@ -41,12 +41,16 @@ class Figure(go.Figure):
         """The figure in words."""
         return str((self.layout.meta or {}).get("alt", ""))
 
-    def _repr_mimebundle_(self, *args: str, **kwargs: str) -> Trace:
-        content = json.loads(self.to_json())
+    @property
+    def content(self) -> Trace:
+        """Data and layout, as a browser takes them."""
+        content: Trace = json.loads(self.to_json())
         # Without a width, JupyterLab forgets the height when its window changes.
-        content["layout"] = {"width": WIDTH} | content["layout"]
+        return content | {"layout": {"width": WIDTH} | content["layout"]}
+
+    def _repr_mimebundle_(self, *args: str, **kwargs: str) -> Trace:
         return {
-            "application/vnd.plotly.v1+json": content | {"config": CONFIG},
+            "application/vnd.plotly.v1+json": self.content | {"config": CONFIG},
             "text/html": f"<p>{escape(self.alt)}</p>",
             "text/plain": self.alt,
         }
@@ -147,22 +151,23 @@ def _switch(figure: Figure, panels: Sequence[dict[str, Trace]]) -> Trace:
 
 
 def alone(panel: Panel, plot: int, below: int, many: bool) -> Trace:
-    """One panel as a figure without words around it, which the page has; many: of many runs."""
-    figure = Figure()
+    """One panel as a figure without words around it, which the page has; many: of many runs.
+
+    As it is, without Plotly's `Figure`: to check a hundred curves takes longer than to draw them.
+    """
     # Beside others a panel leaves the names of its rows to the first of them.
     named = {name: value for name, value in panel.y_axis.items() if name != "showticklabels"}
     x_axis, y_axis = axis(panel.x, **panel.x_axis), axis(panel.y, **named)
     traces = gathered(panel.traces) if many else panel.traces
-    figure.add_traces([{"type": "scatter"} | trace for trace in traces])
     layout = base_layout("", "", panel.title) | {"xaxis": x_axis, "yaxis": y_axis}
+    del layout["template"]  # it is Python's Plotly that has names for them
     layout |= {"height": plot + below + 12, "showlegend": False}
     layout["margin"] = {"t": 12, "b": below, "l": LEFT, "r": RIGHT, "pad": 0}
     layout["meta"] = {"alt": panel.title, "over": panel.over}
     for each in (x_axis, y_axis):
         each.setdefault("automargin", True)
-    figure.update_layout(layout)
-    content: Trace = json.loads(figure.to_json())
-    return content
+    told = ({"type": "scatter"} | {k: v for k, v in t.items() if v is not None} for t in traces)
+    return {"data": list(told), "layout": layout}
 
 
 def _legend_trace(entry: Entry | Line) -> Trace:

@@ -49,8 +49,22 @@ def line_with_band(
     return [
         trace
         for look, own in _groups(table, looks, by)
-        for trace in (*_under(own, x, y, look, faint), _line(own, x, y, look, marks) | changes)
+        for trace in line_over_band(own, x, y, look, marks=marks, faint=faint, **changes)
     ]
+
+
+def line_over_band(
+    own: pd.DataFrame,
+    x: str,
+    y: str,
+    look: Entry | Line,
+    *,
+    marks: bool = False,
+    faint: str = "",
+    **changes: str | bool,
+) -> list[Trace]:
+    """The same of one, whose rows these are."""
+    return [*_under(own, x, y, look, faint), _line(own, x, y, look, marks) | changes]
 
 
 def points_with_bars(
@@ -61,17 +75,18 @@ def points_with_bars(
     Rows whose column `open` is true get an open marker.
     """
     drawn = []
-    for look, own in _groups(table, looks, by):
+    for name, rows in _rows_by(table, by).items():
+        look = looks[name]
         # A trace a row, since markers of one trace have their run in common.
-        for row in own.to_dict("records"):
+        for row in rows:
             symbol = f"{look.symbol}-open" if row.get("open") else look.symbol
             outline = {"width": 2, "color": look.color}
             marker = {"color": look.color, "symbol": symbol, "size": size, "line": outline}
             trace: Trace = {"x": [row[x]], "y": [row[y]], "mode": "markers", "marker": marker}
-            for axis, name in (("error_x", x), ("error_y", y)):
-                if f"{name}_low" in row:
-                    low, high = row[f"{name}_low"], row[f"{name}_high"]
-                    trace[axis] = whisker([row[name]], [low], [high], look.color)
+            for axis, column in (("error_x", x), ("error_y", y)):
+                if f"{column}_low" in row:
+                    ends = (row[f"{column}_low"], row[f"{column}_high"])
+                    trace[axis] = whisker([row[column]], ends[:1], ends[1:], look.color)
             said = {"hovertemplate": row.get("hover"), "showlegend": False}
             drawn.append(trace | said | look.style)
     return drawn

@@ -17,7 +17,7 @@ from labkit.records.questions.spending import MEASURES, front, spending, steps_o
 from labkit.records.run import Run
 from labkit.records.verdict import accuracies, judge, seeds_of
 
-_CHANCE = ("name", "seed", "repeats")
+_CHANCE = ("name", "seed", "repeats", "gate")  # none of them makes a run another
 _NAMED = 6  # so many runs are named in a sentence; figures and table have all
 
 

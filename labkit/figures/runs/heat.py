@@ -97,6 +97,8 @@ def _laid_out(table: pandas.DataFrame, grid: Grid, name: str) -> pandas.DataFram
 
 
 def _panel(laid: pandas.DataFrame, grid: Grid, name: str, first: bool) -> Panel:
+    from plotly.colors import get_colorscale
+
     def in_rows(values: Sequence[str] | Sequence[float]) -> np.ndarray:
         return np.asarray(values).reshape(len(grid.down), len(grid.across))
 
@@ -109,7 +111,8 @@ def _panel(laid: pandas.DataFrame, grid: Grid, name: str, first: bool) -> Panel:
     colors: Trace = cells(in_rows(laid["value"]), hover="%{customdata}", gap=2)
     text = in_rows(laid["text"].mask(blank, ""))
     colors |= {"customdata": in_rows(hover), "text": text, "texttemplate": "%{text}"}
-    colors |= {"coloraxis": None, "colorscale": _COLORS, "showscale": False}
+    scale = get_colorscale(_COLORS)
+    colors |= {"coloraxis": None, "colorscale": scale, "showscale": False}
     # Why a cell has no colour stands in the page's own ink.
     why = words(laid[blank], "x", "y", size=12)
     return Panel(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from labkit.common.units import amounts_axis, bytes_text, plural
 from labkit.figures.kit.axes import SHARES
 from labkit.figures.kit.entries import MANY, Entry
-from labkit.figures.kit.marks import line_with_band
+from labkit.figures.kit.marks import line_over_band
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.runs import speed
 from labkit.records.questions.losses import epoch_results, loss_curve
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 POINTS = 300  # a panel shows no more; of many runs a quarter: a hundred are drawn at once
 CURVES = 120  # so many runs have curves, and their histories read
+Tables: TypeAlias = "Mapping[str, pd.DataFrame]"  # by the keys of entries
 FEW = 8  # above so many runs the unsmoothed lines would only be fog
 _TOLD = 3  # so many of what coincides are told
 SAME = 1e-4  # of the greatest loss: curves that are so close are one line on any screen
@@ -33,22 +34,19 @@ AXES = {
 
 def learning_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[str], str]:
     """Loss and test results over steps, with their places on other axes; remarks; words."""
-    import pandas as pd
-
     whole, shown = shown, chosen(shown)
     curves = {entry.key: loss_curve(entry.run.history) for entry in shown}
     # The more runs, the fewer points of each: what a browser draws stays about the same.
     points = POINTS if len(shown) <= FEW else POINTS // 2 if len(shown) <= MANY else POINTS // 4
-    losses = pd.concat([thinned(c, points).assign(run=key) for key, c in curves.items()])
-    found = [epoch_results(e.run, curves[e.key]).assign(run=e.key) for e in shown]
-    epochs = pd.concat(found)
+    losses = {key: thinned(curve, points) for key, curve in curves.items()}
+    found = {e.key: epoch_results(e.run, curves[e.key]) for e in shown}
     words = "; ".join(f"{e.label}: {_in_words(e, curves[e.key])}" for e in shown)
     if len(shown) < len(whole):
         words = f"curves of {len(shown)} of {len(whole)} runs, evenly over all; {words}"
     # A task without classes is judged by its loss.
-    judged = "val_accuracy" if "val_accuracy" in epochs else "val_loss"
+    judged = "val_accuracy" if any("val_accuracy" in t for t in found.values()) else "val_loss"
     what = "Test accuracy" if judged == "val_accuracy" else "Test loss"
-    tests = epochs.dropna(subset=[judged]) if judged in epochs else epochs.iloc[:0]
+    tests = {key: own.dropna(subset=[judged]) for key, own in found.items() if judged in own}
     look = SHARES | {"tickformat": ".0%"} if judged == "val_accuracy" else {}
     axes = _axes(losses)
     panels = [
@@ -80,20 +78,19 @@ def thinned(table: pd.DataFrame, points: int = POINTS) -> pd.DataFrame:
     return table.iloc[places[: len(table)]]
 
 
-def _axes(losses: pd.DataFrame) -> dict[str, Trace]:
+def _axes(losses: Tables) -> dict[str, Trace]:
     """What the x axis is like over each of the three; bytes only where any were sent."""
-    sent = losses.groupby("run")["bytes"].max()
-    sent = sent[sent > 0]
+    sent = [most for own in losses.values() if len(own) and (most := own["bytes"].max()) > 0]
     axes: dict[str, Trace] = {over: {"title": {"text": title}} for over, title in AXES.items()}
-    if sent.empty:
+    if not sent:
         del axes["bytes"]
         return axes
-    return axes | {"bytes": axes["bytes"] | amounts_axis(sent.min(), sent.max())}
+    return axes | {"bytes": axes["bytes"] | amounts_axis(min(sent), max(sent))}
 
 
 def _panel(
     shown: Sequence[Entry],
-    table: pd.DataFrame,
+    tables: Tables,
     y: str,
     what: str,
     axes: dict[str, Trace],
@@ -106,9 +103,9 @@ def _panel(
     refused = speed.refusals(shown)
     traces = []
     for entry in shown:
-        own = table[table["run"] == entry.key]
+        own = tables.get(entry.key, ())
         if len(own):
-            drawn = line_with_band(own, "step", y, {entry.key: entry}, marks=marks, faint=faint)
+            drawn = line_over_band(own, "step", y, entry, marks=marks, faint=faint)
             # Of a band and its line, or of what is smoothed and the line.
             raw = ["loss_low", "loss_high", "loss"] if len(drawn) == 3 else ["loss"] * len(drawn)
             places = _over_all(own, entry, axes)
@@ -144,10 +141,10 @@ def _short(values: pd.Series[float]) -> list[float | None]:
     return [float(f"{v:.5g}") if np.isfinite(v) else None for v in np.asarray(values, float)]
 
 
-def _silent(shown: Sequence[Entry], losses: pd.DataFrame) -> list[str]:
+def _silent(shown: Sequence[Entry], losses: Tables) -> list[str]:
     """Why there are no bytes, where there are none; what was sent once, where that was much."""
     several = [entry for entry in shown if entry.metrics.get("workers", 1) > 1]
-    if losses["bytes"].max() > 0 or not several:
+    if not several or any(own["bytes"].max() > 0 for own in losses.values()):
         return []
     algorithms = {(entry.metrics.get("exchange") or {}).get("algorithm") for entry in several}
     why = "nothing was sent after the first step"

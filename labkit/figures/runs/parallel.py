@@ -65,7 +65,7 @@ def _axes(shown: Sequence[Entry], names: Sequence[str] | None) -> list[Axis]:
         # A result that is the same for all tells nobody from anybody.
         names += [name for name in RESULTS if len(set(measured(runs, name))) > 1]
     chosen = list(names) or list(given) or [RESULTS[0]]
-    columns = [(name, values_of(runs, name)) for name in chosen]
+    columns = [(name, values_of(runs, name, given)) for name in chosen]
     return [(name, values, scale(values, name not in given)) for name, values in columns]
 
 
@@ -75,10 +75,10 @@ def _lines(shown: Sequence[Entry], axes: Sequence[Axis]) -> list[Trace]:
     return [
         {
             "x": list(range(len(axes))),
-            "y": [column[place] for column in beside],
+            "y": [None if (y := column[place]) is None else round(y, 4) for column in beside],
             "mode": "lines+markers" if few else "lines",
             "line": {"color": entry.color, "dash": entry.dash, "width": 2 if few else 1.5},
-            "marker": {"color": entry.color, "symbol": entry.symbol, "size": 7},
+            "marker": {"color": entry.color, "symbol": entry.symbol, "size": 7} if few else None,
             "text": [_said(axis, place) for axis in axes],
             "hovertemplate": "%{text}",
             "showlegend": False,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from labkit.figures.kit.canvas import Figure
 
+_NAMED = 3  # so many are named in a note
 _COSTS = {
     "bytes": ("bytes after the first step, all ranks", bytes_axis, bytes_text),
     "seconds": ("seconds after the first step", seconds_axis, seconds_text),
@@ -46,7 +47,8 @@ def pareto_sheet(shown: Sequence[Entry]) -> Sheet:
     remarks = [
         "filled: no run on its network is better in accuracy, bytes and seconds; bars: seeds"
     ]
-    missing = [entry.label for entry in shown if entry.key not in set(table["run"])]
+    known = set(table["run"])
+    missing = [entry.label for entry in shown if entry.key not in known]
     remarks += [f"not completed, or without test accuracy: {', '.join(missing)}"] if missing else []
     title = f"Accuracy × bytes × seconds · {clock_and_network(shown)}"
     words = [f"{looks[row['run']].label}: {_said(row)}" for row in table.to_dict("records")]
@@ -61,7 +63,11 @@ def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:
     said = [f"{y:.2%}, {text(x)}" for x, y in zip(drawn[cost], drawn["accuracy"], strict=True)]
     drawn = drawn.assign(hover=said)
     none = "" if len(drawn) else f"no run with a test accuracy and {cost}"
-    note = "\n".join(part for part in (refused if cost == "seconds" else "", none) if part)
+    silent = [looks[run].label for run in table["run"][table["bytes_low"] <= 0]]
+    more = f" and {len(silent) - _NAMED} more" if silent[_NAMED:] else ""
+    left = f"left out, for no link carried a byte: {'; '.join(silent[:_NAMED])}{more}"
+    said_below = (refused if cost == "seconds" else left if silent else "", none)
+    note = "\n".join(part for part in said_below if part)
     # Room for whole ticks, where all runs spend about the same.
     ends = (drawn[f"{cost}_low"].min() / 2, drawn[f"{cost}_high"].max() * 2)
     return Panel(

@@ -99,7 +99,7 @@ def race(runs: Sequence[Run], target: float) -> pd.DataFrame:
         target: share of held-out rows that are told right.
     """
     table = to_target({str(number): run for number, run in enumerate(runs)}, target)
-    table.insert(0, "way", [_way(run) for run in runs])
+    table.insert(0, "way", [way_of(run) for run in runs])
     table.insert(1, "slow", [bool(run.experiment.get("slow")) for run in runs])
     kept = ["way", "slow", "seeds", "reached", "seconds", "seconds_low", "seconds_high"]
     return table[[*kept, "samples", "bytes"]].set_index("way")
@@ -155,7 +155,7 @@ def _words(remedy: str | None) -> str:
     return told.get(str(remedy), _PLAIN)
 
 
-def _way(run: Run) -> str:
+def way_of(run: Run) -> str:
     """`synchronous`; `stale synchronous, s = 2`; `softsync 4, at α₀/τ`."""
     strategy = run.experiment["strategy"]
     name, remedy = str(strategy["name"]), strategy.get("remedy")
@@ -183,7 +183,7 @@ def _table(runs: Sequence[Run]) -> pd.DataFrame:
         remedy = _words(strategy.get("remedy")) if splits else "synchronous"
         old = float(mean(staleness_of(run)))
         seeds = run.metrics.get("repeats", 1)
-        rows.append((_way(run), remedy, splits, old, accuracy, low, high, seeds))
+        rows.append((way_of(run), remedy, splits, old, accuracy, low, high, seeds))
     columns = ["way", "remedy", "splits", "staleness"]
     columns += ["accuracy", "accuracy_low", "accuracy_high", "seeds"]
     return pd.DataFrame(rows, columns=columns).sort_values("staleness", kind="stable")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from labkit.common.content import is_number
@@ -56,8 +55,11 @@ def plain_parameters(run: Run) -> dict[str, Value]:
     if isinstance(strategy, dict) and strategy.get("compressor") is not None:
         record["strategy"] = strategy | {"compressor": called(strategy["compressor"])}
     flat = flatten(record)
-    kept = {name: value for name, value in flat.items() if name.rpartition(".")[2] not in _LONG}
-    return {re.sub(r"\.(name|callable)$", "", name): value for name, value in kept.items()}
+    return {
+        name.removesuffix(".name").removesuffix(".callable"): value
+        for name, value in flat.items()
+        if name.rpartition(".")[2] not in _LONG and value != "{}"  # no options are no parameter
+    }
 
 
 def parameters(runs: Sequence[Run]) -> dict[str, list[Value]]:
@@ -73,16 +75,18 @@ def measured(runs: Sequence[Run], name: str) -> list[float | None]:
     return [_number(run, name) for run in runs]
 
 
-def values_of(runs: Sequence[Run], name: str) -> list[Value]:
+def values_of(
+    runs: Sequence[Run], name: str, given: Mapping[str, list[Value]] | None = None
+) -> list[Value]:
     """A parameter that differs, or a number that was measured: one value a run.
 
+    Args: given, the `parameters` of the runs, where they are known.
     Raises: InvalidInput, where no run has it, and no run ever could.
     """
-    given = parameters(runs)
+    given = parameters(runs) if given is None else given
     if name in given:
         return given[name]
-    found = numbers(runs)
-    if name not in RESULTS and name not in found:
+    if name not in RESULTS and name not in (found := numbers(runs)):
         # Parameters first: a misspelt name is more often one of them.
         raise unknown(name, [*given, *found])
     return [*measured(runs, name)]
@@ -141,7 +145,9 @@ def _differs(name: str, rows: Sequence[dict[str, Value]]) -> bool:
 def _number(run: Run, name: str) -> float | None:
     if gate_failed(run) and is_timed(name):
         return None
-    value = flatten(_results(run)).get(name)
+    results = _results(run)
+    outer = name if name in results else name.partition(".")[0]
+    value = flatten({outer: results.get(outer)}).get(name)
     return float(value) if is_number(value) else None
 
 

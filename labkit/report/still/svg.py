@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from html import escape, unescape
+from itertools import groupby
 from typing import Any, TypeAlias
 
 from labkit.common.privacy import scrub
@@ -23,13 +24,24 @@ def stroke(
     dash: str = "solid",
 ) -> str:
     """A line through points."""
-    shape = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+    # Many runs at one place are a point.
+    shape = " ".join(place for place, _ in groupby(f"{a:.1f},{b:.1f}" for a, b in points))
     dashes = {"dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3"}.get(dash)
     more = f" stroke-dasharray='{dashes}'" if dashes else ""
     more += f" opacity='{opacity:g}'" if opacity != 1 else ""
     return (
         f"<polyline points='{shape}' fill='none' stroke='{color}' stroke-width='{width:g}'{more}/>"
     )
+
+
+def dots(points: Sequence[Point], color: str, is_open: bool) -> str:
+    """Markers of one look as one path: strokes of no length with round ends, however many."""
+    shape = "".join(f"M{a:.1f},{b:.1f}h0" for a, b in points)
+    round_ = "fill='none' stroke-linecap='round'"
+    found = f"<path d='{shape}' {round_} stroke='{color}' stroke-width='8'/>"
+    # A hole in the page's own colour leaves a ring.
+    hole = f"<path d='{shape}' {round_} class='hole' stroke-width='4'/>" if is_open else ""
+    return found + hole
 
 
 def area(points: Sequence[Point], color: Any) -> str:

@@ -14,12 +14,14 @@ from labkit.report.still.svg import (
     area,
     between,
     color_of,
+    dots,
     is_whole,
     rectangle,
     stroke,
     words,
 )
 
+MOST_BARS = 100
 GREYS = [[0.0, "#f0f0f0"], [1.0, "#525252"]]
 
 
@@ -36,7 +38,8 @@ def marks(trace: Record, all_: Sequence[Record], x: Axis, y: Axis, most: int) ->
     places = [(x.at(a), y.at(b)) for a, b in zip(xs, ys, strict=False)]
     mode = str(trace.get("mode") or "lines")
     if trace.get("fill") == "tonexty":
-        before = zip(*points_of(all_[all_.index(trace) - 1]), strict=False)
+        own = next(place for place, each in enumerate(all_) if each is trace)
+        before = zip(*points_of(all_[own - 1]), strict=False)
         back = [(x.at(a), y.at(b)) for a, b in before]
         yield area([*thin(places, most), *thin(back, most)[::-1]], trace.get("fillcolor"))
     elif "lines" in mode:
@@ -63,18 +66,21 @@ def _markers(trace: Record, places: Iterable[Point]) -> Iterator[str]:
     marker = trace.get("marker") or {}
     if marker.get("opacity", 1) == 0 or trace.get("opacity", 1) == 0:
         return  # only there to be clicked
-    is_open = "open" in str(marker.get("symbol") or "")
-    for number, (a, b) in enumerate(places):
-        if is_whole((a, b)):
+    symbols = marker.get("symbol") or ""
+    found: dict[tuple[str, bool], list[Point]] = defaultdict(list)
+    for number, place in enumerate(places):
+        if is_whole(place):
             color = color_of(marker.get("color") or (trace.get("line") or {}).get("color"), number)
-            look = (
-                f"fill='none' stroke='{color}' stroke-width='2'" if is_open else f"fill='{color}'"
-            )
-            yield f"<circle cx='{a:.1f}' cy='{b:.1f}' r='4' {look}/>"
+            symbol = symbols[number] if isinstance(symbols, list) else symbols
+            found[color, "open" in str(symbol)].append(place)
+    for (color, is_open), own in found.items():
+        yield dots(own, color, is_open)
 
 
 def _bars_of_spread(trace: Record, xs: list[Any], ys: list[Any], x: Axis, y: Axis) -> Iterator[str]:
-    """The lines through points from their least to their greatest values."""
+    """The lines through points from their least to their greatest values; of many they are fog."""
+    if len(xs) > MOST_BARS:
+        return
     for name in ("error_x", "error_y"):
         bars = trace.get(name) or {}
         if not bars.get("visible", True):

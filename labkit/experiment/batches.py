@@ -1,0 +1,28 @@
+"""The batches of an experiment: who computes on which rows, and when."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from labkit.common.rows import Plan
+from labkit.common.shards import IID
+from labkit.experiment.experiment import Experiment
+
+
+def plan_of(
+    experiment: Experiment,
+    rows: int,
+    shares: tuple[float, ...],
+    labels: np.ndarray | None = None,
+) -> Plan:
+    """The batches of an experiment over arrays of so many rows, with these labels."""
+    return Plan(
+        rows,
+        experiment.batch_size,
+        tuple(shares),
+        experiment.seed,
+        experiment.steps,
+        owned=experiment.feed == "scatter" or experiment.shards != IID,
+        shards=experiment.shards,
+        labels=labels,
+    )

@@ -1,0 +1,106 @@
+"""What carries messages between places on the virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Protocol
+
+import numpy as np
+
+from labkit.network import FREE, Flows, Links, Network, Queues
+
+
+class Carrier(Protocol):
+    """What carries messages between places."""
+
+    @property
+    def next(self) -> float:
+        """When something happens on the links; inf: never."""
+
+    def run(self, until: float) -> Sequence[tuple[float, Callable[[], None]]]:
+        """Let time pass; what was delivered, and when."""
+
+    def start(
+        self, ends: tuple[int, int], nbytes: int, now: float, arrive: Callable[[], None]
+    ) -> None:
+        """A message from one place to another is handed over."""
+
+
+def carrier(
+    network: Network | None, places: int, at: Callable[[float, Callable[[], None]], None]
+) -> Carrier:
+    """What carries messages on a network among so many places; `at` lets things happen later."""
+    if network is None:
+        return _Free(at)
+    return _Queued(network, places, at) if network.sharing == "fifo" else _Fair(network, places)
+
+
+class _Free:
+    """No network: messages are there at once."""
+
+    next = np.inf
+
+    def __init__(self, at: Callable[[float, Callable[[], None]], None]) -> None:
+        self._at = at
+
+    def run(self, until: float) -> Sequence[tuple[float, Callable[[], None]]]:
+        return ()
+
+    def start(
+        self, ends: tuple[int, int], nbytes: int, now: float, arrive: Callable[[], None]
+    ) -> None:
+        self._at(now, arrive)
+
+
+class _Queued(_Free):
+    """Links that serve one message after the other."""
+
+    def __init__(
+        self, network: Network, places: int, at: Callable[[float, Callable[[], None]], None]
+    ) -> None:
+        super().__init__(at)
+        self._queues = Queues(network, places)
+
+    def start(
+        self, ends: tuple[int, int], nbytes: int, now: float, arrive: Callable[[], None]
+    ) -> None:
+        first = self._queues.depart(*ends, nbytes, now)
+        self._at(self._queues.arrive(*ends, nbytes, first), arrive)
+
+
+class _Fair:
+    """Links that messages share."""
+
+    def __init__(self, network: Network, places: int) -> None:
+        self._links = Links(network, places)
+        self._flows = Flows(self._links.bandwidth, self._links.hops)
+        self._under_way: dict[int, tuple[float, Callable[[], None]]] = {}
+        self._drained: list[tuple[float, Callable[[], None]]] = []
+        self._numbers = count()
+
+    @property
+    def next(self) -> float:
+        return self._flows.now if self._drained else self._flows.next
+
+    def run(self, until: float) -> list[tuple[float, Callable[[], None]]]:
+        self._pass(until)
+        found, self._drained = self._drained, []
+        return found
+
+    def _pass(self, until: float) -> None:
+        for number, moment in zip(*self._flows.run(until), strict=True):
+            latency, arrive = self._under_way.pop(int(number))
+            self._drained.append((float(moment) + latency, arrive))
+
+    def start(
+        self, ends: tuple[int, int], nbytes: int, now: float, arrive: Callable[[], None]
+    ) -> None:
+        self._pass(now)
+        source = np.array([ends[0]])
+        way, latency = self._links.route(source, np.array([ends[1]]))
+        number = next(self._numbers)
+        delay = float(latency[0]) + float(self._links.jitters(source)[0])
+        self._under_way[number] = delay, arrive
+        turn = np.full(1, FREE)
+        self._flows.start(np.array([number]), way, turn, np.array([float(nbytes)]))

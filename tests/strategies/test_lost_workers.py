@@ -1,0 +1,146 @@
+"""A worker is lost: those who wait for nobody go on, and the others are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sample_programs import play
+from test_stale import ahead
+
+from labkit import (
+    AllReduce,
+    Cluster,
+    Downpour,
+    Experiment,
+    Network,
+    ParameterServer,
+    SoftSync,
+    StaleSynchronous,
+)
+from labkit.common.errors import InvalidInput
+from labkit.network import ComputeTime
+
+LAW = ComputeTime(0.1, law="lognormal")
+ON: list[Any] = [
+    ParameterServer(2, synchronous=False),
+    SoftSync(2, servers=2),
+    SoftSync(4),
+    Downpour(servers=2),
+]
+
+
+@pytest.mark.parametrize("strategy", ON, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("moment", [0.0, 0.55, 1.6])
+def test_others_compute_what_it_had_still_to_do(strategy: Any, moment: float) -> None:
+    _, scenes, diary = play(strategy, 4, steps=10, epochs=2, compute=LAW, lost={1: moment})
+    own = [event for event in diary.events if event["server"] == 4]
+    assert len(own) == 2 * 10 * 4
+    late = [event for event in own if event["worker"] == 1 and event["sent"] > moment]
+    assert not late
+    assert max(event["sent"] for event in own) > moment
+    servers = len({event["server"] for event in diary.events})
+    assert sorted(scenes.epochs) == [(e, 4 + s) for e in (0, 1) for s in range(servers)]
+    (loss,) = diary.losses
+    assert (loss["worker"], loss["seconds"]) == (1, moment)
+    assert loss["gradients"] == sum(row["rank"] == 1 for row in scenes.rows)
+
+
+def test_replicas_that_fetch_seldom_go_on_too() -> None:
+    strategy = Downpour(fetch_every=4, push_every=2)
+    _, scenes, diary = play(strategy, 3, steps=10, epochs=2, compute=LAW, lost={0: 0.65})
+    # What it had pushed since its last fetch is there; others compute all that it was to.
+    rows = sum(event["rows"] for event in diary.events)
+    assert 2 * 60 <= rows < 2 * (60 + 3 * 4 + 4)
+    assert [epoch for epoch, _ in scenes.epochs] == [0, 1]
+
+
+def test_stale_synchronous_workers_do_not_wait_for_the_dead() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        given: Any = {"steps": 12, "compute": LAW, "seed": seed, "network": None}
+        _, scenes, diary = play(StaleSynchronous(2), 4, lost={3: rng.uniform(0, 0.8)}, **given)
+        counts = np.bincount([int(event["worker"]) for event in diary.events], minlength=4)
+        assert counts[:3].tolist() == [12, 12, 12]  # each its own
+        assert counts[3] < 12 - 2
+        living = [event for event in diary.events if event["worker"] < 3]
+        diary.events = living
+        assert ahead(diary, 3) <= 2
+        assert [epoch for epoch, _ in scenes.epochs] == [0]
+
+
+def test_who_waits_for_all_but_one_goes_on_without_that_one() -> None:
+    network = Network(latency=1e-4, bandwidth=1e9)
+    world, scenes, diary = play(ParameterServer(1, backups=1), 3, network=network, lost={2: 0.25})
+    assert scenes.held[3][0] != 0
+    applied = [event for event in diary.events if event["update"] >= 0]
+    assert len(applied) == 2 * 10
+    assert world.now == pytest.approx(1.0, abs=0.05)
+
+
+def test_who_is_lost_behind_the_end_changes_nothing() -> None:
+    strategy = ParameterServer(1, synchronous=False)
+    one, other = (play(strategy, 3, lost=lost)[2] for lost in ({}, {1: 99.0}))
+    assert one.events == other.events
+    assert other.losses == []
+
+
+def test_an_epoch_ends_although_nobody_is_left_to_compute_its_last_gradient() -> None:
+    given: Any = {
+        "network": None,
+        "compute": ComputeTime(values=[(0.1,) * 10, (0.1,) * 10, (0.3,)]),
+    }
+    strategy = ParameterServer(1, synchronous=False)
+    # At 0.7 s the others have been told that there is no more, and the last one still computes.
+    _, scenes, diary = play(strategy, 3, steps=5, lost={2: 0.7}, **given)
+    assert len(diary.events) == 14
+    assert [epoch for epoch, _ in scenes.epochs] == [0]
+
+
+def test_the_record_says_who_was_lost_and_when(cluster: Cluster) -> None:
+    found = cluster.run(
+        Experiment(
+            dataset="digits",
+            dataset_options={"rows": 96, "test_rows": 10},
+            model_options={"widths": [8]},
+            batch_size=24,
+            workers=3,
+            clock="virtual",
+            compute=0.1,
+            lost={1: 0.25, 2: 0.0},
+            strategy=ParameterServer(synchronous=False),
+        ),
+        show=False,
+    )
+    assert found.metrics["equivalence"]["verdict"] == "passed"
+    told = {loss["worker"]: loss for loss in found.metrics["exchange"]["lost"]}
+    assert told[1] == {"worker": 1, "seconds": 0.25, "gradients": 2}
+    assert told[2] == {"worker": 2, "seconds": 0.0, "gradients": 0}
+    assert len(found.history) == 12
+    assert set(found.history["rank"]) == {0, 1}
+
+
+VIRTUAL: dict[str, Any] = {"clock": "virtual", "workers": 2, "lost": {1: 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"strategy": ParameterServer()}, r"ParameterServer of workers=2 does without 0 of them"),
+        ({"strategy": AllReduce("ring")}, "AllReduce of workers=2 does without 0 of them"),
+        ({"strategy": StaleSynchronous(0)}, "and would wait for ever for another"),
+        ({"strategy": SoftSync(1), "lost": {0: 1.0, 1: 2.0}}, "SoftSync of workers=2 does without"),
+        ({"strategy": SoftSync(1), "lost": {2: 1.0}}, r"lost=\[2\] with workers=2; give 0 to"),
+        ({"strategy": SoftSync(1), "lost": [(1, -1.0)]}, "greater than or equal to 0"),
+        ({"strategy": SoftSync(1), "clock": "wall"}, "lost say what the virtual clock counts"),
+        (
+            {"strategy": SoftSync(1, servers=2, colocated=True)},
+            r"lost=\[1\] stand at the places of servers=2, whose weights would be lost with them",
+        ),
+    ],
+    ids=str,
+)
+def test_what_would_wait_for_ever_is_refused(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        Experiment(dataset="digits", **VIRTUAL | fields)
