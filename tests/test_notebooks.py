@@ -369,7 +369,10 @@ def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
     [
         ("staleness", ("**synchronous**, ", "**softsync 4, at α₀/τ**, ")),
         ("asynchronous", ("With one slow worker", "stale synchronous, s = 2", "downpour, every 4")),
-        ("local_training", ("**each step**, ", "**the mean, every 8**, ", "outer Nesterov, every 2")),
+        (
+            "local_training",
+            ("**each step**, ", "**the mean, every 8**, ", "Nesterov, every 2"),
+        ),
     ],
 )
 def test_notebooks_on_the_virtual_clock_read_their_runs(

@@ -210,7 +210,8 @@ class RankWorld(World):
             Layer("", *edges, shape) for edges, shape in zip(pairwise(ends), shapes, strict=True)
         ]
         means = self._means[action.fragment]
-        means.reduce(action.fragment, [values], layers, action.algorithm, what)
+        pieces = [values[layer.start : layer.stop] for layer in layers]  # views: in place
+        means.reduce(action.fragment, pieces, layers, action.algorithm, what)
 
     def _joined(self, number: int, meeting: Meeting) -> Gradient:
         self._diary.met(number, meeting)
