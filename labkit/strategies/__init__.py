@@ -4,6 +4,7 @@ from labkit.strategies.allreduce import AllReduce
 from labkit.strategies.averaging import ParameterAveraging
 from labkit.strategies.delayed import DelayedGradients
 from labkit.strategies.downpour import Downpour
+from labkit.strategies.gossip import Gossip
 from labkit.strategies.layerwise import Layerwise
 from labkit.strategies.locally_connected import LocallyConnected
 from labkit.strategies.parameter_server import ParameterServer
@@ -26,7 +27,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     for kind in (
         *(AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel, LocallyConnected),
         *(ParameterServer, StaleSynchronous, SoftSync, Downpour),
-        ParameterAveraging,
+        *(ParameterAveraging, Gossip),
     )
 }
 
@@ -36,6 +37,7 @@ __all__ = [
     "Batch",
     "DelayedGradients",
     "Downpour",
+    "Gossip",
     "Layerwise",
     "LocallyConnected",
     "ParameterAveraging",
