@@ -20,7 +20,7 @@ def met(root: Path, accuracy: float, period: int = 0, outer: str | None = None) 
         "test_accuracy": accuracy,
         "repeats": 3,
         "spread": {"test_accuracy": [accuracy - 0.01, accuracy + 0.01]},
-        "wire_bytes": 8e6 / max(period, 1),
+        "wire_bytes_per_step": 8e6 / max(period, 1),
         "train_seconds": 90.0,
     }
     way = {"name": "ParameterAveraging", "period": period, "outer": outer}
@@ -46,7 +46,7 @@ def test_accuracy_falls_along_a_line_a_rule(runs: list[Run]) -> None:
 def test_the_reading_says_whether_the_published_shapes_came(runs: list[Run]) -> None:
     said = period_reading(runs)
     assert "**the mean, every 16**, 89.0% (3 seeds, 88.0% to 90.0%)" in said
-    assert "488 KiB on the wire" in said
+    assert "488 KiB on the wire a step" in said
     assert said.count(": it came") == 2
     assert "outer Nesterov, every 64 85.0%; the mean, every 64 70.0%" in said
 

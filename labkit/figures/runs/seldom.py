@@ -59,7 +59,7 @@ def period_reading(runs: Sequence[Run]) -> Markdown:
 def _said(table: pd.DataFrame) -> Iterator[Finding]:
     for row in table.itertuples():
         band, percent = (row.low, row.high), "{:.1%}".format
-        said = f"{bytes_text(row.nbytes)} on the wire, {seconds_text(row.seconds)} of training"
+        said = f"{bytes_text(row.nbytes)} on the wire a step, {seconds_text(row.seconds)} of training"
         yield Finding("", row.way, row.accuracy, band, row.seeds, percent, said=(said,))
 
 
@@ -98,7 +98,7 @@ def _rule(run: Run) -> tuple[str, int]:
 
 
 def _table(runs: Sequence[Run]) -> pd.DataFrame:
-    """A row a run: way, rule, period, accuracy and its ends, seeds, bytes and seconds."""
+    """A row a run: way, rule, period, accuracy and its ends, seeds, bytes a step and seconds."""
     import pandas as pd
 
     rows = []
@@ -106,7 +106,7 @@ def _table(runs: Sequence[Run]) -> pd.DataFrame:
         (rule, period), accuracy = _rule(run), float(run.metrics["test_accuracy"])
         low, high = spread(run, "test_accuracy") or (accuracy, accuracy)
         way = rule if rule == _EACH else f"{rule}, every {period}"
-        spent = float(run.metrics["wire_bytes"]), float(run.metrics["train_seconds"])
+        spent = float(run.metrics["wire_bytes_per_step"]), float(run.metrics["train_seconds"])
         seeds = run.metrics.get("repeats", 1)
         rows.append((way, rule, period, accuracy, low, high, seeds, *spent))
     columns = ["way", "rule", "period", "accuracy", "low", "high", "seeds", "nbytes", "seconds"]
