@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-CELL = """
+SHOWN = """
 import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
@@ -20,6 +20,8 @@ live.tell("step", *ROWS)
 live.begin()
 live.show()
 print("comm", live._panel.stop.comm.comm_id, flush=True)
+"""
+CELL = f"""{SHOWN}
 import time
 end = time.monotonic() + 100
 while not live.writers[0].stop_asked() and time.monotonic() < end:
@@ -88,16 +90,8 @@ def test_a_click_stops_while_the_cell_runs(client: Any, tmp_path: Path) -> None:
     assert "application/vnd.jupyter.widget-view+json" in view
 
 
-WAITING = """
-import sys, threading
-sys.path.insert(0, {tests!r})
-from pathlib import Path
-from live_sample import ROWS, Told
-live = Told(Path({run!r}))
-live.tell("step", *ROWS)
-live.begin()
-live.show()
-print("comm", live._panel.stop.comm.comm_id, flush=True)
+WAITING = f"""{SHOWN}
+import threading
 
 def end():
     while not live.writers[0].stop_asked():

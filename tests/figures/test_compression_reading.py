@@ -76,7 +76,7 @@ def test_who_wins_on_other_links_is_called_a_simulation_and_held_against_the_mea
     said = compression_reading(runs)
     assert "Simulation, from measured compute, codec and bytes on links of 10 Mb/s" in said
     assert "the fastest is TopK 1 % up to 1.98 Gb/s, then no compression" in said
-    assert "in the 2 runs on emulated networks it is off by 0%" in said
+    assert "in 2 runs on emulated networks it is off by 0%" in said
     alone = compression_reading([write_method(tmp_path), write_method(tmp_path, compressor=TOP_K)])
     assert "none of these runs was on an emulated network" in alone
 

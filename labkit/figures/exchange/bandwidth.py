@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.common.errors import LabkitError
-from labkit.common.units import bits_text, seconds_axis, seconds_text
+from labkit.common.units import bits_text, plural, seconds_axis, seconds_text
 from labkit.figures.kit.entries import Entry, Line, clock_and_network, entries, labels, lines
 from labkit.figures.kit.marks import crosses, curve, points
 from labkit.figures.kit.naming import names
@@ -81,7 +81,7 @@ def held_against(found: Iterable[Method]) -> str:
     if not sizes:
         return "; none of these runs was on an emulated network to hold this against"
     off = " to ".join(dict.fromkeys(f"{size:.0%}" for size in (min(sizes), max(sizes))))
-    return f"; in the {len(sizes)} runs on emulated networks it is off by {off}"
+    return f"; in {plural(len(sizes), 'run')} on emulated networks it is off by {off}"
 
 
 def methods(shown: Sequence[Entry]) -> list[Method]:
