@@ -58,6 +58,11 @@ class Roles:
             self.part(server).put(part, flat)
         return flat
 
+    def consensus_distance(self, parts: Mapping[int, Vector]) -> float:
+        """The root mean square distance of workers' weights from their mean."""
+        mean = self.whole(parts)
+        return float(np.sqrt(np.mean([np.sum((own - mean) ** 2) for own in parts.values()])))
+
     def routes(self, said: bool = False) -> dict[tuple[int, int], int]:
         """Bytes of what workers and servers at different places send each other, both ways.
 

@@ -280,6 +280,8 @@ class Stage:
         ]
         steps = (epoch + 1) * self.roles.steps
         told = {"epoch": epoch, "step": steps, "seconds": self._ended[epoch]}
+        if self._apart:
+            told["consensus_distance"] = self.roles.consensus_distance(parts)
         session.recorder.put_epoch(told | {"loss": _loss(rows, epoch)} | found)
 
 

@@ -74,6 +74,12 @@ def test_gaps_are_those_of_the_eigenvalues() -> None:
         expected = 1 - (1 + 2 * np.cos(2 * np.pi / workers)) / 3
         assert Gossip("ring").spectral_gap(workers) == pytest.approx(expected, abs=1e-9)
         assert Gossip("exponential").spectral_gap(workers) == pytest.approx(1.0, abs=1e-7)
+    for workers in (5, 6):  # of random pairs the mean over many draws
+        strategy = Gossip("random_pairs")
+        drawn = [strategy.mixing(workers, step) for step in range(4_000)]
+        mean = np.mean([each.T @ each for each in drawn], axis=0)
+        expected = 1 - np.sqrt(np.linalg.eigvalsh(mean)[-2])
+        assert strategy.spectral_gap(workers) == pytest.approx(expected, abs=0.02)
 
 
 @pytest.mark.parametrize(
