@@ -30,6 +30,8 @@ from labkit.programs.actions import Action, Vector
 from labkit.strategies.replicas import Replicas
 from labkit.strategies.strategy import Question
 
+_LINEAR = {"momentum", "nesterov", "weight_decay"}  # options of "sgd"; clipping is not
+
 
 class ParameterAveraging(Replicas):
     r"""Replicas take H steps of their own, then become their mean: local SGD, DiLoCo, streaming.
@@ -53,7 +55,8 @@ class ParameterAveraging(Replicas):
         outer_momentum: μ of "nesterov".
         warmup: synchronous steps before the first local one (post-local SGD).
         state: what becomes of the optimizer's slots and of moving statistics at a meeting: each
-            worker's go on ("keep"), they are averaged, too ("average"), or begin anew ("reset").
+            worker's go on ("keep"), they are averaged, too ("average", by rows as the weights are),
+            or begin anew ("reset").
         fragments: stretches of the weights, which meet in turn, evenly through the period.
         delay: steps that a worker goes on computing while a meeting is under way. What it has
             learned meanwhile is added to what they have agreed on.
@@ -81,11 +84,12 @@ class ParameterAveraging(Replicas):
     delay: NonNegativeInt = 0
 
     def exact_of(self, experiment: Question) -> bool:
-        """Where replicas meet after each step, and nothing is left of a step but its weights."""
+        """Where replicas meet after each step, and all that it leaves is linear in its gradient."""
         options = experiment.optimizer_options
-        plain = experiment.optimizer == "sgd" and not options.get("momentum")
+        linear = experiment.optimizer == "sgd" and options.keys() <= _LINEAR
+        shared = self.state == "average" or not options.get("momentum")
         together = self.period == 1 and self.fragments == 1 and not self.delay
-        return together and plain and self.outer is None and self.compressor is None
+        return together and linear and shared and self.outer is None and self.compressor is None
 
     def check(self, experiment: Question) -> None:
         """Refuse what does not fit together, before any rank starts."""
@@ -137,10 +141,11 @@ class ParameterAveraging(Replicas):
 
 @dataclass
 class _Meeting:
-    """An allreduce under way: of which fragment, from which weights, and when it is to end."""
+    """An allreduce under way: of which fragment, from which weights and rows, due at which step."""
 
     fragment: int
     sent: Vector
+    rows: int
     due: int
 
 
@@ -154,6 +159,7 @@ class _Replica:
         self._shared = [part.take(roles.weights) for part in self._parts]
         self._velocity = [np.zeros_like(each) for each in self._shared]
         self._rows = [0] * len(self._parts)  # since each fragment has met
+        self._met = [0] * len(self._parts)  # at which step
         self._since, self._losses = 0, 0.0  # since the begin of a period
         self._first: float | None = None  # the loss of the first period
         self._period = roles.steps if strategy.period == "epoch" else strategy.period
@@ -170,6 +176,7 @@ class _Replica:
         """All have the same weights: local steps count from these."""
         self._shared = [part.take(self.weights) for part in self._parts]
         self._rows, self._since, self._losses = [0] * len(self._parts), 0, 0.0
+        self._met = [self.step] * len(self._parts)
 
     def meets(self, ends: bool, began: Vector | None) -> Generator[Action, Any, bool]:
         """Begin and end the meetings that are due; whether someone wants training to end.
@@ -182,7 +189,7 @@ class _Replica:
         if self._under_way is not None and (ends or self._under_way.due <= self.step):
             over = yield from self._joins(began)
         for fragment in range(len(self._parts)):
-            if not self._rows[fragment] or not (ends or self._is_due(fragment)):
+            if self._met[fragment] == self.step or not (ends or self._is_due(fragment)):
                 continue
             yield from self._begins(fragment)
             if ends or not self._strategy.delay:
@@ -199,13 +206,12 @@ class _Replica:
     def _begins(self, fragment: int) -> Generator[Action, Any, None]:
         sent = self._parts[fragment].take(self.weights).copy()
         loss = self._losses / max(self._since, 1)
-        brought = Gradient(
-            self._shared[fragment] - sent, self._rows[fragment], loss, self.step, self._last
-        )
-        self._rows[fragment] = 0
+        rows, self._rows[fragment] = self._rows[fragment], 0
+        self._met[fragment] = self.step
+        brought = Gradient(self._shared[fragment] - sent, rows, loss, self.step, self._last)
         strategy = self._strategy
         yield Begin(AllReduce(brought, strategy.scheduled, strategy.compressor, fragment))
-        self._under_way = _Meeting(fragment, sent, self.step + strategy.delay)
+        self._under_way = _Meeting(fragment, sent, rows, self.step + strategy.delay)
 
     def _joins(self, began: Vector | None) -> Generator[Action, Any, bool]:
         """Take what was agreed on."""
@@ -222,7 +228,7 @@ class _Replica:
         states = began
         if self._strategy.state == "average":
             own = yield States()
-            told = replace(mean, values=own, rows=1)
+            told = replace(mean, values=own, rows=meeting.rows)
             states = (yield AllReduce(told, self._strategy.scheduled, fragment=-1)).values
         self.weights = yield Adopt(weights, states)
         if fragment == len(self._parts) - 1:

@@ -47,10 +47,11 @@ class Gossip(Replicas):
             another one, new in each step; or P itself, row by row.
 
     What is sent is never compressed. At the end of an epoch all agree, by one number, whether to go
-    on. Source: D-PSGD, X. Lian et al., 2017, arXiv 1705.09056;
-    stochastic gradient push on the exponential graph, M. Assran et al., 2019, arXiv 1811.10792.
-    Differs from the latter: the gradient is added after mixing, not before, so that messages
-    travel while a worker computes.
+    on.
+
+    Source: X. Lian et al., 2017, arXiv 1705.09056 (D-PSGD); on directed graphs M. Assran et al.,
+    2019, arXiv 1811.10792 (stochastic gradient push). Differs from the latter: the gradient is
+    added after mixing, not before, so that messages travel while a worker computes.
     """
 
     synchronization: ClassVar[str] = "synchronous with neighbours"

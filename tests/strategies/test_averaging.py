@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import sample_programs
 from sample_programs import FAST, SIZE, Numbers, play
 
 from labkit import QSGD, Cluster, ErrorFeedback, Experiment, ParameterAveraging, PowerSGD
@@ -56,6 +57,67 @@ def test_replicas_meet_as_the_papers_say(period: int, warmup: int, outer: Any) -
     _, scenes, _ = play(strategy, WORKERS, steps=20)
     for worker, expected in enumerate(reference(20, period, outer, warmup)):
         np.testing.assert_allclose(scenes.held[worker], expected, rtol=0, atol=1e-12)
+
+
+def test_a_worker_without_rows_meets_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Numbers, "batch", lambda _, worker: 2 * worker)
+    _, scenes, _ = play(ParameterAveraging(1), WORKERS, steps=5)
+    weights = np.zeros(4 * SIZE)
+    for _ in range(5):
+        weights = (2 * local(weights, 1) + 4 * local(weights, 2)) / 6
+    for worker in range(WORKERS):
+        np.testing.assert_allclose(scenes.held[worker], weights, rtol=0, atol=1e-12)
+
+
+class Heavy(Numbers):
+    """With momentum, which is what workers keep: v ← 0.9 v - 0.1 g, w ← w + v."""
+
+    moves: ClassVar[dict[int, np.ndarray]] = {}
+
+    def update(self, holder: int, gradient: np.ndarray, rate: float = 1.0) -> np.ndarray:
+        self.moves[holder] = 0.9 * self.moves.get(holder, 0.0) - 0.1 * gradient
+        self.held[holder] = self.held[holder] + self.moves[holder]
+        return self.held[holder]
+
+    def states(self, worker: int) -> np.ndarray:
+        return self.moves.get(worker, np.zeros(4 * SIZE))
+
+    def adopt(self, worker: int, weights: np.ndarray, states: np.ndarray | None) -> np.ndarray:
+        self.held[worker] = weights
+        if states is not None:
+            self.moves[worker] = states
+        return weights
+
+
+@pytest.mark.parametrize(
+    ("state", "turns", "same"),
+    [
+        ("keep", False, True),  # a mean of always the same shares is linear, and so is momentum
+        ("keep", True, False),
+        ("average", True, True),
+        ("reset", False, False),
+    ],
+)
+def test_with_momentum_meeting_each_step_is_synchronous_or_not(
+    state: Any, turns: bool, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `turns`, who has how many rows changes from step to step."""
+
+    def batch(self: Numbers, worker: int) -> int:
+        return ROWS[(worker + turns * self.steps[worker]) % WORKERS]
+
+    monkeypatch.setattr(sample_programs, "Numbers", Heavy)
+    monkeypatch.setattr(Heavy, "moves", {})
+    monkeypatch.setattr(Heavy, "batch", batch)
+    _, scenes, _ = play(ParameterAveraging(1, state=state), WORKERS, steps=20)
+    weights = velocity = np.zeros(4 * SIZE)
+    for step in range(1, 21):
+        shares = np.roll(SHARES, -turns * step)
+        velocity = 0.9 * velocity - 0.1 * (0.01 * weights + shares @ (1 + np.arange(WORKERS)))
+        weights = weights + velocity
+    apart = max(abs(scenes.held[worker] - weights).max() for worker in range(WORKERS))
+    assert (apart < 1e-12) == same
+    assert same or apart > 1e-2
 
 
 def land(
@@ -128,8 +190,8 @@ def test_what_workers_keep_goes_on_is_averaged_or_begins_anew() -> None:
         for state in ("keep", "average", "reset")
     }
     assert kept["keep"] == {}
-    # The states of `Numbers` are ten times the worker's number, and its steps.
-    assert kept["average"] == {worker: [10.0 + 4, 10.0 + 8] for worker in range(WORKERS)}
+    # The states of `Numbers` are ten times the worker's number, and its steps; by rows 15.
+    assert kept["average"] == {worker: [15.0 + 4, 15.0 + 8] for worker in range(WORKERS)}
     assert kept["reset"] == {worker: [10.0 * worker] * 2 for worker in range(WORKERS)}
 
 
