@@ -80,8 +80,8 @@ def play(
     scenes = Numbers()
     for server in roles.servers:
         scenes.held[server] = roles.part(server).take(roles.weights)
-    if strategy.apart:
-        scenes.held = dict.fromkeys(range(workers), roles.weights)
+    if strategy.copies(workers):
+        scenes.held = dict.fromkeys(range(len(hosts)), roles.weights)
     diary = Diary(scenes, steps)
     programs = {number: strategy.program(roles, number) for number in range(len(hosts))}
     laws = {"seed": 3} | laws

@@ -4,6 +4,7 @@ from labkit.strategies.allreduce import AllReduce
 from labkit.strategies.averaging import ParameterAveraging
 from labkit.strategies.delayed import DelayedGradients
 from labkit.strategies.downpour import Downpour
+from labkit.strategies.elastic import ElasticAveraging
 from labkit.strategies.gossip import Gossip
 from labkit.strategies.layerwise import Layerwise
 from labkit.strategies.locally_connected import LocallyConnected
@@ -27,7 +28,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     for kind in (
         *(AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel, LocallyConnected),
         *(ParameterServer, StaleSynchronous, SoftSync, Downpour),
-        *(ParameterAveraging, Gossip),
+        *(ParameterAveraging, ElasticAveraging, Gossip),
     )
 }
 
@@ -37,6 +38,7 @@ __all__ = [
     "Batch",
     "DelayedGradients",
     "Downpour",
+    "ElasticAveraging",
     "Gossip",
     "Layerwise",
     "LocallyConnected",

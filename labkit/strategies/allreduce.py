@@ -136,10 +136,9 @@ class AllReduce(Strategy):
         """There is no server."""
         return False
 
-    @property
-    def apart(self) -> bool:
-        """All take the same steps."""
-        return False
+    def copies(self, workers: int) -> Sequence[int]:
+        """All workers take the same step."""
+        return ()
 
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[Parts]:
         """No server holds anything."""

@@ -71,6 +71,7 @@ class ParameterAveraging(Replicas):
     not layers, and local progress is kept whole, not mixed.
     """
 
+    says_progress: ClassVar[bool] = True
     paper: ClassVar[str] = "Stich 2019, arXiv 1805.09767; Douillard 2023, arXiv 2311.08105"
 
     period: PositiveInt | Literal["epoch"] = Field(8, kw_only=False)

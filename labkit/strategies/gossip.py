@@ -83,11 +83,6 @@ class Gossip(Replicas):
                 f"topology has {len(self.topology)} rows, but workers={experiment.workers}; give "
                 "a row and a column a worker"
             )
-        if self.compressor is not None:
-            raise InvalidInput(
-                "gossip is said in full: what a compressor leaves out of weights is no gradient "
-                "that could wait; leave compressor out, or use ParameterAveraging"
-            )
 
     def mixing(self, workers: int, step: int, seed: int = 0) -> NDArray[np.float64]:
         """P of a step: row i says what of whom worker i takes."""

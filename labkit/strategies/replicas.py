@@ -28,6 +28,7 @@ class Replicas(Strategy):
     """
 
     synchronization: ClassVar[str] = "periodic"
+    says_progress: ClassVar[bool] = False  # pseudo-gradients, which may be compressed
 
     compressor: Nested | None = None
     algorithm: str = "auto"
@@ -47,10 +48,9 @@ class Replicas(Strategy):
         """No server knows all steps."""
         return False
 
-    @property
-    def apart(self) -> bool:
+    def copies(self, workers: int) -> Sequence[int]:
         """Each worker has weights of its own."""
-        return True
+        return range(workers)
 
     @property
     def one_sided(self) -> bool:
@@ -77,6 +77,12 @@ class Replicas(Strategy):
         if experiment.feed == "scatter":
             raise InvalidInput("feed='scatter' does not know workers apart; use feed='shard'")
         if isinstance(self.compressor, Compressor):
+            if not self.says_progress:
+                raise InvalidInput(
+                    f"{type(self).__name__} is said in full: what a compressor leaves out of "
+                    "weights is no gradient that could wait; leave compressor out, or use "
+                    "ParameterAveraging"
+                )
             self.compressor.check("sgd", {})  # what is said is added to weights as it is
 
     def train(self, session: Session) -> None:

@@ -80,10 +80,9 @@ class Servers(Strategy):
         """Whether a server answers others while the worker beside it computes."""
         return True
 
-    @property
-    def apart(self) -> bool:
-        """Servers hold them."""
-        return False
+    def copies(self, workers: int) -> Sequence[int]:
+        """Servers hold parts of the same weights."""
+        return ()
 
     def beside(self) -> int:
         """Ranks of servers that compute no gradients."""

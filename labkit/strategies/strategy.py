@@ -181,9 +181,8 @@ class Played(Protocol):
     def meanwhile(self) -> bool:
         """Whether a server has something to say while the worker beside it computes."""
 
-    @property
-    def apart(self) -> bool:
-        """Whether each worker holds weights, and an optimizer, of its own."""
+    def copies(self, workers: int) -> Sequence[int]:
+        """Who holds weights of its own, whose mean is the result; none where all share them."""
 
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[Parts]:
         """What each server holds of weights of these shapes; nothing where there is none."""

@@ -128,7 +128,7 @@ class Stage:
                 "a data set of your own does not say how many batches it has, which programs "
                 "count; give steps=…"
             )
-        self.compressor, self._apart = played.compressor, played.apart
+        self.compressor, self._copies = played.compressor, played.copies(workers)
         self.replica = Replica(session.model, session.batches())
         self.roles = Roles(
             workers,
@@ -144,7 +144,7 @@ class Stage:
         self._rows: list[Row] = []
         self._shards: dict[int, Shard] = {}
         self._mean: tuple[Vector, Vector] | None = None  # the last one, and the weights after it
-        self._holders = self.roles.workers if self._apart else max(1, len(self.roles.parts))
+        self._holders = len(self._copies) or max(1, len(self.roles.parts))
         self._epochs = Shelf()
         self._ended: dict[int, float] = {}  # s, by epoch
         self._again: Batches | None = None  # from the first one on
@@ -152,7 +152,7 @@ class Stage:
 
     def hold(self, here: Iterable[int]) -> None:
         """Make what servers hold; without them what each worker has, or all of them together."""
-        own = here if self._apart else [0]
+        own = here if self._copies else [0]
         holders = [n for n in here if n in self.roles.servers] if self.roles.parts else own
         for holder in holders:
             self._shards[holder] = self.shard(holder)
@@ -183,7 +183,7 @@ class Stage:
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient; workers that all have the same mean take one step together."""
-        if self.roles.parts or self._apart:
+        if self.roles.parts or self._copies:
             self._last[holder] = self._shards[holder].update(gradient, rate)
             return self._last[holder]
         if self._mean is None or self._mean[0] is not gradient:
@@ -235,7 +235,7 @@ class Stage:
 
     def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
         """An epoch is over for a holder: keep its weights until all ranks have time for them."""
-        if self._session.recorder is None:
+        if self._session.recorder is None or (self._copies and holder not in self._copies):
             return
         held = self._epochs.put(epoch, holder, weights)
         self._ended[epoch] = now  # of the last holder
@@ -252,11 +252,12 @@ class Stage:
         """Leave the weights in the model of every rank, and what was noted (collective)."""
         session = self._session
         session.interleaving = self.diary.events
-        last = session.communicator.allgather(self._last, "the trained weights")
+        own = {n: held for n, held in self._last.items() if n in (self._copies or self._last)}
+        last = session.communicator.allgather(own, "the trained weights")
         late = range(0 if self._virtual or session.recorder is None else self.roles.epochs)
         for epoch in late:
-            own = self._epochs.take(epoch), self._ended.get(epoch, 0.0)
-            told = session.communicator.allgather(own, "weights of an epoch")
+            kept = self._epochs.take(epoch), self._ended.get(epoch, 0.0)
+            told = session.communicator.allgather(kept, "weights of an epoch")
             parts = _merged(weights for weights, _ in told)
             if len(parts) == self._holders:  # or training was ended before
                 self._ended[epoch] = max(now for _, now in told)
@@ -280,7 +281,7 @@ class Stage:
         ]
         steps = (epoch + 1) * self.roles.steps
         told = {"epoch": epoch, "step": steps, "seconds": self._ended[epoch]}
-        if self._apart:
+        if len(self._copies) > 1:
             told["consensus_distance"] = self.roles.consensus_distance(parts)
         session.recorder.put_epoch(told | {"loss": _loss(rows, epoch)} | found)
 

@@ -88,7 +88,7 @@ def test_gaps_are_those_of_the_eigenvalues() -> None:
         ({"topology": ((0.5, 0.2), (0.5, 0.5))}, "add up to 1, not to 1, 0.7"),
         ({"topology": ((0.5, 0.5), (0.5,))}, "as many rows as columns"),
         ({"topology": DIRECTED}, "topology has 3 rows, but workers=2"),
-        ({"compressor": "Int8"}, "gossip is said in full"),
+        ({"compressor": "Int8"}, "Gossip is said in full"),
     ],
 )
 def test_what_is_no_topology_is_refused(fields: dict[str, Any], said: str) -> None:

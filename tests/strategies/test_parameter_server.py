@@ -63,7 +63,7 @@ EXACT = [
     experiment(ParameterServer(2, colocated=True), 3, capacities=(1, 2, 1), **VIRTUAL),
     experiment(AllReduce("ring"), 3, optimizer="adam", **VIRTUAL),
     experiment(StaleSynchronous(0, servers=2), 3, optimizer="adam", **VIRTUAL),
-    experiment(ParameterAveraging(1), 3, **VIRTUAL),
+    experiment(ParameterAveraging(1, state="average"), 3, **MOMENTUM, **VIRTUAL),
     experiment(AllReduce("ring"), 3, shards="dirichlet(0.3)", **VIRTUAL),
     experiment(ParameterServer(2), 3, shards="by_label", capacities=(1, 2, 1), **VIRTUAL),
 ]
