@@ -119,6 +119,9 @@ class Stage:
     Args:
         session: whose model, data and recorder.
         played: the strategy.
+
+    Attributes:
+        rows: of the steps of the workers that are played here.
     """
 
     def __init__(self, session: Playing, played: Played) -> None:
@@ -141,7 +144,7 @@ class Stage:
         )
         self.diary = Diary(self, session.feed.steps)
         self._virtual = session.experiment.clock == "virtual"
-        self._rows: list[Row] = []
+        self.rows: list[Row] = []
         self._shards: dict[int, Shard] = {}
         self._mean: tuple[Vector, Vector] | None = None  # the last one, and the weights after it
         self._holders = len(self._copies) or max(1, len(self.roles.parts))
@@ -229,7 +232,7 @@ class Stage:
 
     def step(self, row: Row) -> None:
         """A worker's step is over."""
-        self._rows.append(row)
+        self.rows.append(row)
         if self._session.recorder is not None:
             self._session.recorder.put(row)
 
@@ -276,7 +279,7 @@ class Stage:
         found = {f"val_{name}": value for name, value in session.evaluate().items()}
         rows = [
             row
-            for each in session.communicator.allgather(self._rows, "rows of an epoch")
+            for each in session.communicator.allgather(self.rows, "rows of an epoch")
             for row in each
         ]
         steps = (epoch + 1) * self.roles.steps

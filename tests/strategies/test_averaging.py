@@ -10,7 +10,16 @@ import pytest
 import sample_programs
 from sample_programs import FAST, SIZE, Numbers, play
 
-from labkit import QSGD, Cluster, ErrorFeedback, Experiment, ParameterAveraging, PowerSGD
+from labkit import (
+    QSGD,
+    Cluster,
+    ElasticAveraging,
+    ErrorFeedback,
+    Experiment,
+    Gossip,
+    ParameterAveraging,
+    PowerSGD,
+)
 from labkit.common.errors import InvalidInput
 
 WORKERS = 3
@@ -212,8 +221,8 @@ def test_the_period_falls_with_the_loss() -> None:
     assert len(met) > 40 // 8 + 1
 
 
-def trained(communicator: Any, experiments: list[Experiment]) -> list[tuple[list[Any], int]]:
-    """The weights of each, and the bytes that this rank has sent."""
+def trained(communicator: Any, experiments: list[Experiment]) -> list[tuple[list[Any], list[int]]]:
+    """The weights of each, and the bytes that this rank has sent in each step, by its meter."""
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
@@ -221,10 +230,9 @@ def trained(communicator: Any, experiments: list[Experiment]) -> list[tuple[list
     for each in experiments:
         session = TrainingSession(each, communicator, read(each, communicator))
         session.feed.validation = None
-        before = communicator.traffic.wire_bytes
         each.strategy.train(session)
         weights = [weight.numpy() for weight in session.model.weights]
-        found.append((weights, communicator.traffic.wire_bytes - before))
+        found.append((weights, [int(row["wire_bytes"]) for row in session.stage.rows]))
         session.close()
     return found
 
@@ -236,6 +244,8 @@ def test_both_clocks_train_the_same_weights(cluster: Cluster) -> None:
         ParameterAveraging(3, state="average"),
         ParameterAveraging(4, fragments=2, delay=1, compressor=ErrorFeedback(QSGD(levels=127))),
         ParameterAveraging("epoch", state="reset", compressor=PowerSGD()),
+        Gossip("exponential"),
+        ElasticAveraging(0.2, period=3, center="allreduce"),
     ]
     wall = [
         Experiment(
@@ -270,8 +280,8 @@ def normalized() -> Any:
     return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), *layers])
 
 
-def test_ranks_that_meet_rarely_send_little(cluster: Cluster) -> None:
-    """By the meter of the ranks: with a last meeting beside those of each period."""
+def test_ranks_that_meet_rarely_send_little_and_a_stream_sends_evenly(cluster: Cluster) -> None:
+    """By the meter of the ranks."""
     wall = [
         Experiment(
             dataset="digits",
@@ -279,12 +289,18 @@ def test_ranks_that_meet_rarely_send_little(cluster: Cluster) -> None:
             model_options={"widths": [8]},
             batch_size=10,
             workers=2,
-            strategy=ParameterAveraging(period),
+            strategy=strategy,
         )
-        for period in (1, 4)
+        for strategy in (
+            ParameterAveraging(1),
+            ParameterAveraging(4),
+            ParameterAveraging(4, fragments=2),
+        )
     ]
-    for (_, each), (_, seldom) in cluster.call(trained, wall, ranks=2):
-        assert seldom * 4 == each
+    for told in cluster.call(trained, wall, ranks=2):
+        each, seldom, stream = (sent for _, sent in told)
+        assert sum(seldom) * 4 == sum(each)
+        assert max(stream[:-1]) * 2 == max(seldom)  # the last meeting is of all fragments
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def period_cost(runs: Iterable[Run]) -> Figure:
     """Test accuracy over the steps between meetings: a line a rule of meeting, a band of seeds.
 
     Args:
-        runs: of `ParameterAveraging` and `ElasticAveraging`; synchronous ones, which meet each step, stand at 1.
+        runs: of `ParameterAveraging` and `ElasticAveraging`; synchronous ones stand at 1.
     """
     shown = entries(runs)
     table = _table([entry.run for entry in shown])
