@@ -80,6 +80,10 @@ class Servers(Strategy):
         """Whether a server answers others while the worker beside it computes."""
         return True
 
+    def copies(self, workers: int) -> Sequence[int]:
+        """Servers hold parts of the same weights."""
+        return ()
+
     def beside(self) -> int:
         """Ranks of servers that compute no gradients."""
         return 0 if self.colocated else self.servers
