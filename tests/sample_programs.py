@@ -13,6 +13,7 @@ from labkit.programs import Diary, Gradient, Roles, placed
 from labkit.programs.actions import Passed, Place, Vector
 from labkit.programs.times import Laws
 from labkit.programs.virtual import VirtualWorld
+from labkit.strategies.replicas import Replicas
 from labkit.strategies.servers import Servers
 
 SIZE = 1_000  # weights, of 8 bytes
@@ -29,11 +30,16 @@ class Numbers:
     rows: list[dict[str, float]] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)
     under_way: dict[int, list[Vector]] = field(default_factory=dict)  # weights of stages, by worker
+    kept: dict[int, list[float]] = field(default_factory=dict)
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         step = self.steps.get(worker, 0)
         self.steps[worker] = step + 1
-        return Gradient(0.01 * weights + (worker + 1), 2, 0.5, step)
+        return Gradient(0.01 * weights + (worker + 1), self.batch(worker), 0.5 / (step + 1), step)
+
+    def batch(self, worker: int) -> int:
+        """The rows of its batches."""
+        return 2
 
     def forward(self, place: Place, weights: Vector, values: Vector | None) -> Passed:
         """A stage passes on how many there are up to it."""
@@ -51,13 +57,23 @@ class Numbers:
         weights = self.under_way[worker].pop()
         assert len(self.under_way[worker]) == stage
         assert values is None or values.tolist() == [-2.0 - stage] * PASSED
-        told = (2, 0.5) if values is None else (0, np.nan)
+        step = self.steps[worker]
+        told = (2, 0.5 / (step + 1)) if values is None else (0, np.nan)
         before = np.full(PASSED, -1.0 - stage)
-        return Gradient(0.01 * weights + (worker + 1), *told, self.steps[worker], before=before)
+        return Gradient(0.01 * weights + (worker + 1), *told, step, before=before)
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         self.held[holder] = self.held[holder] - 0.1 * rate * gradient
         return self.held[holder]
+
+    def states(self, worker: int) -> Vector:
+        return np.array([10.0 * worker + self.steps.get(worker, 0)])
+
+    def adopt(self, worker: int, weights: Vector, states: Vector | None) -> Vector:
+        self.held[worker] = weights
+        if states is not None:
+            self.kept.setdefault(worker, []).append(float(states[0]))
+        return weights
 
     def step(self, row: dict[str, float]) -> None:
         self.rows.append(row)
@@ -70,7 +86,7 @@ class Numbers:
 
 
 def play(
-    strategy: Servers,
+    strategy: Servers | Replicas,
     workers: int,
     network: Network | None = FAST,
     steps: int = 10,
@@ -83,11 +99,14 @@ def play(
 ) -> tuple[VirtualWorld, Numbers, Diary]:
     parts = strategy.parts([(SIZE,)] * 4)
     hosts = strategy.hosts(workers)
-    stages = placed([(SIZE,)] * 4, strategy.stages, "round_robin") if strategy.stages > 1 else []
+    depth = strategy.replica_stages
+    stages = placed([(SIZE,)] * 4, depth, "round_robin") if depth > 1 else []
     roles = Roles(workers, parts, steps, epochs, np.zeros(4 * SIZE), hosts, stages=stages)
     scenes = Numbers()
     for server in roles.servers:
         scenes.held[server] = roles.part(server).take(roles.weights)
+    if strategy.copies(workers):
+        scenes.held = dict.fromkeys(range(len(hosts)), roles.weights)
     members = [roles.members(worker) for worker in range(workers)]
     told = [number for each in members for number in each] if stages else ()
     diary = Diary(scenes, steps, stages=told)

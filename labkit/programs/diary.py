@@ -29,6 +29,12 @@ class Scenes(Protocol):
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient to what this one holds; the new weights, which nobody writes into."""
 
+    def states(self, worker: int) -> Vector:
+        """What a worker keeps beside its weights, flat."""
+
+    def adopt(self, worker: int, weights: Vector, states: Vector | None) -> Vector:
+        """A worker holds these weights from now on."""
+
     def step(self, row: Row) -> None:
         """A worker's step is over."""
 

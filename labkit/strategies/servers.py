@@ -91,6 +91,10 @@ class Servers(Strategy):
         """As the field says."""
         return self.stages
 
+    def copies(self, workers: int) -> Sequence[int]:
+        """Servers hold parts of the same weights."""
+        return ()
+
     def beside(self, workers: int) -> int:
         """Ranks of servers that compute no gradients, and of the other stages of workers."""
         return (0 if self.colocated else self.servers) + workers * (self.stages - 1)
