@@ -29,7 +29,8 @@ class Numbers:
     steps: dict[int, int] = field(default_factory=dict)
     rows: list[dict[str, float]] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)
-    under_way: dict[int, list[Vector]] = field(default_factory=dict)  # weights of stages, by worker
+    # Of a worker and a stage: the step that is under way, and its weights.
+    under_way: dict[tuple[int, int], tuple[int, Vector]] = field(default_factory=dict)
     kept: dict[int, list[float]] = field(default_factory=dict)
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
@@ -43,22 +44,18 @@ class Numbers:
 
     def forward(self, place: Place, weights: Vector, values: Vector | None) -> Passed:
         """A stage passes on how many there are up to it."""
-        if values is None:
-            self.under_way[place.worker] = []
-            self.steps[place.worker] = self.steps.get(place.worker, -1) + 1
-        gone = self.under_way[place.worker]
-        assert values is None or values.tolist() == [len(gone)] * PASSED
-        gone.append(weights)
-        return Passed(np.full(PASSED, 1.0 + place.stage), self.steps[place.worker])
+        worker, stage, _ = place
+        assert values is None if stage == 0 else np.array_equal(values, [stage] * PASSED)
+        step = self.under_way.get((worker, stage), (-1, weights))[0] + 1
+        self.under_way[worker, stage] = step, weights
+        return Passed(np.full(PASSED, 1.0 + stage), step)
 
     def backward(self, place: Place, values: Vector | None) -> Gradient:
-        """Of the weights that it has gone forward with; the last one goes back first."""
+        """Of the weights that it has gone forward with."""
         worker, stage, _ = place
-        weights = self.under_way[worker].pop()
-        assert len(self.under_way[worker]) == stage
         assert values is None or values.tolist() == [-2.0 - stage] * PASSED
-        step = self.steps[worker]
-        told = (2, 0.5 / (step + 1)) if values is None else (0, np.nan)
+        step, weights = self.under_way[worker, stage]
+        told = (0, np.nan) if values is not None else (self.batch(worker), 0.5 / (step + 1))
         before = np.full(PASSED, -1.0 - stage)
         return Gradient(0.01 * weights + (worker + 1), *told, step, before=before)
 
