@@ -30,7 +30,7 @@ _REACHED = 0.8  # of what synchronous training has learned over a guess
 def staleness_cost(runs: Iterable[Run]) -> Figure:
     """Test accuracy over the mean staleness of gradients: a line a remedy, in a band of seeds."""
     shown = entries(runs)
-    table = _table([entry.run for entry in shown])
+    table = stale_table([entry.run for entry in shown])
     looks = lines(table["remedy"])
     panel = Panel(
         title="What staleness costs\nmean over seeds; band: their spread",
@@ -57,7 +57,7 @@ def staleness_cost_reading(runs: Sequence[Run], classes: int = 10) -> Markdown:
         runs: synchronous ones, by which the others are judged, and softsync ones.
         classes: of the data: one guess in so many is right.
     """
-    table, guess = _table(runs), 1 / classes
+    table, guess = stale_table(runs), 1 / classes
     waits = table[table["splits"] == 0]
     if waits.empty:
         return sentences([Finding("No run is synchronous, so none can be judged by it")])
@@ -171,7 +171,7 @@ def way_of(run: Run) -> str:
     return safe_text(name)
 
 
-def _table(runs: Sequence[Run]) -> pd.DataFrame:
+def stale_table(runs: Sequence[Run]) -> pd.DataFrame:
     """A row a run: way, remedy, splits (0: synchronous), staleness, accuracy, its ends, seeds."""
     import pandas as pd
 
