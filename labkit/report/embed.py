@@ -157,8 +157,8 @@ def scripts() -> list[str]:
     """Plotly, and what draws the page's figures with it."""
     from plotly.offline import get_plotlyjs
 
-    own = (Path(__file__).with_name(name).read_text() for name in ("offers.js", "page.js"))
-    return [unwrapped(get_plotlyjs()), *own]
+    own = ("offers.js", "narrow.js", "page.js")
+    return [unwrapped(get_plotlyjs()), *(Path(__file__).with_name(n).read_text() for n in own)]
 
 
 def tables() -> tuple[str, str]:
