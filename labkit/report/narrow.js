@@ -55,7 +55,7 @@ const narrow = (() => {
       const top = 1 - (before + head) / whole, bottom = top - plot / whole;
       before += height;
       copy[x] = { ...layout[x], domain: [0, 1] };
-      copy[y] = { ...layout[y], domain: [bottom, top] };
+      copy[y] = { ...layout[y], domain: [bottom, top], automargin: true };
       delete copy[y].showticklabels; // beside others it leaves the names of rows to the first
       for (const { isTitle, added, ...note } of words) {
         copy.annotations.push({ ...note, x: (note.x - across[0]) / (across[1] - across[0]),
@@ -65,7 +65,9 @@ const narrow = (() => {
     const [text, more] = broken((layout.title && layout.title.text) || "", (width - l) / 8.5);
     const { subtitle } = layout.title || {}, [said, further] = broken((subtitle && subtitle.text) || "", (width - l) / LETTER);
     copy.title = { ...layout.title, text, ...(subtitle && { subtitle: { ...subtitle, text: said } }) };
-    copy.margin.t += LINE * (more + further) + (more ? 4 : 0);
+    copy.margin.t += LINE * (more + further);
+    // Plotly puts the middle of several lines where one line would stand.
+    if (more) copy.title.pad = { ...copy.title.pad, t: 8 + LINE };
     const named = data.filter(({ showlegend }) => showlegend).map(({ name }) => String(name || ""));
     if (b && named.length) {
       const columns = Math.max(1, Math.floor(width / (Math.max(...named.map((name) => name.length)) * 6.4 + 50)));
