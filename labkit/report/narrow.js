@@ -1,7 +1,8 @@
 "use strict";
 // On a phone the panels of a canvas stand one below the other: each as wide as the screen, as high as it was.
+// One long panel stays as it is where words stand in it, or a name under each of many bars.
 const narrow = (() => {
-  const LINE = 17, LETTER = 7.2, LEGEND_LINE = 30; // pixels
+  const LINE = 17, LETTER = 7.2, LEGEND_LINE = 30, FEW = 6; // pixels; words
 
   // Text with tags, broken where so many letters are full; how many lines that adds.
   function broken(text, letters) {
@@ -27,10 +28,18 @@ const narrow = (() => {
     return found.sort((a, b) => b.up[1] - a.up[1] || a.across[0] - b.across[0]);
   }
 
-  // The layout for a screen of so many pixels; the same where its panels do not stand abreast.
+  function isWorded(panels, layout, data) {
+    const written = data.filter(({ mode, texttemplate, type, text }) =>
+      String(mode).includes("text") || texttemplate || (type === "bar" && text));
+    return written.reduce((sum, { x }) => sum + (x?.length ?? FEW + 1), 0) > FEW ||
+      panels.some(({ x }) => (layout[x].ticktext || []).length > FEW) || data.some(({ x }) => typeof x?.[0] === "string");
+  }
+
+  // The layout for a screen of so many pixels; the same where it would not be legible.
   function stacked(layout, data, width) {
     const panels = panelsOf(layout), { t, b, l, r } = layout.margin || {};
-    if (new Set(panels.map(({ across }) => across[0])).size < 2 || t === undefined) return layout;
+    const abreast = new Set(panels.map(({ across }) => across[0])).size > 1;
+    if (!panels.length || t === undefined || (!abreast && isWorded(panels, layout, data))) return layout;
     const inner = layout.height - t - b, letters = (width - l - r) / LETTER, near = 1e-6;
     const tops = [...new Set(panels.map(({ up }) => up[1]))], above = 1 - tops[0];
     const copy = { ...layout, annotations: [], margin: { ...layout.margin } };
