@@ -13,6 +13,7 @@ from labkit.programs import Diary, Gradient, Roles
 from labkit.programs.actions import Vector
 from labkit.programs.times import Laws
 from labkit.programs.virtual import VirtualWorld
+from labkit.strategies.replicas import Replicas
 from labkit.strategies.servers import Servers
 
 SIZE = 1_000  # weights, of 8 bytes
@@ -27,15 +28,29 @@ class Numbers:
     steps: dict[int, int] = field(default_factory=dict)
     rows: list[dict[str, float]] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)
+    kept: dict[int, list[float]] = field(default_factory=dict)
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         step = self.steps.get(worker, 0)
         self.steps[worker] = step + 1
-        return Gradient(0.01 * weights + (worker + 1), 2, 0.5, step)
+        return Gradient(0.01 * weights + (worker + 1), self.batch(worker), 0.5 / (step + 1), step)
+
+    def batch(self, worker: int) -> int:
+        """The rows of its batches."""
+        return 2
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         self.held[holder] = self.held[holder] - 0.1 * rate * gradient
         return self.held[holder]
+
+    def states(self, worker: int) -> Vector:
+        return np.array([10.0 * worker + self.steps.get(worker, 0)])
+
+    def adopt(self, worker: int, weights: Vector, states: Vector | None) -> Vector:
+        self.held[worker] = weights
+        if states is not None:
+            self.kept.setdefault(worker, []).append(float(states[0]))
+        return weights
 
     def step(self, row: dict[str, float]) -> None:
         self.rows.append(row)
@@ -48,7 +63,7 @@ class Numbers:
 
 
 def play(
-    strategy: Servers,
+    strategy: Servers | Replicas,
     workers: int,
     network: Network | None = FAST,
     steps: int = 10,
@@ -65,6 +80,8 @@ def play(
     scenes = Numbers()
     for server in roles.servers:
         scenes.held[server] = roles.part(server).take(roles.weights)
+    if strategy.copies(workers):
+        scenes.held = dict.fromkeys(range(len(hosts)), roles.weights)
     diary = Diary(scenes, steps)
     programs = {number: strategy.program(roles, number) for number in range(len(hosts))}
     laws = {"seed": 3} | laws

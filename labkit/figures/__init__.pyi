@@ -13,6 +13,7 @@ from .exchange.layer_errors import microscope, microscope_reading
 from .exchange.step_parts import step_parts
 from .runs.comparison import compare, curves, show, speedup, table, throughput
 from .runs.comparison_reading import comparison_reading
+from .runs.consensus import consensus, consensus_reading
 from .runs.deployment import deployment, deployment_reading
 from .runs.heat import has_grid, heat_map
 from .runs.interleaving import interleaving, staleness, staleness_reading
@@ -23,6 +24,7 @@ from .runs.precision import loss_scale_reading, loss_scales, memory_reading, pre
 from .runs.reading import reading
 from .runs.search import search_history
 from .runs.seed_by_seed import seed_by_seed, seed_reading
+from .runs.seldom import period_cost, period_reading
 from .runs.servers import server_prediction, server_reading, server_scaling
 from .runs.shards import shard_labels
 from .runs.stale import race, race_reading, staleness_cost, staleness_cost_reading
@@ -41,6 +43,8 @@ __all__ = [
     "compare",
     "comparison_reading",
     "compression_reading",
+    "consensus",
+    "consensus_reading",
     "cost_curves",
     "cost_reading",
     "counts_reading",
@@ -69,6 +73,8 @@ __all__ = [
     "microscope_reading",
     "parallel_coordinates",
     "pareto",
+    "period_cost",
+    "period_reading",
     "pipeline_gantt",
     "pipeline_reading",
     "pipeline_speedup",

@@ -130,17 +130,49 @@ class Receive:
 
 @dataclass(frozen=True)
 class AllReduce:
-    """The mean of all workers' gradients, weighted by their rows; answered by a `Gradient`.
+    """The mean of what all workers bring, weighted by their rows; answered by a `Gradient`.
 
     Attributes:
-        gradient: of this worker.
+        gradient: of this worker, or whatever else is to be averaged.
         algorithm: a name of `labkit.schedules.ALLREDUCE`.
-        compressor: how gradients are said in fewer bytes.
+        compressor: how it is said in fewer bytes.
+        fragment: of the weights, by its number; each has a memory of what compression left out.
     """
 
     gradient: Gradient
     algorithm: str
     compressor: Compressor | None = None
+    fragment: int = 0
+
+
+@dataclass(frozen=True)
+class Begin:
+    """An allreduce that goes on while this worker computes; answered at once. One at a time."""
+
+    allreduce: AllReduce
+
+
+@dataclass(frozen=True)
+class Join:
+    """The mean of the allreduce that was begun, once it is there."""
+
+
+@dataclass(frozen=True)
+class States:
+    """What this worker keeps beside its weights, flat: the optimizer's slots, moving statistics."""
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """From now on these are the weights that this worker holds; answered by them.
+
+    Attributes:
+        weights: flat.
+        states: see `States`; None: as they are.
+    """
+
+    weights: Vector = field(repr=False)
+    states: Vector | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -158,5 +190,7 @@ class Snapshot:
     weights: Vector = field(repr=False)
 
 
-Action: TypeAlias = Compute | Update | Code | Drop | Send | Receive | AllReduce | Wait | Snapshot
+Action: TypeAlias = (Compute | Update | Code | Drop | Send | Receive | Wait | Snapshot) | (
+    AllReduce | Begin | Join | States | Adopt
+)
 Program: TypeAlias = Generator[Action, Any, None]

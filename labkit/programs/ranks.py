@@ -6,16 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.communicator import Communicator, Letter, Mailbox, Slots, computing
+from labkit.exchange.compressed import CompressedMean, Layer
 from labkit.programs.actions import (
     Action,
+    AllReduce,
+    Begin,
     Compute,
     Gradient,
+    Join,
     Message,
     Program,
     Update,
@@ -23,6 +28,7 @@ from labkit.programs.actions import (
     Wait,
 )
 from labkit.programs.diary import Diary, Scenes
+from labkit.programs.together import Meeting
 from labkit.programs.world import World
 
 if TYPE_CHECKING:
@@ -44,6 +50,8 @@ class RankWorld(World):
         dtype: of what messages bring.
         mailbox: what carries messages; None: two-sided.
         meanwhile: whether a server has something to say while the worker beside it computes.
+        shapes: of the weights.
+        seed: of compressors' random choices.
     """
 
     def __init__(
@@ -56,6 +64,8 @@ class RankWorld(World):
         dtype: DTypeLike,
         meanwhile: bool = True,
         mailbox: Mailbox | Slots | None = None,
+        shapes: Sequence[tuple[int, ...]] = (),
+        seed: int = 0,
     ) -> None:
         super().__init__(programs, hosts, scenes, diary)
         self._communicator, self._dtype = communicator, np.dtype(dtype)
@@ -65,6 +75,11 @@ class RankWorld(World):
         self._clock, self._mailbox = communicator.clock, mailbox or communicator.mailbox(hosts)
         self._slowly: Callable[[], AbstractContextManager[None]] = computing(communicator)
         self._beside = ThreadPoolExecutor(1) if len(programs) > 1 and meanwhile else None
+        self._shapes, self._seed = shapes, seed
+        self._means: dict[int, CompressedMean] = {}  # by fragment
+        # An allreduce that goes on while this rank computes has MPI to itself: nobody sends then.
+        self._aside = ThreadPoolExecutor(1)
+        self._under_way: Future[Meeting] | None = None
 
     def play(self) -> None:
         """Play this place's programs to their ends.
@@ -88,6 +103,7 @@ class RankWorld(World):
                     patience.pause(polls)
                     polls += 1
         finally:
+            self._aside.shutdown()
             if self._beside:
                 self._beside.shutdown()
 
@@ -123,6 +139,14 @@ class RankWorld(World):
                 self._diary.applies(number, of, self._now())
                 with self._slowly():
                     return True, self._scenes.update(number, gradient, rate)
+            case AllReduce():
+                return True, self._joined(number, self._reduced(number, action))
+            case Begin(allreduce):
+                self._under_way = self._aside.submit(self._reduced, number, allreduce)
+                return True, None
+            case Join():
+                assert self._under_way is not None  # for the type checker: programs begin first
+                return True, self._joined(number, self._under_way.result())
             case Wait(seconds):
                 self._wakes[number] = self._now() + seconds
             case _:
@@ -149,6 +173,49 @@ class RankWorld(World):
     def _noted(self, number: int, found: Gradient, start: float, stop: float) -> Gradient:
         self._diary.begins(number, found, start, stop)
         return found
+
+    # --- allreduce ---------------------------------------------------------------------------
+
+    def _reduced(self, number: int, action: AllReduce) -> Meeting:
+        """The mean over the ranks (collective)."""
+        given, meter = action.gradient, self._communicator.traffic
+        what = f"fragment {action.fragment} of the weights"
+        told = np.array([given.rows, given.loss, given.last], np.float64)
+        rows, loss, last = self._communicator.tally(told, what)
+        before = meter.copy()
+        values = given.values.copy()
+        if action.compressor is None:
+            self._communicator.mean(values, given.rows, action.algorithm, what, total=float(rows))
+        else:
+            values *= values.dtype.type(given.rows / rows * self._communicator.size)
+            self._compressed(action, values, what)
+        spent = meter.since(before)
+        held, counts = spent.wait_seconds, (spent.payload_bytes, spent.wire_bytes, spent.messages)
+        size = self._communicator.size
+        mean = Gradient(values, int(rows), float(loss) / size, given.step, bool(last))
+        return Meeting(mean, held, self._now(), *counts)
+
+    def _compressed(self, action: AllReduce, values: Vector, what: str) -> None:
+        """The mean of what ranks say of their values, in place."""
+        assert action.compressor is not None  # for the type checker
+        if action.fragment not in self._means:
+            means = CompressedMean(self._communicator, action.compressor, self._seed)
+            self._means[action.fragment] = means
+        ends = [0, values.size]
+        shapes: Sequence[tuple[int, ...]] = [values.shape]
+        if action.compressor.by_layer:
+            shapes = self._shapes
+            ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)]).tolist()
+        layers = [
+            Layer("", *edges, shape) for edges, shape in zip(pairwise(ends), shapes, strict=True)
+        ]
+        means = self._means[action.fragment]
+        pieces = [values[layer.start : layer.stop] for layer in layers]  # views: in place
+        means.reduce(action.fragment, pieces, layers, action.algorithm, what)
+
+    def _joined(self, number: int, meeting: Meeting) -> Gradient:
+        self._diary.met(number, meeting)
+        return meeting.mean
 
     # --- messages ----------------------------------------------------------------------------
 

@@ -77,8 +77,7 @@ class Replica:
         """Compute a gradient that leaves no trace but its time."""
         x, y, weight = batches(0, 0)
         self._compiled(tf.convert_to_tensor(self.weights), x, y, weight)[0].numpy()
-        for variable, value in zip(self.model.non_trainable_variables, self._first, strict=True):
-            variable.assign(value)
+        self._assign(self._first)
 
     def states(self, worker: int) -> list[np.ndarray]:
         """What layers keep for a worker beside the weights."""
@@ -86,13 +85,18 @@ class Replica:
             return [variable.numpy() for variable in self.model.non_trainable_variables]
         return self._states.get(worker, self._first)
 
+    def put_states(self, worker: int, states: Sequence[np.ndarray]) -> None:
+        """Let layers keep these for a worker."""
+        self._states[worker] = list(states)
+        if worker == self._whose:
+            self._assign(states)
+
     def finish(self, weights: Vector, states: Sequence[np.ndarray]) -> None:
         """Leave these weights in the model, and what its layers kept."""
         if self._whose is not None:
             self._states[self._whose] = self.states(self._whose)
             self._whose = None
-        for variable, value in zip(self.model.non_trainable_variables, states, strict=True):
-            variable.assign(value)
+        self._assign(states)
         for variable, (start, stop) in zip(self._variables, self._bounds, strict=True):
             variable.assign(weights[start:stop].reshape(variable.shape))
 
@@ -103,9 +107,12 @@ class Replica:
         own = self.model.non_trainable_variables
         if self._whose is not None:
             self._states[self._whose] = [variable.numpy() for variable in own]
-        for variable, value in zip(own, self._states.get(worker, self._first), strict=True):
-            variable.assign(value)
+        self._assign(self._states.get(worker, self._first))
         self._whose = worker
+
+    def _assign(self, states: Sequence[np.ndarray]) -> None:
+        for variable, value in zip(self.model.non_trainable_variables, states, strict=True):
+            variable.assign(value)
 
     def _step(
         self, flat: tf.Tensor, x: tf.Tensor, y: tf.Tensor, weight: tf.Tensor | None
@@ -164,6 +171,18 @@ class Shard:
     def nbytes(self) -> int:
         """Bytes of the weights and of the optimizer's slots."""
         return sum(np.asarray(v).nbytes for v in (*self._variables, *self._optimizer.variables))
+
+    @property
+    def slots(self) -> list[keras.Variable]:
+        """What the optimizer keeps of past gradients: neither its rate nor its count of steps."""
+        rate = self._optimizer._learning_rate
+        return [v for v in self._optimizer.variables if v is not rate and "float" in v.dtype]
+
+    def become(self, weights: Vector) -> None:
+        """Hold these weights."""
+        edges = np.cumsum(self._sizes)[:-1]
+        for variable, values in zip(self._variables, np.split(weights, edges), strict=True):
+            variable.assign(values.reshape(variable.shape))
 
     def update(self, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient of this part, at so many times the learning rate; the new weights."""

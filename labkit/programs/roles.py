@@ -44,13 +44,24 @@ class Roles:
         return self.workers
 
     def whole(self, parts: Mapping[int, Vector]) -> Vector:
-        """The flat weights of which servers hold these parts."""
+        """The flat weights of which servers hold these parts, or of which workers hold copies."""
         if len(parts) == 1:
             return next(iter(parts.values()))
+        if not self.parts:  # the mean of what workers hold
+            total = np.zeros_like(self.weights)
+            for worker in sorted(parts):
+                total += parts[worker]
+            total /= len(parts)
+            return total
         flat = np.empty_like(self.weights)
         for server, part in parts.items():
             self.part(server).put(part, flat)
         return flat
+
+    def consensus_distance(self, parts: Mapping[int, Vector]) -> float:
+        """The root mean square distance of workers' weights from their mean."""
+        mean = self.whole(parts)
+        return float(np.sqrt(np.mean([np.sum((own - mean) ** 2) for own in parts.values()])))
 
     def routes(self, said: bool = False) -> dict[tuple[int, int], int]:
         """Bytes of what workers and servers at different places send each other, both ways.

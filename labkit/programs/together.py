@@ -58,7 +58,7 @@ class Together:
             }
         )
         self._here: dict[int, tuple[AllReduce, float]] = {}
-        self._states: dict[tuple[int, int], State] = {}
+        self._states: dict[tuple[int, int, int], State] = {}
 
     def comes(self, worker: int, action: AllReduce, now: float) -> dict[int, Meeting] | None:
         """A worker is there; once all are, what each of them has."""
@@ -120,10 +120,10 @@ class Together:
             each.values * each.values.dtype.type(share * len(gradients))
             for each, share in zip(gradients, shares, strict=True)
         ]
-        return self._compressed(first.compressor, weighted)
+        return self._compressed(first.compressor, weighted, first.fragment)
 
     def _compressed(
-        self, compressor: Compressor, weighted: Sequence[Vector]
+        self, compressor: Compressor, weighted: Sequence[Vector], fragment: int
     ) -> tuple[Vector, list[tuple[str, float]]]:
         """As `labkit.exchange.compressed` does it with one bucket, all ranks side by side."""
         import tensorflow as tf
@@ -135,24 +135,25 @@ class Together:
             sends.append((kind, float(max(map(handed, requests)))))
 
         means = []
-        for number, (start, stop, shape) in enumerate(self._pieces(compressor)):
+        for number, (start, stop, shape) in enumerate(self._pieces(compressor, weighted[0].size)):
             tensors = [tf.constant(each[start:stop].reshape(shape)) for each in weighted]
             for rank in range(len(weighted)):
-                if (rank, number) not in self._states:
-                    first = compressor.start(shape, rank, self._seed + number, len(weighted))
-                    self._states[rank, number] = first
-            states = [self._states[rank, number] for rank in range(len(weighted))]
+                if (fragment, rank, number) not in self._states:
+                    seed = self._seed + 1_000 * fragment + number  # as on ranks
+                    first = compressor.start(shape, rank, seed, len(weighted))
+                    self._states[fragment, rank, number] = first
+            states = [self._states[fragment, rank, number] for rank in range(len(weighted))]
             found = reduce_all(compressor, tensors, states, asked)
             for rank, reduced in enumerate(found):
-                self._states[rank, number] = reduced.state
+                self._states[fragment, rank, number] = reduced.state
             means.append(np.asarray(found[0].mean).reshape(-1))
         return np.concatenate(means), sends
 
-    def _pieces(self, compressor: Compressor) -> list[tuple[int, int, tuple[int, ...]]]:
-        """What of the flat gradients is compressed together, and in which shape."""
-        ends = np.cumsum([0, *(int(np.prod(shape)) for shape in self._shapes)]).tolist()
+    def _pieces(self, compressor: Compressor, size: int) -> list[tuple[int, int, tuple[int, ...]]]:
+        """What of so many flat values is compressed together, and in which shape."""
         if not compressor.by_layer:
-            return [(0, ends[-1], (ends[-1],))]
+            return [(0, size, (size,))]
+        ends = np.cumsum([0, *(int(np.prod(shape)) for shape in self._shapes)]).tolist()
         return [(*edges, shape) for edges, shape in zip(pairwise(ends), self._shapes, strict=True)]
 
 

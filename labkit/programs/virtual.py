@@ -17,7 +17,9 @@ from labkit.network import Network
 from labkit.programs.actions import (
     Action,
     AllReduce,
+    Begin,
     Compute,
+    Join,
     Message,
     Program,
     Update,
@@ -25,7 +27,7 @@ from labkit.programs.actions import (
 )
 from labkit.programs.carriers import carrier
 from labkit.programs.diary import Diary, Scenes
-from labkit.programs.together import Together
+from labkit.programs.together import Meeting, Together
 from labkit.programs.world import World
 
 
@@ -90,6 +92,8 @@ class VirtualWorld(World):
         self._lines: dict[tuple[int, int], deque[Message]] = {}  # under way, by source and to
         self._there: set[Message] = set()  # that wait for one before them
         self._together = Together(len(programs), network, shapes, seed)
+        self._met: dict[int, Meeting] = {}  # allreduces that are known to end, by worker
+        self._joins: set[int] = set()  # who waits for one
         self._servers = servers
         for number, moment in (lost or {}).items():
             self._at(moment, partial(self._lose, number))
@@ -133,7 +137,13 @@ class VirtualWorld(World):
                 stop = self._times.updated(number, self.now)
                 self._at(stop, lambda: self._resume(number, weights))
             case AllReduce():
-                self._meet(number, action)
+                self._join(number)
+                self._begin_together(number, action)
+            case Begin(allreduce):
+                self._begin_together(number, allreduce)
+                return True, None
+            case Join():
+                self._join(number)
             case Wait(seconds):
                 self._at(self.now + seconds, lambda: self._resume(number, None))
             case _:
@@ -190,11 +200,19 @@ class VirtualWorld(World):
             script.pop()
         return found
 
-    def _meet(self, number: int, action: AllReduce) -> None:
-        """A worker has come to an allreduce; the last one to come lets all go on."""
-        found = self._together.comes(number, action, self.now)
-        if found is None:
+    def _begin_together(self, number: int, action: AllReduce) -> None:
+        """A worker has come to an allreduce; with the last one to come it is known when it ends."""
+        for worker, meeting in (self._together.comes(number, action, self.now) or {}).items():
+            self._met[worker] = meeting
+            if worker in self._joins:
+                self._join(worker)
+
+    def _join(self, number: int) -> None:
+        """A worker waits for the mean; it goes on when the allreduce has ended."""
+        meeting = self._met.pop(number, None)
+        if meeting is None:
+            self._joins.add(number)
             return
-        for worker, meeting in found.items():
-            self._diary.met(worker, meeting)
-            self._at(meeting.stop, partial(self._resume, worker, meeting.mean))
+        self._joins.discard(number)
+        self._diary.met(number, meeting)
+        self._at(max(self.now, meeting.stop), partial(self._resume, number, meeting.mean))

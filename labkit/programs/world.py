@@ -8,6 +8,7 @@ from typing import Any
 
 from labkit.programs.actions import (
     Action,
+    Adopt,
     Code,
     Drop,
     Message,
@@ -15,6 +16,7 @@ from labkit.programs.actions import (
     Receive,
     Send,
     Snapshot,
+    States,
     Vector,
 )
 from labkit.programs.diary import Diary, Scenes
@@ -95,6 +97,10 @@ class World:
                 self._diary.drops(number, message, self._now())
             case Snapshot(epoch, weights):
                 self._scenes.snapshot(epoch, number, weights, self._now() - self._begin)
+            case States():
+                found = self._scenes.states(number)
+            case Adopt(weights, states):
+                found = self._scenes.adopt(number, weights, states)
             case _:
                 name = type(action).__name__
                 raise NotImplementedError(f"{type(self).__name__} does not carry out {name}")

@@ -1,8 +1,11 @@
 """Strategies: what workers exchange, and when; one a file."""
 
 from labkit.strategies.allreduce import AllReduce
+from labkit.strategies.averaging import ParameterAveraging
 from labkit.strategies.delayed import DelayedGradients
 from labkit.strategies.downpour import Downpour
+from labkit.strategies.elastic import ElasticAveraging
+from labkit.strategies.gossip import Gossip
 from labkit.strategies.layerwise import Layerwise
 from labkit.strategies.locally_connected import LocallyConnected
 from labkit.strategies.parameter_server import ParameterServer
@@ -25,6 +28,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     for kind in (
         *(AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel, LocallyConnected),
         *(ParameterServer, StaleSynchronous, SoftSync, Downpour),
+        *(ParameterAveraging, ElasticAveraging, Gossip),
     )
 }
 
@@ -34,8 +38,11 @@ __all__ = [
     "Batch",
     "DelayedGradients",
     "Downpour",
+    "ElasticAveraging",
+    "Gossip",
     "Layerwise",
     "LocallyConnected",
+    "ParameterAveraging",
     "ParameterServer",
     "Pipeline",
     "Played",

@@ -136,6 +136,10 @@ class AllReduce(Strategy):
         """There is no server."""
         return False
 
+    def copies(self, workers: int) -> Sequence[int]:
+        """All workers take the same step."""
+        return ()
+
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[Parts]:
         """No server holds anything."""
         return []

@@ -181,6 +181,9 @@ class Played(Protocol):
     def meanwhile(self) -> bool:
         """Whether a server has something to say while the worker beside it computes."""
 
+    def copies(self, workers: int) -> Sequence[int]:
+        """Who holds weights of its own, whose mean is the result; none where all share them."""
+
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[Parts]:
         """What each server holds of weights of these shapes; nothing where there is none."""
 
@@ -213,6 +216,10 @@ class Strategy(Checked):
     def exact(self) -> bool:
         """Whether the result equals that of one process on the global batch, up to rounding."""
         return False
+
+    def exact_of(self, experiment: Question) -> bool:
+        """Whether it is in this experiment."""
+        return self.exact
 
     @property
     def lossy(self) -> Compressor | None:

@@ -96,7 +96,7 @@ def _hold(short: Experiment, source: Source, communicator: Communicator) -> Verd
         return _verdict("not applicable", reason)
     if strategy.lossy is not None:
         return _audit(short, ranks, strategy.lossy)
-    if strategy.plays and not strategy.exact:
+    if strategy.plays and not strategy.exact_of(short):
         return _replayed(short, ranks, communicator)
     strategy.train(ranks)
     differ = disagreement(ranks.applied.marks, ranks.readers)
@@ -230,7 +230,7 @@ def _why_not(experiment: Experiment) -> str | None:
     if lossy is not None and experiment.plays:
         return "what compression leaves out is looked at on ranks: run it on clock='wall' for that"
     strategy = experiment.strategy
-    if lossy is None and not strategy.exact and not strategy.plays:
+    if lossy is None and not strategy.exact_of(experiment) and not strategy.plays:
         return f"{type(experiment.strategy).__name__} is not exact"
     if lossy is not None and lossy.votes:
         return f"{type(lossy).__name__} is a vote, not a mean of what ranks have sent"

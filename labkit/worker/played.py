@@ -96,7 +96,18 @@ def play(session: Playing, played: Played) -> Stage:
     if played.one_sided:
         mailbox = communicator.slots(roles.routes(said), hosts)
     dtype, meanwhile = np.dtype(np.uint8) if said else roles.weights.dtype, played.meanwhile
-    RankWorld(*given, communicator, stage, stage.diary, dtype, meanwhile, mailbox).play()
+    ranks = RankWorld(
+        *given,
+        communicator,
+        stage,
+        stage.diary,
+        dtype,
+        meanwhile=meanwhile,
+        mailbox=mailbox,
+        shapes=stage.replica.shapes,
+        seed=experiment.seed,
+    )
+    ranks.play()
     stage.leave()
     mailbox.close()  # last: what was read of it may still be in the model
     return stage
@@ -108,6 +119,9 @@ class Stage:
     Args:
         session: whose model, data and recorder.
         played: the strategy.
+
+    Attributes:
+        rows: of the steps of the workers that are played here.
     """
 
     def __init__(self, session: Playing, played: Played) -> None:
@@ -117,7 +131,7 @@ class Stage:
                 "a data set of your own does not say how many batches it has, which programs "
                 "count; give steps=…"
             )
-        self.compressor = played.compressor
+        self.compressor, self._copies = played.compressor, played.copies(workers)
         self.replica = Replica(session.model, session.batches())
         self.roles = Roles(
             workers,
@@ -130,17 +144,19 @@ class Stage:
         )
         self.diary = Diary(self, session.feed.steps)
         self._virtual = session.experiment.clock == "virtual"
-        self._rows: list[Row] = []
+        self.rows: list[Row] = []
         self._shards: dict[int, Shard] = {}
         self._mean: tuple[Vector, Vector] | None = None  # the last one, and the weights after it
+        self._holders = len(self._copies) or max(1, len(self.roles.parts))
         self._epochs = Shelf()
         self._ended: dict[int, float] = {}  # s, by epoch
         self._again: Batches | None = None  # from the first one on
         self._last: dict[int, Vector] = {}  # by who holds them
 
     def hold(self, here: Iterable[int]) -> None:
-        """Make what servers hold of the weights; where there are none, one for all workers."""
-        holders = [n for n in here if n in self.roles.servers] if self.roles.parts else [0]
+        """Make what servers hold; without them what each worker has, or all of them together."""
+        own = here if self._copies else [0]
+        holders = [n for n in here if n in self.roles.servers] if self.roles.parts else own
         for holder in holders:
             self._shards[holder] = self.shard(holder)
             self._last[holder] = self._part(holder).take(self.roles.weights)
@@ -170,13 +186,43 @@ class Stage:
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient; workers that all have the same mean take one step together."""
-        if self.roles.parts:
+        if self.roles.parts or self._copies:
             self._last[holder] = self._shards[holder].update(gradient, rate)
             return self._last[holder]
         if self._mean is None or self._mean[0] is not gradient:
             self._mean = gradient, self._shards[0].update(gradient)
             self._last[0] = self._mean[1]
         return self._mean[1]
+
+    def states(self, worker: int) -> Vector:
+        """The optimizer's slots and what layers keep, of a worker with weights of its own."""
+        kept = [np.asarray(v.value) for v in self._shards[worker].slots]
+        kept += [each for each in self.replica.states(worker) if each.dtype.kind == "f"]
+        dtype = self.roles.weights.dtype
+        return np.concatenate(
+            [np.zeros(0, dtype), *(each.reshape(-1) for each in kept)], dtype=dtype
+        )
+
+    def adopt(self, worker: int, weights: Vector, states: Vector | None) -> Vector:
+        """Let a worker hold these weights, and states, where there are any."""
+        self._shards[worker].become(weights)
+        self._last[worker] = weights
+        if states is not None:
+            self._keep(worker, states)
+        return weights
+
+    def _keep(self, worker: int, flat: Vector) -> None:
+        at = 0
+        for slot in self._shards[worker].slots:
+            size = int(np.prod(slot.shape))
+            slot.assign(flat[at : at + size].reshape(slot.shape))
+            at += size
+        kept = list(self.replica.states(worker))
+        for number, each in enumerate(kept):
+            if each.dtype.kind == "f":
+                kept[number] = flat[at : at + each.size].reshape(each.shape).astype(each.dtype)
+                at += each.size
+        self.replica.put_states(worker, kept)
 
     def gradient_anew(self, worker: int, step: int, weights: Vector) -> Vector:
         """Of a batch that a worker has had."""
@@ -186,17 +232,17 @@ class Stage:
 
     def step(self, row: Row) -> None:
         """A worker's step is over."""
-        self._rows.append(row)
+        self.rows.append(row)
         if self._session.recorder is not None:
             self._session.recorder.put(row)
 
     def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
         """An epoch is over for a holder: keep its weights until all ranks have time for them."""
-        if self._session.recorder is None:
+        if self._session.recorder is None or (self._copies and holder not in self._copies):
             return
         held = self._epochs.put(epoch, holder, weights)
         self._ended[epoch] = now  # of the last holder
-        if self._virtual and held == max(1, len(self.roles.parts)):
+        if self._virtual and held == self._holders:
             self._evaluate(epoch, self._epochs.take(epoch))
 
     def stops(self) -> bool:
@@ -209,13 +255,14 @@ class Stage:
         """Leave the weights in the model of every rank, and what was noted (collective)."""
         session = self._session
         session.interleaving = self.diary.events
-        last = session.communicator.allgather(self._last, "the trained weights")
+        own = {n: held for n, held in self._last.items() if n in (self._copies or self._last)}
+        last = session.communicator.allgather(own, "the trained weights")
         late = range(0 if self._virtual or session.recorder is None else self.roles.epochs)
         for epoch in late:
-            own = self._epochs.take(epoch), self._ended.get(epoch, 0.0)
-            told = session.communicator.allgather(own, "weights of an epoch")
+            kept = self._epochs.take(epoch), self._ended.get(epoch, 0.0)
+            told = session.communicator.allgather(kept, "weights of an epoch")
             parts = _merged(weights for weights, _ in told)
-            if len(parts) == len(self.roles.parts):  # or training was ended before
+            if len(parts) == self._holders:  # or training was ended before
                 self._ended[epoch] = max(now for _, now in told)
                 self._evaluate(epoch, parts)
         self._become(_merged(last))
@@ -232,11 +279,13 @@ class Stage:
         found = {f"val_{name}": value for name, value in session.evaluate().items()}
         rows = [
             row
-            for each in session.communicator.allgather(self._rows, "rows of an epoch")
+            for each in session.communicator.allgather(self.rows, "rows of an epoch")
             for row in each
         ]
         steps = (epoch + 1) * self.roles.steps
         told = {"epoch": epoch, "step": steps, "seconds": self._ended[epoch]}
+        if len(self._copies) > 1:
+            told["consensus_distance"] = self.roles.consensus_distance(parts)
         session.recorder.put_epoch(told | {"loss": _loss(rows, epoch)} | found)
 
 

@@ -17,6 +17,7 @@ from labkit import (
     Downpour,
     ErrorFeedback,
     Experiment,
+    ParameterAveraging,
     ParameterServer,
     PowerSGD,
     SoftSync,
@@ -62,6 +63,7 @@ EXACT = [
     experiment(ParameterServer(2, colocated=True), 3, capacities=(1, 2, 1), **VIRTUAL),
     experiment(AllReduce("ring"), 3, optimizer="adam", **VIRTUAL),
     experiment(StaleSynchronous(0, servers=2), 3, optimizer="adam", **VIRTUAL),
+    experiment(ParameterAveraging(1, state="average"), 3, **MOMENTUM, **VIRTUAL),
     experiment(AllReduce("ring"), 3, shards="dirichlet(0.3)", **VIRTUAL),
     experiment(ParameterServer(2), 3, shards="by_label", capacities=(1, 2, 1), **VIRTUAL),
 ]
@@ -102,8 +104,12 @@ def test_on_the_virtual_clock_they_do_what_one_process_does(cluster: Cluster) ->
         experiment(ParameterServer(1, transport="one_sided"), 3, optimizer="adam"),
         experiment(ParameterServer(2, transport="one_sided", placement="greedy"), 2, **MOMENTUM),
         experiment(ParameterServer(3, transport="one_sided", colocated=True), 3),
+        experiment(ParameterAveraging(1), 3),
     ],
-    ids=["apart", "colocated", "one, one-sided", "apart, one-sided", "colocated, one-sided"],
+    ids=[
+        *("apart", "colocated", "one, one-sided", "apart, one-sided", "colocated, one-sided"),
+        "averaging",
+    ],
 )
 def test_on_ranks_they_do_what_one_process_does(cluster: Cluster, wanted: Experiment) -> None:
     (found,) = verdicts(cluster, [wanted])

@@ -1,0 +1,259 @@
+"""Parameter averaging: replicas take steps of their own, and now and then become their mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from labkit.common.errors import InvalidInput
+from labkit.programs import (
+    Adopt,
+    AllReduce,
+    Begin,
+    Compute,
+    Gradient,
+    Join,
+    Parts,
+    Program,
+    Roles,
+    Snapshot,
+    States,
+    Update,
+    placed,
+)
+from labkit.programs.actions import Action, Vector
+from labkit.strategies.replicas import Replicas
+from labkit.strategies.strategy import Question
+
+_LINEAR = {"momentum", "nesterov", "weight_decay"}  # options of "sgd"; clipping is not
+
+
+class ParameterAveraging(Replicas):
+    r"""Replicas take H steps of their own, then become their mean: local SGD, DiLoCo, streaming.
+
+    After H local steps the pseudo-gradient of worker i is what its steps have changed,
+    \(\Delta_i = \theta - w_i\), and all take the mean's step from the weights θ that they met at:
+
+    \[\theta \leftarrow \theta - \mathrm{outer}\bigl(\tfrac1n\sum_i \Delta_i\bigr), \qquad
+    w_i \leftarrow \theta.\]
+
+    Without an outer optimizer that is the mean of the weights. Pseudo-gradients are weighted by
+    the rows behind them.
+
+    Args:
+        period: H, in steps; "epoch": once an epoch.
+        adaptive: let the period fall with the loss, \(H_j = \lceil\sqrt{F_j/F_0}\,H\rceil\), where
+            F_j is the mean loss of all steps since the meeting before.
+        outer: None, "sgd", or "nesterov", \(v \leftarrow \mu v + \Delta\),
+            \(\theta \leftarrow \theta - \eta(\Delta + \mu v)\).
+        outer_learning_rate: η of the outer optimizer.
+        outer_momentum: μ of "nesterov".
+        warmup: synchronous steps before the first local one (post-local SGD).
+        state: what becomes of the optimizer's slots and of moving statistics at a meeting: each
+            worker's go on ("keep"), they are averaged, too ("average", by rows as the weights are),
+            or begin anew ("reset").
+        fragments: stretches of the weights, which meet in turn, evenly through the period.
+        delay: steps that a worker goes on computing while a meeting is under way. What it has
+            learned meanwhile is added to what they have agreed on.
+
+    The other fields are those of all replicas. After the last step all fragments meet once more.
+
+    Source: periodic averaging after A. Vishnu et al., 2016, arXiv 1603.02339 (once an epoch) and
+    S. Stich, 2019, arXiv 1805.09767; `warmup` after T. Lin et al., 2020, arXiv 1808.07217;
+    `adaptive` after J. Wang and G. Joshi, 2019, arXiv 1810.08313; the outer optimizer after A.
+    Douillard et al., 2023, arXiv 2311.08105; fragments and delay after A. Douillard et al., 2025,
+    arXiv 2501.18512. Differs from the last: fragments are equal stretches of the flat weights,
+    not layers, and local progress is kept whole, not mixed.
+    """
+
+    says_progress: ClassVar[bool] = True
+    paper: ClassVar[str] = "Stich 2019, arXiv 1805.09767; Douillard 2023, arXiv 2311.08105"
+
+    period: PositiveInt | Literal["epoch"] = Field(8, kw_only=False)
+    adaptive: bool = False
+    outer: Literal["sgd", "nesterov"] | None = None
+    outer_learning_rate: PositiveFloat = 0.7
+    outer_momentum: NonNegativeFloat = Field(0.9, lt=1.0)
+    warmup: NonNegativeInt = 0
+    state: Literal["keep", "average", "reset"] = "keep"
+    fragments: PositiveInt = 1
+    delay: NonNegativeInt = 0
+
+    def exact_of(self, experiment: Question) -> bool:
+        """Where replicas meet after each step, and all that it leaves is linear in its gradient."""
+        options = experiment.optimizer_options
+        linear = experiment.optimizer == "sgd" and options.keys() <= _LINEAR
+        shared = self.state == "average" or not options.get("momentum")
+        together = self.period == 1 and self.fragments == 1 and not self.delay
+        return together and linear and shared and self.outer is None and self.compressor is None
+
+    def check(self, experiment: Question) -> None:
+        """Refuse what does not fit together, before any rank starts."""
+        super().check(experiment)
+        streams = self.fragments > 1 or self.delay > 0
+        if streams and self.state != "keep":
+            raise InvalidInput(
+                f"state={self.state!r} is of a whole model, but fragments={self.fragments} and "
+                f"delay={self.delay} meet in turn, or late; use state='keep'"
+            )
+        if streams and (self.adaptive or self.period == "epoch"):
+            raise InvalidInput(
+                f"fragments={self.fragments}, delay={self.delay} want a period that is known; give "
+                "a number of steps, and adaptive=False"
+            )
+        if isinstance(self.period, int) and self.period // self.fragments <= self.delay:
+            raise InvalidInput(
+                f"period={self.period} with fragments={self.fragments} is a meeting every "
+                f"{self.period // self.fragments} steps, but delay={self.delay} lets it last as "
+                "long; use a longer period, fewer fragments, or a shorter delay"
+            )
+        if self.fragments > 1 and self.compressor is not None and self.compressor.by_layer:
+            raise InvalidInput(
+                f"compressor={type(self.compressor).__name__} works layer by layer, but fragments "
+                "are stretches of all weights; use fragments=1, or another compressor"
+            )
+
+    def program(self, roles: Roles, number: int) -> Program:
+        """A replica: steps of its own, and meetings when they are due."""
+        replica = _Replica(self, roles)
+        began = (yield States()) if self.state == "reset" else None
+        total, last = roles.steps * roles.epochs, False
+        while replica.step < total and not last:
+            found = yield Compute(replica.weights)
+            if replica.step < self.warmup:
+                found = yield AllReduce(replace(found, step=replica.step), self.scheduled)
+                replica.takes((yield Update(found.values)), found)
+                replica.begins_here()
+                last = found.last
+            else:
+                own = (yield Update(found.values)) if found.rows else replica.weights
+                replica.takes(own, found)
+                last = yield from replica.meets(replica.step == total, began)
+                if last:  # someone wants to stop: whoever has not met now does so
+                    yield from replica.meets(True, began)
+            if replica.step % roles.steps == 0:
+                yield Snapshot(replica.step // roles.steps - 1, replica.weights)
+
+
+@dataclass
+class _Meeting:
+    """An allreduce under way: of which fragment, from which weights and rows, due at which step."""
+
+    fragment: int
+    sent: Vector
+    rows: int
+    due: int
+
+
+class _Replica:
+    """The weights of a worker, and what it met at last, fragment by fragment."""
+
+    def __init__(self, strategy: ParameterAveraging, roles: Roles) -> None:
+        self.weights, self.step = roles.weights, 0
+        self._strategy, self._roles = strategy, roles
+        self._parts: list[Parts] = placed([(roles.weights.size,)], strategy.fragments, "sharded")
+        self._shared = [part.take(roles.weights) for part in self._parts]
+        self._velocity = [np.zeros_like(each) for each in self._shared]
+        self._rows = [0] * len(self._parts)  # since each fragment has met
+        self._met = [0] * len(self._parts)  # at which step
+        self._since, self._losses = 0, 0.0  # since the begin of a period
+        self._first: float | None = None  # the loss of the first period
+        self._period = roles.steps if strategy.period == "epoch" else strategy.period
+        self._last = False
+        self._under_way: _Meeting | None = None
+
+    def takes(self, weights: Vector, found: Gradient) -> None:
+        """A step of its own."""
+        self.weights, self.step, self._since = weights, self.step + 1, self._since + 1
+        self._rows = [rows + found.rows for rows in self._rows]
+        self._losses, self._last = self._losses + found.loss, self._last or found.last
+
+    def begins_here(self) -> None:
+        """All have the same weights: local steps count from these."""
+        self._shared = [part.take(self.weights) for part in self._parts]
+        self._rows, self._since, self._losses = [0] * len(self._parts), 0, 0.0
+        self._met = [self.step] * len(self._parts)
+
+    def meets(self, ends: bool, began: Vector | None) -> Generator[Action, Any, bool]:
+        """Begin and end the meetings that are due; whether someone wants training to end.
+
+        Args:
+            ends: all that have not met at this step do so now.
+            began: states that all go back to, or None.
+        """
+        over = False
+        if self._under_way is not None and (ends or self._under_way.due <= self.step):
+            over = yield from self._joins(began)
+        for fragment in range(len(self._parts)):
+            if self._met[fragment] == self.step or not (ends or self._is_due(fragment)):
+                continue
+            yield from self._begins(fragment)
+            if ends or not self._strategy.delay:
+                over = (yield from self._joins(began)) or over
+        return over
+
+    def _is_due(self, fragment: int) -> bool:
+        """Fragments divide the period evenly."""
+        return (
+            self._since % self._period
+            == (fragment + 1) * self._period // len(self._parts) % self._period
+        )
+
+    def _begins(self, fragment: int) -> Generator[Action, Any, None]:
+        sent = self._parts[fragment].take(self.weights).copy()
+        loss = self._losses / max(self._since, 1)
+        rows, self._rows[fragment] = self._rows[fragment], 0
+        self._met[fragment] = self.step
+        brought = Gradient(self._shared[fragment] - sent, rows, loss, self.step, self._last)
+        strategy = self._strategy
+        yield Begin(AllReduce(brought, strategy.scheduled, strategy.compressor, fragment))
+        self._under_way = _Meeting(fragment, sent, rows, self.step + strategy.delay)
+
+    def _joins(self, began: Vector | None) -> Generator[Action, Any, bool]:
+        """Take what was agreed on."""
+        meeting, self._under_way = self._under_way, None
+        assert meeting is not None  # for the type checker
+        mean: Gradient = yield Join()
+        fragment, part = meeting.fragment, self._parts[meeting.fragment]
+        self._shared[fragment] = self._outer(fragment, mean.values)
+        agreed = self._shared[fragment]
+        if self.step > meeting.due - self._strategy.delay:  # it has learned meanwhile
+            agreed = agreed + (part.take(self.weights) - meeting.sent)
+        weights = self.weights.copy()
+        part.put(agreed, weights)
+        states = began
+        if self._strategy.state == "average":
+            own = yield States()
+            told = replace(mean, values=own, rows=meeting.rows)
+            states = (yield AllReduce(told, self._strategy.scheduled, fragment=-1)).values
+        self.weights = yield Adopt(weights, states)
+        if fragment == len(self._parts) - 1:
+            self._next_period(mean.loss)
+        return mean.last
+
+    def _outer(self, fragment: int, delta: Vector) -> Vector:
+        """The weights after the outer step."""
+        strategy, shared = self._strategy, self._shared[fragment]
+        if strategy.outer is None:
+            return shared - delta
+        if strategy.outer == "nesterov":
+            momentum = delta.dtype.type(strategy.outer_momentum)
+            self._velocity[fragment] = momentum * self._velocity[fragment] + delta
+            delta = delta + momentum * self._velocity[fragment]
+        found: Vector = shared - delta.dtype.type(strategy.outer_learning_rate) * delta
+        return found
+
+    def _next_period(self, loss: float) -> None:
+        strategy = self._strategy
+        if not strategy.adaptive:
+            return
+        self._since, self._losses = 0, 0.0
+        if self._first is None:
+            self._first = loss
+        whole = self._roles.steps if strategy.period == "epoch" else strategy.period
+        self._period = max(1, math.ceil(whole * math.sqrt(max(loss, 0.0) / self._first)))

@@ -1,0 +1,170 @@
+"""Elastic averaging: replicas explore, and a spring ties each of them to a centre."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from labkit.common.errors import InvalidInput
+from labkit.programs import (
+    Adopt,
+    AllReduce,
+    Begin,
+    Compute,
+    Gradient,
+    Join,
+    Message,
+    Program,
+    Receive,
+    Roles,
+    Send,
+    Snapshot,
+    Update,
+)
+from labkit.programs.actions import Vector
+from labkit.strategies.replicas import Replicas
+from labkit.strategies.strategy import Question
+
+if TYPE_CHECKING:
+    from labkit.common.content import JSON
+
+
+class ElasticAveraging(Replicas):
+    r"""Replicas never become their mean: each is pulled to a centre, which is pulled to it.
+
+    At every `period`-th step worker i pulls and takes a step at the same weights,
+
+    \[x_i \leftarrow x_i - \alpha (x_i - \tilde x) - \eta g_i(x_i), \qquad
+    \tilde x \leftarrow \tilde x + \alpha (x_i - \tilde x),\]
+
+    and what travels does so while it computes the gradient. The centre is what is evaluated.
+
+    Args:
+        alpha: α, the strength of the spring.
+        period: steps from one pull to the next.
+        momentum: of Nesterov in each worker's own steps (EAMSGD).
+        center: "server" holds it and answers whoever comes, on a rank of its own; with
+            "allreduce" all workers hold it and pull at the same steps, which is the synchronous
+            method.
+
+    After its last step a worker pulls the centre once more. What is said is never compressed.
+
+    Source: S. Zhang, A. Choromanska, Y. LeCun, Deep learning with elastic averaging SGD, 2015,
+    arXiv 1412.6651. Differs from it: the spring pulls at the weights at which Nesterov's gradient
+    is taken, as Keras holds those.
+    """
+
+    synchronization: ClassVar[str] = "periodic, elastic"
+    paper: ClassVar[str] = "Zhang 2015, arXiv 1412.6651"
+
+    alpha: PositiveFloat = Field(0.1, lt=1.0, kw_only=False)
+    period: PositiveInt = 8
+    momentum: NonNegativeFloat = Field(0.0, lt=1.0)
+    center: Literal["server", "allreduce"] = "server"
+
+    def check(self, experiment: Question) -> None:
+        """Refuse what does not fit together, before any rank starts."""
+        super().check(experiment)
+        workers = experiment.workers
+        if self.center == "allreduce" and self.alpha * workers > 1:
+            raise InvalidInput(
+                f"alpha={self.alpha:g} of workers={workers} together pulls the centre by "
+                f"{self.alpha * workers:g} of the way, beyond their mean; use alpha up to "
+                f"{1 / workers:.3g}, such as 0.9 / workers"
+            )
+        if self.momentum and (
+            experiment.optimizer != "sgd" or "momentum" in experiment.optimizer_options
+        ):
+            raise InvalidInput(
+                f"momentum={self.momentum:g} is that of SGD, but optimizer="
+                f"{experiment.optimizer!r} with {dict(experiment.optimizer_options)} has its own; "
+                "use optimizer='sgd' without momentum, or momentum=0"
+            )
+
+    def optimizer_options_of(self, experiment: Question) -> Mapping[str, JSON]:
+        """Those of the experiment, with Nesterov's momentum."""
+        options = super().optimizer_options_of(experiment)
+        nesterov = {"momentum": self.momentum, "nesterov": True} if self.momentum else {}
+        return {**options, **nesterov}
+
+    def beside(self) -> int:
+        """The server's rank."""
+        return int(self.center == "server")
+
+    def hosts(self, workers: int) -> list[int]:
+        """Each worker has a place of its own, and so has the server."""
+        return list(range(workers + self.beside()))
+
+    def copies(self, workers: int) -> Sequence[int]:
+        """The centre: that of the server, or worker 0's."""
+        return [workers if self.center == "server" else 0]
+
+    def program(self, roles: Roles, number: int) -> Program:
+        """What a worker does, or the server."""
+        if number == roles.workers:
+            return self._serve(roles, number)
+        return self._together(roles) if self.center == "allreduce" else self._work(roles, number)
+
+    def _work(self, roles: Roles, number: int) -> Program:
+        own, server, alpha = roles.weights, roles.workers, self._alpha(roles)
+        step, wants, over = 0, False, False
+        while step < roles.steps * roles.epochs and not over:
+            meets = step > 0 and step % self.period == 0
+            if meets:
+                yield Send(server, Message(number, own, step=step, ends=wants))
+            found = yield Compute(own)
+            if meets:
+                centre = yield Receive(server)
+                own, over = own - alpha * (own - centre.values), centre.ends
+                yield Adopt(own)
+            own = (yield Update(found.values)) if found.rows else own
+            step, wants = step + 1, wants or found.last
+        yield Send(server, Message(number, own, step=step, ends=wants, wants=False))
+
+    def _serve(self, roles: Roles, number: int) -> Program:
+        centre, alpha, over, epoch = roles.weights, self._alpha(roles), False, 0
+        reached, left = dict.fromkeys(range(roles.workers), 0), roles.workers
+        while left:
+            heard = yield Receive()
+            over = over or heard.ends
+            if heard.wants:
+                yield Send(heard.source, Message(number, centre, ends=over), answers=heard)
+            else:
+                left -= 1
+            centre = yield Adopt(centre + alpha * (heard.values - centre))
+            reached[heard.source] = heard.step
+            while min(reached.values()) >= (epoch + 1) * roles.steps:
+                yield Snapshot(epoch, centre)
+                epoch += 1
+
+    def _together(self, roles: Roles) -> Program:
+        own = centre = roles.weights
+        alpha, wants, over = self._alpha(roles), False, False
+        step, total = 0, roles.steps * roles.epochs
+        while step < total and not over:
+            meets, before = step > 0 and step % self.period == 0, centre
+            if meets:
+                yield Begin(self._pull(own - centre, step, wants))
+            found = yield Compute(own)
+            if meets:
+                mean = yield Join()
+                centre, over = centre + alpha * roles.workers * mean.values, mean.last
+                own = yield Adopt(own - alpha * (own - before))
+            own = (yield Update(found.values)) if found.rows else own
+            step, wants = step + 1, wants or found.last
+            if step == total or over:
+                mean = yield self._pull(own - centre, step, wants)
+                centre = yield Adopt(centre + alpha * roles.workers * mean.values)
+            if step % roles.steps == 0:
+                yield Snapshot(step // roles.steps - 1, centre)
+
+    def _pull(self, away: Vector, step: int, wants: bool) -> AllReduce:
+        """All springs together."""
+        return AllReduce(Gradient(away, 1, 0.0, step, wants), self.scheduled)
+
+    def _alpha(self, roles: Roles) -> Vector:
+        """α, in the type of the weights."""
+        return np.asarray(self.alpha, roles.weights.dtype)

@@ -1,0 +1,156 @@
+"""Gossip: each worker mixes its weights with those of a few others, and nobody with all."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+
+from labkit.common.errors import InvalidInput
+from labkit.programs import (
+    Adopt,
+    AllReduce,
+    Compute,
+    Gradient,
+    Message,
+    Program,
+    Receive,
+    Roles,
+    Send,
+    Snapshot,
+    Update,
+)
+from labkit.strategies.replicas import Replicas
+from labkit.strategies.strategy import Question
+
+Matrix = tuple[tuple[float, ...], ...]
+
+
+class Gossip(Replicas):
+    r"""Workers mix their weights with those of neighbours, once a step, while they compute.
+
+    With \(P\) of the step, of which each column adds up to 1, worker i takes
+
+    \[x_i \leftarrow \sum_j P_{ij} x_j - \eta\, g_i(z_i), \qquad
+    \omega_i \leftarrow \sum_j P_{ij} \omega_j, \qquad z_i = x_i / \omega_i,\]
+
+    where the last term is whatever the optimizer makes of the gradient. Where rows of P add up to
+    1, too, ω stays 1 and this is D-PSGD; elsewhere it is stochastic gradient push, which needs no
+    neighbour to know how many others listen. The mean of all x changes by the gradients alone.
+
+    Args:
+        topology: "ring": a third each of itself and both neighbours; "exponential": half of itself
+            and half of the worker 1, 2, 4, … places before, in turn; "random_pairs": half of
+            another one, new in each step; or P itself, row by row.
+
+    What is sent is never compressed. At the end of an epoch all agree, by one number, whether to go
+    on.
+
+    Source: X. Lian et al., 2017, arXiv 1705.09056 (D-PSGD); on directed graphs M. Assran et al.,
+    2019, arXiv 1811.10792 (stochastic gradient push). Differs from the latter: the gradient is
+    added after mixing, not before, so that messages travel while a worker computes.
+    """
+
+    synchronization: ClassVar[str] = "synchronous with neighbours"
+    paper: ClassVar[str] = "Lian 2017, arXiv 1705.09056; Assran 2019, arXiv 1811.10792"
+
+    topology: Literal["ring", "exponential", "random_pairs"] | Matrix = Field("ring", kw_only=False)
+
+    @field_validator("topology")
+    @classmethod
+    def _topology(cls, value: str | Matrix) -> str | Matrix:
+        if isinstance(value, str):
+            return value
+        matrix = np.array([row for row in value if len(row) == len(value)])
+        if matrix.shape != (len(value), len(value)) or (matrix < 0).any():
+            raise ValueError("a topology is as many rows as columns, of numbers from 0 on")
+        sums = matrix.sum(0)
+        if not np.allclose(sums, 1.0, rtol=0, atol=1e-9) or not (np.diag(matrix) > 0).all():
+            raise ValueError(
+                f"columns of a topology say who gets which share of a worker's weights, itself "
+                f"included: they add up to 1, not to {', '.join(f'{each:g}' for each in sums)}"
+            )
+        return value
+
+    def check(self, experiment: Question) -> None:
+        """Refuse what does not fit together, before any rank starts."""
+        super().check(experiment)
+        if not isinstance(self.topology, str) and len(self.topology) != experiment.workers:
+            raise InvalidInput(
+                f"topology has {len(self.topology)} rows, but workers={experiment.workers}; give "
+                "a row and a column a worker"
+            )
+
+    def mixing(self, workers: int, step: int, seed: int = 0) -> NDArray[np.float64]:
+        """P of a step: row i says what of whom worker i takes."""
+        if not isinstance(self.topology, str):
+            return np.array(self.topology)
+        found = np.zeros((workers, workers))
+        if self.topology == "ring":
+            for to in range(workers):
+                around = {(to - 1) % workers, to, (to + 1) % workers}
+                found[to, list(around)] = 1 / len(around)
+            return found
+        found[np.diag_indices(workers)] = 1.0
+        for to, source in self._pairs(workers, step, seed):
+            found[to, [to, source]] = 0.5
+        return found
+
+    def _pairs(self, workers: int, step: int, seed: int) -> list[tuple[int, int]]:
+        """Who takes half of whom."""
+        if self.topology == "exponential":
+            rounds = max(1, math.ceil(math.log2(workers))) if workers > 1 else 0
+            away = 2 ** (step % rounds) if rounds else 0
+            return [(to, (to - away) % workers) for to in range(workers) if away % workers]
+        order = np.random.default_rng([seed, step]).permutation(workers).tolist()
+        halves = list(zip(order[::2], order[1::2], strict=False))
+        return [*halves, *(pair[::-1] for pair in halves)]
+
+    def spectral_gap(self, workers: int) -> float:
+        r"""What mixing takes off the distance of weights: 1 - |λ₂|; nearer to 1 mixes faster.
+
+        Of the exponential graph that is of a whole turn; of random pairs it is of a step on
+        average, \(1 - \sqrt{\lambda_2(\mathrm{E} P^\top P)}\).
+        """
+        if workers == 1:
+            return 1.0
+        if self.topology == "random_pairs":
+            # PᵀP = P; two are a pair with chance 1/(n-1), or 1/n where one is left over.
+            return float(1 - math.sqrt((1 - (workers % 2 == 0) / (workers - 1)) / 2))
+        turns = math.ceil(math.log2(workers)) if self.topology == "exponential" else 1
+        whole = np.eye(workers)
+        for step in range(turns):
+            whole = self.mixing(workers, step) @ whole
+        return float(1 - np.sort(np.abs(np.linalg.eigvals(whole)))[-2])
+
+    def program(self, roles: Roles, number: int) -> Program:
+        """A worker: send, compute, receive, mix."""
+        own, share, wants = roles.weights, 1.0, False
+        kind = own.dtype.type
+        for step in range(roles.steps * roles.epochs):
+            mixing = self.mixing(roles.workers, step, roles.seed)
+            said = np.append(own, kind(share))
+            for to in np.flatnonzero(mixing[:, number]).tolist():
+                if to != number:
+                    yield Send(to, Message(number, said, step=step))
+            debiased = own / kind(share)
+            found = yield Compute(debiased)
+            stepped = (yield Update(found.values)) if found.rows else debiased
+            mixed = kind(mixing[number, number]) * said
+            for source in np.flatnonzero(mixing[number]).tolist():
+                if source != number:
+                    heard = yield Receive(source)
+                    mixed = mixed + kind(mixing[number, source]) * heard.values
+            share = float(mixed[-1])
+            own = mixed[:-1] + (stepped - debiased)
+            yield Adopt(own / kind(share))
+            wants = wants or found.last
+            if (step + 1) % roles.steps == 0:
+                yield Snapshot((step + 1) // roles.steps - 1, own / kind(share))
+                # Neighbours alone cannot know whether anybody wants to stop.
+                asked = Gradient(np.zeros(1, own.dtype), 1, found.loss, step, wants)
+                if (yield AllReduce(asked, self.scheduled)).last:
+                    return

@@ -1,0 +1,102 @@
+"""What all strategies share whose workers train models of their own, and meet now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import field_validator
+
+from labkit.common.errors import InvalidInput
+from labkit.compression import Compressor, Nested
+from labkit.programs import Parts, Program, Roles
+from labkit.schedules import ALLREDUCE
+from labkit.strategies.refusals import one_of, refuse_in_parts
+from labkit.strategies.strategy import Question, Session, Strategy
+
+
+class Replicas(Strategy):
+    """Each worker has weights and an optimizer of its own; how they meet, those say that derive.
+
+    What is evaluated, and what training leaves, is the mean of the workers' weights. All of them
+    have the same number of steps.
+
+    Args:
+        compressor: how what they say is said in fewer bytes; one of
+            `labkit.compression.COMPRESSORS`, its name, or None.
+        algorithm: of the allreduce, a name of `labkit.schedules.ALLREDUCE`; "auto": the ring.
+    """
+
+    synchronization: ClassVar[str] = "periodic"
+    says_progress: ClassVar[bool] = False  # pseudo-gradients, which may be compressed
+
+    compressor: Nested | None = None
+    algorithm: str = "auto"
+
+    @field_validator("algorithm")
+    @classmethod
+    def _algorithm(cls, value: str) -> str:
+        return one_of("algorithm", value, ("auto", *ALLREDUCE))
+
+    @property
+    def plays(self) -> bool:
+        """It is a program."""
+        return True
+
+    @property
+    def replays(self) -> bool:
+        """No server knows all steps."""
+        return False
+
+    def copies(self, workers: int) -> Sequence[int]:
+        """Each worker has weights of its own."""
+        return range(workers)
+
+    @property
+    def one_sided(self) -> bool:
+        """They send and receive."""
+        return False
+
+    @property
+    def meanwhile(self) -> bool:
+        """There is no server."""
+        return False
+
+    @property
+    def scheduled(self) -> str:
+        """The algorithm of the allreduce."""
+        return "ring" if self.algorithm == "auto" else self.algorithm
+
+    def rows(self, batch_size: int, workers: int) -> int:
+        """Rows of a worker's part of the batch."""
+        return -(-batch_size // workers)
+
+    def check(self, experiment: Question) -> None:
+        """Refuse what models that are trained apart cannot do, before any rank starts."""
+        refuse_in_parts(experiment)
+        if experiment.feed == "scatter":
+            raise InvalidInput("feed='scatter' does not know workers apart; use feed='shard'")
+        if isinstance(self.compressor, Compressor):
+            if not self.says_progress:
+                raise InvalidInput(
+                    f"{type(self).__name__} is said in full: what a compressor leaves out of "
+                    "weights is no gradient that could wait; leave compressor out, or use "
+                    "ParameterAveraging"
+                )
+            self.compressor.check("sgd", {})  # what is said is added to weights as it is
+
+    def train(self, session: Session) -> None:
+        """Play the programs of all workers."""
+        session.play(self)
+
+    def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[Parts]:
+        """No server holds anything."""
+        return []
+
+    def hosts(self, workers: int) -> list[int]:
+        """Each worker has a place of its own."""
+        return list(range(workers))
+
+    def program(self, roles: Roles, number: int) -> Program:
+        """What a worker does."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what a worker does")

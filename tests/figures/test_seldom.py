@@ -1,0 +1,58 @@
+"""How rarely replicas may meet, from runs made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_runs import write_run
+
+from labkit.figures import period_cost, period_reading
+from labkit.records.run import Run
+
+
+def met(root: Path, accuracy: float, period: int = 0, outer: str | None = None) -> Run:
+    """A run whose replicas met so rarely, or each step, with this test accuracy."""
+    found: dict[str, Any] = {
+        "clock": "virtual",
+        "network": "wan",
+        "test_accuracy": accuracy,
+        "repeats": 3,
+        "spread": {"test_accuracy": [accuracy - 0.01, accuracy + 0.01]},
+        "wire_bytes_per_step": 8e6 / max(period, 1),
+        "train_seconds": 90.0,
+    }
+    way = {"name": "ParameterAveraging", "period": period, "outer": outer}
+    strategy = way if period else {"name": "AllReduce", "compressor": None}
+    return write_run(root, measured=found, strategy=strategy, workers=8)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Run]:
+    means = [met(tmp_path, accuracy, period) for period, accuracy in ((16, 0.89), (64, 0.7))]
+    return [met(tmp_path, 0.9), *means, met(tmp_path, 0.85, 64, "nesterov")]
+
+
+def test_accuracy_falls_along_a_line_a_rule(runs: list[Run]) -> None:
+    figure = period_cost(runs)
+    assert figure.layout.title.text == "Accuracy by period · virtual clock · network wan"
+    lines = {t.name: t for t in figure.data if t.x[0] is not None and t.line.width == 2}
+    assert list(lines["the mean"].x) == [16, 64]
+    assert list(lines["the mean"].y) == [0.89, 0.7]
+    assert "outer Nesterov, every 64: 85.0%" in figure.alt
+
+
+def test_the_reading_says_whether_the_published_shapes_came(runs: list[Run]) -> None:
+    said = period_reading(runs)
+    assert "**the mean, every 16**, 89.0% (3 seeds, 88.0% to 90.0%)" in said
+    assert "488 KiB on the wire a step" in said
+    assert said.count(": it came") == 2
+    assert "outer Nesterov, every 64 85.0%; the mean, every 64 70.0%" in said
+
+
+def test_and_says_where_they_did_not_come(tmp_path: Path) -> None:
+    runs = [met(tmp_path, 0.9), met(tmp_path, 0.8, 8), met(tmp_path, 0.8, 64)]
+    runs.append(met(tmp_path, 0.81, 64, "nesterov"))
+    assert period_reading(runs).count("it did **not** come") == 2
+    assert "it came" not in period_reading(runs[:1])

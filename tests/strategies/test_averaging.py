@@ -1,0 +1,318 @@
+"""Parameter averaging against NumPy loops that share no code with it, on both clocks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import sample_programs
+from sample_programs import FAST, SIZE, Numbers, play
+
+from labkit import (
+    QSGD,
+    Cluster,
+    ElasticAveraging,
+    ErrorFeedback,
+    Experiment,
+    Gossip,
+    ParameterAveraging,
+    PowerSGD,
+)
+from labkit.common.errors import InvalidInput
+
+WORKERS = 3
+ROWS = (1, 2, 5)  # of the batches of each worker
+SHARES = np.array(ROWS) / sum(ROWS)
+
+
+@pytest.fixture(autouse=True)
+def unequal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Numbers, "batch", lambda _, worker: ROWS[worker])
+
+
+def local(weights: np.ndarray, worker: int) -> np.ndarray:
+    """A step as `Numbers` takes it: the gradient is a hundredth of the weights, and worker + 1."""
+    return weights - 0.1 * (0.01 * weights + (worker + 1))
+
+
+def reference(steps: int, period: int, outer: str | None, warmup: int = 0) -> list[np.ndarray]:
+    """The weights of all workers after these steps, by the formulas of the papers."""
+    own = [np.zeros(4 * SIZE) for _ in ROWS]
+    shared, velocity = own[0], 0.0
+    for step in range(1, steps + 1):
+        own = [local(weights, worker) for worker, weights in enumerate(own)]
+        if step <= warmup:  # the mean of steps from the same weights is the step of the mean
+            shared = sum(share * weights for share, weights in zip(SHARES, own, strict=True))
+            own = [shared] * len(ROWS)
+        elif (step - warmup) % period == 0 or step == steps:
+            moved = sum(s * (shared - weights) for s, weights in zip(SHARES, own, strict=True))
+            if outer is None:
+                shared = shared - moved
+            elif outer == "sgd":
+                shared = shared - 0.7 * moved
+            else:
+                velocity = 0.9 * velocity + moved
+                shared = shared - 0.7 * (moved + 0.9 * velocity)
+            own = [shared] * len(ROWS)
+    return own
+
+
+@pytest.mark.parametrize(("period", "warmup"), [(3, 0), (4, 5), (1, 0)])
+@pytest.mark.parametrize("outer", [None, "sgd", "nesterov"])
+def test_replicas_meet_as_the_papers_say(period: int, warmup: int, outer: Any) -> None:
+    strategy = ParameterAveraging(period, outer=outer, warmup=warmup)
+    _, scenes, _ = play(strategy, WORKERS, steps=20)
+    for worker, expected in enumerate(reference(20, period, outer, warmup)):
+        np.testing.assert_allclose(scenes.held[worker], expected, rtol=0, atol=1e-12)
+
+
+def test_a_worker_without_rows_meets_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Numbers, "batch", lambda _, worker: 2 * worker)
+    _, scenes, _ = play(ParameterAveraging(1), WORKERS, steps=5)
+    weights = np.zeros(4 * SIZE)
+    for _ in range(5):
+        weights = (2 * local(weights, 1) + 4 * local(weights, 2)) / 6
+    for worker in range(WORKERS):
+        np.testing.assert_allclose(scenes.held[worker], weights, rtol=0, atol=1e-12)
+
+
+class Heavy(Numbers):
+    """With momentum, which is what workers keep: v ← 0.9 v - 0.1 g, w ← w + v."""
+
+    moves: ClassVar[dict[int, np.ndarray]] = {}
+
+    def update(self, holder: int, gradient: np.ndarray, rate: float = 1.0) -> np.ndarray:
+        self.moves[holder] = 0.9 * self.moves.get(holder, 0.0) - 0.1 * gradient
+        self.held[holder] = self.held[holder] + self.moves[holder]
+        return self.held[holder]
+
+    def states(self, worker: int) -> np.ndarray:
+        return self.moves.get(worker, np.zeros(4 * SIZE))
+
+    def adopt(self, worker: int, weights: np.ndarray, states: np.ndarray | None) -> np.ndarray:
+        self.held[worker] = weights
+        if states is not None:
+            self.moves[worker] = states
+        return weights
+
+
+@pytest.mark.parametrize(
+    ("state", "turns", "same"),
+    [
+        ("keep", False, True),  # a mean of always the same shares is linear, and so is momentum
+        ("keep", True, False),
+        ("average", True, True),
+        ("reset", False, False),
+    ],
+)
+def test_with_momentum_meeting_each_step_is_synchronous_or_not(
+    state: Any, turns: bool, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `turns`, who has how many rows changes from step to step."""
+
+    def batch(self: Numbers, worker: int) -> int:
+        return ROWS[(worker + turns * self.steps[worker]) % WORKERS]
+
+    monkeypatch.setattr(sample_programs, "Numbers", Heavy)
+    monkeypatch.setattr(Heavy, "moves", {})
+    monkeypatch.setattr(Heavy, "batch", batch)
+    _, scenes, _ = play(ParameterAveraging(1, state=state), WORKERS, steps=20)
+    weights = velocity = np.zeros(4 * SIZE)
+    for step in range(1, 21):
+        shares = np.roll(SHARES, -turns * step)
+        velocity = 0.9 * velocity - 0.1 * (0.01 * weights + shares @ (1 + np.arange(WORKERS)))
+        weights = weights + velocity
+    apart = max(abs(scenes.held[worker] - weights).max() for worker in range(WORKERS))
+    assert (apart < 1e-12) == same
+    assert same or apart > 1e-2
+
+
+def land(
+    own: list[np.ndarray], flying: list[tuple[int, slice, list[np.ndarray]]], now: int
+) -> None:
+    """What has arrived by now is taken, and what was learned meanwhile kept."""
+    while flying and flying[0][0] <= now:
+        _, where, sent = flying.pop(0)
+        mean = sum(share * each for share, each in zip(SHARES, sent, strict=True))
+        for weights, each in zip(own, sent, strict=True):
+            weights[where] = mean + (weights[where] - each)
+
+
+def streamed(steps: int, period: int, fragments: int, delay: int) -> list[np.ndarray]:
+    """Fragments in turn, late: what was learned meanwhile is kept."""
+    own = [np.zeros(4 * SIZE) for _ in ROWS]
+    edges = np.linspace(0, 4 * SIZE, fragments + 1).astype(int)
+    stretches = [slice(*each) for each in itertools.pairwise(edges)]
+    flying: list[tuple[int, slice, list[np.ndarray]]] = []
+    for step in range(1, steps + 1):
+        own = [local(weights, worker) for worker, weights in enumerate(own)]
+        land(own, flying, steps + delay if step == steps else step)
+        for number, where in enumerate(stretches):
+            if step % period == (number + 1) * period // fragments % period or step == steps:
+                flying.append((step + delay, where, [weights[where].copy() for weights in own]))
+                if step == steps or not delay:
+                    land(own, flying, step + delay)
+    return own
+
+
+@pytest.mark.parametrize(("fragments", "delay"), [(2, 0), (4, 0), (1, 3), (4, 1)])
+def test_fragments_meet_in_turn_and_late(fragments: int, delay: int) -> None:
+    strategy = ParameterAveraging(8, fragments=fragments, delay=delay)
+    _, scenes, _ = play(strategy, WORKERS, steps=21)
+    for worker, expected in enumerate(streamed(21, 8, fragments, delay)):
+        np.testing.assert_allclose(scenes.held[worker], expected, rtol=0, atol=1e-11)
+
+
+def test_whoever_meets_rarely_sends_little_and_a_stream_sends_evenly() -> None:
+    each, seldom, stream = (
+        [row["wire_bytes"] for row in play(strategy, WORKERS, steps=24)[1].rows if row["rank"] == 0]
+        for strategy in (
+            ParameterAveraging(1),
+            ParameterAveraging(8),
+            ParameterAveraging(8, fragments=4),
+        )
+    )
+    assert sum(seldom) == pytest.approx(sum(each) / 8, rel=1e-3)
+    assert sum(stream[:-1]) == pytest.approx(sum(seldom[:-1]) * 11 / 8, rel=1e-3)
+    assert max(stream[:-1]) == pytest.approx(max(seldom) / 4, rel=1e-3)
+
+
+def test_a_stream_hides_behind_the_steps_that_go_on() -> None:
+    """Three steps of 0.1 s carry 16 ms of links: nobody waits, but for the last meeting."""
+    waits, late = (
+        play(strategy, WORKERS, network=FAST, steps=25)
+        for strategy in (ParameterAveraging(8), ParameterAveraging(8, delay=3))
+    )
+
+    def on_the_way(scenes: Numbers) -> float:
+        return sum(row["communicate_seconds"] for row in scenes.rows if row["step"] < 24)
+
+    assert on_the_way(waits[1]) > 0.1
+    assert on_the_way(late[1]) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_what_workers_keep_goes_on_is_averaged_or_begins_anew() -> None:
+    kept = {
+        state: play(ParameterAveraging(4, state=state), WORKERS, steps=8)[1].kept
+        for state in ("keep", "average", "reset")
+    }
+    assert kept["keep"] == {}
+    # The states of `Numbers` are ten times the worker's number, and its steps; by rows 15.
+    assert kept["average"] == {worker: [15.0 + 4, 15.0 + 8] for worker in range(WORKERS)}
+    assert kept["reset"] == {worker: [10.0 * worker] * 2 for worker in range(WORKERS)}
+
+
+def test_the_period_falls_with_the_loss() -> None:
+    """A loss of 0.5 / step: √(F_j/F_0) is known, and when meetings are."""
+    strategy = ParameterAveraging(8, adaptive=True)
+    rows = [row for row in play(strategy, WORKERS, steps=40)[1].rows if row["rank"] == 0]
+    met = [int(row["step"]) + 1 for row in rows if row["messages"]]
+    losses = [0.5 / (step + 1) for step in range(40)]
+    at, period, expected, first = 0, 8, [], 0.0
+    while at + period < 40:
+        mean = np.mean(losses[at : at + period])
+        first, at = first or mean, at + period
+        expected.append(at)
+        period = int(np.ceil(8 * np.sqrt(mean / first)))
+    assert met == [*expected, 40]
+    assert met[0] == 8
+    assert len(met) > 40 // 8 + 1
+
+
+def trained(communicator: Any, experiments: list[Experiment]) -> list[tuple[list[Any], list[int]]]:
+    """The weights of each, and the bytes that this rank has sent in each step, by its meter."""
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
+
+    found = []
+    for each in experiments:
+        session = TrainingSession(each, communicator, read(each, communicator))
+        session.feed.validation = None
+        each.strategy.train(session)
+        weights = [weight.numpy() for weight in session.model.weights]
+        found.append((weights, [int(row["wire_bytes"]) for row in session.stage.rows]))
+        session.close()
+    return found
+
+
+def test_both_clocks_train_the_same_weights(cluster: Cluster) -> None:
+    """With unequal batches, and layers that keep moving statistics."""
+    strategies = [
+        ParameterAveraging(3, outer="nesterov", warmup=2),
+        ParameterAveraging(3, state="average"),
+        ParameterAveraging(4, fragments=2, delay=1, compressor=ErrorFeedback(QSGD(levels=127))),
+        ParameterAveraging("epoch", state="reset", compressor=PowerSGD()),
+        Gossip("exponential"),
+        ElasticAveraging(0.2, period=3, center="allreduce"),
+    ]
+    wall = [
+        Experiment(
+            dataset="digits",
+            dataset_options={"rows": 100, "test_rows": 10},
+            model=normalized,
+            batch_size=30,
+            epochs=2,
+            workers=3,
+            strategy=each,
+            optimizer="adam",
+            precision="float64",
+            capacities=(1, 2, 1),
+        )
+        for each in strategies
+    ]
+    ranks = cluster.call(trained, wall, ranks=3)
+    virtual = [each.replace(clock="virtual", compute=0.01, network="1GbE") for each in wall]
+    (theirs,) = cluster.call(trained, virtual, ranks=1)
+    for strategy, *ours, (other, _) in zip(strategies, *ranks, theirs, strict=True):
+        for one, _ in ours:
+            apart = [float(abs(a - b).max()) for a, b in zip(one, other, strict=True)]
+            assert max(apart) < 1e-12, (strategy, apart)
+
+
+def normalized() -> Any:
+    import keras
+    from keras.layers import BatchNormalization, Dense
+
+    # A bias before a normalization has no gradient but rounding, which Adam makes large.
+    layers = [Dense(8, use_bias=False), BatchNormalization(), Dense(10)]
+    return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), *layers])
+
+
+def test_ranks_that_meet_rarely_send_little_and_a_stream_sends_evenly(cluster: Cluster) -> None:
+    """By the meter of the ranks."""
+    wall = [
+        Experiment(
+            dataset="digits",
+            dataset_options={"rows": 120, "test_rows": 10},
+            model_options={"widths": [8]},
+            batch_size=10,
+            workers=2,
+            strategy=strategy,
+        )
+        for strategy in (
+            ParameterAveraging(1),
+            ParameterAveraging(4),
+            ParameterAveraging(4, fragments=2),
+        )
+    ]
+    for told in cluster.call(trained, wall, ranks=2):
+        each, seldom, stream = (sent for _, sent in told)
+        assert sum(seldom) * 4 == sum(each)
+        assert max(stream[:-1]) * 2 == max(seldom)  # the last meeting is of all fragments
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"period": 4, "delay": 4}, "is a meeting every 4 steps, but delay=4 lets it last as long"),
+        ({"period": 4, "fragments": 8}, "is a meeting every 0 steps"),
+        ({"state": "average", "delay": 1}, "is of a whole model.*use state='keep'"),
+        ({"period": "epoch", "fragments": 2}, "want a period that is known"),
+        ({"fragments": 2, "compressor": "PowerSGD"}, "works layer by layer"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        Experiment(dataset="digits", workers=2, strategy=ParameterAveraging(**fields))
