@@ -303,6 +303,31 @@ def test_ranks_that_meet_rarely_send_little_and_a_stream_sends_evenly(cluster: C
         assert max(stream[:-1]) * 2 == max(seldom)  # the last meeting is of all fragments
 
 
+def test_ranks_of_which_nobody_waits_take_all_steps(cluster: Cluster) -> None:
+    """Whoever takes how many; what is left is the same everywhere."""
+    wall = [
+        Experiment(
+            dataset="digits",
+            dataset_options={"rows": 120, "test_rows": 10},
+            model_options={"widths": [8]},
+            batch_size=12,
+            epochs=2,
+            workers=workers,
+            strategy=strategy,
+        )
+        for workers, strategy in (
+            (3, Gossip("random_pairs", asynchronous=True)),
+            (2, ElasticAveraging(0.2, period=3, momentum=0.9)),
+        )
+    ]
+    ranks = cluster.call(trained, wall, ranks=3)
+    for number, each in enumerate(wall):
+        assert sum(len(told[number][1]) for told in ranks) == each.workers * 20
+        for other in ranks[1:]:
+            pairs = zip(ranks[0][number][0], other[number][0], strict=True)
+            assert all((one == same).all() and np.isfinite(one).all() for one, same in pairs)
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
