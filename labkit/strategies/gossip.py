@@ -141,21 +141,21 @@ class Gossip(Replicas):
         return [*halves, *(pair[::-1] for pair in halves)]
 
     def spectral_gap(self, workers: int) -> float:
-        r"""What mixing takes off the distance of weights: 1 - |λ₂|; nearer to 1 mixes faster.
+        r"""What a step takes off the distance of weights: 1 - |λ₂|; nearer to 1 mixes faster.
 
-        Of the exponential graph that is of a whole turn; of random pairs it is of a step on
-        average, \(1 - \sqrt{\lambda_2(\mathrm{E} P^\top P)}\).
+        Where graphs change from step to step it is that of a step on average,
+        \(1 - \sqrt{\lambda_2(\mathrm{E} P^\top P)}\).
         """
         if workers == 1:
             return 1.0
         if self.topology == "random_pairs":
             # PᵀP = P; two are a pair with chance 1/(n-1), or 1/n where one is left over.
             return float(1 - math.sqrt((1 - (workers % 2 == 0) / (workers - 1)) / 2))
-        turns = math.ceil(math.log2(workers)) if self.topology == "exponential" else 1
-        whole = np.eye(workers)
-        for step in range(turns):
-            whole = self.mixing(workers, step) @ whole
-        return float(1 - np.sort(np.abs(np.linalg.eigvals(whole)))[-2])
+        if self.topology == "exponential":
+            turn = [self.mixing(workers, step) for step in range(math.ceil(math.log2(workers)))]
+            squares = np.mean([each.T @ each for each in turn], axis=0)
+            return float(1 - math.sqrt(np.linalg.eigvalsh(squares)[-2]))
+        return float(1 - np.sort(np.abs(np.linalg.eigvals(self.mixing(workers, 0))))[-2])
 
     def program(self, roles: Roles, number: int) -> Program:
         """What this one does."""

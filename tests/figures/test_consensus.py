@@ -33,7 +33,7 @@ def gossiped(
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Run]:
-    graphs = [gossiped(tmp_path, *each) for each in (("ring", 0.5), ("exponential", 0.1))]
+    graphs = [gossiped(tmp_path, *each) for each in (("ring", 0.5), ("random_pairs", 0.1))]
     return [gossiped(tmp_path, None, 0.0, 90.0), *graphs]
 
 
@@ -53,7 +53,7 @@ def test_the_reading_names_gap_and_distance(runs: list[Run]) -> None:
 
 def test_and_says_what_did_not_come(tmp_path: Path) -> None:
     runs = [gossiped(tmp_path, None, 0.0, 9.0), gossiped(tmp_path, "ring", 0.1)]
-    said = consensus_reading([*runs, gossiped(tmp_path, "exponential", 0.5)])
+    said = consensus_reading([*runs, gossiped(tmp_path, "random_pairs", 0.5)])
     assert said.count("it did **not** come") == 2
 
 

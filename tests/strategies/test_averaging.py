@@ -12,6 +12,7 @@ from sample_programs import FAST, SIZE, Numbers, play
 
 from labkit import (
     QSGD,
+    AsynchronousDiLoCo,
     Cluster,
     ElasticAveraging,
     ErrorFeedback,
@@ -318,6 +319,7 @@ def test_ranks_of_which_nobody_waits_take_all_steps(cluster: Cluster) -> None:
         for workers, strategy in (
             (3, Gossip("random_pairs", asynchronous=True)),
             (2, ElasticAveraging(0.2, period=3, momentum=0.9)),
+            (2, AsynchronousDiLoCo(4, delayed=2)),
         )
     ]
     ranks = cluster.call(trained, wall, ranks=3)
