@@ -220,6 +220,7 @@ def servers(workers: list[int], ranks: int, repeats: int, file: Path | None) -> 
 
     columns = {"what": "what", "workers": "workers", "clock": "clock"} | TIMES
     columns |= {"added_ms": "added ms", "ratio": "ratio", "copies": "copies of the weights"}
+    columns |= {"in_flight": "gradients in flight"}
     _show(measure(workers, ranks, repeats), columns, file)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from labkit.programs.actions import Gradient, Message, Vector
@@ -44,7 +44,7 @@ class Play:
 
     Attributes:
         start: s.
-        gradient: what it computed.
+        gradient: what it computed, without its values.
         computed: s that it took.
         coded: s that it took to encode and decode.
         held: s for which a server kept the worker waiting for others.
@@ -84,7 +84,8 @@ class Diary:
     def begins(self, worker: int, gradient: Gradient, start: float, stop: float) -> None:
         """A worker has computed a gradient; the step before is over."""
         self.ends(worker, start)
-        self._plays[worker] = Play(start, gradient, stop - start)
+        about = replace(gradient, values=gradient.values[:0].copy())  # the values may go
+        self._plays[worker] = Play(start, about, stop - start)
 
     def ends(self, worker: int, now: float) -> None:
         """The step of this worker that is under way, if any, is over."""

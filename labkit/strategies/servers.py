@@ -26,7 +26,7 @@ from labkit.programs import (
     Update,
     placed,
 )
-from labkit.programs.actions import Action, Vector
+from labkit.programs.actions import Action, Gradient, Vector
 from labkit.strategies.refusals import OPTIMIZERS, one_of, refuse_in_parts, refuse_norms
 from labkit.strategies.strategy import Question, Session, Strategy
 
@@ -170,15 +170,24 @@ class Servers(Strategy):
         talks = {server: Talk(self.compressor, roles, number, server) for server in roles.servers}
         over = False
         while not over:
-            found = yield Compute(weights)
-            about = found.rows, found.step, found.last
-            for server in roles.servers:
-                part = roles.part(server).take(found.values)
-                said = yield Code(partial(talks[server].push, part))
-                yield Send(server, Message(number, said, versions[server], *about))
+            yield from pushed(roles, talks, versions, number, (yield Compute(weights)))
             weights, over = yield from fetched(roles, talks, versions)
         for server in roles.servers:
             yield Send(server, Message(number))  # nothing more will come
+
+
+def pushed(
+    roles: Roles,
+    talks: Mapping[int, Talk],
+    versions: Mapping[int, int],
+    number: int,
+    found: Gradient,
+) -> Generator[Action, Any, None]:
+    """A worker's gradient on its way to all servers; who waits for answers keeps none of it."""
+    about = found.rows, found.step, found.last
+    for server in roles.servers:
+        said = yield Code(partial(talks[server].push, roles.part(server).take(found.values)))
+        yield Send(server, Message(number, said, versions[server], *about))
 
 
 def fetched(
