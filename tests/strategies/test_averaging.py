@@ -241,7 +241,9 @@ def trained(communicator: Any, experiments: list[Experiment]) -> list[tuple[list
 def test_both_clocks_train_the_same_weights(cluster: Cluster) -> None:
     """With unequal batches, and layers that keep moving statistics."""
     strategies = [
-        ParameterAveraging(3, outer="nesterov", warmup=2, compressor=ErrorFeedback(QSGD(levels=7))),
+        ParameterAveraging(
+            3, outer="nesterov", warmup=2, compressor=ErrorFeedback(QSGD(7, bucket=32))
+        ),
         ParameterAveraging(3, state="average"),
         ParameterAveraging(4, fragments=2, delay=1, compressor=ErrorFeedback(QSGD(levels=127))),
         ParameterAveraging("epoch", state="reset", compressor=PowerSGD()),
