@@ -189,6 +189,44 @@ def test_what_cannot_be_cut_is_refused(strategy: Any, why: str) -> None:
         Experiment(dataset="digits", workers=2, strategy=strategy)
 
 
+def refused(communicator: Any) -> list[str]:
+    """What is said of models that are not to be cut."""
+    import keras
+    import tensorflow as tf
+    from keras.layers import Dense, Embedding, GlobalAveragePooling1D, Input, Softmax
+
+    from labkit.programs.cut_replica import cut
+
+    def said(stages: int, *layers: Any) -> str:
+        model = keras.Sequential(layers)
+        model.compile(loss="mse")
+        x, y = tf.ones((2, 4)), tf.zeros((2, 1))
+
+        def go_forward() -> None:
+            made, _ = cut(model, lambda worker, number: (x, y, None), stages)
+            made[0].forward(0, made[0].weights, None)
+
+        with pytest.raises(InvalidInput) as caught:
+            go_forward()
+        return str(caught.value)
+
+    start = Input((4,))
+    return [
+        said(4, start, Dense(3), Dense(1)),
+        said(2, start, Dense(3), Softmax()),
+        said(2, start, Dense(3, kernel_regularizer="l2"), Dense(1)),
+        said(2, start, Dense(3, dtype="mixed_bfloat16"), Dense(1)),
+        said(2, start, Embedding(9, 3, mask_zero=True), GlobalAveragePooling1D(), Dense(30)),
+    ]
+
+
+def test_models_that_cannot_be_cut_are_refused(cluster: Cluster) -> None:
+    (found,) = cluster.call(refused, ranks=1)
+    wanted = ["a chain of 2", "without weights", "add to the loss", "bfloat16", "a mask among them"]
+    for said, why in zip(found, wanted, strict=True):
+        assert why in said
+
+
 def test_each_stage_is_a_rank() -> None:
     apart = Downpour(servers=2, stages=2)
     assert apart.hosts(3) == [0, 1, 2, 3, 4, 5, 6, 7]
