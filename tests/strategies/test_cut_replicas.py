@@ -215,7 +215,7 @@ def refused(communicator: Any) -> list[str]:
         said(4, start, Dense(3), Dense(1)),
         said(2, start, Dense(3), Softmax()),
         said(2, start, Dense(3, kernel_regularizer="l2"), Dense(1)),
-        said(2, start, Dense(3), Dense(1, dtype="mixed_bfloat16")),
+        said(2, start, Dense(3, dtype="mixed_bfloat16"), Dense(1)),
         said(2, start, Embedding(9, 3, mask_zero=True), GlobalAveragePooling1D(), Dense(30)),
     ]
 
