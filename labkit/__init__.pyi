@@ -34,6 +34,7 @@ from .records.run import Run, frame, load_runs
 from .report import report
 from .strategies import (
     AllReduce,
+    AsynchronousDiLoCo,
     DelayedGradients,
     Downpour,
     ElasticAveraging,
@@ -54,6 +55,7 @@ __all__ = [
     "DGC",
     "QSGD",
     "AllReduce",
+    "AsynchronousDiLoCo",
     "BFloat16",
     "Chain",
     "Cluster",

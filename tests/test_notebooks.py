@@ -376,7 +376,15 @@ def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
             "local_training",
             ("**each step**, ", "**the mean, every 8**, ", "Nesterov, every 2"),
         ),
-        ("gossip", ("**all together**, ", "spectral gap 1, replicas are ", "**random pairs**, ")),
+        (
+            "gossip",
+            (
+                "**all together**, ",
+                "spectral gap 1, replicas are ",
+                "**random pairs**, ",
+                "An asynchronous epoch",
+            ),
+        ),
     ],
 )
 def test_notebooks_on_the_virtual_clock_read_their_runs(

@@ -107,6 +107,7 @@ class Counted:
         self._under_way, self.in_flight = 0, 0
         self._process = psutil.Process()
         self.step, self.snapshot, self.stops = stage.step, stage.snapshot, stage.stops
+        self.forward, self.backward = stage.forward, stage.backward
         self.states, self.adopt = stage.states, stage.adopt
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:

@@ -13,7 +13,7 @@ from .exchange.layer_errors import microscope, microscope_reading
 from .exchange.step_parts import step_parts
 from .runs.comparison import compare, curves, show, speedup, table, throughput
 from .runs.comparison_reading import comparison_reading
-from .runs.consensus import consensus, consensus_reading
+from .runs.consensus import consensus, consensus_reading, slow_worker_reading
 from .runs.deployment import deployment, deployment_reading
 from .runs.heat import has_grid, heat_map
 from .runs.interleaving import interleaving, staleness, staleness_reading
@@ -100,6 +100,7 @@ __all__ = [
     "server_scaling",
     "shard_labels",
     "show",
+    "slow_worker_reading",
     "softsync_published",
     "speedup",
     "staleness",

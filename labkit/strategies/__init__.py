@@ -1,6 +1,7 @@
 """Strategies: what workers exchange, and when; one a file."""
 
 from labkit.strategies.allreduce import AllReduce
+from labkit.strategies.asynchronous_diloco import AsynchronousDiLoCo
 from labkit.strategies.averaging import ParameterAveraging
 from labkit.strategies.delayed import DelayedGradients
 from labkit.strategies.downpour import Downpour
@@ -28,13 +29,14 @@ STRATEGIES: dict[str, type[Strategy]] = {
     for kind in (
         *(AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel, LocallyConnected),
         *(ParameterServer, StaleSynchronous, SoftSync, Downpour),
-        *(ParameterAveraging, ElasticAveraging, Gossip),
+        *(ParameterAveraging, AsynchronousDiLoCo, ElasticAveraging, Gossip),
     )
 }
 
 __all__ = [
     "STRATEGIES",
     "AllReduce",
+    "AsynchronousDiLoCo",
     "Batch",
     "DelayedGradients",
     "Downpour",

@@ -90,17 +90,14 @@ class ElasticAveraging(Replicas):
         nesterov = {"momentum": self.momentum, "nesterov": True} if self.momentum else {}
         return {**options, **nesterov}
 
-    def beside(self) -> int:
-        """The server's rank."""
-        return int(self.center == "server")
-
-    def hosts(self, workers: int) -> list[int]:
-        """Each worker has a place of its own, and so has the server."""
-        return list(range(workers + self.beside()))
+    @property
+    def central(self) -> bool:
+        """Whether a server holds the centre."""
+        return self.center == "server"
 
     def copies(self, workers: int) -> Sequence[int]:
         """The centre: that of the server, or worker 0's."""
-        return [workers if self.center == "server" else 0]
+        return [workers if self.central else 0]
 
     def program(self, roles: Roles, number: int) -> Program:
         """What a worker does, or the server."""

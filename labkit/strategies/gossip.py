@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ from labkit.programs import (
     Snapshot,
     Update,
 )
+from labkit.strategies.asynchronous_gossip import holders, places, program
 from labkit.strategies.replicas import Replicas
 from labkit.strategies.strategy import Question
 
@@ -45,19 +47,27 @@ class Gossip(Replicas):
         topology: "ring": a third each of itself and both neighbours; "exponential": half of itself
             and half of the worker 1, 2, 4, … places before, in turn; "random_pairs": half of
             another one, new in each step; or P itself, row by row.
+        asynchronous: nobody waits for a slower one (AD-PSGD). Workers of even numbers are active:
+            in each step they take the mean with one of odd number, passive, drawn at random from
+            their neighbours on the "ring", or of all by "random_pairs". Whoever is faster takes
+            more steps; an epoch is as many as the workers have together, which rank 0 counts.
 
-    What is sent is never compressed. At the end of an epoch all agree, by one number, whether to go
-    on.
+    What is sent is never compressed. Where all are synchronous, they agree at the end of an epoch,
+    by one number, whether to go on.
 
     Source: X. Lian et al., 2017, arXiv 1705.09056 (D-PSGD); on directed graphs M. Assran et al.,
-    2019, arXiv 1811.10792 (stochastic gradient push). Differs from the latter: the gradient is
-    added after mixing, not before, so that messages travel while a worker computes.
+    2019, arXiv 1811.10792 (stochastic gradient push); asynchronous X. Lian et al., 2018, arXiv
+    1710.06952 (AD-PSGD). Differs from the second: the gradient is added after mixing, not before,
+    so that messages travel while a worker computes.
     """
 
     synchronization: ClassVar[str] = "synchronous with neighbours"
-    paper: ClassVar[str] = "Lian 2017, arXiv 1705.09056; Assran 2019, arXiv 1811.10792"
+    paper: ClassVar[str] = (
+        "Lian 2017, arXiv 1705.09056; Assran 2019, arXiv 1811.10792; Lian 2018, arXiv 1710.06952"
+    )
 
     topology: Literal["ring", "exponential", "random_pairs"] | Matrix = Field("ring", kw_only=False)
+    asynchronous: bool = False
 
     @field_validator("topology")
     @classmethod
@@ -83,6 +93,27 @@ class Gossip(Replicas):
                 f"topology has {len(self.topology)} rows, but workers={experiment.workers}; give "
                 "a row and a column a worker"
             )
+        if self.asynchronous and (
+            self.topology not in ("ring", "random_pairs") or experiment.workers == 1
+        ):
+            raise InvalidInput(
+                f"asynchronous=True pairs active workers with passive ones, but topology="
+                f"{self.topology!r} of workers={experiment.workers} is no graph between two such "
+                "kinds; use topology='ring' or 'random_pairs', and 2 workers or more"
+            )
+
+    @property
+    def meanwhile(self) -> bool:
+        """Whether somebody answers while the worker beside computes."""
+        return self.asynchronous
+
+    def hosts(self, workers: int) -> list[int]:
+        """Each worker has a place of its own, where others may stand beside it."""
+        return places(workers) if self.asynchronous else super().hosts(workers)
+
+    def copies(self, workers: int) -> Sequence[int]:
+        """Each worker, or whoever holds its weights."""
+        return holders(workers) if self.asynchronous else super().copies(workers)
 
     def mixing(self, workers: int, step: int, seed: int = 0) -> NDArray[np.float64]:
         """P of a step: row i says what of whom worker i takes."""
@@ -110,23 +141,29 @@ class Gossip(Replicas):
         return [*halves, *(pair[::-1] for pair in halves)]
 
     def spectral_gap(self, workers: int) -> float:
-        r"""What mixing takes off the distance of weights: 1 - |λ₂|; nearer to 1 mixes faster.
+        r"""What a step takes off the distance of weights: 1 - |λ₂|; nearer to 1 mixes faster.
 
-        Of the exponential graph that is of a whole turn; of random pairs it is of a step on
-        average, \(1 - \sqrt{\lambda_2(\mathrm{E} P^\top P)}\).
+        Where graphs change from step to step it is that of a step on average,
+        \(1 - \sqrt{\lambda_2(\mathrm{E} P^\top P)}\).
         """
         if workers == 1:
             return 1.0
         if self.topology == "random_pairs":
             # PᵀP = P; two are a pair with chance 1/(n-1), or 1/n where one is left over.
             return float(1 - math.sqrt((1 - (workers % 2 == 0) / (workers - 1)) / 2))
-        turns = math.ceil(math.log2(workers)) if self.topology == "exponential" else 1
-        whole = np.eye(workers)
-        for step in range(turns):
-            whole = self.mixing(workers, step) @ whole
-        return float(1 - np.sort(np.abs(np.linalg.eigvals(whole)))[-2])
+        if self.topology == "exponential":
+            turn = [self.mixing(workers, step) for step in range(math.ceil(math.log2(workers)))]
+            squares = np.mean([each.T @ each for each in turn], axis=0)
+            return float(1 - math.sqrt(np.linalg.eigvalsh(squares)[-2]))
+        return float(1 - np.sort(np.abs(np.linalg.eigvals(self.mixing(workers, 0))))[-2])
 
     def program(self, roles: Roles, number: int) -> Program:
+        """What this one does."""
+        if self.asynchronous:
+            return program(roles, number, near=self.topology == "ring")
+        return self._in_step(roles, number)
+
+    def _in_step(self, roles: Roles, number: int) -> Program:
         """A worker: send, compute, receive, mix."""
         own, share, wants = roles.weights, 1.0, False
         kind = own.dtype.type

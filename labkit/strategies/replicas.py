@@ -48,9 +48,18 @@ class Replicas(Strategy):
         """No server knows all steps."""
         return False
 
+    @property
+    def central(self) -> bool:
+        """Whether one more, on a rank of its own, holds the weights that count."""
+        return False
+
+    def beside(self, workers: int) -> int:
+        """Its rank."""
+        return int(self.central)
+
     def copies(self, workers: int) -> Sequence[int]:
         """Each worker has weights of its own."""
-        return range(workers)
+        return [workers] if self.central else range(workers)
 
     @property
     def one_sided(self) -> bool:
@@ -94,8 +103,8 @@ class Replicas(Strategy):
         return []
 
     def hosts(self, workers: int) -> list[int]:
-        """Each worker has a place of its own."""
-        return list(range(workers))
+        """Each has a place of its own."""
+        return list(range(workers + self.beside(workers)))
 
     def program(self, roles: Roles, number: int) -> Program:
         """What a worker does."""

@@ -126,7 +126,7 @@ def _replayed(short: Experiment, ranks: Watched, communicator: Communicator) -> 
     """Hold an asynchronous run against servers written anew, which replay what it wrote down."""
     rule = rule_of(ranks.optimizer())
     if not short.strategy.replays:
-        rule = "workers take steps of their own, which servers do not know"
+        rule = "workers take steps of their own, which nobody else can play again"
     if isinstance(rule, str):
         ranks.close()
         return _verdict("not applicable", rule)

@@ -171,7 +171,10 @@ def test_the_race_says_who_is_first_and_whether_stale_ones_are_between(
     said = race_reading(runs, 0.8)
     assert said.startswith("- With equal workers 80% was not reached in all seeds by downpour")
     assert "With one slow worker: **asynchronous**, 2 s (3 seeds, 1.5 s to 2.5 s)" in said
-    assert f"(Ho 2013): it {'came' if came else 'did **not** come'}" in said
+    place = "4 s with stale synchronous, s = 2."
+    assert f"(Ho 2013): it {'came' if came else 'did **not** come'}: {place}" in said
+    # The last one answers the notebook's question, on its own.
+    assert said.endswith("First at the goal, by medians: with one slow worker **asynchronous**.")
 
 
 def test_each_strategy_has_its_histograms_of_both_clocks_in_a_panel(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from sample_programs import FAST, SIZE, Numbers, play
 
 from labkit import (
     QSGD,
+    AsynchronousDiLoCo,
     Cluster,
     ElasticAveraging,
     ErrorFeedback,
@@ -240,7 +241,9 @@ def trained(communicator: Any, experiments: list[Experiment]) -> list[tuple[list
 def test_both_clocks_train_the_same_weights(cluster: Cluster) -> None:
     """With unequal batches, and layers that keep moving statistics."""
     strategies = [
-        ParameterAveraging(3, outer="nesterov", warmup=2),
+        ParameterAveraging(
+            3, outer="nesterov", warmup=2, compressor=ErrorFeedback(QSGD(7, bucket=32))
+        ),
         ParameterAveraging(3, state="average"),
         ParameterAveraging(4, fragments=2, delay=1, compressor=ErrorFeedback(QSGD(levels=127))),
         ParameterAveraging("epoch", state="reset", compressor=PowerSGD()),
@@ -301,6 +304,32 @@ def test_ranks_that_meet_rarely_send_little_and_a_stream_sends_evenly(cluster: C
         each, seldom, stream = (sent for _, sent in told)
         assert sum(seldom) * 4 == sum(each)
         assert max(stream[:-1]) * 2 == max(seldom)  # the last meeting is of all fragments
+
+
+def test_ranks_of_which_nobody_waits_take_all_steps(cluster: Cluster) -> None:
+    """Whoever takes how many; what is left is the same everywhere."""
+    wall = [
+        Experiment(
+            dataset="digits",
+            dataset_options={"rows": 120, "test_rows": 10},
+            model_options={"widths": [8]},
+            batch_size=12,
+            epochs=2,
+            workers=workers,
+            strategy=strategy,
+        )
+        for workers, strategy in (
+            (3, Gossip("random_pairs", asynchronous=True)),
+            (2, ElasticAveraging(0.2, period=3, momentum=0.9)),
+            (2, AsynchronousDiLoCo(4, delayed=2)),
+        )
+    ]
+    ranks = cluster.call(trained, wall, ranks=3)
+    for number, each in enumerate(wall):
+        assert sum(len(told[number][1]) for told in ranks) == each.workers * 20
+        for other in ranks[1:]:
+            pairs = zip(ranks[0][number][0], other[number][0], strict=True)
+            assert all((one == same).all() and np.isfinite(one).all() for one, same in pairs)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def period_cost(runs: Iterable[Run]) -> Figure:
     """Test accuracy over the steps between meetings: a line a rule of meeting, a band of seeds.
 
     Args:
-        runs: of `ParameterAveraging` and `ElasticAveraging`; synchronous ones stand at 1.
+        runs: of strategies with a period; synchronous ones, which have none, stand at 1.
     """
     shown = entries(runs)
     table = _table([entry.run for entry in shown])
@@ -90,14 +90,14 @@ def _published(table: pd.DataFrame) -> Iterator[Finding]:
 def _rule(run: Run) -> tuple[str, int]:
     """How replicas meet, and after how many steps."""
     strategy = run.experiment["strategy"]
-    if strategy["name"] not in ("ParameterAveraging", "ElasticAveraging"):
+    if "period" not in strategy:
         return _EACH, 1
     known = {None: "the mean", "sgd": "outer SGD", "nesterov": "outer Nesterov"}
-    known["elastic"] = "springs to a centre"
-    outer = "elastic" if strategy["name"] == "ElasticAveraging" else strategy.get("outer")
+    others = {"ElasticAveraging": "springs to a centre", "AsynchronousDiLoCo": "asynchronous"}
+    rule = others.get(strategy["name"]) or known[strategy.get("outer")]
     period = strategy["period"]
     steps = run.metrics.get("steps_per_epoch") if period == "epoch" else period
-    return known[outer], int(steps or 1)
+    return rule, int(steps or 1)
 
 
 def _table(runs: Sequence[Run]) -> pd.DataFrame:

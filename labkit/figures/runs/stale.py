@@ -113,6 +113,7 @@ def race_reading(runs: Sequence[Run], target: float) -> Markdown:
     """
     table = race(runs, target).reset_index()
     found: list[Finding] = []
+    first: list[str] = []
     for slow, own in table.groupby("slow"):
         there = own[own["reached"] == own["seeds"]].sort_values("seconds")
         where = "With one slow worker" if slow else "With equal workers"
@@ -124,6 +125,10 @@ def race_reading(runs: Sequence[Run], target: float) -> Markdown:
             found.append(Finding(f"{where} {target:.0%} was not reached in all seeds by {told}"))
         if slow:
             found += _between(there)
+        if len(there):
+            first.append(f"{where.lower()} **{there['way'].iloc[0]}**")
+    if first:
+        found.append(Finding("First at the goal, by medians", said=tuple(first)))
     return sentences(found)
 
 
@@ -138,7 +143,7 @@ def _between(there: pd.DataFrame) -> Iterator[Finding]:
     yield Finding(
         "**Stale synchronous servers are between those that wait for all and those that wait for "
         f"nobody** (Ho 2013): {it_came(came)}",
-        said=tuple(f"{way} {seconds_text(times[way])}" for way in bound),
+        said=tuple(f"{seconds_text(times[way])} with {way}" for way in bound),
     )
 
 

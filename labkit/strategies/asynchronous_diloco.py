@@ -1,0 +1,100 @@
+"""Asynchronous DiLoCo: replicas take steps of their own, and a server takes what each brings."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from labkit.programs import Adopt, Compute, Message, Program, Receive, Roles, Send, Snapshot, Update
+from labkit.programs.actions import Vector
+from labkit.strategies.replicas import Replicas
+
+
+class AsynchronousDiLoCo(Replicas):
+    r"""Each worker takes H steps from the server's weights, brings what they changed, and goes on.
+
+    The server takes the pseudo-gradient \(\Delta_t\) when it comes. Its momentum waits for N of
+    them, so that what is stale does not push it on at once: delayed Nesterov,
+
+    \[v \leftarrow \beta v + \tfrac1N \sum_{s=t-N+1}^t \Delta_s \ \text{and}\
+    \theta \leftarrow \theta - \eta (\beta v + \tfrac1N \Delta_t) \quad\text{at each N-th},\qquad
+    \theta \leftarrow \theta - \tfrac{\eta}{N} \Delta_t \quad\text{else}.\]
+
+    Args:
+        period: H, in steps.
+        delayed: N; 1: Nesterov's momentum with each of them.
+        outer_learning_rate: η.
+        outer_momentum: β.
+
+    Whoever is faster brings more; training ends when as many steps are taken as the epochs have.
+    What is said is never compressed.
+
+    Source: B. Liu et al., Asynchronous Local-SGD training for language modeling, 2024, arXiv
+    2401.09135, without its dynamic local updates; the momentum of steps between is none (its
+    c = 0).
+    """
+
+    synchronization: ClassVar[str] = "asynchronous, with local steps"
+    paper: ClassVar[str] = "Liu 2024, arXiv 2401.09135"
+
+    period: PositiveInt = Field(8, kw_only=False)
+    delayed: PositiveInt = 1
+    outer_learning_rate: PositiveFloat = 0.7
+    outer_momentum: NonNegativeFloat = Field(0.9, lt=1.0)
+
+    @property
+    def central(self) -> bool:
+        """The server holds what workers begin with."""
+        return True
+
+    def program(self, roles: Roles, number: int) -> Program:
+        """What a worker does, or the server."""
+        return self._serve(roles, number) if number == roles.workers else self._work(roles, number)
+
+    def _work(self, roles: Roles, number: int) -> Program:
+        own, server, wants, over = roles.weights, roles.workers, False, False
+        while not over:
+            begun = own
+            for _ in range(self.period):
+                found = yield Compute(own)
+                own = (yield Update(found.values)) if found.rows else own
+                wants = wants or found.last
+            yield Send(server, Message(number, begun - own, step=found.step, ends=wants))
+            told = yield Receive(server)
+            own, over = (yield Adopt(told.values)), told.ends
+
+    def _serve(self, roles: Roles, number: int) -> Program:
+        weights, epoch, each = roles.weights, 0, roles.workers * roles.steps
+        velocity = waiting = np.zeros_like(weights)
+        granted, brought, left, wants = roles.workers, 0, roles.workers, False
+        while left:
+            heard = yield Receive()
+            brought, waiting = brought + 1, waiting + heard.values
+            if brought % self.delayed == 0:
+                velocity = self._kind(weights, self.outer_momentum) * velocity + (
+                    waiting / self._kind(weights, self.delayed)
+                )
+                waiting = np.zeros_like(weights)
+            weights = yield Adopt(weights - self._step(heard.values, velocity, brought))
+            wants = wants or heard.ends
+            over = wants or granted * self.period >= each * roles.epochs
+            granted, left = granted + (not over), left - over
+            yield Send(heard.source, Message(number, weights, ends=over), answers=heard)
+            while epoch < roles.epochs and brought * self.period >= (epoch + 1) * each:
+                yield Snapshot(epoch, weights)
+                epoch += 1
+
+    def _step(self, delta: Vector, velocity: Vector, brought: int) -> Vector:
+        """By how much the weights change."""
+        moved = delta / self._kind(delta, self.delayed)
+        if brought % self.delayed == 0:
+            moved = moved + self._kind(delta, self.outer_momentum) * velocity
+        found: Vector = self._kind(delta, self.outer_learning_rate) * moved
+        return found
+
+    @staticmethod
+    def _kind(like: Vector, number: float) -> Vector:
+        """A number in the type of the weights."""
+        return np.asarray(number, like.dtype)
