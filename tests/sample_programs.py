@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from labkit.network import ComputeTime, Network, Slowdown
-from labkit.programs import Diary, Gradient, Roles
-from labkit.programs.actions import Vector
+from labkit.programs import Diary, Gradient, Roles, placed
+from labkit.programs.actions import Passed, Place, Vector
 from labkit.programs.times import Laws
 from labkit.programs.virtual import VirtualWorld
 from labkit.strategies.replicas import Replicas
 from labkit.strategies.servers import Servers
 
 SIZE = 1_000  # weights, of 8 bytes
+PASSED = 10  # values between the stages of a replica
 FAST = Network(latency=1e-3, bandwidth=1e6)  # 8 ms a vector, and 1 ms
 
 
@@ -28,6 +29,8 @@ class Numbers:
     steps: dict[int, int] = field(default_factory=dict)
     rows: list[dict[str, float]] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)
+    # Of a worker and a stage: the step that is under way, and its weights.
+    under_way: dict[tuple[int, int], tuple[int, Vector]] = field(default_factory=dict)
     kept: dict[int, list[float]] = field(default_factory=dict)
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
@@ -38,6 +41,23 @@ class Numbers:
     def batch(self, worker: int) -> int:
         """The rows of its batches."""
         return 2
+
+    def forward(self, place: Place, weights: Vector, values: Vector | None) -> Passed:
+        """A stage passes on how many there are up to it."""
+        worker, stage, _ = place
+        assert values is None if stage == 0 else np.array_equal(values, [stage] * PASSED)
+        step = self.under_way.get((worker, stage), (-1, weights))[0] + 1
+        self.under_way[worker, stage] = step, weights
+        return Passed(np.full(PASSED, 1.0 + stage), step)
+
+    def backward(self, place: Place, values: Vector | None) -> Gradient:
+        """Of the weights that it has gone forward with."""
+        worker, stage, _ = place
+        assert values is None or values.tolist() == [-2.0 - stage] * PASSED
+        step, weights = self.under_way[worker, stage]
+        told = (0, np.nan) if values is not None else (self.batch(worker), 0.5 / (step + 1))
+        before = np.full(PASSED, -1.0 - stage)
+        return Gradient(0.01 * weights + (worker + 1), *told, step, before=before)
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         self.held[holder] = self.held[holder] - 0.1 * rate * gradient
@@ -76,17 +96,22 @@ def play(
 ) -> tuple[VirtualWorld, Numbers, Diary]:
     parts = strategy.parts([(SIZE,)] * 4)
     hosts = strategy.hosts(workers)
-    roles = Roles(workers, parts, steps, epochs, np.zeros(4 * SIZE), hosts)
+    depth = strategy.replica_stages
+    stages = placed([(SIZE,)] * 4, depth, "round_robin") if depth > 1 else []
+    roles = Roles(workers, parts, steps, epochs, np.zeros(4 * SIZE), hosts, stages=stages)
     scenes = Numbers()
     for server in roles.servers:
         scenes.held[server] = roles.part(server).take(roles.weights)
     if strategy.copies(workers):
         scenes.held = dict.fromkeys(range(len(hosts)), roles.weights)
-    diary = Diary(scenes, steps)
+    members = [roles.members(worker) for worker in range(workers)]
+    told = [number for each in members for number in each] if stages else ()
+    diary = Diary(scenes, steps, stages=told)
     programs = {number: strategy.program(roles, number) for number in range(len(hosts))}
     laws = {"seed": 3} | laws
     times = Laws(compute or ComputeTime(0.1), slow or {}, **laws)
-    given: Any = {"script": script, "lost": lost, "servers": roles.servers}
+    gone = {tuple(members[worker]): moment for worker, moment in (lost or {}).items()}
+    given: Any = {"script": script, "lost": gone, "servers": roles.servers}
     world = VirtualWorld(programs, hosts, scenes, diary, times, network, **given)
     world.play()
     return world, scenes, diary

@@ -367,7 +367,10 @@ def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("staleness", ("**synchronous**, ", "**softsync 4, at α₀/τ**, ")),
+        (
+            "staleness",
+            ("**softsync 4, at α₀/τ**, ", "for staleness** (Gupta 2015): ", "not** (Dean 2012): "),
+        ),
         ("asynchronous", ("With one slow worker", "stale synchronous, s = 2", "downpour, every 4")),
         (
             "local_training",

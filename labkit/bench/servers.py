@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,30 +44,34 @@ def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5)
         updates, by repeat and as the median, and by how many copies of the weights the process has
         grown at most since one gradient and one update were compiled, beside how many gradients
         were in flight at most; of the wall clock what a step with servers adds to one without an
-        exchange, what a bare ring allreduce of the same bytes adds, and the ratio of both.
+        exchange, what a bare ring allreduce of the same bytes adds, and the ratio of both; and of
+        two workers with a server on a rank of its own what an asynchronous step adds, as many
+        gradients in all, and its ratio to what a synchronous one does.
     """
     rows = []
-    with Cluster(workers=ranks) as cluster:
+    alone = {waits: ParameterServer(servers=1, synchronous=waits) for waits in (True, False)}
+    shared = ParameterServer(servers=ranks, colocated=True, placement="sharded")
+    apart = {
+        "a server apart, synchronous": _experiment(2, alone[True]),
+        "a server apart, asynchronous": _experiment(2, alone[False]),
+    }
+    with Cluster(workers=max(ranks, 3)) as cluster:
         for count in workers:
-            found = cluster.call(_virtual, _experiment(count, virtual=True), repeats, ranks=1)[0]
+            wanted = _experiment(count, alone[False], virtual=True)
+            found = cluster.call(_virtual, wanted, repeats, ranks=1)[0]
             row = head("servers", "mlp-1024", "event loop", count, repeats=repeats)
             rows.append(row | {"clock": "virtual"} | found)
-        wanted = _experiment(ranks, virtual=False)
         for what, each in cluster.call(_carry, repeats, ranks=2)[0].items():
             rows.append(head("servers", "4 MiB", what, 2, repeats=repeats) | each)
-        for what, each in cluster.call(_wall, wanted, repeats)[0].items():
-            rows.append(head("servers", "mlp-1024", what, ranks, repeats=repeats) | each)
+        for kinds, size in (({"servers": _experiment(ranks, shared)}, ranks), (apart, 3)):
+            for what, each in cluster.call(_wall, kinds, repeats, ranks=size)[0].items():
+                rows.append(head("servers", "mlp-1024", what, size, repeats=repeats) | each)
     return rows
 
 
-def _experiment(workers: int, virtual: bool) -> Experiment:
+def _experiment(workers: int, strategy: ParameterServer, virtual: bool = False) -> Experiment:
     fields: dict[str, Any] = (
         {"clock": "virtual", "compute": ComputeTime(seconds=0.01)} if virtual else {}
-    )
-    strategy = (
-        ParameterServer(servers=1, synchronous=False)
-        if virtual
-        else ParameterServer(servers=workers, colocated=True, placement="sharded")
     )
     rows = workers * 64 * (EPOCH if virtual else STEPS)
     return Experiment(
@@ -102,6 +107,7 @@ class Counted:
         self._under_way, self.in_flight = 0, 0
         self._process = psutil.Process()
         self.step, self.snapshot, self.stops = stage.step, stage.snapshot, stage.stops
+        self.forward, self.backward = stage.forward, stage.backward
         self.states, self.adopt = stage.states, stage.adopt
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
@@ -198,20 +204,21 @@ def _there_and_back(communicator: Communicator, mailbox: Mailbox | Slots, values
     return seconds
 
 
-def _wall(communicator: Communicator, experiment: Experiment, repeats: int) -> dict[str, Row]:
+def _wall(
+    communicator: Communicator, experiments: Mapping[str, Experiment], repeats: int
+) -> dict[str, Row]:
+    """Steps with servers of each kind, in turn with those without; a ring's, where all compute."""
     from labkit.programs import Diary
     from labkit.programs.ranks import RankWorld
 
-    stage = _stage(communicator, experiment)
-    shard, rank = stage.whole_shard(), communicator.rank
-    roles, strategy = stage.roles, ParameterServer(**experiment.strategy.model_dump())
-    here = [n for n, place in enumerate(roles.hosts) if place == rank]
-    weights = roles.weights
+    stages = {what: _stage(communicator, each) for what, each in experiments.items()}
+    stage, rank = next(iter(stages.values())), communicator.rank
+    shard, weights = stage.whole_shard(), stage.roles.weights
     buffer = communicator.allocate(weights.size, weights.dtype)
 
     def steps(exchange: bool) -> None:
         own = weights
-        for _ in range(STEPS):
+        for _ in range(STEPS if rank < stage.roles.workers else 0):
             found = stage.gradient(rank, own).values
             if exchange:
                 buffer[...] = found
@@ -219,17 +226,18 @@ def _wall(communicator: Communicator, experiment: Experiment, repeats: int) -> d
                 found = buffer.copy()
             own = shard.update(found)
 
-    def serve() -> None:
-        programs = {n: strategy.program(roles, n) for n in here}
-        diary = Diary(stage, roles.steps)
-        given = communicator, stage, diary, weights.dtype, strategy.meanwhile
-        RankWorld(programs, roles.hosts, *given).play()
+    def serve(what: str) -> None:
+        own, strategy = stages[what], ParameterServer(**experiments[what].strategy.model_dump())
+        here = [n for n, place in enumerate(own.roles.hosts) if place == rank]
+        programs = {n: strategy.program(own.roles, n) for n in here}
+        diary = Diary(own, own.roles.steps)
+        given = communicator, own, diary, weights.dtype, strategy.meanwhile
+        RankWorld(programs, own.roles.hosts, *given).play()
 
-    kinds: dict[str, Step] = {
-        "local": lambda: steps(exchange=False),
-        "ring": lambda: steps(exchange=True),
-        "servers": serve,
-    }
+    kinds: dict[str, Step] = {"local": lambda: steps(exchange=False)}
+    if communicator.size == stage.roles.workers:
+        kinds["ring"] = lambda: steps(exchange=True)
+    kinds |= {what: partial(serve, what) for what in experiments}
     taken = take(
         kinds,
         lambda: communicator.meet("the next stretch of a benchmark"),
@@ -237,11 +245,13 @@ def _wall(communicator: Communicator, experiment: Experiment, repeats: int) -> d
         repeats,
     )
     rows = {}
+    _, least, *others = kinds
     for kind in kinds:
-        per_step = [each / STEPS for each in taken.seconds[kind]]
-        rows[kind] = spread(per_step) | {"bytes": weights.nbytes}
+        rows[kind] = spread([each / STEPS for each in taken.seconds[kind]])
+        rows[kind] |= {"bytes": weights.nbytes}
         if kind != "local":
             rows[kind] |= added([each / STEPS for each in taken.added[kind]])
-    ratios = np.array(taken.added["servers"]) / np.array(taken.added["ring"])
-    rows["servers"]["ratio"] = float(np.median(ratios))
+        if kind in others:
+            ratios = np.array(taken.added[kind]) / np.array(taken.added[least])
+            rows[kind]["ratio"] = float(np.median(ratios))
     return rows

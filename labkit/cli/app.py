@@ -338,7 +338,7 @@ def _run_experiment(
 
     experiment = _experiment(path, given)
     estimate.refuse(experiment.ranks, force)
-    say(estimate.of_experiment(experiment.to_json(), root), err=True)
+    say(estimate.of_experiment(experiment.to_json(), root, experiment.ranks), err=True)
     if check:
         return
     folder = root / path.stem

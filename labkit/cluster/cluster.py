@@ -310,9 +310,9 @@ class Cluster:
         """Refuse what does not fit the ranks; fetch data that are not there yet."""
         if experiment.ranks > self.workers:
             apart = experiment.ranks - experiment.workers
-            servers = f" and {plural(apart, 'server')} apart from them" if apart > 0 else ""
+            beside = f" and {plural(apart, 'rank')} beside them" if apart > 0 else ""
             raise InvalidInput(
-                f"workers={experiment.workers}{servers} on a cluster of {self.workers}; "
+                f"workers={experiment.workers}{beside} on a cluster of {self.workers}; "
                 f"use Cluster(workers={experiment.ranks})"
             )
         if experiment.threads != self.threads:

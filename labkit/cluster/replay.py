@@ -43,7 +43,8 @@ def again(run: Run, **changes: Any) -> Experiment:
             f"{run.name} was made with objects of your own, which its record cannot bring back; "
             "model and dataset must be names"
         )
-    base = Experiment(**record).replace(repeats=1, order=(), **_times(run))
+    base = Experiment(**record).replace(repeats=1, order=())
+    base = base.replace(**_times(run, base))
     if not changes:
         order = run.interleaving.sort_values(["delivered", "applied"], kind="stable")
         rows = order[["server", "worker", "step"]].itertuples(index=False)
@@ -51,7 +52,7 @@ def again(run: Run, **changes: Any) -> Experiment:
     return base.replace(**changes)
 
 
-def _times(run: Run) -> dict[str, Any]:
+def _times(run: Run, base: Experiment) -> dict[str, Any]:
     """The fields that give each gradient the time that it took."""
     if run.experiment["clock"] == "virtual":
         laws = run.metrics["exchange"]
@@ -59,7 +60,9 @@ def _times(run: Run) -> dict[str, Any]:
         if given.get("seconds") is None and given.get("values") is None:
             given = {**given, "seconds": laws["compute_seconds"]}
         return {"compute": ComputeTime(**given | {"update": laws["update_seconds"]})}
-    rows = run.history.sort_values(["rank", "step"])
-    values = tuple(tuple(own["compute_seconds"]) for _, own in rows.groupby("rank"))
+    # The stages of a replica compute one after the other.
+    spent = run.history.pivot_table("compute_seconds", "rank", "step", "first")
+    places = [base.strategy.places(w, base.workers) for w in range(base.workers)]
+    values = tuple(tuple(spent.loc[own].sum(skipna=False).dropna()) for own in places)
     # What made a worker slow is in the times already.
     return {"clock": "virtual", "slow": {}, "compute": ComputeTime(values=values)}

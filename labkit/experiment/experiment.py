@@ -282,8 +282,8 @@ class Experiment(Checked):
 
     @property
     def ranks(self) -> int:
-        """Processes that it wants: workers and separate servers; on the virtual clock one."""
-        return 1 if self.clock == "virtual" else self.workers + self.strategy.beside()
+        """Processes that it wants: workers, their stages, separate servers; or one, virtually."""
+        return 1 if self.clock == "virtual" else self.workers + self.strategy.beside(self.workers)
 
     @property
     def label(self) -> str:

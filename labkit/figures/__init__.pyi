@@ -29,6 +29,7 @@ from .runs.servers import server_prediction, server_reading, server_scaling
 from .runs.shards import shard_labels
 from .runs.stale import race, race_reading, staleness_cost, staleness_cost_reading
 from .runs.stale_clocks import staleness_by_clock, staleness_by_clock_reading
+from .runs.stale_published import batch_reading, downpour_reading, softsync_published
 from .runs.two_numbers import scatter
 from .schedules.cost_curves import cost_curves, cost_reading
 from .schedules.link_use import link_reading, link_utilisation
@@ -40,6 +41,7 @@ from .schedules.predictions import measurements, predicted_and_measured, predict
 
 __all__ = [
     "bandwidth",
+    "batch_reading",
     "compare",
     "comparison_reading",
     "compression_reading",
@@ -53,6 +55,7 @@ __all__ = [
     "cut_reading",
     "deployment",
     "deployment_reading",
+    "downpour_reading",
     "exchange_reading",
     "grid_traffic",
     "has_grid",
@@ -98,6 +101,7 @@ __all__ = [
     "shard_labels",
     "show",
     "slow_worker_reading",
+    "softsync_published",
     "speedup",
     "staleness",
     "staleness_by_clock",

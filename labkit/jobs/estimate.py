@@ -36,12 +36,18 @@ def workers_of(notebook: Path, values: Values) -> int:
     return 1 if asked.get("clock") == "virtual" else largest(asked.get("workers"))
 
 
-def of_experiment(record: store.Record, root: Path) -> str:
-    """One line: duration from earlier runs of the same work on as many ranks, and memory."""
+def of_experiment(record: store.Record, root: Path, ranks: int | None = None) -> str:
+    """One line: duration from earlier runs of the same work on as many ranks, and memory.
+
+    Args:
+        record: the experiment's.
+        root: of the runs.
+        ranks: that it wants; None: as many as workers.
+    """
     # Earlier runs are compared by the epoch, so that a short trial says something about a long run.
     epochs = int(record["epochs"]) * int(record["repeats"])
     earlier = [seconds * epochs for seconds in _seconds_per_epoch(root, record)]
-    return f"{_in_words(earlier)}; {memory(int(record['workers']))}"
+    return f"{_in_words(earlier)}; {memory(ranks or int(record['workers']))}"
 
 
 def refuse(workers: int, force: bool) -> None:

@@ -20,6 +20,7 @@ from labkit.programs.actions import (
     Wait,
 )
 from labkit.programs.diary import Diary, Scenes
+from labkit.programs.in_stages import passing, whole
 from labkit.programs.placement import PLACEMENTS, Parts, placed
 from labkit.programs.roles import Roles
 from labkit.programs.talk import Talk
@@ -48,5 +49,7 @@ __all__ = [
     "Talk",
     "Update",
     "Wait",
+    "passing",
     "placed",
+    "whole",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from numpy.typing import NDArray
 
@@ -30,6 +30,7 @@ class Gradient:
         loss: of the batch at the weights that it was asked for.
         step: how many batches this worker had before.
         last: someone wants training to end.
+        before: of a stage, the gradient of what the one before has passed on; else None.
     """
 
     values: Vector
@@ -37,6 +38,34 @@ class Gradient:
     loss: float
     step: int
     last: bool = False
+    before: Vector | None = None
+
+
+class Place(NamedTuple):
+    """Which part of a replica somebody plays.
+
+    Attributes:
+        worker: the number of the replica.
+        stage: of it, from 0.
+        share: of the replica's weights.
+    """
+
+    worker: int
+    stage: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What a stage passes on of its replica's next batch.
+
+    Attributes:
+        values: the output, flat; nothing behind the last stage.
+        step: how many batches the replica had before.
+    """
+
+    values: Vector
+    step: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +102,34 @@ class Compute:
     """The gradient of this worker's next batch at these weights; answered by a `Gradient`."""
 
     weights: Vector
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The output of a stage for the replica's next batch; answered by `Passed`.
+
+    Attributes:
+        place: whose.
+        weights: of the stage.
+        values: what the stage before has passed on; None at the first one, which reads the batch.
+    """
+
+    place: Place
+    weights: Vector
+    values: Vector | None
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The gradient of a stage's weights, which has gone forward; answered by a `Gradient`.
+
+    Attributes:
+        place: whose.
+        values: the gradient of what it has passed on; None at the last one, which has the loss.
+    """
+
+    place: Place
+    values: Vector | None
 
 
 @dataclass(frozen=True)
@@ -190,7 +247,8 @@ class Snapshot:
     weights: Vector = field(repr=False)
 
 
-Action: TypeAlias = (Compute | Update | Code | Drop | Send | Receive | Wait | Snapshot) | (
+Computes: TypeAlias = Compute | Forward | Backward
+Action: TypeAlias = (Computes | Update | Code | Drop | Send | Receive | Wait | Snapshot) | (
     AllReduce | Begin | Join | States | Adopt
 )
 Program: TypeAlias = Generator[Action, Any, None]

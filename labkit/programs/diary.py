@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
-from labkit.programs.actions import Gradient, Message, Vector
+from labkit.programs.actions import Gradient, Message, Passed, Place, Vector
 from labkit.programs.together import Meeting
 
 Row: TypeAlias = dict[str, float]
@@ -18,6 +19,12 @@ class Scenes(Protocol):
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         """Of the worker's next batch."""
+
+    def forward(self, place: Place, weights: Vector, values: Vector | None) -> Passed:
+        """What a stage passes on of its replica's next batch."""
+
+    def backward(self, place: Place, values: Vector | None) -> Gradient:
+        """The gradient of a stage that has gone forward."""
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient to what this one holds; the new weights, which nobody writes into."""
@@ -72,20 +79,31 @@ class Diary:
             dropped), worker, step, version (of the weights that it is of), staleness, rows, sent,
             delivered, applied (s).
         losses: of workers: who, when (s), and the gradients that it had computed.
+        stages: numbers of those who play replicas in stages. Each writes rows, and what they say
+            to each other is in the sender's; loss and samples are in that of the last one.
     """
 
     scenes: Scenes
     steps: int
     events: list[Event] = field(default_factory=list)
     losses: list[Event] = field(default_factory=list)
+    stages: Container[int] = ()
     _plays: dict[int, Play] = field(default_factory=dict)
     _updates: dict[int, int] = field(default_factory=dict)
 
     def begins(self, worker: int, gradient: Gradient, start: float, stop: float) -> None:
         """A worker has computed a gradient; the step before is over."""
         self.ends(worker, start)
-        about = replace(gradient, values=gradient.values[:0].copy())  # the values may go
-        self._plays[worker] = Play(start, about, stop - start)
+        self._plays[worker] = Play(start, _about(gradient), stop - start)
+
+    def passes(self, stage: int, passed: Passed, start: float, stop: float) -> None:
+        """A stage has gone forward; its step before is over."""
+        self.begins(stage, Gradient(passed.values[:0], 0, math.nan, passed.step), start, stop)
+
+    def goes_back(self, stage: int, gradient: Gradient, start: float, stop: float) -> None:
+        """A stage has gone back: its gradient is there."""
+        if play := self._plays.get(stage):
+            play.gradient, play.computed = _about(gradient), play.computed + stop - start
 
     def ends(self, worker: int, now: float) -> None:
         """The step of this worker that is under way, if any, is over."""
@@ -113,8 +131,11 @@ class Diary:
             }
         )
 
-    def loses(self, worker: int, now: float) -> None:
-        """A worker is gone, and what it had not computed to the end never was."""
+    def loses(self, members: Sequence[int], now: float) -> None:
+        """A worker is gone with all its stages, and what it had not computed never was."""
+        *others, worker = members
+        for stage in others:
+            self._plays.pop(stage, None)
         play = self._plays.get(worker)
         step = play.gradient.step if play else 0
         done = play is not None and play.start + play.computed <= now
@@ -159,6 +180,11 @@ class Diary:
         """A gradient came too late."""
         late = self._updates.get(server, 0) - message.version
         self.events.append(_event(server, -1, message, late, now))
+
+
+def _about(gradient: Gradient) -> Gradient:
+    """A gradient without its values, which may go."""
+    return replace(gradient, values=gradient.values[:0].copy(), before=None)
 
 
 def _event(server: int, update: int, message: Message, staleness: int, now: float) -> Event:

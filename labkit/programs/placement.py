@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -60,6 +60,18 @@ class Parts:
         for start, stop in self._stretches:
             flat[start:stop] = part[at : at + stop - start]
             at += stop - start
+
+    def within(self, other: Parts) -> Parts:
+        """What the other has of this part, by its places in this part's own vector."""
+        found: list[Piece] = []
+        at = 0
+        for piece in self.pieces:
+            for its in other.pieces:
+                if piece.start < its.stop and its.start < piece.stop:
+                    both, by = _within(piece, its.start, its.stop), at - piece.start
+                    found.append(replace(both, start=both.start + by, stop=both.stop + by))
+            at += piece.stop - piece.start
+        return Parts(tuple(found))
 
     @property
     def _stretches(self) -> list[tuple[int, int]]:

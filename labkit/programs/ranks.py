@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,15 @@ from labkit.exchange.compressed import CompressedMean, Layer
 from labkit.programs.actions import (
     Action,
     AllReduce,
+    Backward,
     Begin,
     Compute,
+    Computes,
+    Forward,
     Gradient,
     Join,
     Message,
+    Passed,
     Program,
     Update,
     Vector,
@@ -33,6 +37,9 @@ from labkit.programs.world import World
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
+
+# What was asked for, what it gave, from when to when, s.
+Spent: TypeAlias = tuple[Computes, "Gradient | Passed", float, float]
 
 
 class RankWorld(World):
@@ -71,7 +78,7 @@ class RankWorld(World):
         self._communicator, self._dtype = communicator, np.dtype(dtype)
         self._wakes: dict[int, float] = {}  # when who goes on by itself, s
         # What another thread computes for whom.
-        self._computes: dict[int, Future[tuple[Gradient, float, float]]] = {}
+        self._computes: dict[int, Future[Spent]] = {}
         self._clock, self._mailbox = communicator.clock, mailbox or communicator.mailbox(hosts)
         self._slowly: Callable[[], AbstractContextManager[None]] = computing(communicator)
         self._beside = ThreadPoolExecutor(1) if len(programs) > 1 and meanwhile else None
@@ -118,7 +125,7 @@ class RankWorld(World):
             self._deliver(to, message)
         found = [number for number, future in self._computes.items() if future.done()]
         for number in found:
-            self._resume(number, self._noted(number, *self._computes.pop(number).result()))
+            self._resume(number, self._spent(number, *self._computes.pop(number).result()))
         awake = [number for number, wakes in self._wakes.items() if wakes <= self._now()]
         for number in awake:
             del self._wakes[number]
@@ -131,10 +138,10 @@ class RankWorld(World):
     def _act(self, number: int, action: Action) -> tuple[bool, Any]:
         """What computes is done at once, or by the other thread."""
         match action:
-            case Compute(weights):
+            case Compute() | Forward() | Backward():
                 if self._beside is None:
-                    return True, self._noted(number, *self._compute(number, weights))
-                self._computes[number] = self._beside.submit(self._compute, number, weights)
+                    return True, self._spent(number, *self._compute(number, action))
+                self._computes[number] = self._beside.submit(self._compute, number, action)
             case Update(gradient, of, rate):
                 self._diary.applies(number, of, self._now())
                 with self._slowly():
@@ -162,17 +169,15 @@ class RankWorld(World):
 
     # --- computing ---------------------------------------------------------------------------
 
-    def _compute(self, number: int, weights: Vector) -> tuple[Gradient, float, float]:
+    def _compute(self, number: int, action: Computes) -> Spent:
         start = self._clock.now()
         with self._slowly():
-            found = self._scenes.gradient(number, weights)
-        if number == 0:
-            found = replace(found, last=self._scenes.stops())
-        return found, start, self._clock.now()
+            found = self._computed(number, action)
+        return action, found, start, self._clock.now()
 
-    def _noted(self, number: int, found: Gradient, start: float, stop: float) -> Gradient:
-        self._diary.begins(number, found, start, stop)
-        return found
+    def _spent(self, number: int, *spent: *Spent) -> Gradient | Passed:
+        self._noted(number, *spent)
+        return spent[1]
 
     # --- allreduce ---------------------------------------------------------------------------
 

@@ -27,11 +27,17 @@ class Replica:
     Args:
         model: compiled; its weights are those that all begin with.
         batches: what workers compute on.
+        variables: the weights, in another order than the model's.
     """
 
-    def __init__(self, model: keras.Model, batches: Batches) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        batches: Batches,
+        variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
         self.model, self._batches = model, batches
-        self._variables: list[keras.Variable] = list(model.trainable_variables)
+        self._variables = list(model.trainable_variables if variables is None else variables)
         dtypes = {variable.dtype for variable in self._variables}
         if len(dtypes) != 1:
             raise InvalidInput(
@@ -97,6 +103,9 @@ class Replica:
             self._states[self._whose] = self.states(self._whose)
             self._whose = None
         self._assign(states)
+        self._put(weights)
+
+    def _put(self, weights: Vector) -> None:
         for variable, (start, stop) in zip(self._variables, self._bounds, strict=True):
             variable.assign(weights[start:stop].reshape(variable.shape))
 

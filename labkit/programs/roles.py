@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from labkit.programs.actions import Vector
+from labkit.programs.actions import Place, Vector
 from labkit.programs.placement import Parts
 
 
 @dataclass(frozen=True)
 class Roles:
     """Workers that compute and servers that hold weights, by number: servers come after workers.
+
+    A worker may be a replica in stages, which are numbers of their own: its last one, which knows
+    the loss, has the number of the worker; the others come after all servers.
 
     Attributes:
         workers: how many compute.
@@ -23,6 +26,7 @@ class Roles:
         weights: that all begin with, flat.
         hosts: the place of each, by number: who is at one place shares its link and its rank.
         seed: of random choices.
+        stages: of the flat weights, what each stage of a replica has; none where they are whole.
     """
 
     workers: int
@@ -32,6 +36,7 @@ class Roles:
     weights: Vector
     hosts: Sequence[int]
     seed: int = 0
+    stages: Sequence[Parts] = ()
 
     @property
     def servers(self) -> range:
@@ -87,3 +92,23 @@ class Roles:
     def part(self, server: int) -> Parts:
         """What a server holds."""
         return self.parts[server - self.workers]
+
+    # --- replicas in stages ------------------------------------------------------------------
+
+    def members(self, worker: int) -> list[int]:
+        """The numbers of a worker's stages, in their order; of a whole one its own."""
+        others = max(0, len(self.stages) - 1)
+        first = self.workers + len(self.parts) + worker * others
+        return [*range(first, first + others), worker]
+
+    def place(self, number: int) -> Place:
+        """Which stage of which replica this is."""
+        behind, stage = number - self.workers - len(self.parts), len(self.stages) - 1
+        worker, stage = (number, stage) if behind < 0 else divmod(behind, stage)
+        return Place(worker, stage, self.stages[stage].size / self.weights.size)
+
+    def of_stage(self, stage: int) -> Roles:
+        """What a stage knows: servers hold those of its weights that it shares with them."""
+        own = self.stages[stage]
+        parts = [own.within(part) for part in self.parts]
+        return replace(self, parts=parts, weights=own.take(self.weights))

@@ -30,9 +30,9 @@ class Laws:
     update: float = 0.0
     later: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
-    def computed(self, worker: int, step: int, start: float) -> float:
-        """When a worker has computed the gradient of this step."""
-        seconds = self.compute.of(worker, step, self.seed, self.measured)
+    def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
+        """When a worker has computed the gradient of this step, or a share of it."""
+        seconds = share * self.compute.of(worker, step, self.seed, self.measured)
         slow = self.slow.get(worker)
         if slow is None:
             return start + seconds

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
@@ -17,8 +16,11 @@ from labkit.network import Network
 from labkit.programs.actions import (
     Action,
     AllReduce,
+    Backward,
     Begin,
     Compute,
+    Computes,
+    Forward,
     Join,
     Message,
     Program,
@@ -34,8 +36,8 @@ from labkit.programs.world import World
 class Times(Protocol):
     """How long things take on the virtual clock, s."""
 
-    def computed(self, worker: int, step: int, start: float) -> float:
-        """When a worker has computed the gradient of this step."""
+    def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
+        """When a worker has computed the gradient of this step, or a share of it."""
 
     def updated(self, server: int, start: float) -> float:
         """When a server has applied a gradient."""
@@ -62,7 +64,8 @@ class VirtualWorld(World):
         shapes: of the weights.
         seed: of compressors' random choices.
         script: the order in which a server takes gradients, as (worker, step); by its number.
-        lost: when who is gone, s. What it has sent arrives; who is left hears of it behind that.
+        lost: when who is gone, s, the stages of a replica together. What they have sent arrives;
+            who is left hears of it behind that.
         servers: those who hear of it.
 
     Attributes:
@@ -80,7 +83,7 @@ class VirtualWorld(World):
         shapes: Sequence[tuple[int, ...]] = (),
         seed: int = 0,
         script: Mapping[int, Sequence[tuple[int, int]]] | None = None,
-        lost: Mapping[int, float] | None = None,
+        lost: Mapping[tuple[int, ...], float] | None = None,
         servers: Sequence[int] = (),
     ) -> None:
         super().__init__(programs, hosts, scenes, diary)
@@ -95,8 +98,8 @@ class VirtualWorld(World):
         self._met: dict[int, Meeting] = {}  # allreduces that are known to end, by worker
         self._joins: set[int] = set()  # who waits for one
         self._servers = servers
-        for number, moment in (lost or {}).items():
-            self._at(moment, partial(self._lose, number))
+        for members, moment in (lost or {}).items():
+            self._at(moment, partial(self._lose, members))
 
     def play(self) -> None:
         """Play all programs to their ends. Raises: LabkitError, where they wait for each other."""
@@ -125,11 +128,10 @@ class VirtualWorld(World):
     def _act(self, number: int, action: Action) -> tuple[bool, Any]:
         """What takes time is answered when that is over."""
         match action:
-            case Compute(weights):
-                found = self._scenes.gradient(number, weights)
-                found = replace(found, last=self._scenes.stops()) if number == 0 else found
-                stop = self._times.computed(number, found.step, self.now)
-                self._diary.begins(number, found, self.now, stop)
+            case Compute() | Forward() | Backward():
+                found = self._computed(number, action)
+                stop = self._stop(number, action, found.step)
+                self._noted(number, action, found, self.now, stop)
                 self._at(stop, lambda: self._resume(number, found))
             case Update(gradient, of, rate):
                 self._diary.applies(number, of, self.now)
@@ -150,16 +152,26 @@ class VirtualWorld(World):
                 return super()._act(number, action)
         return False, None
 
-    def _lose(self, number: int) -> None:
-        """One is gone, as a broken connection tells servers in its place."""
-        player = self._players[number]
-        if player.over:
+    def _stop(self, number: int, action: Computes, step: int) -> float:
+        """When what begins now is computed: a stage's part, a third of it forwards."""
+        match action:
+            case Forward(place):
+                return self._times.computed(place.worker, step, self.now, place.share / 3)
+            case Backward(place):
+                return self._times.computed(place.worker, step, self.now, place.share * 2 / 3)
+        return self._times.computed(number, step, self.now)
+
+    def _lose(self, members: tuple[int, ...]) -> None:
+        """One is gone with all its stages, as broken connections tell servers in its place."""
+        if self._players[members[-1]].over:
             return
-        player.program.close()
-        player.over, player.waits = True, None
-        self._diary.loses(number, self.now)
-        for server in self._servers:
-            self._send(number, server, Message(number, ends=True, wants=False))
+        self._diary.loses(members, self.now)
+        for number in members:
+            player = self._players[number]
+            player.program.close()
+            player.over, player.waits = True, None
+            for server in self._servers:
+                self._send(number, server, Message(number, ends=True, wants=False))
 
     # --- messages ----------------------------------------------------------------------------
 

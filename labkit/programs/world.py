@@ -9,9 +9,15 @@ from typing import Any
 from labkit.programs.actions import (
     Action,
     Adopt,
+    Backward,
     Code,
+    Compute,
+    Computes,
     Drop,
+    Forward,
+    Gradient,
     Message,
+    Passed,
     Program,
     Receive,
     Send,
@@ -106,6 +112,28 @@ class World:
                 raise NotImplementedError(f"{type(self).__name__} does not carry out {name}")
         return True, found
 
+    def _computed(self, number: int, action: Computes) -> Gradient | Passed:
+        """What an action computes."""
+        match action:
+            case Compute(weights):
+                found = self._scenes.gradient(number, weights)
+            case Forward(place, weights, values):
+                return self._scenes.forward(place, weights, values)
+            case Backward(place, values):
+                found = self._scenes.backward(place, values)
+        return replace(found, last=self._scenes.stops()) if number == 0 else found
+
+    def _noted(
+        self, number: int, action: Computes, found: Gradient | Passed, start: float, stop: float
+    ) -> None:
+        """Write down what was computed, and for how long."""
+        if isinstance(found, Passed):
+            self._diary.passes(number, found, start, stop)
+        elif isinstance(action, Backward):
+            self._diary.goes_back(number, found, start, stop)
+        else:
+            self._diary.begins(number, found, start, stop)
+
     def _coded(self, number: int, call: Callable[[], Vector]) -> Vector:
         return call()
 
@@ -129,7 +157,8 @@ class World:
         found = self._next(number, wanted)
         self._players[number].waits = wanted if found is None else None
         if found is not None:
-            self._carried(number, found.source, found)
+            if found.source not in self._diary.stages:
+                self._carried(number, found.source, found)
             self._diary.waited(number, found.held)
         return found
 

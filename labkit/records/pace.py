@@ -40,8 +40,11 @@ def in_order(history: pd.DataFrame) -> pd.DataFrame:
         return rows.join(steps.rename("ended"), on=["seed", "step"])
     rows = rows.assign(ended=rows.groupby(["seed", "rank"])["seconds"].cumsum())
     rows = rows.sort_values(["seed", "ended", "rank"], kind="stable")
-    done = applied(rows).astype(int).groupby(rows["seed"]).cumsum()
-    return rows.assign(step=(done - 1).clip(lower=0) // rows["rank"].nunique())
+    counts = applied(rows)
+    done = counts.astype(int).groupby(rows["seed"]).cumsum()
+    # Not the stages of a replica behind which another one's gradient counts.
+    workers = rows.loc[counts, "rank"].nunique()
+    return rows.assign(step=(done - 1).clip(lower=0) // max(1, workers))
 
 
 def steps_until(run: Run, step: float) -> float:

@@ -25,6 +25,7 @@ from labkit.report.still import picture
 
 BODY = '"use strict";var Plotly='
 HIGHEST = 20_000  # pixels
+NARROW_AXES = 4  # beside each other on a phone
 MOST_WORDS = 6_000  # letters
 OFFERS = '<p class="offers"></p>'  # kept free for what the page's script puts there
 END = "window.Plotly = Plotly;"
@@ -70,7 +71,7 @@ def sheet_html(sheet: Sheet) -> str:
         head = "".join(f"<{tag}>{_text(text)}</{tag.split()[0]}>" for tag, text in texts if text)
         foot = f'<p class="note">{_text(note)}</p>' if note else ""
         # An axis for each of many parameters has no room on a phone: it is moved below the finger.
-        is_wide = "tickvals" in panel.x_axis and not panel.x
+        is_wide = len(panel.x_axis.get("tickvals", ())) > NARROW_AXES and not panel.x
         plot = f'<div class="panel{" wide" if is_wide else ""}">{_plot(drawn)}</div>'
         parts.append(f"{_MOVED if is_wide else '<div>'}{head}{plot}{foot}{OFFERS}</div>")
     words = sheet.alt
@@ -157,8 +158,8 @@ def scripts() -> list[str]:
     """Plotly, and what draws the page's figures with it."""
     from plotly.offline import get_plotlyjs
 
-    own = (Path(__file__).with_name(name).read_text() for name in ("offers.js", "page.js"))
-    return [unwrapped(get_plotlyjs()), *own]
+    own = ("offers.js", "narrow.js", "page.js")
+    return [unwrapped(get_plotlyjs()), *(Path(__file__).with_name(n).read_text() for n in own)]
 
 
 def tables() -> tuple[str, str]:

@@ -168,6 +168,18 @@
     shorten(node, layout, legend);
   }
 
+  // On a phone panels that share a canvas stand one below the other.
+  function fitted(node, data, layout) {
+    const canvas = node.closest(".figure:not(.foreign) .canvas");
+    if (!canvas || innerWidth >= NARROW) return layout;
+    const stacked = narrow.stacked(layout, data, canvas.parentElement.clientWidth);
+    if (stacked !== layout) {
+      canvas.classList.add("stacked");
+      node.style.minHeight = `${stacked.height}px`;
+    }
+    return stacked;
+  }
+
   async function animate(node, frames, layout) {
     await Plotly.addFrames(node, frames);
     const bar = document.createElement("div");
@@ -218,7 +230,7 @@
       source.config = { ...config, displayModeBar: innerWidth < NARROW ? false : "hover" };
       if (!frames && Array.isArray(data)) {
         giveUpLegend(node, data, layout);
-        source.content = { data, layout };
+        source.content = { data, layout: fitted(node, data, layout) };
         source.faceted &&= data.some(({ meta }) => meta && meta.over);
       }
       const [traces, look] = source.content ? view(source.content, source.plots[0]) : [data, layout];

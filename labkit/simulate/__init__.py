@@ -5,12 +5,14 @@ from labkit.simulate.calibrate import Fit, Measurement, calibrate
 from labkit.simulate.costs import closed_form, modelled, textbook
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
 from labkit.simulate.predict import Prediction, predict
-from labkit.simulate.published import PUBLISHED, Scaling
+from labkit.simulate.published import PUBLISHED, SOFTSYNC, SOFTSYNC_LATER, Scaling, Softsync
 from labkit.simulate.simulation import Simulation, simulate
 from labkit.simulate.trace import Trace
 
 __all__ = [
     "PUBLISHED",
+    "SOFTSYNC",
+    "SOFTSYNC_LATER",
     "Cost",
     "Fit",
     "Measurement",
@@ -18,6 +20,7 @@ __all__ = [
     "Prediction",
     "Scaling",
     "Simulation",
+    "Softsync",
     "Trace",
     "calibrate",
     "closed_form",

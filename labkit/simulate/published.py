@@ -1,8 +1,8 @@
-"""Published scaling figures, to compare shapes with: a cliff, an order, an efficiency.
+"""Published figures, to compare shapes with: a cliff, an order, an efficiency, an error.
 
 Marks of the sources: A abstract of the paper, D documentation of the project, F read off a figure
-(± 3 %), R the authors' raw results. A ratio measured on one machine is never set against a
-cluster's absolute number.
+(± 3 %), P text of the paper, R the authors' raw results. A ratio measured on one machine is never
+set against a cluster's absolute number.
 """
 
 from __future__ import annotations
@@ -109,3 +109,23 @@ PUBLISHED: dict[str, Scaling] = {
         ),
     )
 }
+
+
+@dataclass(frozen=True)
+class Softsync:
+    """What was published of n-softsync at a rate.
+
+    Args: remedy: of the rate; splits: n, none: all; error: share of test samples told wrong; what:
+    data and learners; source, mark: where it is from.
+    """
+
+    remedy: str | None
+    splits: tuple[int, ...]
+    error: float
+    what: str = "CIFAR-10, 30 learners"
+    source: str = "Zhang 2016, arXiv 1511.05950"
+    mark: str = "P"
+
+
+SOFTSYNC = (Softsync(None, (15, 30), 0.90), Softsync("per_gradient", (), 0.18))
+SOFTSYNC_LATER = 1e-4  # gradients more than 2n updates old are a smaller share (Zhang 2016, P)

@@ -43,6 +43,9 @@ class ParameterServer(Servers):
         compressor: how workers and servers say less, in both directions: gradients through it,
             weights as differences from what the worker has by now, see `labkit.programs.Talk`;
             one of `labkit.compression.COMPRESSORS`, its name, or None.
+        stages: each worker is a replica of so many places with some of the layers each, between
+            which one tensor passes; cut so that the largest has as few parameters as can be. Each
+            pushes and fetches its own part, and servers take those of a replica together.
 
     Source: M. Li et al.: Scaling distributed machine learning with the parameter server, OSDI 2014;
     synchronous with backup workers: J. Chen et al., Revisiting distributed synchronous SGD, 2016,

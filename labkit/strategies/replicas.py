@@ -53,7 +53,7 @@ class Replicas(Strategy):
         """Whether one more, on a rank of its own, holds the weights that count."""
         return False
 
-    def beside(self) -> int:
+    def beside(self, workers: int) -> int:
         """Its rank."""
         return int(self.central)
 
@@ -104,7 +104,7 @@ class Replicas(Strategy):
 
     def hosts(self, workers: int) -> list[int]:
         """Each has a place of its own."""
-        return list(range(workers + self.beside()))
+        return list(range(workers + self.beside(workers)))
 
     def program(self, roles: Roles, number: int) -> Program:
         """What a worker does."""

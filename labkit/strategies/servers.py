@@ -24,7 +24,9 @@ from labkit.programs import (
     Snapshot,
     Talk,
     Update,
+    passing,
     placed,
+    whole,
 )
 from labkit.programs.actions import Action, Gradient, Vector
 from labkit.strategies.refusals import OPTIMIZERS, one_of, refuse_in_parts, refuse_norms
@@ -50,6 +52,9 @@ class Servers(Strategy):
         compressor: how workers and servers say less, in both directions: gradients through it,
             weights as differences from what the worker has by now, see `labkit.programs.Talk`;
             one of `labkit.compression.COMPRESSORS`, its name, or None.
+        stages: each worker is a replica of so many places with some of the layers each, between
+            which one tensor passes; cut so that the largest has as few parameters as can be. Each
+            pushes and fetches its own part, and servers take those of a replica together.
     """
 
     architecture: ClassVar[str] = "parameter servers"
@@ -60,6 +65,7 @@ class Servers(Strategy):
     transport: Literal["two_sided", "one_sided"] = "two_sided"
     optimizer: str | None = None
     compressor: Nested | None = None
+    stages: PositiveInt = 1
 
     @property
     def plays(self) -> bool:
@@ -80,13 +86,24 @@ class Servers(Strategy):
         """Whether a server answers others while the worker beside it computes."""
         return True
 
+    @property
+    def replica_stages(self) -> int:
+        """As the field says."""
+        return self.stages
+
     def copies(self, workers: int) -> Sequence[int]:
         """Servers hold parts of the same weights."""
         return ()
 
-    def beside(self) -> int:
-        """Ranks of servers that compute no gradients."""
-        return 0 if self.colocated else self.servers
+    def beside(self, workers: int) -> int:
+        """Ranks of servers that compute no gradients, and of the other stages of workers."""
+        return (0 if self.colocated else self.servers) + workers * (self.stages - 1)
+
+    def places(self, worker: int, workers: int) -> list[int]:
+        """Those of its stages."""
+        others = self.stages - 1
+        first = workers + self.beside(0) + worker * others
+        return [*range(first, first + others), worker]
 
     def rows(self, batch_size: int, workers: int) -> int:
         """Rows of a worker's part of the batch."""
@@ -117,6 +134,8 @@ class Servers(Strategy):
             )
         if self.compressor is not None:
             _refuse_unsaid(self.compressor)
+        if self.stages > 1:
+            self._check_stages(experiment)
         if experiment.feed == "scatter":
             raise InvalidInput("feed='scatter' does not know servers; use feed='shard'")
         optimizer = self.optimizer_of(experiment)
@@ -126,6 +145,20 @@ class Servers(Strategy):
             raise InvalidInput(
                 f"global_clipnorm={options['global_clipnorm']} needs the norm of all gradients, "
                 "but each server has some of them; use clipnorm, or servers=1"
+            )
+
+    def _check_stages(self, experiment: Question) -> None:
+        blocks = experiment.blocks
+        if blocks is not None and self.stages > blocks:
+            raise InvalidInput(
+                f"stages={self.stages} have a block at least, but the model is a chain of "
+                f"{blocks}; allowed: 1 to {blocks}"
+            )
+        if self.compressor is not None or self.one_sided:
+            given = "transport='one_sided'" if self.one_sided else "a compressor"
+            raise InvalidInput(
+                f"stages={self.stages} with {given}, which knows the weights of whole workers; "
+                "leave it out, or give stages=1"
             )
 
     @field_validator("optimizer")
@@ -146,15 +179,20 @@ class Servers(Strategy):
         return placed(shapes, self.servers, self.placement)
 
     def hosts(self, workers: int) -> list[int]:
-        """The place of each worker, then of each server."""
+        """The place of each worker, of each server, then of the other stages of workers."""
         first = 0 if self.colocated else workers
-        return [*range(workers), *range(first, first + self.servers)]
+        others = [place for worker in range(workers) for place in self.places(worker, workers)[:-1]]
+        return [*range(workers), *range(first, first + self.servers), *others]
 
     def program(self, roles: Roles, number: int) -> Program:
         """What this one does."""
-        if number < roles.workers:
-            return self.work(roles, number)
-        return self.serve(roles, number)
+        if not roles.stages:
+            serves = number in roles.servers
+            return self.serve(roles, number) if serves else self.work(roles, number)
+        if number in roles.servers:
+            return whole(self.serve(roles, number), roles, number)
+        own = roles.of_stage(roles.place(number).stage)
+        return passing(self.work(own, number), roles, number)
 
     def talks(self, roles: Roles, server: int) -> list[Talk]:
         """A server's ends of what it says to each worker."""

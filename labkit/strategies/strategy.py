@@ -181,6 +181,10 @@ class Played(Protocol):
     def meanwhile(self) -> bool:
         """Whether a server has something to say while the worker beside it computes."""
 
+    @property
+    def replica_stages(self) -> int:
+        """Into how many stages a worker's model is cut; 1: it is whole."""
+
     def copies(self, workers: int) -> Sequence[int]:
         """Who holds weights of its own, whose mean is the result; none where all share them."""
 
@@ -188,7 +192,7 @@ class Played(Protocol):
         """What each server holds of weights of these shapes; nothing where there is none."""
 
     def hosts(self, workers: int) -> Sequence[int]:
-        """The place of each worker, then of each server."""
+        """The place of each worker, of each server, then of the other stages of workers."""
 
     def program(self, roles: Roles, number: int) -> Program:
         """What this one does."""
@@ -248,9 +252,18 @@ class Strategy(Checked):
         """By how much the learning rate is another than the experiment's."""
         return 1.0
 
-    def beside(self) -> int:
-        """How many ranks it wants beside those of the workers."""
+    @property
+    def replica_stages(self) -> int:
+        """Of each worker of its programs; 1 where workers have whole models."""
+        return 1
+
+    def beside(self, workers: int) -> int:
+        """How many ranks it wants beside one for each worker."""
         return 0
+
+    def places(self, worker: int, workers: int) -> list[int]:
+        """The ranks of a worker."""
+        return [worker]
 
     def spare(self, workers: int) -> int:
         """How many workers may be lost on the virtual clock before others wait for ever."""

@@ -14,7 +14,8 @@ import numpy as np
 from labkit.common.errors import InvalidInput
 from labkit.network import ComputeTime, Network
 from labkit.programs import Diary, Gradient, Parts, Roles, placed
-from labkit.programs.actions import Vector
+from labkit.programs.actions import Passed, Place, Vector
+from labkit.programs.cut_replica import CutReplica, cut
 from labkit.programs.diary import Row
 from labkit.programs.ranks import RankWorld
 from labkit.programs.replica import Batches, Replica, Shard
@@ -78,10 +79,12 @@ def play(session: Playing, played: Played) -> Stage:
         network = Network.parse(experiment.network)
         laws = _laws(session, stage)
         shapes, seed = stage.replica.shapes, experiment.seed
-        order = defaultdict(list)
+        members = stage.roles.members
+        order: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for server, worker, step in experiment.order:
-            order[server].append((worker, step))
-        lost, servers = dict(experiment.lost), stage.roles.servers
+            order[server] += [(member, step) for member in members(worker)]
+        lost = {tuple(members(worker)): moment for worker, moment in experiment.lost}
+        servers = stage.roles.servers
         world = VirtualWorld(
             *(*given, stage, stage.diary, laws), network, shapes, seed, order, lost, servers
         )
@@ -133,6 +136,9 @@ class Stage:
             )
         self.compressor, self._copies = played.compressor, played.copies(workers)
         self.replica = Replica(session.model, session.batches())
+        depth, self._cut, stages = played.replica_stages, list[CutReplica](), list[Parts]()
+        if depth > 1:
+            self._cut, stages = cut(session.model, session.batches(), depth)
         self.roles = Roles(
             workers,
             list(played.parts(self.replica.shapes)),
@@ -141,8 +147,10 @@ class Stage:
             self.replica.weights,
             list(played.hosts(workers)),
             session.experiment.seed,
+            stages,
         )
-        self.diary = Diary(self, session.feed.steps)
+        told = [n for worker in range(workers if stages else 0) for n in self.roles.members(worker)]
+        self.diary = Diary(self, session.feed.steps, stages=told)
         self._virtual = session.experiment.clock == "virtual"
         self.rows: list[Row] = []
         self._shards: dict[int, Shard] = {}
@@ -183,6 +191,14 @@ class Stage:
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         """Of the worker's next batch."""
         return self.replica.gradient(worker, weights)
+
+    def forward(self, place: Place, weights: Vector, values: Vector | None) -> Passed:
+        """What a stage passes on of its replica's next batch."""
+        return self._cut[place.stage].forward(place.worker, weights, values)
+
+    def backward(self, place: Place, values: Vector | None) -> Gradient:
+        """The gradient of a stage that has gone forward."""
+        return self._cut[place.stage].backward(place.worker, values)
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient; workers that all have the same mean take one step together."""
@@ -232,6 +248,7 @@ class Stage:
 
     def step(self, row: Row) -> None:
         """A worker's step is over."""
+        row = row | {"rank": self.roles.hosts[int(row["rank"])]}
         self.rows.append(row)
         if self._session.recorder is not None:
             self._session.recorder.put(row)
@@ -268,8 +285,13 @@ class Stage:
         self._become(_merged(last))
 
     def _become(self, parts: Mapping[int, Vector]) -> None:
-        states = self._session.communicator.share(self.replica.states(0), what="layers' states")
-        self.replica.finish(self.roles.whole(parts), states)
+        roles, weights = self.roles, self.roles.whole(parts)
+        share, what = self._session.communicator.share, "layers' states"
+        if not self._cut:
+            self.replica.finish(weights, share(self.replica.states(0), what=what))
+        for number, stage, own in zip(roles.members(0), self._cut, roles.stages, strict=False):
+            root = 0 if self._virtual else roles.hosts[number]
+            stage.finish(own.take(weights), share(stage.states(0), root, what))
 
     def _evaluate(self, epoch: int, parts: Mapping[int, Vector]) -> None:
         """What the weights at the end of an epoch are worth (collective)."""
@@ -293,7 +315,8 @@ def _loss(rows: Iterable[Row], epoch: int) -> float:
     """The mean loss of an epoch's gradients, at the weights that each was of."""
     own = [row for row in rows if row["epoch"] == epoch]
     samples = sum(row["samples"] for row in own)
-    return sum(row["loss"] * row["samples"] for row in own) / max(samples, 1)
+    # Who has no samples, as a stage that is not the last one, does not know the loss.
+    return sum(row["loss"] * row["samples"] for row in own if row["samples"]) / max(samples, 1)
 
 
 def _merged(told: Iterable[Mapping[int, Vector]]) -> dict[int, Vector]:

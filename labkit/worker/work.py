@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -42,7 +43,9 @@ def work(
 
     use_one_device(communicator)
     if experiment.clock == "wall" and experiment.slow:
-        communicator.be_slow(experiment.slowed, experiment.seed)
+        places = partial(experiment.strategy.places, workers=experiment.workers)
+        slow = {place: law for w, law in experiment.slowed.items() for place in places(w)}
+        communicator.be_slow(slow, experiment.seed)
     try:
         return _train(communicator, experiment, report, stop_asked)
     finally:

@@ -63,7 +63,8 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
             given = {"network": network, "strategy": strategy, "seed": seed, "measured": measured}
             write_run(root, step_ms=5.0 + place, **given)
     failed = store.new_run_directory(root, "failed")
-    store.start(failed, experiment(workers=4, network="1GbE"), {})
+    other = {"model": "cnn", "model_options": {}, "learning_rate": 0.3}
+    store.start(failed, experiment(workers=4, network="1GbE", **other), {})
     store.fail(failed, "out of memory", rank=1)
     return report(root, root / "report.html")
 
@@ -412,6 +413,13 @@ def test_no_two_texts_overlap(
     beside = [b for a, b in pairwise(plots) if abs(a["y"] - b["y"]) < 5]
     assert bool(beside) == (width > 700)
     assert page.locator(".modebar-btn").count() == 0 or width > 700
+    # On a phone the panels of a notebook's canvas stand one below the other: nothing is moved.
+    canvas = ".notebook .figure:not(.foreign) .scroll"
+    moved = page.locator(canvas).evaluate_all(
+        "(all) => all.map((each) => each.scrollWidth - each.clientWidth)"
+    )
+    assert len(moved) == (of == "written")
+    assert all(by <= 1 for by in moved)
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -9,7 +9,7 @@ from sample_compression import TOP_K, write_method
 from sample_runs import FAILED_GATE
 
 from labkit.common.errors import LabkitError
-from labkit.figures import compression_reading
+from labkit.figures import bandwidth, compression_reading
 
 SEEDS = [0.90, 0.92, 0.91, 0.905, 0.915, 0.91, 0.912, 0.908]
 ONE_BIT = {"name": "OneBit"}
@@ -94,9 +94,17 @@ def test_speeds_on_different_networks_are_not_compared(tmp_path: Path) -> None:
 def test_a_baseline_may_be_named(tmp_path: Path) -> None:
     full = write_method(tmp_path, precision="float32")
     half = write_method(tmp_path, compute=1, wire=1, precision="mixed_bfloat16")
+    travel = {"payload": 500, "codec": 1, "compressor": {"name": "Float16"}}
+    sent = write_method(tmp_path, wire=2, precision="float32", **travel)
     assert "Not held against" in compression_reading([full, half])
     said = compression_reading([full, half], baseline=full)
     assert "**precision mixed_bfloat16** against precision float32" in said
     assert "2.50x the speed (spread 1.43 to 4.38): it pays" in said
+    # As all are held against it, all are asked who is the fastest: in the figure, too.
+    runs = [full, half, sent]
+    said = compression_reading(runs, baseline=full)
+    assert "the shortest step is that of **no compression, precision mixed_bfloat16**" in said
+    fastest = bandwidth(runs).layout.annotations[0].text.partition("fastest: ")[2].partition("<")[0]
+    assert f"the fastest is {fastest};" in said
     with pytest.raises(LabkitError, match="has to be among the runs"):
         compression_reading([half], baseline=full)

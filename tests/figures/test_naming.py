@@ -60,6 +60,10 @@ def test_names_are_what_one_would_say() -> None:
     both = told([{"compressor": top}, {"compressor": "TopK(ratio=0.01)"}])
     assert both == ["EF TopK 1 %", "TopK 1 %"]
     assert told([{}, {}]) == ["mlp-digits (1)", "mlp-digits (2)"]
+    odd: list[dict[str, Value]] = [{"network": None}, {"network": "1GbE", "model": "cnn"}]
+    same: list[dict[str, Value]] = [{"network": name} for name in ("1GbE", "100Mb", "10GbE")]
+    rows = [{"model": "mlp"} | row for row in [*odd, *same]]
+    assert told(rows)[:2] == ["no network, mlp", "1GbE, cnn"]
 
 
 def test_a_number_never_makes_a_name_that_another_has() -> None:

@@ -18,6 +18,7 @@ NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "trains.ipynb"
 def test_without_an_earlier_run_nothing_is_guessed(tmp_path: Path) -> None:
     line = estimate.of_experiment(experiment(), tmp_path / "runs")
     assert line.startswith("duration: no earlier run to estimate from; memory: at least 1.4 GiB")
+    assert "at least 5.6 GiB for 8 ranks" in estimate.of_experiment(experiment(), tmp_path, 8)
     line = estimate.of_notebook(NOTEBOOK, {}, tmp_path / "runs")
     assert line.startswith("duration: no earlier run to estimate from; memory: at least 1.4 GiB")
 

@@ -70,6 +70,14 @@ def test_workers_with_unequal_steps_are_timed_by_their_own_steps_and_the_run_by_
     assert found["step_ms"] == pytest.approx({"median": 1000, "p10": 1000, "p90": 3000})
 
 
+def test_the_other_stages_of_a_replica_make_no_steps_of_their_own() -> None:
+    others = UNEQUAL.assign(rank=UNEQUAL["rank"] + 4, samples=0, loss=None, staleness=None)
+    found = measured(pd.concat([UNEQUAL, others], ignore_index=True))
+    plain = measured(UNEQUAL)
+    for name in ("train_seconds", "first_step_ms", "samples_per_second"):
+        assert found[name] == pytest.approx(plain[name])
+
+
 def test_what_servers_dropped_is_no_throughput() -> None:
     found = measured(rows([1.0, 3.0], [6, 2], {(1, 1)}))
     assert found["samples_per_second"] == pytest.approx(5 * 8 / 4.0)

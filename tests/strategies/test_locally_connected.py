@@ -62,6 +62,7 @@ NAMED: dict[str, Any] = {"optimizer": "adam", "batch_size": 31}
 CONVOLUTION = {"model": "cnn", "model_options": {"filters": [3, 2], "dense": 6}}
 UNEVEN = {"model": pooled, "model_options": {}}
 REPLICAS = {"strategy": LocallyConnected(grid=(1, 2))}
+UNLIKE = REPLICAS | {"shards": "by_label"}  # data of the replicas
 
 
 def verify(communicator: Any, experiments: list[Experiment], cache: str) -> list[dict[str, Any]]:
@@ -74,7 +75,7 @@ def verify(communicator: Any, experiments: list[Experiment], cache: str) -> list
 
 @pytest.mark.slow
 def test_twenty_steps_on_machines_are_those_of_one_process(cluster: Cluster) -> None:
-    cases = [NAMED, CONVOLUTION, UNEVEN, UNEVEN | REPLICAS]
+    cases = [NAMED, CONVOLUTION, UNEVEN, UNEVEN | REPLICAS, UNLIKE]
     experiments = [Experiment(**SMALL | case) for case in cases]
     for verdicts in cluster.call(verify, experiments, str(Path.cwd() / "cache")):
         for verdict in verdicts:

@@ -28,6 +28,7 @@ ON: list[Any] = [
     SoftSync(2, servers=2),
     SoftSync(4),
     Downpour(servers=2),
+    Downpour(servers=2, stages=3),
 ]
 
 

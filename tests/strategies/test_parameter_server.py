@@ -66,6 +66,7 @@ EXACT = [
     experiment(ParameterAveraging(1, state="average"), 3, **MOMENTUM, **VIRTUAL),
     experiment(AllReduce("ring"), 3, shards="dirichlet(0.3)", **VIRTUAL),
     experiment(ParameterServer(2), 3, shards="by_label", capacities=(1, 2, 1), **VIRTUAL),
+    experiment(ParameterServer(2, stages=2, placement="sharded"), 3, optimizer="adam", **VIRTUAL),
 ]
 REPLAYED = [
     experiment(ParameterServer(2, synchronous=False), 3, **MOMENTUM, **VIRTUAL),
@@ -80,6 +81,7 @@ REPLAYED = [
     experiment(StaleSynchronous(1), 3, lost={0: 0.05}, **VIRTUAL),
     experiment(ParameterServer(1, backups=1), 3, lost={2: 0.05}, **VIRTUAL),
     experiment(Downpour(servers=2), 3, shards="dirichlet(0.3)", **VIRTUAL),
+    experiment(Downpour(servers=2, stages=2), 3, slow={1: 3.0}, lost={2: 0.05}, **VIRTUAL),
     experiment(
         SoftSync(2, remedy="per_gradient", compressor=ErrorFeedback(TopK(ratio=0.2))),
         4,
@@ -105,10 +107,11 @@ def test_on_the_virtual_clock_they_do_what_one_process_does(cluster: Cluster) ->
         experiment(ParameterServer(2, transport="one_sided", placement="greedy"), 2, **MOMENTUM),
         experiment(ParameterServer(3, transport="one_sided", colocated=True), 3),
         experiment(ParameterAveraging(1), 3),
+        experiment(ParameterServer(2, stages=2, placement="sharded"), 1, optimizer="adam"),
     ],
     ids=[
         *("apart", "colocated", "one, one-sided", "apart, one-sided", "colocated, one-sided"),
-        "averaging",
+        *("averaging", "in stages"),
     ],
 )
 def test_on_ranks_they_do_what_one_process_does(cluster: Cluster, wanted: Experiment) -> None:
@@ -134,8 +137,9 @@ ASYNCHRONOUS: dict[str, Any] = {"synchronous": False, "transport": "one_sided"}
         experiment(ParameterServer(3, colocated=True, **ASYNCHRONOUS), 3, **MOMENTUM),
         experiment(ParameterServer(1, **ASYNCHRONOUS), 2, network="1GbE"),
         experiment(StaleSynchronous(1, remedy="per_gradient", colocated=True), 2),
+        experiment(Downpour(servers=2, stages=2, colocated=True), 2, network="1GbE"),
     ],
-    ids=["two-sided", "colocated, one-sided", "apart, one-sided, emulated", "stale"],
+    ids=["two-sided", "colocated, one-sided", "apart, one-sided, emulated", "stale", "in stages"],
 )
 def test_so_is_what_ranks_did(cluster: Cluster, wanted: Experiment) -> None:
     (found,) = verdicts(cluster, [wanted])
@@ -367,5 +371,5 @@ def test_servers_apart_want_ranks_of_their_own(cluster: Cluster) -> None:
     wanted = experiment(ParameterServer(2), 3)
     assert wanted.ranks == 5
     assert wanted.replace(clock="virtual").ranks == 1
-    with pytest.raises(InvalidInput, match=r"2 servers apart from them on a cluster of 4"):
+    with pytest.raises(InvalidInput, match=r"2 ranks beside them on a cluster of 4"):
         cluster.run(wanted)

@@ -18,12 +18,24 @@ ONE_PROCESS: dict[str, Weights] = {}  # trained once, by experiment
 DATA = random.standard_normal((100, 6)), random.standard_normal((100, 3))
 
 
-def eight_blocks() -> Any:
+def eight_blocks(outputs: int = 3) -> Any:
     import keras
 
-    widths = [6, 7, 5, 8, 5, 6, 4, 3]
+    widths = [6, 7, 5, 8, 5, 6, 4, outputs]
     layers = [keras.layers.Dense(width, "tanh") for width in widths]
     return keras.Sequential([keras.Input((6,)), *layers])
+
+
+def one_number() -> Any:
+    return eight_blocks(1)
+
+
+# Replicas whose data differ by what there is to learn of them.
+UNLIKE: dict[str, Any] = {
+    "model": one_number,
+    "dataset": (DATA[0], np.digitize(DATA[1][:, 0], (-0.5, 0.5))),
+    "shards": "by_label",
+}
 
 
 def with_skips() -> Any:
@@ -314,7 +326,7 @@ def simulate(communicator: Any, question: Experiment, edges: list[int], replicas
     momentum = question.optimizer_options["momentum"]
     one = OneProcess(build_model(question, source), edges, question.learning_rate or 0, momentum)
     history: list[list[Weights]] = []
-    plan = plan_of(question, len(DATA[0]), (1.0,) * replicas)
+    plan = plan_of(question, len(DATA[0]), (1.0,) * replicas, source.labels)
     for x, y in global_batches(source, plan, question.epochs):
         if isinstance(question.strategy, Pipeline):
             pipedream_step(one, question.strategy, replicas, x.numpy(), y.numpy())
@@ -361,12 +373,14 @@ def test_stale_ones_equal_a_simulation_of_the_same_staleness(
     cluster: Cluster, strategy: Pipeline | DelayedGradients, workers: int, edges: list[int]
 ) -> None:
     assert not strategy.exact
-    question = experiment(strategy, workers, optimizer_options={"momentum": 0.5})
-    (found,) = trained(cluster, [question])
-    replicas = strategy.replicas(workers)
-    (expected,) = cluster.call(simulate, question, edges, replicas, ranks=1)
-    # Slices add up in another order than one process.
-    assert_close(found, expected, 1e-13 if strategy.slices == 1 else 1e-10)
+    replicas, momentum = strategy.replicas(workers), {"optimizer_options": {"momentum": 0.5}}
+    question = experiment(strategy, workers, **momentum)
+    unlike = [experiment(strategy, workers, **momentum | UNLIKE)] if replicas > 1 else []
+    found, *more = trained(cluster, [question, *unlike])
+    for each, weights in zip([question, *unlike], [found, *more], strict=True):
+        (expected,) = cluster.call(simulate, each, edges, replicas, ranks=1)
+        # Slices add up in another order than one process.
+        assert_close(weights, expected, 1e-13 if strategy.slices == 1 else 1e-10)
     (fresh,) = trained(cluster, [question.replace(strategy=AllReduce(), workers=1)])
     scale = max(np.abs(weight).max() for weight in fresh)
     assert max(np.abs(a - b).max() for a, b in zip(found, fresh, strict=True)) > 1e-4 * scale

@@ -61,7 +61,7 @@ def compression_reading(
     shown = entries(runs)
     pairs = _pairs(shown, baseline)
     gains = {entry.key: gain for entry, base in pairs if (gain := _gain(entry, base))}
-    lines = _networks(shown, gains)
+    lines = _networks(shown, gains, baseline)
     for entry, base in pairs:
         said = [*_costs(entry, base, gains.get(entry.key)), *_accuracy(entry, base, target)]
         lines.append(f"**{entry.label}** against {base.label}: {'; '.join(said)}")
@@ -69,7 +69,7 @@ def compression_reading(
     alone = [entry.label for entry in shown if entry.key not in held]
     if alone:
         lines.append(f"Not held against a run without compression: {', '.join(alone)}")
-    lines += [*_did_not_pay(pairs, gains), *_bandwidths(shown)]
+    lines += [*_did_not_pay(pairs, gains), *_bandwidths(shown, baseline)]
     return sentences(map(Finding, lines))
 
 
@@ -99,13 +99,18 @@ def _gain(entry: Entry, base: Entry) -> Gain | None:
     return Gain(entry, base, other["median"] / own["median"], low, high)
 
 
-def _networks(shown: Sequence[Entry], gains: dict[str, Gain]) -> list[str]:
-    """Who has the shortest step among runs of the same task on the same network."""
-    groups: dict[str, list[Entry]] = {}
+def _together(entry: Entry, baseline: Run | None) -> str:
+    """Runs of which this is equal are compared: of the same task, or all with one baseline."""
+    return "" if baseline else json.dumps(task(entry.run), sort_keys=True)
+
+
+def _networks(shown: Sequence[Entry], gains: dict[str, Gain], baseline: Run | None) -> list[str]:
+    """Who has the shortest step on the same network."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in shown:
         if entry.metrics and not entry.gate_failed:
-            key = json.dumps([entry.run.experiment.get("network"), task(entry.run)], sort_keys=True)
-            groups.setdefault(key, []).append(entry)
+            network = json.dumps(entry.run.experiment.get("network"), sort_keys=True)
+            groups.setdefault((network, _together(entry, baseline)), []).append(entry)
     said = []
     for group in groups.values():
         if len(group) < 2:
@@ -188,12 +193,12 @@ def _did_not_pay(pairs: Sequence[tuple[Entry, Entry]], gains: dict[str, Gain]) -
     return [f"In speed {len(without)} of {len(judged)} did not pay: {', '.join(without)}"]
 
 
-def _bandwidths(shown: Sequence[Entry]) -> list[str]:
-    """Who wins at which bandwidth, task by task, and how good the prediction is where measured."""
+def _bandwidths(shown: Sequence[Entry], baseline: Run | None) -> list[str]:
+    """Who wins at which bandwidth, and how good the prediction is where measured."""
     groups: dict[str, list[Entry]] = {}
     for entry in shown:
         if entry.metrics.get("workers", 1) > 1 and not entry.gate_failed:
-            groups.setdefault(json.dumps(task(entry.run), sort_keys=True), []).append(entry)
+            groups.setdefault(_together(entry, baseline), []).append(entry)
     said = []
     for group in groups.values():
         found = methods(group)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from labkit.common.content import is_number
 from labkit.common.privacy import scrub
 from labkit.figures.kit.naming import spoken
+from labkit.figures.kit.panels import Trace
 from labkit.records.compressors import called
 from labkit.records.questions.columns import Value, ordered
 
@@ -23,6 +24,7 @@ TITLES = {
 }
 # An axis of accuracies: of one value, or of few, Plotly would draw it down to -50 %.
 SHARES = {"tickformat": ".1%", "autorangeoptions": {"clipmin": -0.02, "clipmax": 1.02}}
+_ALIKE, _AROUND = 0.001, 0.05  # of accuracies: so little between them, so much shown around
 _SLOTS = 8  # more distinct numbers than this are a scale
 _ONE = 0.01
 _WIDE = 30.0  # from this ratio of the greatest to the least on a scale is logarithmic
@@ -36,6 +38,14 @@ class Scale:
     places: tuple[float | None, ...]
     ticks: tuple[tuple[float, Value], ...]
     slots: bool = False
+
+
+def shares(values: Iterable[float]) -> Trace:
+    """An axis of accuracies; of equal ones, with some room around them."""
+    found = [value for value in values if value == value]
+    if not found or max(found) - min(found) > _ALIKE:
+        return dict(SHARES)
+    return {"tickformat": ".1%", "range": [min(found) - _AROUND, max(found) + _AROUND]}
 
 
 def scale(values: Sequence[Value], measured: bool) -> Scale:

@@ -59,6 +59,9 @@ def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> lis
     for own in words:
         kept = [(place, word) for place, (is_some, word) in enumerate(own) if is_some]
         rare = [each for each in kept if 2 * counts[each] <= len(words)]
+        nothing = [each for each in enumerate(word for _, word in own) if each not in kept]
+        # Where all is usual but what it lacks, that tells it apart.
+        rare = rare or [each for each in nothing if 2 * counts[each] <= len(words)][:1]
         # A name of one word says little: what is usual then stands before it.
         told = kept if not drop_usual else rare if len(rare) > 1 else kept[: 2 - len(rare)] + rare
         found.append(tuple(word for _, word in sorted(set(told))))

@@ -79,10 +79,8 @@ def _bytes(row: Row) -> str:
     text = f"{bytes_text(row['bytes'])}, {_times(row['smaller'], 'smaller', 'larger')}"
     if row["file"].endswith(".keras"):
         return text
-    # Against the zipped original: anybody has so much for nothing.
-    zipped = row["keras_gzip_bytes"]
-    against = _times(zipped / row["bytes"], "smaller", "larger")
-    return f"{text}, {against} than gzip leaves of its .keras file ({bytes_text(zipped)})"
+    # Anybody has so much for nothing.
+    return f"{text}; gzip leaves {bytes_text(row['keras_gzip_bytes'])} of its .keras file"
 
 
 def _time(row: Row) -> str:
@@ -96,25 +94,24 @@ def _time(row: Row) -> str:
 
 
 def _together(others: dict[str, Row]) -> list[str]:
-    kept = {name: row for name, row in others.items() if _kept(row) and row["smaller"] > WORTH}
-    if kept:
-        best = min(kept, key=lambda name: kept[name]["bytes"])
-        lines = [
-            f"Smallest file whose loss, if any, these test answers cannot tell from chance: "
-            f"**{best}** ({kept[best]['lost']:.0f} lost, {kept[best]['gained']:.0f} gained), "
-            f"{kept[best]['smaller']:.3g}x smaller than the original"
-        ]
-    else:
-        lines = ["Each file here that is smaller has lost accuracy beyond chance"]
-    faster = [name for name, row in others.items() if _faster(row)]
-    lines.append(f"Faster than the original beyond the spread: {', '.join(faster) or 'none'}")
-    trained = [name for name, row in others.items() if row["extra_epochs"]]
-    if trained:
+    lines = []
+    if trained := [name for name, row in others.items() if row["extra_epochs"]]:
         lines.append(
             f"Trained longer than the original: {', '.join(trained)}. What they gain in accuracy "
             "may be the training's"
         )
-    return lines
+    faster = [name for name, row in others.items() if _faster(row)]
+    lines.append(f"Faster than the original beyond the spread: {', '.join(faster) or 'none'}")
+    kept = {name: row for name, row in others.items() if _kept(row) and row["smaller"] > WORTH}
+    if not kept:
+        return [*lines, "Each file here that is smaller has lost accuracy beyond chance"]
+    best = min(kept, key=lambda name: kept[name]["bytes"])
+    return [
+        *lines,
+        f"Smallest file whose loss, if any, these test answers cannot tell from chance: "
+        f"**{best}** ({kept[best]['lost']:.0f} lost, {kept[best]['gained']:.0f} gained), "
+        f"{kept[best]['smaller']:.3g}x smaller than the original",
+    ]
 
 
 def _kept(row: Row) -> bool:

@@ -114,21 +114,26 @@ def _ticks(axes: Sequence[Axis]) -> Trace:
     """Words above their slot's lines; numbers at the ends of their axis."""
     import pandas as pd
 
+    room = _ACROSS // len(axes) + 1  # letters, up to the words of the next axis
     rows = [
         (place, y, safe_text(text), f"middle {side}")
         for place, (name, _, on) in enumerate(axes)
-        for y, text, side in (_slot_words(name, on, place == 0) if on.slots else _ends(name, on))
+        for y, text, side in (
+            _slot_words(name, on, room if place else 0) if on.slots else _ends(name, on)
+        )
     ]
     table = pd.DataFrame(rows, columns=["x", "y", "text", "side"])
     drawn = words(table, "x", "y")
     return drawn | {"textposition": list(table["side"]), "cliponaxis": False}
 
 
-def _slot_words(name: str, on: Scale, first: bool) -> list[tuple[float, str, str]]:
+def _slot_words(name: str, on: Scale, room: int) -> list[tuple[float, str, str]]:
     """Left of the first axis is room; elsewhere lines pass, and fewest above those of a slot."""
-    up, side = (0.0, "left") if first else ((0.5 + _SPREAD / 2) / 2 / len(on.ticks), "right")
+    up, side = ((0.5 + _SPREAD / 2) / 2 / len(on.ticks), "right") if room else (0.0, "left")
     gap = "\N{NO-BREAK SPACE}" * 2
-    return [(at + up, f"{gap}{word(name, value)}{gap}", side) for at, value in on.ticks]
+    said = [(at + up, word(name, value)) for at, value in on.ticks]
+    cut = [(y, f"{w[: room - 1]}…" if 0 < room < len(w) else w) for y, w in said]
+    return [(y, f"{gap}{text}{gap}", side) for y, text in cut]
 
 
 def _ends(name: str, on: Scale) -> list[tuple[float, str, str]]:

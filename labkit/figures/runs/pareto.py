@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
-from labkit.figures.kit.axes import SHARES
+from labkit.figures.kit.axes import shares
 from labkit.figures.kit.entries import Entry, clock_and_network, settings
 from labkit.figures.kit.marks import Looks, points_with_bars, rule
 from labkit.figures.kit.panels import Panel, Trace
@@ -78,7 +78,7 @@ def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:
         note=note,
         always_note=bool(note),
         x_axis=axis(*ends) if len(drawn) else {},
-        y_axis=dict(SHARES),
+        y_axis=shares([*table["accuracy_low"], *table["accuracy_high"]]),
     )
 
 

@@ -30,7 +30,7 @@ _REACHED = 0.8  # of what synchronous training has learned over a guess
 def staleness_cost(runs: Iterable[Run]) -> Figure:
     """Test accuracy over the mean staleness of gradients: a line a remedy, in a band of seeds."""
     shown = entries(runs)
-    table = _table([entry.run for entry in shown])
+    table = stale_table([entry.run for entry in shown])
     looks = lines(table["remedy"])
     panel = Panel(
         title="What staleness costs\nmean over seeds; band: their spread",
@@ -57,7 +57,7 @@ def staleness_cost_reading(runs: Sequence[Run], classes: int = 10) -> Markdown:
         runs: synchronous ones, by which the others are judged, and softsync ones.
         classes: of the data: one guess in so many is right.
     """
-    table, guess = _table(runs), 1 / classes
+    table, guess = stale_table(runs), 1 / classes
     waits = table[table["splits"] == 0]
     if waits.empty:
         return sentences([Finding("No run is synchronous, so none can be judged by it")])
@@ -113,6 +113,7 @@ def race_reading(runs: Sequence[Run], target: float) -> Markdown:
     """
     table = race(runs, target).reset_index()
     found: list[Finding] = []
+    first: list[str] = []
     for slow, own in table.groupby("slow"):
         there = own[own["reached"] == own["seeds"]].sort_values("seconds")
         where = "With one slow worker" if slow else "With equal workers"
@@ -124,6 +125,10 @@ def race_reading(runs: Sequence[Run], target: float) -> Markdown:
             found.append(Finding(f"{where} {target:.0%} was not reached in all seeds by {told}"))
         if slow:
             found += _between(there)
+        if len(there):
+            first.append(f"{where.lower()} **{there['way'].iloc[0]}**")
+    if first:
+        found.append(Finding("First at the goal, by medians", said=tuple(first)))
     return sentences(found)
 
 
@@ -138,7 +143,7 @@ def _between(there: pd.DataFrame) -> Iterator[Finding]:
     yield Finding(
         "**Stale synchronous servers are between those that wait for all and those that wait for "
         f"nobody** (Ho 2013): {it_came(came)}",
-        said=tuple(f"{way} {seconds_text(times[way])}" for way in bound),
+        said=tuple(f"{seconds_text(times[way])} with {way}" for way in bound),
     )
 
 
@@ -171,7 +176,7 @@ def way_of(run: Run) -> str:
     return safe_text(name)
 
 
-def _table(runs: Sequence[Run]) -> pd.DataFrame:
+def stale_table(runs: Sequence[Run]) -> pd.DataFrame:
     """A row a run: way, remedy, splits (0: synchronous), staleness, accuracy, its ends, seeds."""
     import pandas as pd
 

@@ -62,7 +62,7 @@ def link_utilisation(
     remark = f"the {drawn} busiest links" if drawn == MOST_LINKS else ""
     high = max(PLOT, LINE * drawn)
     figure = sheet([[panel] for panel in panels], [], title, [remark], words, plot=high)
-    scale = {"title": {"text": "busy, %", "side": "top"}, "thickness": 12, "outlinewidth": 0}
+    scale = {"title": {"text": "busy, %<br> ", "side": "top"}, "thickness": 12, "outlinewidth": 0}
     scale |= {"lenmode": "pixels", "len": high, "y": 1, "yanchor": "top"}
     figure.update_layout(
         coloraxis={"cmin": 0, "cmax": 100, "colorscale": towards("213,94,0"), "colorbar": scale},

@@ -1,0 +1,237 @@
+"""Replicas in stages against whole ones: as formulas, as any order of pieces, and as models."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample_programs import PASSED, play
+
+from labkit import (
+    Cluster,
+    ComputeTime,
+    Downpour,
+    Experiment,
+    ParameterServer,
+    SoftSync,
+    StaleSynchronous,
+    TopK,
+)
+from labkit.common.errors import InvalidInput
+from labkit.programs import Message, Program, Receive, Roles, Send, placed, whole
+
+LAW = ComputeTime(0.1, law="lognormal")
+WAYS: list[Any] = [
+    Downpour(servers=2, placement="sharded"),
+    Downpour(3, push_every=2, servers=3),
+    ParameterServer(2, synchronous=False, placement="greedy"),
+    ParameterServer(3, backups=1, placement="sharded"),
+    StaleSynchronous(2, servers=2, remedy="delay_compensated"),
+    StaleSynchronous(0, servers=2),
+    SoftSync(2, remedy="per_gradient"),
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: type(way).__name__)
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_servers_see_no_difference(way: Any, stages: int) -> None:
+    law: Any = {"compute": LAW, "network": None, "epochs": 2, "lost": {}}
+    _, ours, diary = play(way.model_copy(update={"stages": stages}), 3, **law)
+    _, theirs, plain = play(way, 3, **law)
+    told = ("server", "update", "worker", "step", "version", "rows", "staleness")
+    assert [[each[name] for name in told] for each in diary.events] == [
+        [each[name] for name in told] for each in plain.events
+    ]
+    assert ours.epochs == theirs.epochs
+    assert all(ours.held[n] == pytest.approx(theirs.held[n], abs=1e-12) for n in theirs.held)
+    # Each stage writes its rows; loss and samples are those of the replica, once.
+    assert len(ours.rows) == stages * len(theirs.rows)
+    heads, whole_ones = (
+        sorted((row["rank"], row["step"], row["loss"]) for row in scenes.rows if row["samples"])
+        for scenes in (ours, theirs)
+    )
+    assert heads == whole_ones
+
+
+def test_bytes_are_those_of_whole_replicas_and_what_passes_both_ways() -> None:
+    whole_one, cut = (
+        sum(row["wire_bytes"] for row in play(Downpour(servers=2, stages=stages), 3)[1].rows)
+        for stages in (1, 4)
+    )
+    assert cut - whole_one == 3 * 10 * 2 * 3 * PASSED * 8
+
+
+def test_places_push_at_the_same_time() -> None:
+    # A link of its own for each half of the weights; four servers take both.
+    whole_one, cut = (
+        play(Downpour(servers=4, stages=stages, placement="sharded"), 1, steps=10)[0].now
+        for stages in (1, 2)
+    )
+    assert cut < whole_one
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_pieces_in_any_order_are_whole_pushes(data: st.DataObject) -> None:
+    workers, stages, servers = (data.draw(st.integers(1, 3)) for _ in range(3))
+    shapes = [(data.draw(st.integers(1, 4)),) for _ in range(max(stages, servers) + 1)]
+    placement = data.draw(st.sampled_from(["round_robin", "greedy", "sharded"]))
+    parts, cut = placed(shapes, servers, placement), placed(shapes, stages, "round_robin")
+    weights = np.arange(float(sum(size for (size,) in shapes)))
+    roles = Roles(workers, parts, 1, 1, weights, [], stages=cut)
+    server = workers + data.draw(st.integers(0, servers - 1))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    pushes = {(w, k): rng.normal(size=weights.size) for w in range(workers) for k in range(3)}
+    seen: list[Message] = []
+
+    def serve() -> Program:
+        for _ in pushes:
+            push = yield Receive()
+            seen.append(push)
+            yield Send(push.source, Message(server, push.values, version=len(seen)), push)
+
+    lines = {
+        member: deque(_piece(roles, member, server, k, pushes[w, k]) for k in range(3))
+        for w in range(workers)
+        for member in roles.members(w)
+    }
+    answered: dict[int, list[Any]] = {member: [] for member in lines}
+    program, answer = whole(serve(), roles, server), None
+    while len(seen) < len(pushes) or any(len(each) < 3 for each in answered.values()):
+        action = program.send(answer)
+        answer = None
+        if isinstance(action, Send):
+            answered[action.to].append(action)
+        else:
+            answer = lines[data.draw(st.sampled_from([m for m in lines if lines[m]]))].popleft()
+    for message in seen:
+        push = roles.part(server).take(pushes[message.source, message.step])
+        assert message.values is not None
+        assert (message.values.tolist(), message.rows) == (push.tolist(), 1)
+    for member, said in answered.items():
+        for k, send in enumerate(said):
+            piece = _piece(roles, member, server, k, pushes[roles.place(member).worker, k])
+            assert send.message.values.tolist() == piece.values.tolist()
+            assert (send.answers.source, send.answers.step) == (member, k)
+
+
+def _piece(roles: Roles, member: int, server: int, step: int, push: Any) -> Any:
+    """What a stage sends of a push to a server."""
+    stage = roles.place(member).stage
+    part = roles.of_stage(stage).part(server).take(roles.stages[stage].take(push))
+    return Message(member, part, rows=int(member < roles.workers), step=step)
+
+
+SMALL: dict[str, Any] = {
+    "dataset": "digits",
+    "dataset_options": {"rows": 100, "test_rows": 10},
+    "model_options": {"widths": [8, 6]},
+    "batch_size": 30,
+    "epochs": 2,
+    "precision": "float64",
+    "clock": "virtual",
+    "compute": LAW,
+    "network": "1GbE",
+}
+
+
+def furthest(communicator: Any, pairs: list[tuple[Experiment, int]]) -> list[float]:
+    """How far weights are from those of whole replicas, at the interleaving of these."""
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
+
+    def train(wanted: Experiment) -> Any:
+        session = TrainingSession(wanted, communicator, read(wanted, communicator))
+        session.feed.validation = None
+        wanted.strategy.train(session)
+        return session
+
+    found = []
+    whole_ones: dict[str, Any] = {}
+    for plain, stages in pairs:
+        theirs = whole_ones.get(plain.hash8) or train(plain)
+        whole_ones[plain.hash8] = theirs
+        events = sorted(theirs.interleaving, key=lambda each: each["applied"])
+        order = [tuple(int(each[k]) for k in ("server", "worker", "step")) for each in events]
+        cut = plain.strategy.model_copy(update={"stages": stages})
+        ours = train(plain.replace(strategy=cut, order=order))
+        assert len(ours.interleaving) == len(events)
+        weights = zip(ours.model.weights, theirs.model.weights, strict=True)
+        found.append(max(float(abs(a.numpy() - b.numpy()).max()) for a, b in weights))
+    return found
+
+
+def test_as_models_they_are_whole_ones_at_the_same_interleaving(cluster: Cluster) -> None:
+    def asked(workers: int, optimizer: str) -> Experiment:
+        strategy = Downpour(servers=2, placement="sharded", optimizer=optimizer)
+        return Experiment(strategy=strategy, workers=workers, **SMALL)
+
+    pairs = [(asked(1, name), stages) for name in ("adagrad", "adam") for stages in (2, 3)]
+    pairs.append((asked(3, "adagrad"), 2))
+    for pair, apart in zip(pairs, cluster.call(furthest, pairs, ranks=1)[0], strict=True):
+        assert apart <= 1e-10, pair
+
+
+@pytest.mark.parametrize(
+    ("strategy", "why"),
+    [
+        (Downpour(stages=9), "stages=9 have a block at least, but the model is a chain of"),
+        (Downpour(stages=2, compressor=TopK()), "stages=2 with a compressor, which knows"),
+        (ParameterServer(stages=2, transport="one_sided"), "stages=2 with transport='one_sided'"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(strategy: Any, why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        Experiment(dataset="digits", workers=2, strategy=strategy)
+
+
+def refused(communicator: Any) -> list[str]:
+    """What is said of models that are not to be cut."""
+    import keras
+    import tensorflow as tf
+    from keras.layers import Dense, Embedding, GlobalAveragePooling1D, Input, Softmax
+
+    from labkit.programs.cut_replica import cut
+
+    def said(stages: int, *layers: Any) -> str:
+        model = keras.Sequential(layers)
+        model.compile(loss="mse")
+        x, y = tf.ones((2, 4)), tf.zeros((2, 1))
+
+        def go_forward() -> None:
+            made, _ = cut(model, lambda worker, number: (x, y, None), stages)
+            made[0].forward(0, made[0].weights, None)
+
+        with pytest.raises(InvalidInput) as caught:
+            go_forward()
+        return str(caught.value)
+
+    start = Input((4,))
+    return [
+        said(4, start, Dense(3), Dense(1)),
+        said(2, start, Dense(3), Softmax()),
+        said(2, start, Dense(3, kernel_regularizer="l2"), Dense(1)),
+        said(2, start, Dense(3), Dense(1, dtype="mixed_bfloat16")),
+        said(2, start, Embedding(9, 3, mask_zero=True), GlobalAveragePooling1D(), Dense(30)),
+    ]
+
+
+def test_models_that_cannot_be_cut_are_refused(cluster: Cluster) -> None:
+    (found,) = cluster.call(refused, ranks=1)
+    wanted = ["a chain of 2", "without weights", "add to the loss", "bfloat16", "a mask among them"]
+    for said, why in zip(found, wanted, strict=True):
+        assert why in said
+
+
+def test_each_stage_is_a_rank() -> None:
+    apart = Downpour(servers=2, stages=2)
+    assert apart.hosts(3) == [0, 1, 2, 3, 4, 5, 6, 7]
+    beside = Downpour(servers=2, stages=2, colocated=True)
+    assert beside.hosts(3) == [0, 1, 2, 0, 1, 3, 4, 5]
+    assert [beside.places(worker, 3) for worker in range(3)] == [[3, 0], [4, 1], [5, 2]]
+    ranks = [Experiment(dataset="digits", workers=3, strategy=s).ranks for s in (apart, beside)]
+    assert ranks == [8, 6]
