@@ -225,20 +225,6 @@ def servers(workers: list[int], ranks: int, repeats: int, file: Path | None) -> 
 
 
 @bench.command()
-@click.option("--workers", default=2, show_default=True, help="Each on a rank.")
-@click.option("--network", default="100Mb", show_default=True, help="Emulated, for the stream.")
-@click.option("--repeats", default=5, show_default=True)
-@AS_JSON
-def averaging(workers: int, network: str, repeats: int, file: Path | None) -> None:
-    """Time local steps beside bare ones, and how much of its wire time a stream hides."""
-    from labkit.bench.averaging import measure
-
-    columns = {"what": "what", "network": "network"} | TIMES
-    columns |= {"added_ms": "added ms", "hidden": "hidden", "delay": "steps late"}
-    _show(measure(workers, repeats, network), columns, file)
-
-
-@bench.command()
 @click.option("--count", default=50, show_default=True, type=click.IntRange(1), help="How many.")
 @click.option("--seed", default=0, show_default=True, help="Of the choice among all.")
 @click.option("--rooms", default="exchange,compression,strategies", callback=_names)
