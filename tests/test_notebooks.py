@@ -176,7 +176,7 @@ def test_compression_says_who_wins_where_and_what_error_feedback_does(tmp_path: 
     ]
     assert all("wall clock · network" in title for title in titles)
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
-    assert "**Int8, 100Mb** against no compression, 100Mb" in readings[1]
+    assert "**Int8** against no compression" in readings[1]
     assert "the fastest is" in readings[1]
     assert "On digits, after 40 steps on 2 workers" in readings[2]
     assert "of 2 seeds**" in readings[2]
