@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -89,7 +90,8 @@ def test_collectives_measures_what_it_predicts(tmp_path: Path) -> None:
     assert all("wall clock" in title for title in titles[4:])
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
     assert "18 of 18 rows equal the formula" in readings[0]
-    assert "master_worker takes" in readings[-1]
+    # Which of them is slower, this machine says.
+    assert re.search(r"At 16 MiB \w+ takes [\d.]+ times as long as \w+ \(measured", readings[-1])
     assert "wrong results" not in "".join(readings)
 
 

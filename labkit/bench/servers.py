@@ -44,28 +44,22 @@ def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5)
         updates, by repeat and as the median, and by how many copies of the weights the process has
         grown at most since one gradient and one update were compiled, beside how many gradients
         were in flight at most; of the wall clock what a step with servers adds to one without an
-        exchange, what a bare ring allreduce of the same bytes adds, and the ratio of both; and of
-        two workers with a server on a rank of its own what an asynchronous step adds, as many
-        gradients in all, and its ratio to what a synchronous one does.
+        exchange, what a bare ring allreduce of the same bytes adds, and the ratio of both.
     """
     rows = []
-    alone = {waits: ParameterServer(servers=1, synchronous=waits) for waits in (True, False)}
+    alone = ParameterServer(servers=1, synchronous=False)
     shared = ParameterServer(servers=ranks, colocated=True, placement="sharded")
-    apart = {
-        "a server apart, synchronous": _experiment(2, alone[True]),
-        "a server apart, asynchronous": _experiment(2, alone[False]),
-    }
-    with Cluster(workers=max(ranks, 3)) as cluster:
+    with Cluster(workers=ranks) as cluster:
         for count in workers:
-            wanted = _experiment(count, alone[False], virtual=True)
+            wanted = _experiment(count, alone, virtual=True)
             found = cluster.call(_virtual, wanted, repeats, ranks=1)[0]
             row = head("servers", "mlp-1024", "event loop", count, repeats=repeats)
             rows.append(row | {"clock": "virtual"} | found)
         for what, each in cluster.call(_carry, repeats, ranks=2)[0].items():
             rows.append(head("servers", "4 MiB", what, 2, repeats=repeats) | each)
-        for kinds, size in (({"servers": _experiment(ranks, shared)}, ranks), (apart, 3)):
-            for what, each in cluster.call(_wall, kinds, repeats, ranks=size)[0].items():
-                rows.append(head("servers", "mlp-1024", what, size, repeats=repeats) | each)
+        kinds = {"servers": _experiment(ranks, shared)}
+        for what, each in cluster.call(_wall, kinds, repeats)[0].items():
+            rows.append(head("servers", "mlp-1024", what, ranks, repeats=repeats) | each)
     return rows
 
 

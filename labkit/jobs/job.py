@@ -204,7 +204,10 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
             store.interrupt(job, kernel.interrupted or "interrupted by the user")
             return INTERRUPTED
         if getattr(error, "ename", "") == "Pruned":
-            store.prune(job, str(getattr(error, "evalue", "")))
+            why = str(getattr(error, "evalue", ""))
+            kernel.close()  # whose runs say by themselves that they were pruned, if they can
+            store.end_orphans(job, why, record=store.prune)
+            store.prune(job, why)
             return CELL_FAILED
         if how := kernel.end():
             store.fail(job, how.message)

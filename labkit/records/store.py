@@ -13,7 +13,7 @@ import stat
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count
@@ -381,7 +381,9 @@ def forget_reason(directory: Path) -> None:
         (directory / _REASON).unlink(missing_ok=True)
 
 
-def end_orphans(job: Path, cause: str, seconds: float = 5.0) -> None:
+def end_orphans(
+    job: Path, cause: str, seconds: float = 5.0, record: Callable[[Path, str], None] = fail
+) -> None:
     """Record the end of a job's runs whose process ends with the job and cannot say so itself."""
     end = time.monotonic() + seconds
     for path in sorted(job.glob("*/status.json")):
@@ -390,7 +392,7 @@ def end_orphans(job: Path, cause: str, seconds: float = 5.0) -> None:
             time.sleep(0.1)
             status = read_json(path)
         if status["state"] == "running" and not is_alive(status):
-            fail(path.parent, cause)
+            record(path.parent, cause)
 
 
 def read_status(directory: Path) -> Record:

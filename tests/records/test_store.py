@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -288,3 +288,18 @@ def test_scrub_takes_out_user_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
         assert scrub("alice@bluebox: malice, bluebox.lab.example") == "…@…: malice, …"
     finally:
         privacy._names.cache_clear()
+
+
+@pytest.mark.parametrize(("record", "state"), [(store.fail, "failed"), (store.prune, "pruned")])
+def test_a_run_that_its_process_left_behind_ends_as_its_job_did(
+    tmp_path: Path, record: Callable[[Path, str], None], state: str
+) -> None:
+    gone = store.this_process() | {"process_started": 0.0, "since_boot": 0.0}
+    for name, process in (("left", gone), ("goes on", store.this_process())):
+        (tmp_path / name).mkdir()
+        store.start(tmp_path / name, experiment(), {})
+        status = tmp_path / name / "status.json"
+        store.write_json(status, store.read_json(status) | process)
+    store.end_orphans(tmp_path, "step 2", seconds=0.0, record=record)
+    ended, other = (store.read_json(tmp_path / n / "status.json") for n in ("left", "goes on"))
+    assert (ended["state"], ended["cause"], other["state"]) == (state, "step 2", "running")
