@@ -149,7 +149,7 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
         if number:  # the first one touches its memory
             loops.append(seconds)
             ratios.append(seconds / counted.seconds)
-    more = {"ratio": float(np.median(ratios)), "ratio_max": max(ratios or [0]), "copies": grown}
+    more = {"ratio": float(np.median(ratios)), "ratio_max": max(ratios), "copies": grown}
     more |= {"in_flight": counted.in_flight}
     return spread(loops) | more | {"bytes": stage.roles.weights.nbytes}
 
