@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,8 +56,7 @@ def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5)
             rows.append(row | {"clock": "virtual"} | found)
         for what, each in cluster.call(_carry, repeats, ranks=2)[0].items():
             rows.append(head("servers", "4 MiB", what, 2, repeats=repeats) | each)
-        kinds = {"servers": _experiment(ranks, shared)}
-        for what, each in cluster.call(_wall, kinds, repeats)[0].items():
+        for what, each in cluster.call(_wall, _experiment(ranks, shared), repeats)[0].items():
             rows.append(head("servers", "mlp-1024", what, ranks, repeats=repeats) | each)
     return rows
 
@@ -199,21 +197,20 @@ def _there_and_back(communicator: Communicator, mailbox: Mailbox | Slots, values
     return seconds
 
 
-def _wall(
-    communicator: Communicator, experiments: Mapping[str, Experiment], repeats: int
-) -> dict[str, Row]:
-    """Steps with servers of each kind, in turn with those without; a ring's, where all compute."""
+def _wall(communicator: Communicator, experiment: Experiment, repeats: int) -> dict[str, Row]:
     from labkit.programs import Diary
     from labkit.programs.ranks import RankWorld
 
-    stages = {what: _stage(communicator, each) for what, each in experiments.items()}
-    stage, rank = next(iter(stages.values())), communicator.rank
-    shard, weights = stage.whole_shard(), stage.roles.weights
+    stage = _stage(communicator, experiment)
+    shard, rank = stage.whole_shard(), communicator.rank
+    roles, strategy = stage.roles, ParameterServer(**experiment.strategy.model_dump())
+    here = [n for n, place in enumerate(roles.hosts) if place == rank]
+    weights = roles.weights
     buffer = communicator.allocate(weights.size, weights.dtype)
 
     def steps(exchange: bool) -> None:
         own = weights
-        for _ in range(STEPS if rank < stage.roles.workers else 0):
+        for _ in range(STEPS):
             found = stage.gradient(rank, own).values
             if exchange:
                 buffer[...] = found
@@ -221,18 +218,17 @@ def _wall(
                 found = buffer.copy()
             own = shard.update(found)
 
-    def serve(what: str) -> None:
-        own, strategy = stages[what], ParameterServer(**experiments[what].strategy.model_dump())
-        here = [n for n, place in enumerate(own.roles.hosts) if place == rank]
-        programs = {n: strategy.program(own.roles, n) for n in here}
-        diary = Diary(own, own.roles.steps)
-        given = communicator, own, diary, weights.dtype, strategy.meanwhile
-        RankWorld(programs, own.roles.hosts, *given).play()
+    def serve() -> None:
+        programs = {n: strategy.program(roles, n) for n in here}
+        diary = Diary(stage, roles.steps)
+        given = communicator, stage, diary, weights.dtype, strategy.meanwhile
+        RankWorld(programs, roles.hosts, *given).play()
 
-    kinds: dict[str, Step] = {"local": lambda: steps(exchange=False)}
-    if communicator.size == stage.roles.workers:
-        kinds["ring"] = lambda: steps(exchange=True)
-    kinds |= {what: partial(serve, what) for what in experiments}
+    kinds: dict[str, Step] = {
+        "local": lambda: steps(exchange=False),
+        "ring": lambda: steps(exchange=True),
+        "servers": serve,
+    }
     taken = take(
         kinds,
         lambda: communicator.meet("the next stretch of a benchmark"),
@@ -240,13 +236,11 @@ def _wall(
         repeats,
     )
     rows = {}
-    _, least, *others = kinds
     for kind in kinds:
-        rows[kind] = spread([each / STEPS for each in taken.seconds[kind]])
-        rows[kind] |= {"bytes": weights.nbytes}
+        per_step = [each / STEPS for each in taken.seconds[kind]]
+        rows[kind] = spread(per_step) | {"bytes": weights.nbytes}
         if kind != "local":
             rows[kind] |= added([each / STEPS for each in taken.added[kind]])
-        if kind in others:
-            ratios = np.array(taken.added[kind]) / np.array(taken.added[least])
-            rows[kind]["ratio"] = float(np.median(ratios))
+    ratios = np.array(taken.added["servers"]) / np.array(taken.added["ring"])
+    rows["servers"]["ratio"] = float(np.median(ratios))
     return rows
