@@ -100,7 +100,11 @@ def test_the_papers_figures_stand_beside_those_of_the_same_setting_alone(runs: l
     assert own["source"].endswith("arXiv 1511.05950 [P]")
 
 
-@pytest.mark.parametrize(("small", "came"), [(0.86, "it came"), (0.7, "it did **not** come")])
+@pytest.mark.parametrize(
+    ("small", "came"),
+    # Within the bands of the seeds it has not come, either.
+    [(0.86, "it came"), (0.7, "it did **not** come"), (0.81, "it did **not** come")],
+)
 def test_smaller_batches_are_held_against_younger_gradients(
     tmp_path: Path, small: float, came: str
 ) -> None:
@@ -115,7 +119,10 @@ def test_smaller_batches_are_held_against_younger_gradients(
     assert "Gupta" not in batch_reading(runs[:2])
 
 
-@pytest.mark.parametrize(("last", "came"), [(0.1, "it came"), (0.8, "it did **not** come")])
+@pytest.mark.parametrize(
+    ("last", "came"),
+    [(0.1, "it came"), (0.8, "it did **not** come"), (0.76, "it did **not** come")],
+)
 def test_adagrad_and_sgd_keep_the_rate_that_was_best_with_frequent_exchanges(
     tmp_path: Path, last: float, came: str
 ) -> None:
