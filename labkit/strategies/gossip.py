@@ -61,7 +61,7 @@ class Gossip(Replicas):
     so that messages travel while a worker computes.
     """
 
-    synchronization: ClassVar[str] = "synchronous with neighbours"
+    synchronization: ClassVar[str] = "synchronous with neighbours, or asynchronous"
     paper: ClassVar[str] = (
         "Lian 2017, arXiv 1705.09056; Assran 2019, arXiv 1811.10792; Lian 2018, arXiv 1710.06952"
     )
