@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,6 +18,7 @@ from labkit.strategies import Batch, Strategy
 if TYPE_CHECKING:
     from labkit.exchange import Timeline
     from labkit.model_parallel.memory import Memory
+    from labkit.network import Slowdown
     from labkit.worker.session import TrainingSession
 
 Report: TypeAlias = Callable[[str, list[Record]], None]
@@ -43,13 +43,20 @@ def work(
 
     use_one_device(communicator)
     if experiment.clock == "wall" and experiment.slow:
-        places = partial(experiment.strategy.places, workers=experiment.workers)
-        slow = {place: law for w, law in experiment.slowed.items() for place in places(w)}
-        communicator.be_slow(slow, experiment.seed)
+        communicator.be_slow(_slow_ranks(experiment), experiment.seed)
     try:
         return _train(communicator, experiment, report, stop_asked)
     finally:
         restore()
+
+
+def _slow_ranks(experiment: Experiment) -> dict[int, Slowdown]:
+    """Who is slow, by rank: those of the network's links, and all places of slow workers."""
+    workers, slow = experiment.workers, experiment.slowed
+    found = {rank: law for rank, law in slow.items() if rank >= workers}
+    for worker in slow.keys() - found.keys():
+        found |= dict.fromkeys(experiment.strategy.places(worker, workers), slow[worker])
+    return found
 
 
 def _train(
