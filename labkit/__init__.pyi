@@ -35,6 +35,7 @@ from .report import report
 from .strategies import (
     AllReduce,
     AsynchronousDiLoCo,
+    Codistillation,
     DelayedGradients,
     Downpour,
     ElasticAveraging,
@@ -47,6 +48,7 @@ from .strategies import (
     SoftSync,
     StaleSynchronous,
     TensorParallel,
+    TFDistribute,
 )
 
 __version__: str
@@ -59,6 +61,7 @@ __all__ = [
     "BFloat16",
     "Chain",
     "Cluster",
+    "Codistillation",
     "ComputeTime",
     "DelayedGradients",
     "Downpour",
@@ -84,6 +87,7 @@ __all__ = [
     "Slowdown",
     "SoftSync",
     "StaleSynchronous",
+    "TFDistribute",
     "TensorParallel",
     "TernGrad",
     "Threshold",

@@ -20,7 +20,8 @@ HOUSE = Path(__file__).parents[1] / "labkit"
 # The road, from the ground up: a room imports only what stands before it.
 ORDER = (
     *("common", "schedules", "network", "simulate"),
-    *("communicator", "compression", "exchange", "datasets", "models", "model_parallel"),
+    *("communicator", "frameworks", "compression", "exchange", "datasets", "models"),
+    *("model_parallel",),
     *("programs", "keras", "strategies", "experiment", "records", "deployment", "worker"),
     *("figures", "report", "cluster", "jobs", "gallery", "bench", "cli"),
 )

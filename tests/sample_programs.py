@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from labkit.network import ComputeTime, Network, Slowdown
+from labkit.network import ComputeTime, Network, Slowdown, slower_than_fastest
 from labkit.programs import Diary, Gradient, Roles, placed
 from labkit.programs.actions import Passed, Place, Vector
 from labkit.programs.times import Laws
@@ -37,6 +37,16 @@ class Numbers:
         step = self.steps.get(worker, 0)
         self.steps[worker] = step + 1
         return Gradient(0.01 * weights + (worker + 1), self.batch(worker), 0.5 / (step + 1), step)
+
+    def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
+        """Whose batch it is, and at which weights; what one makes of it depends on who it is."""
+        return (number + 1) * weights[:PASSED] + 10.0 * worker + step
+
+    def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
+        """The gradient, drawn to soft targets."""
+        found = self.gradient(worker, weights)
+        drawn = np.resize(soft, weights.size)
+        return replace(found, values=found.values + share * (0.01 * weights - drawn))
 
     def batch(self, worker: int) -> int:
         """The rows of its batches."""
@@ -98,7 +108,9 @@ def play(
     hosts = strategy.hosts(workers)
     depth = strategy.replica_stages
     stages = placed([(SIZE,)] * 4, depth, "round_robin") if depth > 1 else []
-    roles = Roles(workers, parts, steps, epochs, np.zeros(4 * SIZE), hosts, stages=stages)
+    slower = slower_than_fastest(slow or {}, workers)
+    given = workers, parts, steps, epochs, np.zeros(4 * SIZE), hosts
+    roles = Roles(*given, stages=stages, slower=slower)
     scenes = Numbers()
     for server in roles.servers:
         scenes.held[server] = roles.part(server).take(roles.weights)
@@ -111,7 +123,7 @@ def play(
     laws = {"seed": 3} | laws
     times = Laws(compute or ComputeTime(0.1), slow or {}, **laws)
     gone = {tuple(members[worker]): moment for worker, moment in (lost or {}).items()}
-    given: Any = {"script": script, "lost": gone, "servers": roles.servers}
-    world = VirtualWorld(programs, hosts, scenes, diary, times, network, **given)
+    more: Any = {"script": script, "lost": gone, "servers": roles.servers}
+    world = VirtualWorld(programs, hosts, scenes, diary, times, network, **more)
     world.play()
     return world, scenes, diary

@@ -210,6 +210,26 @@ def pipeline(workers: int, schedules: list[str], repeats: int, file: Path | None
 
 
 @bench.command()
+@click.option("--kinds", default=None, callback=_names, help="Names with commas; default: all.")
+@click.option("--cases", default="mlp,cnn,rnn", show_default=True, callback=_names)
+@click.option("--optimizers", default="sgd,adam", show_default=True, callback=_names)
+@AS_JSON
+def tf(kinds: list[str], cases: list[str], optimizers: list[str], file: Path | None) -> None:
+    """Hold TensorFlow's own strategies against one process, weight by weight, in float64."""
+    from labkit.bench.frameworks import experiments, measure
+    from labkit.cluster import Cluster
+    from labkit.strategies import TF_KINDS
+
+    asked = experiments(kinds or list(TF_KINDS), cases, optimizers)  # before engines start
+    with Cluster(workers=max(each.ranks for each in asked), limit=300) as cluster:
+        rows = [row for row, _ in measure(cluster, asked)]
+    shown = [row | {"apart": f"{row['max_abs_difference']:.1e}"} for row in rows]
+    columns = {"case": "case", "what": "strategy", "workers": "workers", "apart": "weights apart"}
+    say(_table(shown, columns | TIMES | {"wire_bytes_per_step": "bytes a step"}))
+    _write(rows, file)
+
+
+@bench.command()
 @click.option("--workers", default="16,64", show_default=True, callback=_numbers)
 @click.option("--ranks", default=2, show_default=True, help="Of the wall clock.")
 @click.option("--repeats", default=5, show_default=True)
@@ -222,6 +242,21 @@ def servers(workers: list[int], ranks: int, repeats: int, file: Path | None) -> 
     columns |= {"added_ms": "added ms", "ratio": "ratio", "copies": "copies of the weights"}
     columns |= {"in_flight": "gradients in flight"}
     _show(measure(workers, ranks, repeats), columns, file)
+
+
+@bench.command()
+@click.option("--workers", default=2, show_default=True, help="Each on a rank.")
+@click.option("--network", default="100Mb", show_default=True, help="Emulated, for the stream.")
+@click.option("--repeats", default=5, show_default=True)
+@AS_JSON
+def averaging(workers: int, network: str, repeats: int, file: Path | None) -> None:
+    """Time local steps beside bare ones, and how much of its wire time a stream hides."""
+    from labkit.bench.averaging import measure
+
+    columns = {"what": "what", "network": "network"} | TIMES
+    columns |= {"added_ms": "added ms", "ratio": "ratio", "own_ms": "no gradient, no update, ms"}
+    columns |= {"wire_ms": "wire ms", "delay": "steps late", "hidden": "hidden"}
+    _show(measure(workers, repeats, network), columns, file)
 
 
 @bench.command()

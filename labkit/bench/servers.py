@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5)
 
     Args:
         workers: on the virtual clock, a row each, with one asynchronous server.
-        ranks: of the wall clock, each with a worker and a server.
+        ranks: of the wall clock, each with a worker and a server; then one more, for the server.
         repeats: of everything.
 
     Returns:
@@ -43,7 +44,8 @@ def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5)
         updates, by repeat and as the median, and by how many copies of the weights the process has
         grown at most since one gradient and one update were compiled, beside how many gradients
         were in flight at most; of the wall clock what a step with servers adds to one without an
-        exchange, what a bare ring allreduce of the same bytes adds, and the ratio of both.
+        exchange, what a bare ring allreduce of the same bytes adds, and the ratio of both; with a
+        server on a rank of its own, what an asynchronous step adds, beside a synchronous one.
     """
     rows = []
     alone = ParameterServer(servers=1, synchronous=False)
@@ -56,8 +58,17 @@ def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5)
             rows.append(row | {"clock": "virtual"} | found)
         for what, each in cluster.call(_carry, repeats, ranks=2)[0].items():
             rows.append(head("servers", "4 MiB", what, 2, repeats=repeats) | each)
-        for what, each in cluster.call(_wall, _experiment(ranks, shared), repeats)[0].items():
+        kinds = {"servers": _experiment(ranks, shared)}
+        for what, each in cluster.call(_wall, kinds, repeats)[0].items():
             rows.append(head("servers", "mlp-1024", what, ranks, repeats=repeats) | each)
+    waits = {"synchronous server": True, "asynchronous server": False}
+    with Cluster(workers=ranks + 1) as cluster:
+        kinds = {
+            what: _experiment(ranks, ParameterServer(servers=1, synchronous=each))
+            for what, each in waits.items()
+        }
+        for what, each in cluster.call(_wall, kinds, repeats)[0].items():
+            rows.append(head("servers", "mlp-1024", what, ranks + 1, repeats=repeats) | each)
     return rows
 
 
@@ -100,6 +111,7 @@ class Counted:
         self._process = psutil.Process()
         self.step, self.snapshot, self.stops = stage.step, stage.snapshot, stage.stops
         self.forward, self.backward = stage.forward, stage.backward
+        self.distilled, self.predictions = stage.distilled, stage.predictions
         self.states, self.adopt = stage.states, stage.adopt
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
@@ -197,20 +209,21 @@ def _there_and_back(communicator: Communicator, mailbox: Mailbox | Slots, values
     return seconds
 
 
-def _wall(communicator: Communicator, experiment: Experiment, repeats: int) -> dict[str, Row]:
+def _wall(
+    communicator: Communicator, experiments: Mapping[str, Experiment], repeats: int
+) -> dict[str, Row]:
+    """Steps with servers of each kind, in turn with those without; a ring's, where all compute."""
     from labkit.programs import Diary
     from labkit.programs.ranks import RankWorld
 
-    stage = _stage(communicator, experiment)
-    shard, rank = stage.whole_shard(), communicator.rank
-    roles, strategy = stage.roles, ParameterServer(**experiment.strategy.model_dump())
-    here = [n for n, place in enumerate(roles.hosts) if place == rank]
-    weights = roles.weights
+    stages = {what: _stage(communicator, each) for what, each in experiments.items()}
+    stage, rank = next(iter(stages.values())), communicator.rank
+    shard, weights = stage.whole_shard(), stage.roles.weights
     buffer = communicator.allocate(weights.size, weights.dtype)
 
     def steps(exchange: bool) -> None:
         own = weights
-        for _ in range(STEPS):
+        for _ in range(STEPS if rank < stage.roles.workers else 0):
             found = stage.gradient(rank, own).values
             if exchange:
                 buffer[...] = found
@@ -218,17 +231,20 @@ def _wall(communicator: Communicator, experiment: Experiment, repeats: int) -> d
                 found = buffer.copy()
             own = shard.update(found)
 
-    def serve() -> None:
-        programs = {n: strategy.program(roles, n) for n in here}
-        diary = Diary(stage, roles.steps)
-        given = communicator, stage, diary, weights.dtype, strategy.meanwhile
-        RankWorld(programs, roles.hosts, *given).play()
+    def serve(what: str) -> None:
+        # Whoever began sooner would push into the stretch before, which others are still in.
+        communicator.meet("a stretch with servers")
+        own, strategy = stages[what], ParameterServer(**experiments[what].strategy.model_dump())
+        here = [n for n, place in enumerate(own.roles.hosts) if place == rank]
+        programs = {n: strategy.program(own.roles, n) for n in here}
+        diary = Diary(own, own.roles.steps)
+        given = communicator, own, diary, weights.dtype, strategy.meanwhile
+        RankWorld(programs, own.roles.hosts, *given).play()
 
-    kinds: dict[str, Step] = {
-        "local": lambda: steps(exchange=False),
-        "ring": lambda: steps(exchange=True),
-        "servers": serve,
-    }
+    kinds: dict[str, Step] = {"local": lambda: steps(exchange=False)}
+    if communicator.size == stage.roles.workers:
+        kinds["ring"] = lambda: steps(exchange=True)
+    kinds |= {what: partial(serve, what) for what in experiments}
     taken = take(
         kinds,
         lambda: communicator.meet("the next stretch of a benchmark"),
@@ -236,11 +252,13 @@ def _wall(communicator: Communicator, experiment: Experiment, repeats: int) -> d
         repeats,
     )
     rows = {}
+    _, least, *others = kinds
     for kind in kinds:
-        per_step = [each / STEPS for each in taken.seconds[kind]]
-        rows[kind] = spread(per_step) | {"bytes": weights.nbytes}
+        rows[kind] = spread([each / STEPS for each in taken.seconds[kind]])
+        rows[kind] |= {"bytes": weights.nbytes}
         if kind != "local":
             rows[kind] |= added([each / STEPS for each in taken.added[kind]])
-    ratios = np.array(taken.added["servers"]) / np.array(taken.added["ring"])
-    rows["servers"]["ratio"] = float(np.median(ratios))
+        if kind in others:
+            ratios = np.array(taken.added[kind]) / np.array(taken.added[least])
+            rows[kind]["ratio"] = float(np.median(ratios))
     return rows

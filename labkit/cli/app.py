@@ -19,6 +19,7 @@ from labkit.cli.asked import OfNotebook, Target, complete_parameter
 from labkit.cli.gallery import gallery
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
+from labkit.cli.tf_config import tf_config
 from labkit.common.errors import DISK, InvalidInput, LabkitError, cannot_write
 from labkit.common.places import keep_bytecode
 from labkit.common.terminal import one_line, say
@@ -69,6 +70,7 @@ app.add_command(bench)
 app.add_command(gallery)
 app.add_command(simulate)
 app.add_command(sweep)
+app.add_command(tf_config)
 
 
 @app.command(cls=OfNotebook)

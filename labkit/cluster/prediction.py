@@ -13,6 +13,7 @@ from labkit import models
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.experiment.experiment import leaves, parse_strategy
+from labkit.network import Slowdown
 from labkit.records.run import Run
 from labkit.strategies import AllReduce, Batch, Strategy
 
@@ -32,11 +33,13 @@ class Prediction:
     blocks: int | None = None
     widest: None = None
     planes: None = None
-    rows: None = None
     time_steps: None = None
     batch_size: int = sys.maxsize  # of training; there is none
+    rows: int = sys.maxsize  # likewise
     network: None = None
     capacities: None = None
+    callbacks: None = None
+    threads: int = 1
     shards: str = "iid"
     lost: tuple[tuple[int, float], ...] = ()
     feed: str = "shard"
@@ -44,6 +47,7 @@ class Prediction:
     precision: str = "float32"
     optimizer: str = "sgd"
     optimizer_options: Mapping[str, JSON] = field(default_factory=dict)
+    slowed: Mapping[int, Slowdown] = field(default_factory=dict)
 
 
 def ask(
@@ -74,7 +78,8 @@ def ask(
     fields = ("precision", "optimizer", "optimizer_options") if strategy is None and trained else ()
     own = {name: trained[name] for name in fields}  # with which it has been asked before
     asked = Prediction(str(file.resolve()), chosen, workers, blocks, **own)
-    chosen.check(asked)
+    if not chosen.plays:  # workers of programs train apart, but each has the whole model
+        chosen.check(asked)
     return asked
 
 

@@ -11,6 +11,8 @@ from .exchange.gantt import timeline
 from .exchange.hidden import exchange_reading, hidden
 from .exchange.layer_errors import microscope, microscope_reading
 from .exchange.step_parts import step_parts
+from .exchange.traffic_matrix import framework_reading, framework_table, traffic_matrix
+from .runs.codistilled import codistillation_reading, codistillation_table
 from .runs.comparison import compare, curves, show, speedup, table, throughput
 from .runs.comparison_reading import comparison_reading
 from .runs.consensus import consensus, consensus_reading, slow_worker_reading
@@ -42,6 +44,8 @@ from .schedules.predictions import measurements, predicted_and_measured, predict
 __all__ = [
     "bandwidth",
     "batch_reading",
+    "codistillation_reading",
+    "codistillation_table",
     "compare",
     "comparison_reading",
     "compression_reading",
@@ -57,6 +61,8 @@ __all__ = [
     "deployment_reading",
     "downpour_reading",
     "exchange_reading",
+    "framework_reading",
+    "framework_table",
     "grid_traffic",
     "has_grid",
     "heat_map",
@@ -113,4 +119,5 @@ __all__ = [
     "table",
     "throughput",
     "timeline",
+    "traffic_matrix",
 ]

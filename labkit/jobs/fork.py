@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -77,6 +78,9 @@ class Fork:
 def _be(act: Callable[[int], int], reading: int) -> NoReturn:
     """Act, and end whatever happens: what stands below on the stack is the parent's work."""
     code = BROKEN
+    # What the parent has left behind is the parent's to clean up: libraries that had threads there,
+    # as TensorFlow, abort or wait for ever when a fork destroys what is theirs.
+    gc.freeze()
     try:
         os.setsid()  # Ctrl-C in the terminal is for the parent
         # A sweep counts these signals instead (Scheduler._signals); its handlers are inherited.

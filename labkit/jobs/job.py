@@ -197,6 +197,8 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
         _run(notebook, job, kernel, [sys.stdout, sys.stderr] if shown else [])
         # Before the record says "completed": what the kernel does at its end belongs to the job.
         kernel.close()
+        # A kernel that does not end when asked is ended: what its cells have logged is whole.
+        store.end_orphans(job, "", seconds=0.0, record=_complete_logged)
         _keep_glued(job)
     except BaseException as error:
         interrupted = kernel.interrupted or isinstance(error, KeyboardInterrupt)
@@ -222,6 +224,12 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
         store.forget_reason(job)
     store.complete(job)
     return 0
+
+
+def _complete_logged(run: Path, _: str) -> None:
+    metrics = run / "metrics.json"
+    if metrics.exists() and "logged" in store.read_json(metrics):
+        store.complete(run)
 
 
 def forked(notebook: Path, job: Path, environment: Mapping[str, str], limit: float | None) -> Fork:

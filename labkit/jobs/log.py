@@ -280,6 +280,9 @@ _last_error: BaseException | None = None  # of the last cell
 def _note(cell: ExecutionResult) -> None:
     global _last_error
     _last_error = cell.error_before_exec or cell.error_in_exec
+    # The kernel may not come to its end: all of a cell is kept when the cell is over.
+    for log in _LOGS.values():
+        log.write()
 
 
 def _shell() -> InteractiveShell | None:

@@ -146,9 +146,9 @@ def parse(source: str) -> dict[str, Parameter]:
 def check(notebook: Path, given: Values, known: Known | None = None) -> dict[str, JSON]:
     """The given parameters, converted to what the notebook declares, or one sentence why not.
 
-    A parameter with the name of an Experiment's field must be possible for that field; a list of
-    values, for each of its items. So the rules stand in one place, the Experiment. `known` is what
-    the notebook declares, where that has been read already.
+    A parameter with the name of an Experiment's field must be possible for that field (unless it is
+    a choice whose default is not); a list of values, for each of its items. So the rules stand in
+    one place, the Experiment. `known` is what the notebook declares, where that has been read.
 
     Raises:
         InvalidInput: an unknown name, a wrong type, an impossible value.
@@ -159,8 +159,22 @@ def check(notebook: Path, given: Values, known: Known | None = None) -> dict[str
     # With the defaults: a given number of workers may not fit the batch that the notebook has.
     defaults = {name: parameter.default for name, parameter in known.items()}
     whole = known_values(defaults) | values
-    check_fields({name: value for name, value in whole.items() if not known[name].own})
+    own = {name for name, parameter in known.items() if parameter.own or _lists_its_own(parameter)}
+    check_fields({name: value for name, value in whole.items() if name not in own})
     return values
+
+
+def _lists_its_own(parameter: Parameter) -> bool:
+    """Whether its choices are the notebook's: `strategy: Literal["ring", "servers"] = "ring"`."""
+    from labkit.experiment import Experiment
+
+    if "Literal" not in parameter.annotation or parameter.name not in Experiment.model_fields:
+        return False
+    try:
+        Experiment(**known_values({parameter.name: parameter.default}))
+    except InvalidInput:
+        return True
+    return False
 
 
 def known_values(values: Mapping[str, JSON | Unknown]) -> dict[str, JSON]:

@@ -4,7 +4,7 @@ from labkit.network.carrier import Carrier, carrier
 from labkit.network.compute_time import ComputeTime
 from labkit.network.flows import FREE, Flows, drained, max_min
 from labkit.network.links import Links, Transfers, Uncontended
-from labkit.network.model import PRESETS, Network, Slowdown
+from labkit.network.model import PRESETS, Network, Slowdown, slower_than_fastest
 from labkit.network.queues import Queues
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "carrier",
     "drained",
     "max_min",
+    "slower_than_fastest",
 ]

@@ -83,6 +83,12 @@ class Slowdown(Checked):
         return self.compute
 
 
+def slower_than_fastest(slow: Mapping[int, Slowdown], workers: int) -> list[float]:
+    """By how many times each of so many workers computes longer than the fastest, on average."""
+    factors = [slow[worker].compute if worker in slow else 1.0 for worker in range(workers)]
+    return [factor / min(factors) for factor in factors]
+
+
 class Network(Checked):
     """A network to emulate or to simulate.
 

@@ -99,8 +99,31 @@ class Message:
 
 @dataclass(frozen=True)
 class Compute:
-    """The gradient of this worker's next batch at these weights; answered by a `Gradient`."""
+    """The gradient of this worker's next batch at these weights; answered by a `Gradient`.
 
+    Attributes:
+        weights: flat.
+        soft: what the predictions are to resemble beside the labels, flat; see `Predict`.
+        share: the weight of that in the loss.
+    """
+
+    weights: Vector
+    soft: Vector | None = None
+    share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Predictions for a batch of whichever worker, as `Compute` takes them; answered flat.
+
+    Attributes:
+        worker: whose batch.
+        step: its number.
+        weights: at which.
+    """
+
+    worker: int
+    step: int
     weights: Vector
 
 
@@ -248,7 +271,7 @@ class Snapshot:
 
 
 Computes: TypeAlias = Compute | Forward | Backward
-Action: TypeAlias = (Computes | Update | Code | Drop | Send | Receive | Wait | Snapshot) | (
-    AllReduce | Begin | Join | States | Adopt
-)
+Action: TypeAlias = (
+    Computes | Predict | Update | Code | Drop | Send | Receive | Wait | Snapshot
+) | (AllReduce | Begin | Join | States | Adopt)
 Program: TypeAlias = Generator[Action, Any, None]

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.model_parallel.functional import Nest
 from labkit.model_parallel.stages import Blocks, Stage, by_parameters
@@ -104,8 +105,10 @@ class CutReplica(Replica):
         return [tf.constant(given.reshape(-1, *self.model.inputs[0].shape[1:]))], y, weight
 
 
-def cut(model: keras.Model, batches: Batches, stages: int) -> tuple[list[CutReplica], list[Parts]]:
-    """The stages of replicas of a model, and what each has of the flat weights.
+def cut(
+    model: keras.Model, batches: Batches, stages: int
+) -> tuple[list[CutReplica], list[Parts], dict[str, JSON]]:
+    """The stages of replicas of a model, what each has of the flat weights, where it was cut.
 
     Raises:
         InvalidInput: the model is no chain of so many stages with weights and one tensor between.
@@ -117,7 +120,8 @@ def cut(model: keras.Model, batches: Batches, stages: int) -> tuple[list[CutRepl
             f"allowed: 1 to {len(blocks)}"
         )
     counts = [part.count_params() for part in blocks.split(range(len(blocks) + 1)).models]
-    chain = blocks.split(by_parameters(counts, stages))
+    edges = by_parameters(counts, stages)
+    chain = blocks.split(edges)
     weights = model.trainable_variables
     (all_of_it,) = placed([tuple(each.shape) for each in weights], 1, "round_robin")
     pairs = list(zip(weights, all_of_it.pieces, strict=True))
@@ -143,7 +147,7 @@ def cut(model: keras.Model, batches: Batches, stages: int) -> tuple[list[CutRepl
             )
         )
         parts.append(Parts(tuple(piece for _, piece in kept)))
-    return found, parts
+    return found, parts, blocks.described(edges)
 
 
 def _refuse(part: keras.Model, stage: int, stages: int, weights: bool, dtype: str) -> None:

@@ -20,6 +20,12 @@ class Scenes(Protocol):
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         """Of the worker's next batch."""
 
+    def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
+        """Likewise, of a loss that counts the distance from soft targets by this share."""
+
+    def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
+        """What one predicts at these weights for a batch of a worker, as soft targets, flat."""
+
     def forward(self, place: Place, weights: Vector, values: Vector | None) -> Passed:
         """What a stage passes on of its replica's next batch."""
 
@@ -95,6 +101,11 @@ class Diary:
         """A worker has computed a gradient; the step before is over."""
         self.ends(worker, start)
         self._plays[worker] = Play(start, _about(gradient), stop - start)
+
+    def predicted(self, worker: int, seconds: float) -> None:
+        """A worker has computed predictions."""
+        if play := self._plays.get(worker):
+            play.computed += seconds
 
     def passes(self, stage: int, passed: Passed, start: float, stop: float) -> None:
         """A stage has gone forward; its step before is over."""

@@ -26,6 +26,7 @@ from labkit.programs.actions import (
     Join,
     Message,
     Passed,
+    Predict,
     Program,
     Update,
     Vector,
@@ -146,6 +147,12 @@ class RankWorld(World):
                 self._diary.applies(number, of, self._now())
                 with self._slowly():
                     return True, self._scenes.update(number, gradient, rate)
+            case Predict(worker, step, weights):
+                start = self._now()
+                with self._slowly():
+                    predicted = self._scenes.predictions(number, worker, step, weights)
+                self._diary.predicted(number, self._now() - start)
+                return True, predicted
             case AllReduce():
                 return True, self._joined(number, self._reduced(number, action))
             case Begin(allreduce):

@@ -13,6 +13,7 @@ import tensorflow as tf
 from labkit.common.errors import InvalidInput
 from labkit.programs.actions import Gradient, Vector
 from labkit.programs.placement import Parts
+from labkit.programs.soft import Soft
 
 Triple: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]  # x, y, sample weight
 Batches: TypeAlias = Callable[[int, int], Triple]  # of a worker and the number of its batch
@@ -52,6 +53,7 @@ class Replica:
         self._first = [variable.numpy() for variable in model.non_trainable_variables]
         self._steps: dict[int, int] = {}
         self._compiled = tf.function(self._step, reduce_retracing=True)
+        self._predicts = tf.function(self._soft, reduce_retracing=True)
         self._whose: int | None = None  # what the layers keep by now
 
     @property
@@ -69,14 +71,30 @@ class Replica:
         self._steps[worker] = number + 1
         return self.gradient_of(worker, number, weights, self._batches)
 
-    def gradient_of(self, worker: int, number: int, weights: Vector, batches: Batches) -> Gradient:
-        """Of this batch of a worker."""
+    def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
+        """Of a worker's next batch, and a loss that counts soft targets by this share."""
+        number = self._steps.get(worker, 0)
+        self._steps[worker] = number + 1
+        given = tf.convert_to_tensor(soft), tf.constant(share, soft.dtype)
+        return self.gradient_of(worker, number, weights, self._batches, *given)
+
+    def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
+        """What one, with what its layers keep, predicts for this batch of a worker."""
+        x, _, _ = self._batches(worker, step)
+        self._become(number)
+        found: Vector = self._predicts(tf.convert_to_tensor(weights), x).numpy()
+        return found
+
+    def gradient_of(
+        self, worker: int, number: int, weights: Vector, batches: Batches, *soft: tf.Tensor
+    ) -> Gradient:
+        """Of this batch of a worker; with soft targets and their share, where they are given."""
         x, y, weight = batches(worker, number)
         rows = len(keras.tree.flatten(x)[0])
         if rows == 0:
             return Gradient(np.zeros_like(weights), 0, 0.0, number)
         self._become(worker)
-        flat, loss = self._compiled(tf.convert_to_tensor(weights), x, y, weight)
+        flat, loss = self._compiled(tf.convert_to_tensor(weights), x, y, weight, *soft)
         return Gradient(flat.numpy(), rows, float(loss), number)
 
     def try_out(self, batches: Batches) -> None:
@@ -123,16 +141,32 @@ class Replica:
         for variable, value in zip(self.model.non_trainable_variables, states, strict=True):
             variable.assign(value)
 
-    def _step(
-        self, flat: tf.Tensor, x: tf.Tensor, y: tf.Tensor, weight: tf.Tensor | None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def _hold(self, flat: tf.Tensor) -> None:
         for variable, (start, stop) in zip(self._variables, self._bounds, strict=True):
             variable.assign(tf.reshape(flat[start:stop], variable.shape))
+
+    def _soft(self, flat: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        self._hold(flat)
+        predicted = Soft(self.model).targets(self.model(x, training=False))
+        return tf.reshape(tf.cast(predicted, flat.dtype), [-1])
+
+    def _step(
+        self,
+        flat: tf.Tensor,
+        x: tf.Tensor,
+        y: tf.Tensor,
+        weight: tf.Tensor | None,
+        soft: tf.Tensor | None = None,
+        share: float = 0.0,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        self._hold(flat)
         with tf.GradientTape() as tape:
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(
                 x=x, y=y, y_pred=predicted, sample_weight=weight, training=True
             )
+            if soft is not None:
+                loss += tf.cast(share, loss.dtype) * Soft(self.model)(soft, predicted, weight)
         found = tape.gradient(loss, [variable.value for variable in self._variables])
         pieces = [
             tf.zeros([stop - start], flat.dtype) if each is None else tf.reshape(each, [-1])

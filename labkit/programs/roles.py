@@ -26,6 +26,7 @@ class Roles:
         weights: that all begin with, flat.
         hosts: the place of each, by number: who is at one place shares its link and its rank.
         seed: of random choices.
+        slower: than the fastest, by how many times each worker computes.
         stages: of the flat weights, what each stage of a replica has; none where they are whole.
     """
 
@@ -37,6 +38,7 @@ class Roles:
     hosts: Sequence[int]
     seed: int = 0
     stages: Sequence[Parts] = ()
+    slower: Sequence[float] = ()
 
     @property
     def servers(self) -> range:

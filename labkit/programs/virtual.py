@@ -23,6 +23,7 @@ from labkit.programs.actions import (
     Forward,
     Join,
     Message,
+    Predict,
     Program,
     Update,
     Wait,
@@ -31,6 +32,8 @@ from labkit.programs.carriers import carrier
 from labkit.programs.diary import Diary, Scenes
 from labkit.programs.together import Meeting, Together
 from labkit.programs.world import World
+
+FORWARDS = 1 / 3  # of a gradient's time
 
 
 class Times(Protocol):
@@ -133,6 +136,11 @@ class VirtualWorld(World):
                 stop = self._stop(number, action, found.step)
                 self._noted(number, action, found, self.now, stop)
                 self._at(stop, lambda: self._resume(number, found))
+            case Predict(worker, step, weights):
+                predicted = self._scenes.predictions(number, worker, step, weights)
+                stop = self._times.computed(number, step, self.now, FORWARDS)
+                self._diary.predicted(number, stop - self.now)
+                self._at(stop, lambda: self._resume(number, predicted))
             case Update(gradient, of, rate):
                 self._diary.applies(number, of, self.now)
                 weights = self._scenes.update(number, gradient, rate)
@@ -156,9 +164,11 @@ class VirtualWorld(World):
         """When what begins now is computed: a stage's part, a third of it forwards."""
         match action:
             case Forward(place):
-                return self._times.computed(place.worker, step, self.now, place.share / 3)
+                return self._times.computed(place.worker, step, self.now, place.share * FORWARDS)
             case Backward(place):
-                return self._times.computed(place.worker, step, self.now, place.share * 2 / 3)
+                return self._times.computed(
+                    place.worker, step, self.now, place.share * (1 - FORWARDS)
+                )
         return self._times.computed(number, step, self.now)
 
     def _lose(self, members: tuple[int, ...]) -> None:

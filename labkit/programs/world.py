@@ -115,8 +115,12 @@ class World:
     def _computed(self, number: int, action: Computes) -> Gradient | Passed:
         """What an action computes."""
         match action:
-            case Compute(weights):
-                found = self._scenes.gradient(number, weights)
+            case Compute(weights, soft, share):
+                found = (
+                    self._scenes.gradient(number, weights)
+                    if soft is None
+                    else self._scenes.distilled(number, weights, soft, share)
+                )
             case Forward(place, weights, values):
                 return self._scenes.forward(place, weights, values)
             case Backward(place, values):

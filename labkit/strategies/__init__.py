@@ -3,6 +3,7 @@
 from labkit.strategies.allreduce import AllReduce
 from labkit.strategies.asynchronous_diloco import AsynchronousDiLoCo
 from labkit.strategies.averaging import ParameterAveraging
+from labkit.strategies.codistillation import Codistillation
 from labkit.strategies.delayed import DelayedGradients
 from labkit.strategies.downpour import Downpour
 from labkit.strategies.elastic import ElasticAveraging
@@ -23,21 +24,26 @@ from labkit.strategies.strategy import (
     Watcher,
 )
 from labkit.strategies.tensor_parallel import TensorParallel
+from labkit.strategies.tf_distribute import KINDS as TF_KINDS
+from labkit.strategies.tf_distribute import TFDistribute
 
 STRATEGIES: dict[str, type[Strategy]] = {
     kind.__name__: kind
     for kind in (
         *(AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel, LocallyConnected),
         *(ParameterServer, StaleSynchronous, SoftSync, Downpour),
-        *(ParameterAveraging, AsynchronousDiLoCo, ElasticAveraging, Gossip),
+        *(ParameterAveraging, AsynchronousDiLoCo, ElasticAveraging, Gossip, Codistillation),
+        TFDistribute,
     )
 }
 
 __all__ = [
     "STRATEGIES",
+    "TF_KINDS",
     "AllReduce",
     "AsynchronousDiLoCo",
     "Batch",
+    "Codistillation",
     "DelayedGradients",
     "Downpour",
     "ElasticAveraging",
@@ -55,6 +61,7 @@ __all__ = [
     "StaleSynchronous",
     "Step",
     "Strategy",
+    "TFDistribute",
     "TensorParallel",
     "Watcher",
 ]

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from labkit.common.errors import InvalidInput
+from labkit.network import slower_than_fastest
 from labkit.programs import (
     Adopt,
     AllReduce,
@@ -57,6 +58,11 @@ class ParameterAveraging(Replicas):
         state: what becomes of the optimizer's slots and of moving statistics at a meeting: each
             worker's go on ("keep"), they are averaged, too ("average", by rows as the weights are),
             or begin anew ("reset").
+        local_steps: "equal", or "by_speed": a worker that is c times slower than the fastest takes
+            ⌊H/c⌋ steps while that one takes H, so that nobody waits long. How slow each is, the
+            experiment says (`slow`), as the mean where its law is random. As pseudo-gradients are
+            weighted by the rows behind them, who takes fewer steps counts for less, and a slower
+            worker gets less far through its samples.
         fragments: stretches of the weights, which meet in turn, evenly through the period.
         delay: steps that a worker goes on computing while a meeting is under way. What it has
             learned meanwhile is added to what they have agreed on.
@@ -65,10 +71,11 @@ class ParameterAveraging(Replicas):
 
     Source: periodic averaging after A. Vishnu et al., 2016, arXiv 1603.02339 (once an epoch) and
     S. Stich, 2019, arXiv 1805.09767; `warmup` after T. Lin et al., 2020, arXiv 1808.07217;
-    `adaptive` after J. Wang and G. Joshi, 2019, arXiv 1810.08313; the outer optimizer after A.
-    Douillard et al., 2023, arXiv 2311.08105; fragments and delay after A. Douillard et al., 2025,
-    arXiv 2501.18512. Differs from the last: fragments are equal stretches of the flat weights,
-    not layers, and local progress is kept whole, not mixed.
+    `adaptive` after J. Wang and G. Joshi, 2019, arXiv 1810.08313; steps by speed after B. Liu et
+    al., 2024, arXiv 2401.09135 (dynamic local updates), who do not wait for each other at all; the
+    outer optimizer after A. Douillard et al., 2023, arXiv 2311.08105; fragments and delay after A.
+    Douillard et al., 2025, arXiv 2501.18512. Differs from the last: fragments are equal stretches
+    of the flat weights, not layers, and local progress is kept whole, not mixed.
     """
 
     says_progress: ClassVar[bool] = True
@@ -81,6 +88,7 @@ class ParameterAveraging(Replicas):
     outer_momentum: NonNegativeFloat = Field(0.9, lt=1.0)
     warmup: NonNegativeInt = 0
     state: Literal["keep", "average", "reset"] = "keep"
+    local_steps: Literal["equal", "by_speed"] = "equal"
     fragments: PositiveInt = 1
     delay: NonNegativeInt = 0
 
@@ -90,11 +98,14 @@ class ParameterAveraging(Replicas):
         linear = experiment.optimizer == "sgd" and options.keys() <= _LINEAR
         shared = self.state == "average" or not options.get("momentum")
         together = self.period == 1 and self.fragments == 1 and not self.delay
+        together = together and self.local_steps == "equal"
         return together and linear and shared and self.outer is None and self.compressor is None
 
     def check(self, experiment: Question) -> None:
         """Refuse what does not fit together, before any rank starts."""
         super().check(experiment)
+        if self.local_steps == "by_speed":
+            self._check_speeds(experiment)
         streams = self.fragments > 1 or self.delay > 0
         if streams and self.state != "keep":
             raise InvalidInput(
@@ -118,21 +129,40 @@ class ParameterAveraging(Replicas):
                 "are stretches of all weights; use fragments=1, or another compressor"
             )
 
+    def _check_speeds(self, experiment: Question) -> None:
+        """Refuse steps by speed where all are equally fast, or where somebody would have none."""
+        slower = slower_than_fastest(experiment.slowed, experiment.workers)
+        if max(slower) == 1.0:
+            raise InvalidInput(
+                "local_steps='by_speed' gives slower workers fewer steps, but nobody is slower "
+                "here; say who is, slow={worker: factor}, or use local_steps='equal'"
+            )
+        if isinstance(self.period, int) and self.period < max(slower):
+            raise InvalidInput(
+                f"period={self.period} with local_steps='by_speed' leaves no step to a worker that "
+                f"is {max(slower):g} times slower; use a period of {math.ceil(max(slower))} or more"
+            )
+
     def program(self, roles: Roles, number: int) -> Program:
         """A replica: steps of its own, and meetings when they are due."""
-        replica = _Replica(self, roles)
+        slower = roles.slower[number] if self.local_steps == "by_speed" else 1.0
+        replica = _Replica(self, roles, slower)
         began = (yield States()) if self.state == "reset" else None
         total, last = roles.steps * roles.epochs, False
         while replica.step < total and not last:
-            found = yield Compute(replica.weights)
             if replica.step < self.warmup:
+                found = yield Compute(replica.weights)
                 found = yield AllReduce(replace(found, step=replica.step), self.scheduled)
                 replica.takes((yield Update(found.values)), found)
                 replica.begins_here()
                 last = found.last
             else:
-                own = (yield Update(found.values)) if found.rows else replica.weights
-                replica.takes(own, found)
+                if replica.is_ready:
+                    found = yield Compute(replica.weights)
+                    own = (yield Update(found.values)) if found.rows else replica.weights
+                    replica.takes(own, found)
+                else:
+                    replica.waits()
                 last = yield from replica.meets(replica.step == total, began)
                 if last:  # someone wants to stop: whoever has not met now does so
                     yield from replica.meets(True, began)
@@ -153,30 +183,43 @@ class _Meeting:
 class _Replica:
     """The weights of a worker, and what it met at last, fragment by fragment."""
 
-    def __init__(self, strategy: ParameterAveraging, roles: Roles) -> None:
+    def __init__(self, strategy: ParameterAveraging, roles: Roles, slower: float = 1.0) -> None:
         self.weights, self.step = roles.weights, 0
+        self._slower = slower
         self._strategy, self._roles = strategy, roles
         self._parts: list[Parts] = placed([(roles.weights.size,)], strategy.fragments, "sharded")
         self._shared = [part.take(roles.weights) for part in self._parts]
         self._velocity = [np.zeros_like(each) for each in self._shared]
         self._rows = [0] * len(self._parts)  # since each fragment has met
         self._met = [0] * len(self._parts)  # at which step
-        self._since, self._losses = 0, 0.0  # since the begin of a period
+        self._since, self._losses = 0, list[float]()  # since the begin of a period
         self._first: float | None = None  # the loss of the first period
         self._period = roles.steps if strategy.period == "epoch" else strategy.period
         self._last = False
         self._under_way: _Meeting | None = None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes the next step of the fastest one, too."""
+        place = self._since % self._period
+        return (place + 1) // self._slower > place // self._slower
+
     def takes(self, weights: Vector, found: Gradient) -> None:
         """A step of its own."""
-        self.weights, self.step, self._since = weights, self.step + 1, self._since + 1
+        self.weights = weights
         self._rows = [rows + found.rows for rows in self._rows]
-        self._losses, self._last = self._losses + found.loss, self._last or found.last
+        self._losses.append(found.loss)
+        self._last = self._last or found.last
+        self.waits()
+
+    def waits(self) -> None:
+        """Others have taken a step; this one, too, or it is in the middle of a longer one."""
+        self.step, self._since = self.step + 1, self._since + 1
 
     def begins_here(self) -> None:
         """All have the same weights: local steps count from these."""
         self._shared = [part.take(self.weights) for part in self._parts]
-        self._rows, self._since, self._losses = [0] * len(self._parts), 0, 0.0
+        self._rows, self._since, self._losses = [0] * len(self._parts), 0, []
         self._met = [self.step] * len(self._parts)
 
     def meets(self, ends: bool, began: Vector | None) -> Generator[Action, Any, bool]:
@@ -206,7 +249,7 @@ class _Replica:
 
     def _begins(self, fragment: int) -> Generator[Action, Any, None]:
         sent = self._parts[fragment].take(self.weights).copy()
-        loss = self._losses / max(self._since, 1)
+        loss = sum(self._losses) / max(len(self._losses), 1)
         rows, self._rows[fragment] = self._rows[fragment], 0
         self._met[fragment] = self.step
         brought = Gradient(self._shared[fragment] - sent, rows, loss, self.step, self._last)
@@ -252,7 +295,7 @@ class _Replica:
         strategy = self._strategy
         if not strategy.adaptive:
             return
-        self._since, self._losses = 0, 0.0
+        self._since, self._losses = 0, []
         if self._first is None:
             self._first = loss
         whole = self._roles.steps if strategy.period == "epoch" else strategy.period

@@ -16,7 +16,6 @@ from labkit.strategies.strategy import Batch, Predicted, Predictor, Session
 if TYPE_CHECKING:
     import keras
 
-    from labkit.common.content import JSON
     from labkit.communicator import Communicator
     from labkit.exchange import Timeline
     from labkit.model_parallel.losses import Losses
@@ -235,15 +234,3 @@ def split(blocks: Blocks, edges: list[int]) -> Parts:
                 "how much to wait for: give keras.Input a shape of whole numbers"
             )
     return parts
-
-
-def described(blocks: Blocks, edges: list[int], seconds: list[float] | None) -> dict[str, JSON]:
-    """The cut for the run's record; bytes are those of a row that leaves each stage."""
-    from labkit.model_parallel.stages import footprint
-
-    return {
-        "blocks": blocks.names(),
-        "edges": edges,
-        "block_seconds": seconds,
-        "bytes_a_row": [footprint.a_row(each.outputs) for each in blocks.split(edges).models],
-    }

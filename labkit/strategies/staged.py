@@ -10,7 +10,7 @@ from pydantic import PositiveInt, field_validator
 
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut as divided
-from labkit.strategies.lane import Cut, described, own_models, split, through
+from labkit.strategies.lane import Cut, own_models, split, through
 from labkit.strategies.refusals import (
     norms,
     refuse_given,
@@ -241,7 +241,7 @@ class Staged(Strategy):
         parts = self.split(model, blocks, edges)
         models = parts.models
         self._refuse_whole(models)
-        session.partition = described(blocks, edges, seconds)
+        session.partition = blocks.described(edges, seconds)
         own, sliced = own_models(models, lane, group)
         ledger, stages = Ledger(late), {}
         losses = Losses(model, session.readers, self.parts)

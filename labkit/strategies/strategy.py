@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from labkit.compression import Compressor
     from labkit.exchange import Layer as Packed
     from labkit.exchange import Seen, Timeline
+    from labkit.frameworks.child import Child
     from labkit.model_parallel.memory import Memory
     from labkit.model_parallel.meter import LayerRow
-    from labkit.network import Network
+    from labkit.network import Network, Slowdown
     from labkit.programs import Parts, Program, Roles
     from labkit.schedules.grid import Layer
 
@@ -45,6 +46,10 @@ class Question(Protocol):
     @property
     def network(self) -> str | Network | None:
         """The network to emulate, or None."""
+
+    @property
+    def slowed(self) -> Mapping[int, Slowdown]:
+        """Who is slow, on the network or by itself."""
 
     @property
     def blocks(self) -> int | None:
@@ -102,9 +107,9 @@ class Question(Protocol):
     def optimizer_options(self) -> Mapping[str, JSON]:
         """Its arguments."""
 
-
-class Trained(Question, Protocol):
-    """What a strategy looks at of an experiment while it trains."""
+    @property
+    def threads(self) -> int:
+        """With how many threads a rank computes."""
 
     @property
     def callbacks(self) -> Callable[..., Sequence[keras.callbacks.Callback]] | None:
@@ -122,6 +127,7 @@ class Session(Protocol):
         layers: what a strategy that cuts layers has to say of each, for the record.
         partition: likewise, where a model was cut into stages.
         memory: likewise, what this rank keeps of it.
+        exchanged: likewise, where processes of another framework exchanged gradients.
     """
 
     communicator: Communicator
@@ -133,9 +139,10 @@ class Session(Protocol):
     layers: list[LayerRow]
     partition: dict[str, JSON]
     memory: Memory | None
+    exchanged: dict[str, JSON] | None
 
     @property
-    def experiment(self) -> Trained:
+    def experiment(self) -> Question:
         """What is trained."""
 
     def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -146,6 +153,9 @@ class Session(Protocol):
 
     def play(self, played: Played) -> None:
         """Train by programs, on whichever clock the experiment names."""
+
+    def elsewhere(self, name: str, config: dict[str, JSON] | None, folder: str) -> Child:
+        """A fresh process that trains the same model by TensorFlow's own strategy."""
 
     def fit(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Train on this rank's data for the experiment's epochs."""

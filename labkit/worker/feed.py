@@ -140,18 +140,18 @@ class Source:
         return shard(batches, communicator, experiment.capacities).cache()
 
 
-def read(experiment: Experiment, communicator: Communicator) -> Source:
-    """Read the experiment's data; with feed="scatter" rank 0 alone does."""
+def read(experiment: Experiment, communicator: Communicator | None = None) -> Source:
+    """Read the experiment's data; with feed="scatter" rank 0 of these ranks alone does."""
     if isinstance(experiment.dataset, str):
-        alone = experiment.feed == "scatter"
+        scattering = communicator if experiment.feed == "scatter" else None
         shapes = datasets.check(experiment.dataset, experiment.dataset_options)
-        if alone and communicator.rank > 0:
-            held_out = communicator.share(None, what="the validation data")
+        if scattering is not None and scattering.rank > 0:
+            held_out = scattering.share(None, what="the validation data")
             return Source(None, experiment.validation or held_out, shapes)
         data = datasets.load(experiment.dataset, **experiment.dataset_options)
         held_out = (data.x_test, data.y_test)
-        if alone:
-            communicator.share(held_out, what="the validation data")
+        if scattering is not None:
+            scattering.share(held_out, what="the validation data")
         return Source((data.x_train, data.y_train), experiment.validation or held_out, shapes)
     if callable(experiment.dataset):
         return Source(experiment.dataset, experiment.validation, None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.network import ComputeTime, Network
+from labkit.network import ComputeTime, Network, slower_than_fastest
 from labkit.programs import Diary, Gradient, Parts, Roles, placed
 from labkit.programs.actions import Passed, Place, Vector
 from labkit.programs.cut_replica import CutReplica, cut
@@ -45,7 +45,8 @@ class Playing(Protocol):
     feed: Feed
     recorder: Recorder | None
     interleaving: list[Event]
-    laws: dict[str, JSON] | None
+    exchanged: dict[str, JSON] | None
+    partition: dict[str, JSON]
 
     def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Compile the model with the experiment's loss and metrics."""
@@ -89,8 +90,8 @@ def play(session: Playing, played: Played) -> Stage:
             *(*given, stage, stage.diary, laws), network, shapes, seed, order, lost, servers
         )
         world.play()
-        if session.laws is not None and stage.diary.losses:
-            session.laws["lost"] = [dict(loss) for loss in stage.diary.losses]
+        if session.exchanged is not None and stage.diary.losses:
+            session.exchanged["lost"] = [dict(loss) for loss in stage.diary.losses]
         stage.leave()
         return stage
     roles, hosts = stage.roles, stage.roles.hosts
@@ -138,7 +139,7 @@ class Stage:
         self.replica = Replica(session.model, session.batches())
         depth, self._cut, stages = played.replica_stages, list[CutReplica](), list[Parts]()
         if depth > 1:
-            self._cut, stages = cut(session.model, session.batches(), depth)
+            self._cut, stages, session.partition = cut(session.model, session.batches(), depth)
         self.roles = Roles(
             workers,
             list(played.parts(self.replica.shapes)),
@@ -148,6 +149,7 @@ class Stage:
             list(played.hosts(workers)),
             session.experiment.seed,
             stages,
+            slower_than_fastest(session.experiment.slowed, workers),
         )
         told = [n for worker in range(workers if stages else 0) for n in self.roles.members(worker)]
         self.diary = Diary(self, session.feed.steps, stages=told)
@@ -191,6 +193,14 @@ class Stage:
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         """Of the worker's next batch."""
         return self.replica.gradient(worker, weights)
+
+    def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
+        """Likewise, of a loss that counts soft targets."""
+        return self.replica.distilled(worker, weights, soft, share)
+
+    def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
+        """What one predicts for a batch of a worker."""
+        return self.replica.predictions(number, worker, step, weights)
 
     def forward(self, place: Place, weights: Vector, values: Vector | None) -> Passed:
         """What a stage passes on of its replica's next batch."""
@@ -339,7 +349,7 @@ def _laws(session: Playing, stage: Stage) -> Laws:
         shard = stage.shard(holder)
         nothing = np.zeros(shard.part.size, stage.roles.weights.dtype)
         update = _median(session.communicator.clock.now, partial(shard.update, nothing))
-    session.laws = {"compute_seconds": measured or compute.seconds, "update_seconds": update}
+    session.exchanged = {"compute_seconds": measured or compute.seconds, "update_seconds": update}
     later = {(worker, step): seconds for worker, step, seconds in experiment.later}
     return Laws(compute, experiment.slowed, experiment.seed, measured, update, later)
 

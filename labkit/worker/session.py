@@ -31,6 +31,7 @@ from labkit.worker.loop import train
 from labkit.worker.recorder import Recorder, StopTogether
 
 if TYPE_CHECKING:
+    from labkit.frameworks.child import Child
     from labkit.worker.played import Stage
 
 # What `keras.Model.compile` takes: a name, an object, or a nest of them.
@@ -66,7 +67,7 @@ class TrainingSession:
         self.recorder: Recorder | None = None  # of programs' steps, which no callback sees
         self.interleaving: list[Event] = []
         self.stage: Stage | None = None  # on which they play
-        self.laws: dict[str, JSON] | None = None  # what the virtual clock counts
+        self.exchanged: dict[str, JSON] | None = None  # by whom else, or by which laws
         own = experiment.callbacks() if experiment.callbacks else []
         self.callbacks: list[keras.callbacks.Callback] = list(own)
         self._given = self.model.optimizer if self.model.compiled else None
@@ -114,6 +115,35 @@ class TrainingSession:
         from labkit.worker.played import play
 
         self.stage = play(self, played)
+
+    def elsewhere(self, name: str, config: dict[str, JSON] | None, folder: str) -> Child:
+        """A fresh process with the model in the scope of TensorFlow's own strategy.
+
+        Args:
+            name: of its task.
+            config: TF_CONFIG; None: one process has all workers.
+            folder: where it may leave what other processes read.
+        """
+        import cloudpickle
+
+        from labkit.frameworks.child import Child
+        from labkit.worker.elsewhere import Task
+
+        # Metrics have variables: to read them would start TensorFlow before its strategy.
+        options = {name: self._options.get(name) for name in ("loss", "loss_weights")}
+        task = Task(
+            self.experiment,
+            self._source.rows(self.communicator),
+            self.communicator.rank,
+            config,
+            self.model.get_weights(),
+            keras.optimizers.serialize(self.optimizer()),
+            cloudpickle.dumps(options),
+            folder,
+        )
+        here = self.experiment.workers if config is None else 1
+        module, threads = "labkit.worker.tensorflow_process", here * self.experiment.threads
+        return Child(module, name, task, self.communicator, threads)
 
     def batches(self) -> Batches:
         """Each worker's batches, by its number and theirs."""
@@ -170,8 +200,8 @@ class TrainingSession:
 
     def exchange(self) -> dict[str, JSON] | None:
         """How gradients met: algorithm, why, buckets; None where they did not."""
-        if self.laws is not None:
-            return self.laws
+        if self.exchanged is not None:
+            return self.exchanged
         exchange = getattr(self.model.optimizer, "exchange", None)
         return exchange.describe() if exchange is not None and exchange.buckets else None
 

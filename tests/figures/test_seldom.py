@@ -12,7 +12,13 @@ from labkit.figures import period_cost, period_reading
 from labkit.records.run import Run
 
 
-def met(root: Path, accuracy: float, period: int = 0, outer: str | None = None) -> Run:
+def met(
+    root: Path,
+    accuracy: float,
+    period: int = 0,
+    outer: str | None = None,
+    strategy: dict[str, Any] | None = None,
+) -> Run:
     """A run whose replicas met so rarely, or each step, with this test accuracy."""
     found: dict[str, Any] = {
         "clock": "virtual",
@@ -24,7 +30,7 @@ def met(root: Path, accuracy: float, period: int = 0, outer: str | None = None) 
         "train_seconds": 90.0,
     }
     way = {"name": "ParameterAveraging", "period": period, "outer": outer}
-    strategy = way if period else {"name": "AllReduce", "compressor": None}
+    strategy = strategy or (way if period else {"name": "AllReduce", "compressor": None})
     return write_run(root, measured=found, strategy=strategy, workers=8)
 
 
@@ -49,6 +55,50 @@ def test_the_reading_says_whether_the_published_shapes_came(runs: list[Run]) -> 
     assert "488 KiB on the wire a step" in said
     assert said.count(": it came") == 2
     assert "outer Nesterov, every 64 85.0%; the mean, every 64 70.0%" in said
+
+
+def free(root: Path, delayed: int, accuracies: tuple[float, ...]) -> Run:
+    """An asynchronous run with these test accuracies, an epoch of 20 steps each."""
+    epochs = [
+        {"epoch": epoch, "step": 20 * (epoch + 1), "seconds": 1.0, "val_accuracy": accuracy}
+        for epoch, accuracy in enumerate(accuracies)
+    ]
+    found = {"test_accuracy": accuracies[-1], "epochs": epochs}
+    spent = {"wire_bytes_per_step": 1e6, "train_seconds": 9.0}
+    strategy = {"name": "AsynchronousDiLoCo", "period": 8, "delayed": delayed}
+    return write_run(root, measured=found | spent, strategy=strategy, workers=2)
+
+
+@pytest.mark.parametrize(
+    ("at_once", "said"),
+    [
+        ((0.5, 0.7, 0.9), "it came: {}, 60 without"),
+        (
+            (0.5, 0.7, 0.8),
+            "it came: {}, not by all seeds without",
+        ),
+        (
+            (0.7, 0.9, 0.9),
+            "it did **not** come: {}, 40 without",
+        ),
+    ],
+)
+def test_steps_with_and_without_delayed_nesterov(
+    at_once: tuple[float, ...], said: str, tmp_path: Path
+) -> None:
+    runs = [free(tmp_path, 8, (0.5, 0.89, 0.9)), free(tmp_path, 1, at_once)]
+    ours = "nearly its end is reached after 40 steps with it"
+    assert said.format(ours) in period_reading(runs)
+
+
+@pytest.mark.parametrize(("far", "said"), [(0.86, "it came"), (0.85, "it did **not** come")])
+def test_springs_stand_long_periods_or_not(far: float, said: str, tmp_path: Path) -> None:
+    strategies = [{"name": "ElasticAveraging", "period": period} for period in (8, 64)]
+    found = [
+        met(tmp_path, accuracy, 8, strategy=strategy)
+        for accuracy, strategy in zip((0.875, far), strategies, strict=True)
+    ]
+    assert f"within the seeds** (Zhang 2015): {said}" in period_reading(found)
 
 
 def test_and_says_where_they_did_not_come(tmp_path: Path) -> None:

@@ -195,9 +195,11 @@ def test_a_run_that_is_asked_to_end_while_it_ends_has_ended(
 
 
 @pytest.mark.heavy  # a job's process
-def test_a_notebook_has_time_to_end_its_runs(tmp_path: Path) -> None:
-    # Whoever registers last is called first: labkit's own comes after it.
-    slow = "import atexit, time\natexit.register(time.sleep, 4)"
-    job = execute(notebook(tmp_path / "mine.ipynb", LOGS, slow), {}, tmp_path / "runs")
+@pytest.mark.parametrize("ends", ["time.sleep, 4", "os._exit, 0"], ids=["late", "never"])
+def test_a_notebooks_runs_end_with_it_whenever_its_kernel_does(tmp_path: Path, ends: str) -> None:
+    # Whoever registers last is called first: labkit's own comes after it, or never.
+    end = f"import atexit, os, time\natexit.register({ends})"
+    steps = "for step in range(5): lk.log(step=step + 1, accuracy=(step + 2) / 20)"
+    job = execute(notebook(tmp_path / "mine.ipynb", LOGS, steps, end), {}, tmp_path / "runs")
     [run] = lk.load_runs(job.path)
     assert (run.status["state"], run.metrics["test_accuracy"]) == ("completed", 0.3)

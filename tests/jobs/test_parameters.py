@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import typing
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,20 @@ def test_a_list_is_one_value_of_a_field_that_holds_lists() -> None:
 
 def test_names_that_are_no_fields_are_the_notebooks_own() -> None:
     check_fields({"question": 0, "colour": "red"})
+
+
+@pytest.mark.parametrize(
+    ("declaration", "refused"),
+    [
+        ('strategy: Literal["ring", "servers"] = "ring"', False),
+        ('strategy: Literal["AllReduce", "servers"] = "AllReduce"', True),
+        ('strategy: str = "ring"', True),
+    ],
+)
+def test_choices_of_a_notebook_may_have_names_of_its_own(declaration: str, refused: bool) -> None:
+    known = parse(declaration)
+    with pytest.raises(InvalidInput, match="unknown strategy") if refused else nullcontext():
+        assert check(Path("own.ipynb"), {"strategy": "servers"}, known)["strategy"] == "servers"
 
 
 def test_a_data_set_that_cannot_be_had_is_refused_by_name(

@@ -22,6 +22,7 @@ from labkit import (
     PowerSGD,
 )
 from labkit.common.errors import InvalidInput
+from labkit.network import Slowdown
 
 WORKERS = 3
 ROWS = (1, 2, 5)  # of the batches of each worker
@@ -67,6 +68,34 @@ def test_replicas_meet_as_the_papers_say(period: int, warmup: int, outer: Any) -
     _, scenes, _ = play(strategy, WORKERS, steps=20)
     for worker, expected in enumerate(reference(20, period, outer, warmup)):
         np.testing.assert_allclose(scenes.held[worker], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("outer", "warmup"), [(None, 0), ("nesterov", 3)])
+def test_who_is_slower_takes_fewer_steps_and_nobody_waits(outer: Any, warmup: int) -> None:
+    """A worker twice as slow has two steps of a period of 4, one 2.5 times as slow has one."""
+    slow = {1: Slowdown(compute=2.0), 2: Slowdown(compute=2.5)}
+    strategy = ParameterAveraging(4, outer=outer, warmup=warmup, local_steps="by_speed")
+    world, scenes, _ = play(strategy, WORKERS, None, steps=20 + warmup, slow=slow)
+    taken = [(1, 2, 3, 4), (2, 4), (3,)]
+    shared, velocity = reference(warmup, 1, None, warmup)[0], np.zeros(4 * SIZE)
+    for _ in range(20 // 4):
+        after = []
+        for worker, steps in enumerate(taken):
+            own = shared
+            for _ in steps:
+                own = local(own, worker)
+            after.append(own)
+        rows = np.array([len(steps) * own for steps, own in zip(taken, ROWS, strict=True)])
+        moved = sum(s * (shared - w) for s, w in zip(rows / sum(rows), after, strict=True))
+        if outer is None:
+            shared = shared - moved
+        else:
+            velocity = 0.9 * velocity + moved
+            shared = shared - 0.7 * (moved + 0.9 * velocity)
+    for worker in range(WORKERS):
+        np.testing.assert_allclose(scenes.held[worker], shared, rtol=0, atol=1e-12)
+    assert scenes.steps == {0: 20 + warmup, 1: 10 + warmup, 2: 5 + warmup}
+    assert world.now == pytest.approx(20 * 0.1 + warmup * 0.25)  # the fastest sets the pace
 
 
 def test_a_worker_without_rows_meets_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +273,7 @@ def test_both_clocks_train_the_same_weights(cluster: Cluster) -> None:
         ParameterAveraging(
             3, outer="nesterov", warmup=2, compressor=ErrorFeedback(QSGD(7, bucket=32))
         ),
-        ParameterAveraging(3, state="average"),
+        ParameterAveraging(3, state="average", local_steps="by_speed"),
         ParameterAveraging(4, fragments=2, delay=1, compressor=ErrorFeedback(QSGD(levels=127))),
         ParameterAveraging("epoch", state="reset", compressor=PowerSGD()),
         Gossip("exponential"),
@@ -262,6 +291,7 @@ def test_both_clocks_train_the_same_weights(cluster: Cluster) -> None:
             optimizer="adam",
             precision="float64",
             capacities=(1, 2, 1),
+            slow={0: 2.0},
         )
         for each in strategies
     ]
@@ -340,8 +370,12 @@ def test_ranks_of_which_nobody_waits_take_all_steps(cluster: Cluster) -> None:
         ({"state": "average", "delay": 1}, "is of a whole model.*use state='keep'"),
         ({"period": "epoch", "fragments": 2}, "want a period that is known"),
         ({"fragments": 2, "compressor": "PowerSGD"}, "works layer by layer"),
+        ({"local_steps": "by_speed"}, "but nobody is slower"),
+        ({"local_steps": "by_speed", "slow": {1: 9.0}}, "no step to a worker.*period of 9 or more"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(fields: dict[str, Any], said: str) -> None:
+    slow = fields.get("slow", {})
+    strategy = ParameterAveraging(**{k: v for k, v in fields.items() if k != "slow"})
     with pytest.raises(InvalidInput, match=said):
-        Experiment(dataset="digits", workers=2, strategy=ParameterAveraging(**fields))
+        Experiment(dataset="digits", workers=2, strategy=strategy, slow=slow)

@@ -160,6 +160,7 @@ def furthest(communicator: Any, pairs: list[tuple[Experiment, int]]) -> list[flo
         cut = plain.strategy.model_copy(update={"stages": stages})
         ours = train(plain.replace(strategy=cut, order=order))
         assert len(ours.interleaving) == len(events)
+        assert len(ours.partition["edges"]) == stages + 1
         weights = zip(ours.model.weights, theirs.model.weights, strict=True)
         found.append(max(float(abs(a.numpy() - b.numpy()).max()) for a, b in weights))
     return found
@@ -203,7 +204,7 @@ def refused(communicator: Any) -> list[str]:
         x, y = tf.ones((2, 4)), tf.zeros((2, 1))
 
         def go_forward() -> None:
-            made, _ = cut(model, lambda worker, number: (x, y, None), stages)
+            made, *_ = cut(model, lambda worker, number: (x, y, None), stages)
             made[0].forward(0, made[0].weights, None)
 
         with pytest.raises(InvalidInput) as caught:

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,8 @@ from typing import IO
 from labkit.bench.peers.meeting import Meeting, Record, Task
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import launcher
+from labkit.frameworks.child import FOREIGN
+from labkit.frameworks.tf_config import free_ports
 
 START, CASE = 120.0, 300.0  # seconds: to be up, and for each case
 RANK = Path(__file__).with_name("rank.py")
@@ -98,7 +99,7 @@ def run(peer: Found, cases: Sequence[str], workers: int, repeats: int) -> list[R
             cases=list(cases),
             repeats=repeats,
             meeting=str(meeting),
-            ports=_free_ports(workers),
+            ports=free_ports(workers),
         )
         commands = _commands(peer, task)
         environment = _environment(peer)
@@ -141,7 +142,7 @@ def _mpirun(python: str) -> str:
 
 def _environment(peer: Found) -> dict[str, str]:
     # Under mpirun these would make a peer's ranks believe that they belong to a job of ours.
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_"))}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
     if peer.python != sys.executable:
         # It would bring this Python's packages to another one.
         kept.pop("PYTHONPATH", None)
@@ -207,16 +208,6 @@ def _finish(
             raise LabkitError(f"{name} ended early on rank {number}: {last}")
     if any(process.poll() is None for process in processes):
         raise LabkitError(f"{name} did not end within {limit:.0f} s")
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody uses now."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        # All are held until the last is found, or one port would be found twice.
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _has(python: str, module: str) -> bool:

@@ -12,10 +12,13 @@ import keras
 
 from labkit.common.errors import InvalidInput
 from labkit.model_parallel.functional import Nest, functional_of, leaves, mask_of, masked, nodes_of
+from labkit.model_parallel.stages import footprint
 
 if TYPE_CHECKING:
     from keras.src.models.functional import Functional
     from keras.src.ops.node import Node
+
+    from labkit.common.content import JSON
 
 INPUTS = -1  # as a stage: what is read from the batch, which all ranks have
 
@@ -82,6 +85,17 @@ class Blocks:
     def names(self) -> list[str]:
         """The name of the last layer of each block."""
         return self._names
+
+    def described(
+        self, edges: Sequence[int], seconds: Sequence[float] | None = None
+    ) -> dict[str, JSON]:
+        """A cut for the run's record; bytes are those of a row that leaves each stage."""
+        return {
+            "blocks": self.names(),
+            "edges": list(edges),
+            "block_seconds": None if seconds is None else list(seconds),
+            "bytes_a_row": [footprint.a_row(each.outputs) for each in self.split(edges).models],
+        }
 
     def shared(self) -> list[str]:
         """The layers whose weights are used in several calls, which cannot be cut apart."""

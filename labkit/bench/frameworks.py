@@ -1,0 +1,104 @@
+"""TensorFlow's own strategies against one process: weights, milliseconds and bytes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from labkit.bench.timing import Row, head, spread
+from labkit.common.content import JSON
+from labkit.common.options import lookup
+from labkit.experiment import Experiment
+from labkit.strategies import TF_KINDS, TFDistribute
+
+if TYPE_CHECKING:
+    from labkit.cluster import Cluster
+    from labkit.communicator import Communicator
+
+CASES: dict[str, dict[str, JSON]] = {
+    "mlp": {"widths": [16]},
+    "cnn": {"filters": [4, 4], "dense": 8},
+    "rnn": {"units": 8},
+}
+OPTIMIZERS: dict[str, dict[str, JSON]] = {"sgd": {"momentum": 0.9}, "adam": {}}
+STEPS = 12
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a rank has found: seconds a step, bytes a step, and how far weights are apart."""
+
+    seconds: list[float]
+    wire_bytes: float
+    apart: float
+    exchanged: dict[str, JSON]
+
+
+def experiments(
+    kinds: Sequence[str] = tuple(TF_KINDS),
+    cases: Sequence[str] = tuple(CASES),
+    optimizers: Sequence[str] = tuple(OPTIMIZERS),
+) -> list[Experiment]:
+    """Each kind on each model with each optimizer: a few steps in float64 on uneven parts.
+
+    Servers have one worker, with which they train as one process does; others have two.
+
+    Raises:
+        InvalidInput: a kind, a case or an optimizer that is not known.
+    """
+    return [
+        Experiment(
+            model=case,
+            model_options=lookup(CASES, case, "case"),
+            optimizer=optimizer,
+            optimizer_options=lookup(OPTIMIZERS, optimizer, "optimizer"),
+            strategy=TFDistribute.model_validate({"kind": kind}),
+            workers=1 if lookup(TF_KINDS, kind, "kind").synchronization == "asynchronous" else 2,
+            batch_size=51,
+            steps=STEPS,
+            precision="float64",
+        )
+        for case in cases
+        for optimizer in optimizers
+        for kind in kinds
+    ]
+
+
+def measure(cluster: Cluster, asked: Sequence[Experiment]) -> Iterator[tuple[Row, dict[str, JSON]]]:
+    """A row an experiment: what one process has other weights by, what a step costs; its record."""
+    for experiment in asked:
+        assert isinstance(experiment.strategy, TFDistribute)  # for the type checker
+        found = cluster.call(hold, experiment, ranks=experiment.ranks)[0]
+        kind, case = experiment.strategy.kind, f"{experiment.model} {experiment.optimizer}"
+        timed = found.seconds[1:]  # the first one traces
+        row = head("tf", case, kind, experiment.workers, repeats=len(timed)) | spread(timed)
+        row["max_abs_difference"] = found.apart
+        row["wire_bytes_per_step"] = found.wire_bytes
+        yield row, found.exchanged
+
+
+def hold(communicator: Communicator, experiment: Experiment) -> Held:
+    """On a rank: train, and compare every weight with one process's."""
+    from labkit.worker import reference
+    from labkit.worker.feed import read
+    from labkit.worker.recorder import Recorder
+    from labkit.worker.session import TrainingSession
+
+    source = read(experiment, communicator)
+    session = TrainingSession(experiment, communicator, source)
+    session.feed.validation = None
+    recorder = Recorder(communicator, lambda kind, records: None, lambda: False)
+    session.callbacks.insert(0, recorder)
+    experiment.strategy.train(session)
+    own = [weight.numpy() for weight in session.model.weights]
+    session.close()
+    apart = 0.0
+    if communicator.rank == 0:
+        one = reference.weights(experiment, source, session.readers.size, session)
+        each = [np.abs(a - b).max(initial=0) for a, b in zip(own, one, strict=True)]
+        apart = float(np.max(each))
+    wire = float(np.mean([row["wire_bytes"] for row in recorder.rows]))
+    return Held([row["seconds"] for row in recorder.rows], wire, apart, session.exchanged or {})

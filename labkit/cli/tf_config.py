@@ -1,0 +1,40 @@
+"""`labkit tf-config`: what each host of a cluster is told, for a script with tf.distribute."""
+
+from __future__ import annotations
+
+import click
+
+from labkit.common.terminal import say
+from labkit.frameworks.tf_config import PORT, lines, on_hosts
+
+
+@click.command("tf-config")
+@click.argument("hosts", metavar="HOST...", nargs=-1, required=True)
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(1), help="A node.")
+@click.option(
+    "--servers",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="A node; with any, the first host has the chief, too.",
+)
+@click.option(
+    "--server-inside-worker",
+    "inside",
+    is_flag=True,
+    help="Servers live in the processes of the workers, which start a tf.distribute.Server each.",
+)
+@click.option("--evaluator", is_flag=True, help="One more process on the last host.")
+@click.option(
+    "--port",
+    default=PORT,
+    show_default=True,
+    type=click.IntRange(1, 65_000),
+    help="Of a node's first task.",
+)
+def tf_config(
+    hosts: tuple[str, ...], workers: int, servers: int, inside: bool, evaluator: bool, port: int
+) -> None:
+    """Print TF_CONFIG of each process of a cluster, as a line for the shell of its host."""
+    for who, line in lines(on_hosts(hosts, workers, servers, inside, evaluator, port)):
+        say(f"# {who}\n{line}")

@@ -1,0 +1,1 @@
+"""Processes of other frameworks: fresh ones, which a rank starts, asks, watches and ends."""

@@ -1,0 +1,115 @@
+"""TF_CONFIG: how TensorFlow's processes are told who else there is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from socket import socket
+
+from labkit.common.content import JSON
+from labkit.common.errors import InvalidInput
+
+PORT = 2222  # as TensorFlow's documentation has it
+
+
+@dataclass
+class ClusterSpec:
+    """Who takes part, by their jobs.
+
+    Attributes:
+        jobs: the addresses of the tasks of "chief", "worker", "ps" and "evaluator".
+        inside: servers that live in the process of the worker of the same number.
+    """
+
+    jobs: dict[str, list[str]] = field(default_factory=dict)
+    inside: bool = False
+
+    def add(self, job: str, address: str) -> None:
+        """One more task of a job."""
+        self.jobs.setdefault(job, []).append(address)
+
+    def of(self, job: str, index: int) -> dict[str, JSON]:
+        """TF_CONFIG of one task."""
+        cluster: dict[str, JSON] = {job: list(each) for job, each in self.jobs.items()}
+        return {"cluster": cluster, "task": {"type": job, "index": index}}
+
+    def processes(self) -> list[list[tuple[str, int]]]:
+        """The tasks of each process."""
+        found = [
+            [(job, index)]
+            for job, addresses in self.jobs.items()
+            for index in range(len(addresses))
+            if not (self.inside and job == "ps")
+        ]
+        if self.inside:
+            servers = len(self.jobs.get("ps", ()))
+            for tasks in found:
+                job, index = tasks[0]
+                if job == "worker":
+                    tasks += [("ps", k) for k in range(index, servers, len(self.jobs["worker"]))]
+        return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback address that nobody uses now."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        # All are held until the last is found, or one port would be found twice.
+        return [each.getsockname()[1] for each in sockets]
+
+
+def on_this_host(jobs: Mapping[str, int], inside: bool = False) -> ClusterSpec:
+    """So many tasks of each job, at free ports of the loopback address."""
+    ports = iter(free_ports(sum(jobs.values())))
+    addresses = {job: [f"127.0.0.1:{next(ports)}" for _ in range(n)] for job, n in jobs.items()}
+    return ClusterSpec({job: each for job, each in addresses.items() if each}, inside)
+
+
+def on_hosts(
+    hosts: Sequence[str],
+    workers: int = 1,
+    servers: int = 0,
+    inside: bool = False,
+    evaluator: bool = False,
+    port: int = PORT,
+) -> ClusterSpec:
+    """The tasks of a cluster, node by node; with servers its first host has the chief, too.
+
+    Args:
+        hosts: names or addresses of the nodes.
+        workers, servers: of each node.
+        inside: servers live in the processes of the workers.
+        evaluator: the last node has one.
+        port: of the first task of a node; others have the next ones.
+
+    Raises:
+        InvalidInput: a host is named twice, or no worker is left.
+    """
+    if twice := {host for host in hosts if hosts.count(host) > 1}:
+        raise InvalidInput(f"hosts {', '.join(sorted(twice))} are named twice; name each once")
+    if inside and servers > workers:
+        raise InvalidInput(
+            f"servers={servers} do not fit inside workers={workers} of a node; give at most as many"
+        )
+    spec = ClusterSpec(inside=inside)
+    for number, host in enumerate(hosts):
+        jobs = ["chief"] * (number == 0 and servers > 0) + ["worker"] * workers + ["ps"] * servers
+        jobs += ["evaluator"] * (evaluator and number == len(hosts) - 1)
+        for place, job in enumerate(jobs):
+            spec.add(job, f"{host}:{port + place}")
+    return spec
+
+
+def lines(spec: ClusterSpec) -> list[tuple[str, str]]:
+    """Of each process: its host and tasks, and what a shell there is to be told."""
+    found = []
+    for tasks in spec.processes():
+        job, index = tasks[0]
+        host = spec.jobs[job][index].rpartition(":")[0]
+        each = " and ".join(f"{job} {index}" for job, index in tasks)
+        found.append((f"{host}: {each}", f"export TF_CONFIG='{json.dumps(spec.of(job, index))}'"))
+    return found

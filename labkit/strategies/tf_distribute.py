@@ -1,0 +1,250 @@
+"""TensorFlow's own strategies, in processes of their own, on the same experiment."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from typing import ClassVar, Literal, NamedTuple
+
+from pydantic import Field, PositiveInt
+
+from labkit.common.content import JSON
+from labkit.common.errors import InvalidInput
+from labkit.frameworks.child import Child
+from labkit.frameworks.servers import Servers
+from labkit.frameworks.tf_config import ClusterSpec, on_this_host
+from labkit.frameworks.wires import Wires
+from labkit.strategies.refusals import refuse_around
+from labkit.strategies.strategy import Question, Session, Strategy
+
+LOCAL = ("mirrored", "central_storage")
+
+
+class Kind(NamedTuple):
+    """Where a strategy of TensorFlow's stands among labkit's.
+
+    Attributes:
+        architecture, synchronization: as of every strategy.
+        algorithm: by which gradients meet where all devices are processors.
+        ours: the strategy of labkit's that does the same.
+    """
+
+    architecture: str
+    synchronization: str
+    algorithm: str
+    ours: dict[str, JSON]
+
+
+_RING = Kind("decentralized", "synchronous", "ring", {"name": "AllReduce", "algorithm": "ring"})
+KINDS = {
+    "mirrored": _RING,
+    "central_storage": Kind(
+        "parameter servers",
+        "synchronous",
+        "sum at the weights",
+        {"name": "ParameterServer", "synchronous": True},
+    ),
+    "multi_worker_mirrored": _RING,
+    "parameter_server": Kind(
+        "parameter servers",
+        "asynchronous",
+        "push and fetch by variable",
+        {"name": "ParameterServer", "synchronous": False},
+    ),
+}
+
+
+class TFDistribute(Strategy):
+    r"""A strategy of `tf.distribute` trains the model; labkit asks it for steps, and measures them.
+
+    Each replica's loss is weighted by its rows, and TensorFlow sums gradients over replicas:
+
+    \[g = \sum_r \nabla \frac{n_r}{n} \ell_r.\]
+
+    With servers a coordinator hands steps to whichever worker is free, and servers apply each
+    gradient when it comes, to weights that may be younger than those that it is of; one worker
+    alone trains as without a server. A worker that is killed is started anew, as a manager of
+    clusters would; TensorFlow gives its step to another one.
+
+    Args:
+        kind: "mirrored": replicas on logical devices of one process, all with all weights;
+            "central_storage": likewise, with the weights at the first device;
+            "multi_worker_mirrored": a process a worker, joined by TensorFlow's collectives (gRPC);
+            "parameter_server": a process a worker, a server, and one for the coordinator (chief).
+        cross_device_ops: how "mirrored" sums: "auto" leaves it to TensorFlow,
+            "reduction_to_one_device", "hierarchical_copy" (over an even number of devices).
+        communication: of "multi_worker_mirrored": "ring", or "auto".
+        servers: of "parameter_server"; variables go round among them.
+        synchronous: all but "parameter_server", which has no synchronous form in TensorFlow 2;
+            None: as the kind is.
+        colocated: servers live in the processes of the first workers.
+
+    An update of TensorFlow's servers is not one operation: Adam's are several, which of two workers
+    can mix. In one of a few short runs with Adam the loss has jumped, perhaps for that reason; SGD
+    only adds.
+
+    Training is a custom loop, a `tf.function` of `strategy.run`, as Keras 3's `fit` does not carry
+    all of them. Processes are fresh, as TensorFlow wants to know its cluster before it starts. The
+    rank validates after each epoch, outside of the cluster, as TensorFlow's evaluators do.
+
+    Source: M. Abadi et al., TensorFlow, 2016, arXiv 1605.08695; www.tensorflow.org, Distributed
+    training with TensorFlow.
+    """
+
+    architecture: ClassVar[str] = "decentralized or parameter servers"
+    synchronization: ClassVar[str] = "synchronous or asynchronous"
+    paper: ClassVar[str] = "Abadi 2016, arXiv 1605.08695"
+
+    kind: Literal["mirrored", "central_storage", "multi_worker_mirrored", "parameter_server"] = (
+        Field("multi_worker_mirrored", kw_only=False)
+    )
+    cross_device_ops: Literal["auto", "reduction_to_one_device", "hierarchical_copy"] = "auto"
+    communication: Literal["ring", "auto"] = "ring"
+    servers: PositiveInt = Field(1, le=100)
+    synchronous: bool | None = None
+    colocated: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Gradients are summed in full; those of servers come when they come."""
+        return self.kind != "parameter_server"
+
+    def exact_of(self, experiment: Question) -> bool:
+        """One worker finds the weights that it has made."""
+        return self.exact or experiment.workers == 1
+
+    def beside(self, workers: int) -> int:
+        """One rank is enough where one process leads all the others."""
+        return 0 if self.kind == "multi_worker_mirrored" else 1 - workers
+
+    def rows(self, batch_size: int, workers: int) -> int:
+        """Rows of a replica."""
+        return -(-batch_size // workers)
+
+    def check(self, experiment: Question) -> None:
+        """Refuse what TensorFlow's strategies do not do here, before any rank starts."""
+        self._check_fields()
+        refuse_around(experiment.optimizer_options)
+        if experiment.precision == "mixed_float16":
+            raise InvalidInput(
+                "precision='mixed_float16' needs a scaled loss, which TFDistribute's loop has not; "
+                "use precision='mixed_bfloat16', 'float32' or 'float64'"
+            )
+        given = {
+            "network": (experiment.network, "processes of TensorFlow talk over this machine's own"),
+            "slow": (experiment.slowed, "labkit slows down its own ranks only"),
+            "callbacks": (experiment.callbacks, "the model is trained in another process"),
+        }
+        for field, (value, why) in given.items():
+            if value:
+                raise InvalidInput(f"{field} is nothing to TFDistribute: {why}; leave it out")
+        if experiment.feed == "scatter":
+            raise InvalidInput("feed='scatter' is read by labkit's ranks; use feed='shard'")
+        if experiment.rows is None:
+            raise InvalidInput(
+                "TFDistribute's processes read rows by number, which a callable data set has not; "
+                "give arrays (x, y) or a named data set"
+            )
+        if experiment.capacities is not None and self.kind != "multi_worker_mirrored":
+            raise InvalidInput(
+                f"capacities are of kind='multi_worker_mirrored', not of {self.kind!r}; leave "
+                "them out"
+            )
+        if self.cross_device_ops == "hierarchical_copy" and experiment.workers % 2:
+            raise InvalidInput(
+                "TensorFlow's hierarchical_copy adds up two halves of the devices, and leaves out "
+                f"the last of workers={experiment.workers}; give an even number"
+            )
+        rest = experiment.rows % experiment.batch_size or experiment.batch_size
+        if rest < experiment.workers:
+            raise InvalidInput(
+                f"the last of the batches of batch_size={experiment.batch_size} has {rest} of "
+                f"{experiment.rows} rows, fewer than workers={experiment.workers}; give another "
+                "batch_size"
+            )
+
+    def _check_fields(self) -> None:
+        of = {
+            "cross_device_ops": ("mirrored", self.cross_device_ops != "auto"),
+            "communication": ("multi_worker_mirrored", self.communication != "ring"),
+            "servers": ("parameter_server", self.servers != 1),
+            "colocated": ("parameter_server", self.colocated),
+        }
+        for field, (kind, given) in of.items():
+            if given and self.kind != kind:
+                raise InvalidInput(
+                    f"{field}={getattr(self, field)!r} is of kind={kind!r}, not of {self.kind!r}; "
+                    "leave it out"
+                )
+        servers = self.kind == "parameter_server"
+        if self.synchronous is not None and self.synchronous == servers:
+            what, ours = ("asynchronous", "True") if servers else ("synchronous", "False")
+            raise InvalidInput(
+                f"synchronous={self.synchronous}: TensorFlow 2 has {self.kind} {what} only; leave "
+                f"it out, or use labkit's ParameterServer(synchronous={ours})"
+            )
+
+    def train(self, session: Session) -> None:
+        """Ask TensorFlow's processes for steps."""
+        communicator = session.communicator
+        if not communicator.patience.on_one_host:
+            raise InvalidInput(
+                "TFDistribute starts its processes on one host, but these ranks have several; "
+                "start a script of your own there with what `labkit tf-config` prints"
+            )
+        session.compile(session.optimizer())
+        own = self._spec(session.experiment.workers) if communicator.rank == 0 else None
+        spec = communicator.share(own, what="the cluster of TensorFlow's processes")
+        job = "chief" if self.kind == "parameter_server" else "worker"
+        config = spec.of(job, communicator.rank) if spec.jobs else None
+        with ExitStack() as ended, tempfile.TemporaryDirectory(prefix="labkit-tf-") as folder:
+            servers = Servers(spec, communicator, session.experiment.threads)
+            ended.callback(servers.close)
+            if job == "chief":
+                servers.start()
+            child = session.elsewhere(f"{job} {communicator.rank}", config, folder)
+            ended.callback(child.close)
+            child.answer(meanwhile=servers.mend)
+            self._loop(session, spec, child, servers)
+
+    def _spec(self, workers: int) -> ClusterSpec:
+        if self.kind == "parameter_server":
+            jobs = {"chief": 1, "worker": workers, "ps": self.servers}
+            return on_this_host(jobs, self.colocated)
+        return on_this_host({} if self.kind in LOCAL else {"worker": workers})
+
+    def _loop(self, session: Session, spec: ClusterSpec, child: Child, servers: Servers) -> None:
+        communicator = session.communicator
+        own = {child.name: child.pid} | servers.tasks()
+        everyone: dict[str, int] = {}
+        for tasks in communicator.allgather(own, "the processes of TensorFlow's tasks"):
+            everyone |= tasks
+        wires = Wires(everyone)
+        before = wires.look(own)
+
+        def meanwhile() -> None:
+            servers.mend()
+            wires.tasks |= servers.tasks()
+
+        def step(x: object, y: object, weight: object) -> float:
+            nonlocal before
+            meanwhile()
+            loss = float(child.ask("step", meanwhile=meanwhile))
+            before, last = wires.look(own), before
+            communicator.traffic.wire_bytes += before - last
+            return loss
+
+        def collect() -> None:
+            session.model.set_weights(child.ask("weights", meanwhile=meanwhile))
+
+        session.loop(step, collect)
+        sent: dict[str, JSON] = {}
+        for rows in communicator.allgather(wires.matrix(own), "the bytes of TensorFlow's tasks"):
+            sent |= rows
+        session.exchanged = {
+            "algorithm": child.ask("describe"),
+            "tf_config": [spec.of(*task) for tasks in spec.processes() for task in tasks],
+            "processes": dict(wires.tasks),
+            "sent_bytes": sent,
+            "started_anew": servers.anew,
+        }

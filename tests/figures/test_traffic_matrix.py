@@ -1,0 +1,85 @@
+"""TensorFlow's strategies beside labkit's, from runs made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sample_runs import write_run
+
+from labkit.figures import framework_reading, framework_table, traffic_matrix
+from labkit.records.run import Run
+from labkit.strategies import TFDistribute
+
+STEPS = 60  # of a run made by hand
+RING = {"name": "AllReduce", "algorithm": "ring"}
+ASYNCHRONOUS = {"name": "ParameterServer", "synchronous": False}
+
+
+def theirs(folder: Path, kind: str, step_ms: float, bytes_a_step: int, **measured: object) -> Run:
+    tasks = ["ps 0", "worker 0"] if kind == "parameter_server" else ["worker 0", "worker 1"]
+    sent = {a: {b: (a != b) * bytes_a_step * STEPS for b in tasks} for a in tasks}
+    exchange = {"algorithm": f"tensorflow.python.{kind}.Theirs", "sent_bytes": sent}
+    strategy = TFDistribute.model_validate({"kind": kind}).to_json()
+    return write_run(
+        folder / kind,
+        strategy=strategy,
+        step_ms=step_ms,
+        measured={"exchange": exchange} | measured,
+    )
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Run]:
+    return [
+        theirs(tmp_path, "multi_worker_mirrored", 20.0, 2048),
+        theirs(tmp_path, "parameter_server", 5.0, 512),
+        write_run(tmp_path / "ring", strategy=RING, step_ms=5.0),
+        write_run(tmp_path / "servers", strategy=ASYNCHRONOUS, step_ms=5.0),
+    ]
+
+
+def test_who_sends_what_to_whom_a_step_is_drawn_for_each_of_theirs(runs: list[Run]) -> None:
+    figure = traffic_matrix(runs)
+    first, second = figure.data
+    assert np.array_equal(first["z"], [[0, 2048], [2048, 0]])
+    assert list(second["x"]) == ["ps 0", "worker 0"]
+    assert "worker 0 sends 2 KiB to worker 1" in figure.alt
+    assert "worker 0 sends 512 B to ps 0" in figure.alt
+
+
+def test_each_stands_beside_the_one_of_ours_that_does_the_same(runs: list[Run]) -> None:
+    table = framework_table(runs)
+    assert list(table["architecture"]) == ["decentralized", "parameter servers"] * 2
+    assert list(table["synchronization"]) == ["synchronous", "asynchronous"] * 2
+    assert list(table["labkit's"]) == [
+        "AllReduce(algorithm='ring')",
+        "ParameterServer(synchronous=False)",
+        "itself",
+        "itself",
+    ]
+    mirrored, served = framework_reading(runs).splitlines()
+    assert mirrored.startswith("- **Theirs**: accuracy")
+    assert "that of labkit's AllReduce(algorithm='ring') 5 ms: 4 times as long" in mirrored
+    assert served.endswith("as fast.")
+
+
+def test_what_failed_its_gate_has_no_speed(tmp_path: Path, runs: list[Run]) -> None:
+    verdict = {"verdict": "failed", "max_abs_difference": 0.2, "tolerance": 1e-9, "reason": ""}
+    failed = theirs(tmp_path / "failed", "mirrored", 5.0, 0, equivalence=verdict)
+    assert np.isnan(framework_table([failed, *runs])["step_ms"].iloc[0])
+    said = framework_reading([failed, *runs]).splitlines()[0]
+    assert "its gate failed, so that it has no speed" in said
+    assert "fast" not in said
+    ours = write_run(
+        tmp_path / "ours", strategy=RING, step_ms=5.0, measured={"equivalence": verdict}
+    )
+    assert "it has no speed" in framework_reading([failed, ours])
+
+
+def test_bytes_that_nobody_has_counted_are_not_shown(tmp_path: Path) -> None:
+    uncounted = {"algorithm": "tensorflow.Theirs", "sent_bytes": {}}
+    run = theirs(tmp_path, "multi_worker_mirrored", 20.0, 0, exchange=uncounted)
+    assert framework_table([run])["wire_bytes_per_step"].isna().all()
+    assert not traffic_matrix([run]).data

@@ -1,0 +1,39 @@
+"""A forked process leaves to its parent what is the parent's."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from labkit.jobs.fork import Fork
+
+
+class Left:
+    """What refers to itself, and says so where it is collected as garbage."""
+
+    def __init__(self, told: Path) -> None:
+        self.told, self.itself = told, self
+
+    def __del__(self) -> None:
+        with self.told.open("a") as file:
+            file.write("collected\n")
+
+
+@pytest.mark.heavy
+def test_a_fork_does_not_clean_up_after_its_parent(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+
+    def act(orders: int) -> int:
+        gc.collect()
+        return 3 if told.exists() else 0
+
+    gc.disable()  # here it stays, until the fork has looked
+    try:
+        Left(told)
+        assert Fork(act).wait() == 0
+    finally:
+        gc.enable()
+    gc.collect()
+    assert told.read_text() == "collected\n"

@@ -1,0 +1,137 @@
+"""TensorFlow's own strategies: what is refused, and that they do what one process does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from labkit import Cluster, Experiment, InvalidInput, TFDistribute
+from labkit.bench.frameworks import experiments, measure
+from labkit.strategies import TF_KINDS
+
+SERVERS = {"kind": "parameter_server"}
+
+
+def given(strategy: dict[str, Any], **fields: Any) -> Experiment:
+    return Experiment(**{"workers": 2, "strategy": TFDistribute(**strategy)} | fields)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fields", "words"),
+    [
+        ({"kind": "horovod"}, {}, "kind='horovod'"),
+        ({"cross_device_ops": "hierarchical_copy"}, {}, "is of kind='mirrored', not of 'multi_w"),
+        (SERVERS | {"communication": "auto"}, {}, "is of kind='multi_worker_mirrored'"),
+        ({"servers": 2}, {}, "servers=2 is of kind='parameter_server'"),
+        ({"colocated": True}, {}, "colocated=True is of kind='parameter_server'"),
+        (SERVERS | {"synchronous": True}, {}, "asynchronous only.*ParameterServer.synchronous=T"),
+        ({"synchronous": False}, {}, "multi_worker_mirrored synchronous only"),
+        ({}, {"network": "1GbE"}, "network is nothing to TFDistribute"),
+        ({}, {"slow": {0: 2.0}}, "slow is nothing to TFDistribute"),
+        ({}, {"callbacks": list}, "callbacks is nothing to TFDistribute"),
+        ({}, {"feed": "scatter"}, "use feed='shard'"),
+        ({}, {"precision": "mixed_float16"}, "use precision='mixed_bfloat16'"),
+        (SERVERS, {"capacities": (1, 2)}, "capacities are of kind='multi_worker_mirrored'"),
+        (
+            {"kind": "mirrored", "cross_device_ops": "hierarchical_copy"},
+            {"workers": 3},
+            "leaves out the last of workers=3",
+        ),
+        ({}, {"batch_size": 1436}, "1437 rows, fewer than workers=2"),
+        ({}, {"optimizer_options": {"use_ema": True}}, "leave use_ema out"),
+        ({}, {"dataset": lambda: None, "model": lambda: None}, "a callable data set has not"),
+        ({}, {"clock": "virtual"}, "does not run on clock='virtual'"),
+    ],
+)
+def test_what_tensorflow_does_not_do_is_refused_before_a_process_starts(
+    strategy: dict[str, Any], fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        given(strategy, **fields)
+
+
+def test_one_rank_leads_where_one_process_does() -> None:
+    ranks = {kind: given({"kind": kind}, workers=3).ranks for kind in TF_KINDS}
+    assert ranks == dict.fromkeys(TF_KINDS, 1) | {"multi_worker_mirrored": 3}
+
+
+THEIRS = {
+    "mirrored": "mirrored_strategy.MirroredStrategy",
+    "central_storage": "central_storage_strategy.CentralStorageStrategy",
+    "multi_worker_mirrored": "collective_all_reduce_strategy.CollectiveAllReduceStrategy",
+    "parameter_server": "parameter_server_strategy_v2.ParameterServerStrategyV2",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TF_KINDS)
+def test_tensorflows_own_strategy_does_what_one_process_does(cluster: Cluster, kind: str) -> None:
+    asked = experiments([kind], ["mlp"], ["adam"])
+    ((row, record),) = measure(cluster, asked)
+    assert row["max_abs_difference"] <= 1e-12
+    assert record["algorithm"] == f"tensorflow.python.distribute.{THEIRS[kind]}"
+    tasks, sent = record["processes"], record["sent_bytes"]
+    # None of them is a rank of ours.
+    ranks = cluster.call(lambda communicator: os.getpid())
+    assert len({*tasks.values(), *ranks}) == len(tasks) + len(ranks)
+    crossing = {(a, b) for a, targets in sent.items() for b, count in targets.items() if count}
+    weights = 8 * (64 * 16 + 16 + 16 * 10 + 10)  # bytes of float64
+    if kind == "multi_worker_mirrored":
+        assert crossing == {("worker 0", "worker 1"), ("worker 1", "worker 0")}
+        assert min(sent["worker 0"]["worker 1"], sent["worker 1"]["worker 0"]) > 12 * weights
+        assert row["wire_bytes_per_step"] > weights
+    elif kind == "parameter_server":
+        assert {("ps 0", "worker 0"), ("worker 0", "ps 0")} <= crossing
+        # It fetches weights at each step, and pushes gradients, of Adam at the server.
+        assert sent["ps 0"]["worker 0"] > 12 * weights
+        assert sent["worker 0"]["ps 0"] > 12 * weights
+        assert {config["task"]["type"] for config in record["tf_config"]} == {
+            "chief",
+            "worker",
+            "ps",
+        }
+    else:
+        assert len(tasks) == 1
+        assert not crossing
+
+
+def until(happens: Callable[[], object]) -> None:
+    end = time.monotonic() + 240
+    while not happens() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert happens()
+
+
+def started_by(ranks: list[int], task: str) -> int:
+    """The process of a task of TensorFlow's that one of these has started."""
+    for each in psutil.process_iter(["ppid", "cmdline"]):
+        if each.info["ppid"] in ranks and task in (each.info["cmdline"] or ()):
+            return each.pid
+    raise AssertionError(f"nobody has started {task}")
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_survived_and_started_anew(cluster: Cluster) -> None:
+    data = {"rows": 64, "test_rows": 9}
+    asked = given(SERVERS | {"colocated": True}, dataset_options=data, batch_size=32, epochs=2000)
+    ranks = cluster.call(lambda communicator: os.getpid())
+    live = cluster.submit(asked)
+    until(lambda: len(live.rows) > 5 or live.done())
+    first = started_by(ranks, "worker 1")
+    os.kill(first, signal.SIGKILL)
+    seen = len(live.rows)
+    until(lambda: len(live.rows) > seen + 20 or live.done())
+    live.stop()
+    run = live.result()
+    exchange = run.metrics["exchange"]
+    assert exchange["started_anew"] == ["worker 1"]
+    assert exchange["processes"]["worker 1"] != first
+    assert run.status["cause"].startswith("stopped by the user after")
+    assert run.metrics["equivalence"]["reason"] == "TFDistribute is not exact"
+    assert not any(psutil.pid_exists(pid) for pid in exchange["processes"].values())
