@@ -137,7 +137,7 @@ class _Cell(Asked):
         for rank, call in enumerate(self._calls):
             if call.ready():
                 # A result may arrive before what the cell has printed: they take different sockets.
-                call.wait_for_output(1)
+                call.wait_for_output(PATIENCE)
             said = call.metadata
             shown = [*said["outputs"], *filter(None, [said["execute_result"]])]
             if said["stdout"] or said["stderr"] or shown:

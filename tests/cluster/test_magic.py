@@ -167,7 +167,7 @@ def test_a_notebook_has_both_magics_once_a_cluster_is_up() -> None:
     job = execute(
         notebook(
             "import labkit as lk\ncluster = lk.Cluster(workers=2)",
-            "%%px\nfrom mpi4py import MPI\nhere = MPI.COMM_WORLD.rank\nprint('at', here)",
+            "%%px\nfrom mpi4py import MPI\nhere = MPI.COMM_WORLD.rank",
             "%%ranks\nhere + 5",
             "%%ranks\nimport time\nif MPI.COMM_WORLD.rank == 1: 1 / 0\ntime.sleep(600)",
         )
@@ -176,9 +176,6 @@ def test_a_notebook_has_both_magics_once_a_cluster_is_up() -> None:
     assert job.rank == 1
     assert "rank 1 failed: ZeroDivisionError: division by zero" in str(job.cause)
     cells = json.loads((job.path / "output.ipynb").read_text())["cells"]
-    [beside] = [cell for cell in cells if "".join(cell["source"]).startswith("%%px")]
-    said = json.dumps(beside["outputs"])
-    assert all(f"[stdout:{rank}] at {rank}" in said for rank in (0, 1))
     ours = [cell for cell in cells if "".join(cell["source"]).startswith("%%ranks")]
     texts = [json.dumps(cell["outputs"]) for cell in ours]
     assert texts[0].index("[rank 0]") < texts[0].index('"5"') < texts[0].index('"6"')
