@@ -167,12 +167,14 @@ def furthest(communicator: Any, pairs: list[tuple[Experiment, int]]) -> list[flo
 
 
 def test_as_models_they_are_whole_ones_at_the_same_interleaving(cluster: Cluster) -> None:
-    def asked(workers: int, optimizer: str) -> Experiment:
+    def asked(workers: int, optimizer: str, **options: Any) -> Experiment:
         strategy = Downpour(servers=2, placement="sharded", optimizer=optimizer)
-        return Experiment(strategy=strategy, workers=workers, **SMALL)
+        return Experiment(strategy=strategy, workers=workers, **SMALL | options)
 
     pairs = [(asked(1, name), stages) for name in ("adagrad", "adam") for stages in (2, 3)]
     pairs.append((asked(3, "adagrad"), 2))
+    unshared = {"model": "locally_connected", "model_options": {"filters": [2], "kernel": 3}}
+    pairs.append((asked(2, "adagrad", **unshared), 2))  # DistBelief's kind of model
     for pair, apart in zip(pairs, cluster.call(furthest, pairs, ranks=1)[0], strict=True):
         assert apart <= 1e-10, pair
 
