@@ -211,12 +211,18 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
             store.end_orphans(job, why, record=store.prune)
             store.prune(job, why)
             return CELL_FAILED
+        from labkit.jobs.log import keep_failed
+
         if how := kernel.end():
+            keep_failed(job, how.message)
             store.fail(job, how.message)
             store.end_orphans(job, how.message)
             return KERNEL_ENDED
-        end = store.interrupt if kernel.signal in ASKS else store.fail
-        end(job, cause(error), kernel.rank)
+        if kernel.signal in ASKS:
+            store.interrupt(job, cause(error), kernel.rank)
+        else:
+            keep_failed(job, cause(error), kernel.rank)
+            store.fail(job, cause(error), kernel.rank)
         # Only papermill's error of a cell has an `ename`: any other is a fault of ours.
         return CELL_FAILED if hasattr(error, "ename") else BROKEN
     finally:

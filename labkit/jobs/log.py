@@ -216,6 +216,14 @@ def parameters_of_job(job: Path) -> tuple[str, dict[str, JSON]]:
     return name, defaults | (given if isinstance(given, dict) else {})
 
 
+def keep_failed(job: Path, cause: str, rank: int | None = None) -> None:
+    """Keep a run of a job that failed before it made one: a comparison of a sweep lacks nobody."""
+    if not any(job.glob("*/experiment.json")) and (job / "output.ipynb").exists():
+        run = store.new_run_directory(job, "failed")
+        store.start(run, experiment(*parameters_of_job(job)), environment.machine())
+        store.fail(run, cause, rank)
+
+
 _LOGS: dict[str, Log] = {}  # of this process, by their labels
 
 

@@ -166,6 +166,19 @@ def test_a_notebook_that_fails_leaves_a_run_that_says_so(tmp_path: Path) -> None
     assert run.metrics["test_accuracy"] == 0.3
 
 
+@pytest.mark.heavy  # a job's process
+def test_a_notebook_that_fails_at_once_is_in_the_comparison(tmp_path: Path) -> None:
+    path = notebook(tmp_path / "mine.ipynb", "if rate > 0.2: 1 / 0", LOGS)
+    jobs = [execute(path, {"rate": rate}, tmp_path / "runs") for rate in ("0.3", "0.1")]
+    assert [job.state for job in jobs] == ["failed", "completed"]
+    runs = lk.load_runs(tmp_path / "runs")
+    assert sorted(run.experiment["rate"] for run in runs) == [0.1, 0.3]
+    [lost] = [run for run in runs if run.status["state"] == "failed"]
+    assert lost.status["cause"] == jobs[0].cause
+    page = lk.report(runs, tmp_path / "page.html").read_text()
+    assert "division by zero" in page
+
+
 def test_a_script_logs_beside_other_interactive_runs(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import labkit as lk\nlk.log('a', parameters={'rate': 1}, loss=[2.0, 1.0])\n")

@@ -92,7 +92,7 @@ def _published(table: pd.DataFrame, best: float, guess: float) -> Iterator[Findi
 
 
 def race(runs: Sequence[Run], target: float) -> pd.DataFrame:
-    """A row a run: its way, whether a worker is slow, and seconds, samples and bytes to a target.
+    """A row a run: its way, whether a worker is slow, and seconds, samples and MiB to a target.
 
     Args:
         runs: of any strategies.
@@ -101,8 +101,9 @@ def race(runs: Sequence[Run], target: float) -> pd.DataFrame:
     table = to_target({str(number): run for number, run in enumerate(runs)}, target)
     table.insert(0, "way", [way_of(run) for run in runs])
     table.insert(1, "slow", [bool(run.experiment.get("slow")) for run in runs])
+    table["MiB"] = table["bytes"] / 2**20
     kept = ["way", "slow", "seeds", "reached", "seconds", "seconds_low", "seconds_high"]
-    return table[[*kept, "samples", "bytes"]].set_index("way")
+    return table[[*kept, "samples", "MiB"]].set_index("way")
 
 
 def race_reading(runs: Sequence[Run], target: float) -> Markdown:
