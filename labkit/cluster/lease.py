@@ -125,7 +125,9 @@ class Turn:
             self._own.acquire()
         self._lock = Lock(folder / "run.lock")
         try:
-            self._lock.acquire(wait=True)
+            # Who waits is at the door: the one who has the ranks, and asks again at once, is behind.
+            with locked(folder / "next.lock"):
+                self._lock.acquire(wait=True)
         except BaseException:
             self.release()
             raise
