@@ -125,7 +125,7 @@ class Turn:
             self._own.acquire()
         self._lock = Lock(folder / "run.lock")
         try:
-            # Who waits is at the door: the one who has the ranks, and asks again at once, is behind.
+            # Who waits stands at the door: who has the ranks and asks again comes behind.
             with locked(folder / "next.lock"):
                 self._lock.acquire(wait=True)
         except BaseException:
