@@ -23,7 +23,7 @@ from labkit.records.scan import scan
 
 SHARED = Path("/dev/shm")
 LIMIT = 150.0  # seconds for whatever is waited for
-LEFT = 30.0  # seconds after which nothing may be left
+LEFT = 90.0  # seconds after which nothing may be left
 EXPERIMENT = """
 model: linear
 dataset_options: {rows: 64, test_rows: 9}

@@ -113,7 +113,7 @@ class Cluster:
         if pid is not None and launch.is_up(self.folder):
             os.kill(pid, signal.SIGTERM)
             # The next start wants the keeper's place, and its lock is the last that it gives up.
-            wait_until_free(self.folder / "keeper.lock", 30)
+            wait_until_free(self.folder / "keeper.lock", 90)
 
     @property
     def client(self) -> ipyparallel.Client:
@@ -281,7 +281,7 @@ class Cluster:
 
         file = self.folder / "profile" / "security" / "ipcontroller-labkit-client.json"
         self._client = ipp.Client(str(file))
-        self._client.wait_for_engines(self.workers, interactive=False, timeout=30)
+        self._client.wait_for_engines(self.workers, interactive=False, timeout=120)
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             view = self._client.direct_view(self.engines)
             view.block = True

@@ -255,7 +255,7 @@ def main(folder: Path, workers: int, threads: int) -> None:
     tries = 0
     while not lock.acquire():
         tries += 1
-        if tries > 40:
+        if tries > 400:  # 20 s, on a machine that is busy
             raise SystemExit("this cluster has a keeper already")
         time.sleep(0.05)
     for number in (signal.SIGTERM, signal.SIGALRM):

@@ -18,7 +18,7 @@ from labkit.common.places import bytecode_variables
 from labkit.common.privacy import scrub
 from labkit.records.endings import End, described
 
-START_LIMIT = 180.0  # seconds
+START_LIMIT = 300.0  # seconds, also on a machine that is busy
 
 
 class State(TypedDict):
@@ -84,7 +84,7 @@ def launch(folder: Path, workers: int, threads: int) -> None:
         LabkitError: the engines did not start; the message ends with what they said.
     """
     # A keeper that is just ending must be through before its place is taken.
-    if not wait_until_free(folder / "keeper.lock", 30):
+    if not wait_until_free(folder / "keeper.lock", 90):
         raise LabkitError(f"cluster {folder.name!r} is ending but does not end")
     # What it says is of an earlier cluster, which may have been "ready".
     (folder / "cluster.json").unlink(missing_ok=True)

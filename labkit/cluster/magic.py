@@ -15,7 +15,7 @@ from labkit.common.errors import InvalidInput
 
 ASK_EVERY = 1.0  # seconds after which a rank is asked again where it is
 GRACE = 0.5  # seconds in which other ranks may fail by themselves, of the same error
-PATIENCE = 5.0  # seconds in which an interrupted rank must be back
+PATIENCE = 15.0  # seconds in which an interrupted rank must be back: load is no hang
 
 
 class CellFailed(RankError):

@@ -27,7 +27,7 @@ from labkit.records.stream import FOLDER
 from labkit.records.write import write, write_logs
 from labkit.worker.work import work
 
-PATIENCE = 10.0  # seconds that ranks get to end after the user has asked
+PATIENCE = 20.0  # seconds that ranks get to end after the user has asked: load is no hang
 
 
 class Submitted(Live):

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from types import FrameType
 
-ANSWER = 1.0  # seconds in which a process whose threads can run has answered
+ANSWER = 3.0  # seconds in which a process whose threads can run has answered, under load too
 LONGEST = 70  # letters that are shown of a call
 
 

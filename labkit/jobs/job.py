@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from labkit.jobs.kernel import Embryo
 
-GRACE = 20.0  # seconds that an interrupted cell has to clean up before its kernel is killed
+GRACE = 40.0  # seconds that an interrupted cell has to clean up before its kernel is killed
 # Seconds in which the rest of a cell's output must arrive once the cell has ended: papermill's 4
 # kill a notebook whose outputs are still on their way. Past ours it goes on with a warning.
 OUTPUT_LIMIT = 120
@@ -72,7 +72,7 @@ class Kernel:
             transport_encryption="auto",
             # Half of it passes before the kernel is ended: its atexit functions keep records, and
             # on a busy machine they take longer than the 2.5 s that there are by default.
-            shutdown_wait_time=2 * GRACE,
+            shutdown_wait_time=GRACE,
         )
         manager.provisioner = Provisioner(
             kernel_id=str(uuid.uuid4()), kernel_spec=manager.kernel_spec, parent=manager
@@ -113,7 +113,7 @@ class Kernel:
             error = "__import__('sys').last_value"
             wanted = {"rank": f"int({error}.rank)", "signal": f"str({error}.signal)"}
             reply = await client.execute(
-                "", silent=True, user_expressions=wanted, reply=True, timeout=10
+                "", silent=True, user_expressions=wanted, reply=True, timeout=30
             )
             for name, answer in reply["content"].get("user_expressions", {}).items():
                 if answer.get("status") == "ok":

@@ -13,7 +13,7 @@ from labkit.jobs.listing import find
 from labkit.jobs.sweep import roster
 from labkit.records import store
 
-PATIENCE = 40.0  # seconds: a cell has half of that to clean up before its kernel is killed
+PATIENCE = 80.0  # seconds: a cell has half of that to clean up before its kernel is killed
 
 
 def stop(root: Path, say: Callable[[str], None]) -> list[Path]:

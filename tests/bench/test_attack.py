@@ -11,6 +11,7 @@ SHORT = ["controller killed", "kernel killed"]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a start, an attack, an end and the next start
 @pytest.mark.parametrize("name", SHORT)
 def test_an_attack_is_survived(name: str) -> None:
     (row,) = measure([name], times=1, seed=0)

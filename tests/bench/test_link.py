@@ -139,8 +139,9 @@ def test_a_rank_whose_peer_has_gone_says_so():
 
 
 @pytest.mark.slow
-def test_the_emulation_takes_as_long_as_a_real_link_of_100_megabits(means):
-    rows = measure(["100Mb"], sizes=[2**18], repeats=3)
+@pytest.mark.alone
+def test_the_emulation_takes_as_long_as_a_real_link_of_20_megabits(means):
+    rows = measure(["20Mb"], sizes=[2**18], repeats=3)
     assert [row["algorithm"] for row in rows] == ["ring", "master_worker"]
     for row in rows:
         assert row["correct"]
@@ -151,6 +152,7 @@ def test_the_emulation_takes_as_long_as_a_real_link_of_100_megabits(means):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_two_flows_at_once_end_when_they_do_on_a_real_link(means):
     rows = meeting.measure(["100Mb"], repeats=3)
     assert len(rows) == 2 * len(meeting.CASES)
@@ -188,5 +190,5 @@ def test_control_c_ends_the_ranks_and_removes_the_link(means):
         own = [name for name in ours() if name.startswith(f"labkit-{child.pid}-")]
         assert len(own) == 2
         child.send_signal(signal.SIGINT)
-        assert child.wait(30) != 0
+        assert child.wait(120) != 0
     assert not set(own) & set(ours())

@@ -172,7 +172,7 @@ def test_the_script_needs_nothing_of_labkits_dependencies(tmp_path: Path) -> Non
         "    import_module(f'labkit.bench.peers.{name}')\n"
         "assert 'tensorflow' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
 
 
@@ -195,6 +195,7 @@ def installed(name: str) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_that_is_installed_is_measured_and_ends_with_equal_weights(name: str) -> None:
     if not installed(name):
@@ -210,5 +211,5 @@ def test_a_peer_that_is_installed_is_measured_and_ends_with_equal_weights(name: 
         assert step["same_weights"]
         assert step["added_min_ms"] <= step["added_ms"] <= step["added_max_ms"]
         difference = step["median_ms"] - local["median_ms"]
-        assert step["added_ms"] == pytest.approx(difference, abs=0.5 * step["median_ms"])
+        assert step["added_ms"] == pytest.approx(difference, abs=step["median_ms"])
         assert 0 < raw["min_ms"] <= raw["median_ms"] <= raw["p90_ms"]

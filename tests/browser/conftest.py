@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # where sample_runs.py st
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
+PATIENCE = 120.0  # seconds for what takes one, also on a machine that is busy
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +28,9 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1e3 * PATIENCE
+        )
         yield chromium
         chromium.close()
 
@@ -36,6 +39,7 @@ def browser() -> Iterator[Any]:
 def page(browser: Any) -> Iterator[Any]:
     """A page with the network off; `page.requests` records, and any error fails the test."""
     context = browser.new_context(viewport={"width": 1200, "height": 1000}, offline=True)
+    context.set_default_timeout(1e3 * PATIENCE)
     page = context.new_page()
     page.requests, page.errors = [], []
     page.on("request", lambda request: page.requests.append(request.url))

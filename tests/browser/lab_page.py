@@ -68,7 +68,7 @@ def jupyterlab(folder: Path) -> Iterator[str]:
     finally:
         server.send_signal(signal.SIGTERM)
         try:
-            server.wait(20)
+            server.wait(120)
         finally:
             server.kill()
             log.close()
@@ -78,7 +78,7 @@ def _wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
     end = time.monotonic() + 120
     while True:
         try:
-            urllib.request.urlopen(address, timeout=5).close()
+            urllib.request.urlopen(address, timeout=30).close()
         except (urllib.error.URLError, OSError):
             assert server.poll() is None, log.read_text()
             assert time.monotonic() < end, log.read_text()

@@ -35,6 +35,7 @@ def lab(own_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def page(browser: Any) -> Iterator[Any]:
     """A page that reaches this machine alone; any error in it fails the test."""
     context = browser.new_context(viewport={"width": 1500, "height": 1100})
+    context.set_default_timeout(120_000)
     page = context.new_page()
     page.elsewhere, page.errors = [], []
     local = re.compile(r"^(?:https?|wss?)://127\.0\.0\.1[:/]|^(?:data|blob):")
@@ -156,7 +157,7 @@ def test_a_page_that_is_loaded_anew_finds_the_panel_and_stops_the_ranks_while_th
     notebook = Notebook(page, lab[0], file.name, app)
     notebook.run_all()
     wait_until_it_grows(page)
-    assert max(page.evaluate(CUT)) <= 0
+    page.wait_for_function(f"Math.max(...({CUT})()) <= 0")
     notebook.save(file, "widget-view+json")
     notebook.reload(".labkit-live")
     wait_until_it_grows(page)

@@ -82,13 +82,13 @@ def opened(page: Any, written: Path) -> Any:
     page.goto(written.as_uri())
     read(page)
     if page.locator("#filter").count():
-        page.wait_for_selector("html[data-table]", timeout=60_000)
+        page.wait_for_selector("html[data-table]", timeout=120_000)
     return page
 
 
 def settled(page: Any) -> None:
     """Waits until all figures show what was last asked for."""
-    page.wait_for_selector("html[data-settled]", timeout=60_000)
+    page.wait_for_selector("html[data-settled]", timeout=120_000)
 
 
 def lone(page: Any, value: str) -> list[Any]:
@@ -174,6 +174,7 @@ def test_without_scripts_there_are_the_table_and_a_picture_of_each_figure(
     browser: Any, many: Path
 ) -> None:
     context = browser.new_context(java_script_enabled=False, offline=True)
+    context.set_default_timeout(120_000)
     page = context.new_page()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -210,7 +211,7 @@ def test_each_plot_offers_its_numbers_and_itself_for_a_paper(page: Any, written:
     settled(page)
 
     def saved(way: str, title: str) -> str:
-        with page.expect_download(timeout=60_000) as download:
+        with page.expect_download(timeout=120_000) as download:
             page.get_by_role("button", name=f"{way}: {title}", exact=True).first.press("Enter")
         assert download.value.suggested_filename.endswith(
             f"-{title.lower().replace(' ', '-')}.{way.lower()}"
@@ -314,8 +315,8 @@ def test_a_head_sorts_by_number(page: Any, written: Path) -> None:
     for way, order in (("ascending", "1 2 4"), ("descending", "4 2 1")):
         head = page.locator("#table thead th").nth(place)
         head.click()
-        expect(head).to_have_attribute("aria-sort", way, timeout=60_000)
-        expect(cells).to_have_text(order.split(), timeout=60_000)
+        expect(head).to_have_attribute("aria-sort", way, timeout=120_000)
+        expect(cells).to_have_text(order.split(), timeout=120_000)
 
 
 def test_one_switch_moves_all_curves_to_another_axis(page: Any, written: Path) -> None:

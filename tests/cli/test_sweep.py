@@ -24,7 +24,7 @@ from labkit.records import store
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 SWEPT = NOTEBOOKS / "is_swept.ipynb"
 SWEEP = Path("runs/is_swept-sweep")
-PATIENCE = 60.0  # seconds for what takes one or two
+PATIENCE = 120.0  # seconds for what takes one or two
 
 
 def labkit(*arguments: object) -> Result:
@@ -119,7 +119,7 @@ def test_a_failed_member_is_recorded_and_resume_runs_what_is_missing() -> None:
 
 
 def test_ctrl_c_lets_members_clean_up_and_leaves_a_sweep_to_resume() -> None:
-    child = start(SWEPT, "number=0,1,2", "-p", "seconds", 30, "--jobs", 2)
+    child = start(SWEPT, "number=0,1,2", "-p", "seconds", 300, "--jobs", 2)
     until(lambda: len(started()) == 2)
     child.send_signal(signal.SIGINT)
     code, _, err = ended(child)
@@ -138,7 +138,7 @@ def test_ctrl_c_lets_members_clean_up_and_leaves_a_sweep_to_resume() -> None:
 def test_members_run_abreast_as_cores_allow_and_end_at_their_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    child = start(SWEPT, "workers=99,100", "-p", "seconds", 30, "--limit", 1, "--force")
+    child = start(SWEPT, "workers=99,100", "-p", "seconds", 300, "--limit", 1, "--force")
     assert ended(child)[0] == 1
     found = list(statuses().values())
     assert [status["cause"] for status in found] == ["past the limit of 1 s"] * 2
@@ -192,12 +192,12 @@ def test_a_sweep_that_is_killed_at_any_moment_loses_nothing_and_runs_nothing_twi
 
 
 def test_stop_ends_a_sweep_and_nothing_else() -> None:
-    foreign = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    foreign = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     reused = store.new_job_directory("runs", "reused.ipynb", {})
     store.mark_running(reused)
     status = store.read_json(reused / "status.json")
     store.write_json(reused / "status.json", status | {"pid": foreign.pid})  # another's number
-    child = start(SWEPT, "number=0,1", "-p", "seconds", 30, "--jobs", 1)
+    child = start(SWEPT, "number=0,1", "-p", "seconds", 300, "--jobs", 1)
     until(started)
     result = labkit("stop")
     assert result.exit_code == 0
@@ -230,13 +230,13 @@ def test_members_of_one_shape_share_their_engines() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_members_survive_being_killed_again_and_again() -> None:
-    count = 60
+    count = 24
     arguments = [SWEPT, f"number=range({count})", "--jobs", 2]
     done: dict[str, Any] = {}
-    for moment in range(4):
+    for moment in range(3):
         child = start(*arguments, *(["--resume"] if moment else []))
         until(lambda: (SWEEP / roster.FILE).exists())
-        time.sleep(2.0 + 1.3 * moment)
+        time.sleep(2.0 + 1.3 * moment)  # whatever has happened by then
         os.kill(child.pid, signal.SIGKILL)
         child.communicate()
         done |= {name: each for name, each in statuses().items() if each["state"] == "completed"}

@@ -19,7 +19,7 @@ live = Told(Path({run!r}))
 live.tell("step", *ROWS)
 live.begin()
 live.show()
-print("comm", live._panel.stop.comm.comm_id, flush=True)
+sys.stdout.write(f"comm {{live._panel.stop.comm.comm_id}}\\n")
 """
 CELL = f"""{SHOWN}
 import time
@@ -43,7 +43,7 @@ def client(own_folders: Path) -> Any:
     manager.start_kernel()
     client = manager.client()
     client.start_channels()
-    client.wait_for_ready(timeout=60)
+    client.wait_for_ready(timeout=120)
     yield client
     client.stop_channels()
     manager.shutdown_kernel(now=True)
@@ -52,7 +52,7 @@ def client(own_folders: Path) -> Any:
 def subshell(client: Any) -> str:
     """What JupyterLab asks a kernel for before it sends messages of widgets."""
     client.control_channel.send(client.session.msg("create_subshell_request", {}))
-    while (reply := client.get_control_msg(timeout=30))["msg_type"] != "create_subshell_reply":
+    while (reply := client.get_control_msg(timeout=120))["msg_type"] != "create_subshell_reply":
         pass
     return str(reply["content"]["subshell_id"])
 
@@ -71,7 +71,7 @@ def test_a_click_stops_while_the_cell_runs(client: Any, tmp_path: Path) -> None:
     said, types, views = "", set(), []
     end = time.monotonic() + 120
     while time.monotonic() < end:
-        message = client.get_iopub_msg(timeout=60)
+        message = client.get_iopub_msg(timeout=120)
         types.add(message["msg_type"])
         content = message["content"]
         if message["msg_type"] == "error":
@@ -80,8 +80,8 @@ def test_a_click_stops_while_the_cell_runs(client: Any, tmp_path: Path) -> None:
             views.append(content["data"])
         if message["msg_type"] == "stream":
             said += content["text"]
-            if "comm " in content["text"]:
-                click(client, said.split("comm ")[1].split()[0], shell)
+            if content["text"].startswith("comm "):
+                click(client, content["text"].split()[1], shell)
         own = message["parent_header"].get("msg_id") == request
         if own and message["msg_type"] == "status" and content["execution_state"] == "idle":
             break
@@ -100,7 +100,7 @@ def end():
 
 threading.Thread(target=end, daemon=True).start()
 live.result()
-print("over", flush=True)
+sys.stdout.write("over\\n")
 """
 
 

@@ -17,8 +17,10 @@ import pytest
 
 from labkit import Cluster, Experiment, InvalidInput, LabkitError
 from labkit.cluster import RankError, leftovers
+from labkit.cluster.launch import START_LIMIT
 from labkit.records.run import load_runs
 
+PATIENCE = 120.0  # seconds for what takes one or two
 SMALL = {
     "dataset_options": {"rows": 64, "test_rows": 9},
     "model": "linear",
@@ -227,9 +229,9 @@ def processes(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def gone_within(seconds: float, folder: Path) -> list[str]:
-    """What is left of a folder's processes when all are gone, or when the time is up."""
-    end = time.monotonic() + seconds
+def left_of(folder: Path) -> list[str]:
+    """What is left of a folder's processes when all are gone, or when the patience is over."""
+    end = time.monotonic() + PATIENCE
     while (left := processes(folder)) and time.monotonic() < end:
         time.sleep(0.2)
     return [" ".join(process.cmdline()) for process in left]
@@ -286,7 +288,7 @@ time.sleep(600)
     time.sleep(3)
     assert str(other.call(pid_of)) == pids.strip()
     other.close()
-    assert gone_within(10, own_runtime) == []
+    assert left_of(own_runtime) == []
     assert leftovers() == []
 
 
@@ -310,7 +312,7 @@ cluster.call(lambda communicator: time.sleep(600))
     child.kill()
     os.kill(keeper, signal.SIGKILL)
     child.wait()
-    assert gone_within(10, own_runtime) == []
+    assert left_of(own_runtime) == []
 
 
 @pytest.mark.slow
@@ -333,9 +335,9 @@ with labkit.Cluster(workers=2) as cluster:
     wait_for(child, "training")
     time.sleep(1)  # the child must have come to result()
     child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=30) != 0
+    assert child.wait(timeout=PATIENCE) != 0
     assert "KeyboardInterrupt" in (tmp_path / "child.log").read_text()
-    assert gone_within(10, own_runtime) == []
+    assert left_of(own_runtime) == []
     (run,) = load_runs("runs")
     assert run.status["state"] == "interrupted"
     assert "stopped by the user after" in run.status["cause"]
@@ -377,7 +379,7 @@ def test_the_end_of_a_rank_or_of_the_keeper_is_named_and_the_next_call_has_fresh
         keeper = ended(cluster.state()["pid"] or 0, signal.SIGKILL, "keeper")
         assert (keeper.rank, keeper.signal) == (None, "SIGKILL")
         assert "the keeper of the engines was ended by SIGKILL" in str(keeper)
-    assert gone_within(30, own_runtime) == []
+    assert left_of(own_runtime) == []
 
 
 def test_the_rank_that_others_wait_for_in_vain_is_to_blame(cluster: Cluster) -> None:
@@ -409,5 +411,5 @@ def test_engines_that_cannot_start_are_told_at_once_with_what_they_said(
     begin = time.monotonic()
     with pytest.raises(LabkitError, match=r"the engines did not start: .*nonsense"):
         Cluster(workers=2)
-    assert time.monotonic() - begin < 60
-    assert gone_within(10, own_runtime) == []
+    assert time.monotonic() - begin < START_LIMIT
+    assert left_of(own_runtime) == []

@@ -61,14 +61,14 @@ def test_what_was_unlucky_as_it_started_is_started_anew(
     tmp_path: Path, unlucky: int, of: str, told: str
 ) -> None:
     command = [sys.executable, "-c", START, str(tmp_path), str(unlucky), of]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert told in done.stdout + done.stderr
     assert (done.returncode == 0) == (unlucky < 9)
 
 
 def test_a_keeper_for_whose_engines_nobody_waits_does_not_start_them(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "labkit.cluster.keeper", str(tmp_path), "8", "1"]
-    subprocess.run(command, capture_output=True, timeout=120, check=False)
+    subprocess.run(command, capture_output=True, timeout=280, check=False)
     said = json.loads((tmp_path / "cluster.json").read_text())
     assert (said["state"], said["engines"]) == ("ended", [])
     assert said["message"] == "nobody waits for the engines any more"

@@ -159,7 +159,7 @@ run = live.result()
 print(run.status["state"], len(run.history) == len(live.rows))
 """
     said = subprocess.run(
-        [sys.executable, "-c", other], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", other], capture_output=True, text=True, timeout=240
     )
     assert said.stdout.split() == ["2", "interrupted", "True"], said.stderr
     run = live.result()
@@ -203,7 +203,7 @@ while not live.rows:
     time.sleep(0.05)
 os._exit(1)
 """
-    subprocess.run([sys.executable, "-c", child], timeout=120, capture_output=True)
+    subprocess.run([sys.executable, "-c", child], timeout=240, capture_output=True)
     live = cluster.live()
     run = live.result()
     assert live.rows

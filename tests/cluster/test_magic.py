@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from labkit import Cluster
-from labkit.cluster import magic
+from labkit.cluster import magic, where
 from labkit.cluster.magic import CellFailed, run_cell
 from labkit.cluster.where import place
 from labkit.jobs.notebook import execute
@@ -25,8 +26,9 @@ pytestmark = pytest.mark.heavy  # cells run on engines
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine must not make the engines of all tests start anew."""
+    """A busy machine must not make the engines of all tests start anew, nor ranks seem stuck."""
     monkeypatch.setattr(magic, "PATIENCE", 60.0)
+    monkeypatch.setattr(where, "ANSWER", 60.0)
 
 
 def placed(source: str) -> str:
@@ -84,20 +86,26 @@ FIRST = """from labkit.communicator import world
 communicator = world()
 communicator.allreduce(numpy.ones(3, "f4"))  # agrees on how it is done; waits for nothing later
 """
+# The rank that fails does so when the others have come to where they wait.
 FAILING = """kept = 7
 if rank == 0:
     print("before")
-    time.sleep(600)
+    Path(folder, "0").touch(); time.sleep(600)
 if rank == 1:
+    while not (Path(folder, "0").exists() and Path(folder, "2").exists()): time.sleep(0.01)
     raise ValueError("no such layer")
-communicator.allreduce(numpy.ones(3, "f4"), what="my sum")
+Path(folder, "2").touch(); communicator.allreduce(numpy.ones(3, "f4"), what="my sum")
 """
 
 
 def test_the_first_failure_ends_the_cell_and_tells_where_the_others_wait(
-    three: Cluster, capsys: pytest.CaptureFixture[str]
+    three: Cluster,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    run_cell(three, FIRST)
+    monkeypatch.setattr(magic, "GRACE", 3.0)
+    run_cell(three, f"from pathlib import Path\nfolder = {str(tmp_path)!r}\n{FIRST}")
     with pytest.raises(CellFailed, match=r"^rank 1 failed: ValueError: no such layer; ") as caught:
         run_cell(three, FAILING)
     assert caught.value.rank == 1
@@ -105,19 +113,26 @@ def test_the_first_failure_ends_the_cell_and_tells_where_the_others_wait(
     assert out == "[rank 0]\nbefore\n"
     assert err.index("rank 1 failed:") < err.index("no such layer") < err.index("rank 0 waits")
     assert "rank 0 waits in time.sleep(600) (cell, line 4)" in err
-    assert "rank 2 waits in my sum (mpi of float32[3]) (cell, line 7)" in err
+    assert "rank 2 waits in my sum (mpi of float32[3]) (cell, line 8)" in err
     assert "start anew" not in err
     run_cell(three, "print(rank, kept)")
     assert capsys.readouterr().out.splitlines()[1::2] == ["0 7", "1 7", "2 7"]
 
 
 def test_an_interrupt_of_the_cell_ends_it_on_the_ranks(
-    three: Cluster, capsys: pytest.CaptureFixture[str]
+    three: Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    stop = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    stop.start()
+    def stop() -> None:
+        """Press Ctrl-C a moment after the last rank has come to where it waits."""
+        while len(list(tmp_path.glob("rank*"))) < 3:
+            time.sleep(0.02)
+        time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    run_cell(three, f"from pathlib import Path\nfile = Path({str(tmp_path)!r}, f'rank{{rank}}')")
+    threading.Thread(target=stop, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        run_cell(three, "time.sleep(600)")
+        run_cell(three, "file.touch(); time.sleep(600)")
     err = capsys.readouterr().err
     assert [f"rank {k} waits in time.sleep(600) (cell, line 1)" in err for k in range(3)] == [
         True
@@ -126,27 +141,43 @@ def test_an_interrupt_of_the_cell_ends_it_on_the_ranks(
     assert capsys.readouterr().out == "[rank 1]\nnext\n"
 
 
-BLOCKED = """if MPI.COMM_WORLD.rank == 0:
+BLOCKED = """from pathlib import Path
+if rank == 0:
+    while len(list(Path(folder).glob("rank*"))) < 2: time.sleep(0.01)
     raise KeyError("weights")
-MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, numpy.ones(3))
+Path(folder, f"rank{rank}").touch(); MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, numpy.ones(3))
 """
 
 
 @pytest.mark.slow
 def test_engines_whose_rank_blocks_in_mpi_start_anew(
-    three: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    three: Cluster,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(magic, "PATIENCE", 2.0)
-    monkeypatch.setattr(magic, "GRACE", 3.0)
-    monkeypatch.setattr(magic, "ASK_EVERY", 0.5)
-    with pytest.raises(CellFailed, match=r"KeyError: 'weights'; rank 1 waits in MPI\.COMM_WORLD"):
-        run_cell(three, BLOCKED)
+    with monkeypatch.context() as patch:
+        patch.setattr(magic, "PATIENCE", 2.0)
+        patch.setattr(magic, "GRACE", 3.0)
+        patch.setattr(magic, "ASK_EVERY", 0.5)
+        told = r"KeyError: 'weights'; rank 1 waits in MPI\.COMM_WORLD"
+        with pytest.raises(CellFailed, match=told):
+            run_cell(three, f"folder = {str(tmp_path)!r}\n{BLOCKED}")
     err = capsys.readouterr().err
-    assert "Allreduce(MPI.IN_PLACE, numpy.ones(3)) (cell, line 3)" in err
+    assert "Allreduce(MPI.IN_PLACE, numpy.ones(3)) (cell, line 6)" in err
     assert "rank 1, 2 did not come back within 2 s" in err
     assert "The engines start anew" in err
     run_cell(three, "from mpi4py import MPI\nprint(MPI.COMM_WORLD.allreduce(1))")
     assert capsys.readouterr().out == "".join(f"[rank {k}]\n3\n" for k in range(3))
+
+
+# Rank 1 fails when rank 0 has come to where it waits.
+ENDS = """%%ranks
+import time; from pathlib import Path
+if here == 1:
+    while not Path("asleep").exists(): time.sleep(0.01)
+    1 / 0
+Path("asleep").touch(); time.sleep(600)"""
 
 
 def notebook(*sources: str) -> Path:
@@ -169,7 +200,7 @@ def test_a_notebook_has_both_magics_once_a_cluster_is_up() -> None:
             "import labkit as lk\ncluster = lk.Cluster(workers=2)",
             "%%px\nfrom mpi4py import MPI\nhere = MPI.COMM_WORLD.rank",
             "%%ranks\nhere + 5",
-            "%%ranks\nimport time\nif MPI.COMM_WORLD.rank == 1: 1 / 0\ntime.sleep(600)",
+            ENDS,
         )
     )
     assert job.state == "failed"
@@ -179,4 +210,4 @@ def test_a_notebook_has_both_magics_once_a_cluster_is_up() -> None:
     ours = [cell for cell in cells if "".join(cell["source"]).startswith("%%ranks")]
     texts = [json.dumps(cell["outputs"]) for cell in ours]
     assert texts[0].index("[rank 0]") < texts[0].index('"5"') < texts[0].index('"6"')
-    assert "rank 0 waits in time.sleep(600) (cell, line 3)" in texts[1]
+    assert "rank 0 waits in time.sleep(600) (cell, line 5)" in texts[1]

@@ -13,8 +13,10 @@ from labkit.network import Network
 from labkit.simulate import simulate
 from labkit.strategies import AllReduce
 
-# Slow enough that what this machine adds does not matter: 100 kB take 50 ms.
+# Slow enough that what this machine adds does not matter, even a busy one: 100 kB take 50 ms, or
+# 200 ms.
 SLOW = Network(latency=0.01, bandwidth=2e6)
+SLOWER = Network(latency=0.04, bandwidth=5e5)
 NBYTES = 100_000
 
 
@@ -34,13 +36,13 @@ def span(moments):
 
 @pytest.mark.parametrize("algorithm", ["ring", "master_worker", "tree", "rabenseifner"])
 def test_an_allreduce_takes_what_the_simulator_says(cluster, algorithm):
-    tries = [span(cluster.call(timed, algorithm, NBYTES, network=SLOW)) for _ in range(5)]
-    predicted = simulate(algorithm, 4, NBYTES, SLOW)
+    tries = [span(cluster.call(timed, algorithm, NBYTES, network=SLOWER)) for _ in range(3)]
+    predicted = simulate(algorithm, 4, NBYTES, SLOWER)
     assert min(tries) >= predicted.seconds * 0.999
     assert min(tries) <= predicted.seconds * 1.5  # a loaded machine adds, but not always half
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.3])
+@pytest.mark.parametrize("delay", [0.0, 2.0])
 def test_a_message_on_its_way_is_transfer_and_a_late_rank_is_waited_for(cluster, delay):
     def meet_late(communicator):
         buffer = np.ones(NBYTES // 4, np.float32)
@@ -53,13 +55,13 @@ def test_a_message_on_its_way_is_transfer_and_a_late_rank_is_waited_for(cluster,
         seconds, spent = time.perf_counter() - start, communicator.traffic.since(before)
         return seconds, spent.wait_seconds, spent.transfer_seconds
 
-    found = cluster.call(meet_late, ranks=2, network=SLOW)
+    found = cluster.call(meet_late, ranks=2, network=SLOWER)
     assert all(wait + moved <= seconds for seconds, wait, moved in found)
     assert all(wait + moved >= 0.5 * seconds for seconds, wait, moved in found)
     if delay:
-        assert found[0][1] >= 0.9 * delay
+        assert found[0][1] >= 0.5 * delay
     else:
-        assert all(moved >= 0.9 * NBYTES / SLOW.bandwidth for _, _, moved in found)
+        assert all(moved >= 0.5 * NBYTES / SLOWER.bandwidth for _, _, moved in found)
 
 
 def test_point_to_point_messages_and_windows_take_their_time(cluster):
@@ -101,11 +103,11 @@ def test_a_shared_uplink_makes_hosts_wait_for_each_other(cluster):
             communicator.recv(data, communicator.rank - 2)
         return start, time.monotonic()
 
-    hosts = Network(latency=0, bandwidth=2e6, hosts=2, host_bandwidth=1e9)
+    hosts = Network(latency=0, bandwidth=5e5, hosts=2, host_bandwidth=1e9)
     one = min(span(cluster.call(across, 1, network=hosts)[::2]) for _ in range(3))
     both = span(cluster.call(across, 2, network=hosts))
-    assert NBYTES / 2e6 <= one < 1.9 * NBYTES / 2e6
-    assert both >= 2 * NBYTES / 2e6
+    assert NBYTES / 5e5 <= one < 1.9 * NBYTES / 5e5
+    assert both >= 2 * NBYTES / 5e5
 
 
 def test_hierarchical_knows_the_emulated_hosts(cluster):

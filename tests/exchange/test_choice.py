@@ -22,7 +22,7 @@ def test_the_fastest_on_the_slowest_rank_is_chosen_on_all_ranks(cluster: Cluster
         def allreduce(buffer: np.ndarray, algorithm: str) -> None:
             real(buffer, algorithm)
             # Far longer than any of them takes, on one rank alone.
-            time.sleep(0.05 if algorithm in slow.split() and communicator.rank == on else 0.0)
+            time.sleep(0.1 if algorithm in slow.split() and communicator.rank == on else 0.0)
 
         communicator.allreduce = allreduce
         return choose(communicator, "auto", 4000)

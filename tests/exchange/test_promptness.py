@@ -34,5 +34,5 @@ def test_asking_does_no_harm_anywhere() -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     assert not thread.is_alive()

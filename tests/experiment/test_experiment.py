@@ -161,7 +161,7 @@ print(json.dumps([
 ]))
 """
     found = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=240
     )
     assert found.returncode == 0, found.stderr[-2000:]
     assert sorted(OPTIMIZERS) == sorted(json.loads(found.stdout))

@@ -23,7 +23,7 @@ def test_a_job_is_interrupted_and_its_record_says_by_what() -> None:
     said: list[str] = []
     assert stop(Path("runs"), said.append) == []
     assert said == ["stopped: runs/is_interrupted/001"]
-    assert child.communicate(timeout=30)[0] == "cleaned up\ninterrupted\n"
+    assert child.communicate(timeout=120)[0] == "cleaned up\ninterrupted\n"
     status = store.read_status(Path("runs/is_interrupted/001"))
     assert (status["state"], status["cause"]) == (
         "interrupted",

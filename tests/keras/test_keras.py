@@ -812,7 +812,7 @@ model.fit(x, y, verbose=0)
 print([name for name in sys.modules if name.startswith("labkit")])
 """
     found = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=240
     )
     assert found.returncode == 0, found.stderr[-2000:]
     first, second, third = found.stdout.splitlines()[-3:]
@@ -858,7 +858,7 @@ def test_a_script_of_the_users_own_trains_under_mpiexec(tmp_path: Path) -> None:
         env=os.environ | launcher.environment(),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
     )
     assert found.returncode == 0, found.stderr[-2000:]
     first, second = sorted(found.stdout.splitlines())

@@ -143,7 +143,7 @@ def test_running_without_its_process_reads_as_interrupted(tmp_path: Path) -> Non
         "import sys; from pathlib import Path; from labkit.records import store;"
         "store.start(Path(sys.argv[1]), {}, {})"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=240)
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "running"
     status = store.read_status(tmp_path)
     assert (status["state"], status["cause"]) == ("interrupted", "its process is gone")

@@ -97,7 +97,6 @@ def test_a_stage_without_anything_to_cut_is_whole_on_its_slices(cluster: Cluster
 def test_branches_and_transformers_in_stages_of_slices(cluster: Cluster) -> None:
     assert_exact(
         cluster,
-        {"model": branches, "strategy": Pipeline(microbatches=4, slices=2)},
         {"model": branches, "strategy": Pipeline(schedule="zero_bubble", microbatches=3, slices=2)},
         *(
             {"model": transformer, "dataset": codes(), "dataset_options": {}, "strategy": each}

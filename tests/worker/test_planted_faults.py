@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import cloudpickle
 import faults
@@ -15,10 +14,15 @@ from labkit import Cluster
 cloudpickle.register_pickle_by_value(faults)
 
 
-def missed(cluster: Cluster, planted: Iterable[Fault]) -> list[str]:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What one process does on the same batches serves all experiments."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def missed(cluster: Cluster, cache: str, planted: Iterable[Fault]) -> list[str]:
     """What should have been found and was not, or not as it should, or where nothing was."""
-    wrong = []
-    chosen, cache = list(planted), str(Path.cwd() / "cache")
+    wrong, chosen = [], list(planted)
     for ranks in (2, 3):
         own = [fault for fault in chosen if experiment(fault.shown_by).workers == ranks]
         if not own:
@@ -33,8 +37,8 @@ def missed(cluster: Cluster, planted: Iterable[Fault]) -> list[str]:
     return wrong
 
 
-def test_faults_of_each_kind_are_found(cluster: Cluster) -> None:
-    assert missed(cluster, [fault for fault in FAULTS if fault.sample]) == []
+def test_faults_of_each_kind_are_found(cluster: Cluster, cache: str) -> None:
+    assert missed(cluster, cache, [fault for fault in FAULTS if fault.sample]) == []
 
 
 def test_at_least_thirty_faults_are_planted_each_under_a_name_of_its_own() -> None:
@@ -44,6 +48,6 @@ def test_at_least_thirty_faults_are_planted_each_under_a_name_of_its_own() -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("shown_by", dict.fromkeys(fault.shown_by for fault in FAULTS))
 def test_every_planted_fault_is_found_and_no_run_without_one_fails(
-    cluster: Cluster, shown_by: str
+    cluster: Cluster, cache: str, shown_by: str
 ) -> None:
-    assert missed(cluster, [fault for fault in FAULTS if fault.shown_by == shown_by]) == []
+    assert missed(cluster, cache, [fault for fault in FAULTS if fault.shown_by == shown_by]) == []

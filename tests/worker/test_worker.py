@@ -66,7 +66,6 @@ def samples() -> Any:
 @pytest.mark.parametrize(
     ("model", "model_options", "dataset", "dataset_options"),
     [
-        pytest.param("linear", {}, "digits", {"rows": 64, "test_rows": 9}, marks=pytest.mark.slow),
         pytest.param(
             "mlp",
             {"widths": [8]},
@@ -84,9 +83,6 @@ def samples() -> Any:
             "shakespeare",
             {"rows": 64, "test_rows": 9, "sequence_length": 12},
             marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "rnn", {"units": 8}, "digits", {"rows": 64, "test_rows": 9}, marks=pytest.mark.slow
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -325,7 +321,9 @@ def test_the_metrics_have_the_agreed_keys(recorded: Run) -> None:
         metrics["epochs"][0]
     )
     seconds = [epoch["seconds"] for epoch in metrics["epochs"]]
-    assert 0 < seconds[0] < seconds[1] == pytest.approx(metrics["train_seconds"], rel=0.5)
+    own = recorded.history.query("rank == 0")["seconds"].sum()  # others may have begun earlier
+    assert 0 < seconds[0] < seconds[1] == pytest.approx(own)
+    assert own <= metrics["train_seconds"] * (1 + 1e-9)
 
 
 def test_the_record_names_no_place_or_person(recorded: Run) -> None:
@@ -377,7 +375,7 @@ def test_scattered_rows_train_like_their_own_global_batches(cluster: Cluster) ->
     assert run.history.groupby("rank")["samples"].sum().tolist() == [79, 41]
 
 
-RATES = [("none", 0, 0.04), ("linear", 0, 0.08), ("sqrt", 0, 0.04 * 2**0.5)]
+RATES = [("none", 0, 0.04), ("sqrt", 0, 0.04 * 2**0.5)]
 
 
 @pytest.mark.parametrize(
@@ -473,7 +471,7 @@ def test_repeats_are_seeds_with_medians_and_spread(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", "lamb", "rmsprop", "schedulefreeadamw"])
+@pytest.mark.parametrize("optimizer", ["lamb", "schedulefreeadamw"])
 def test_optimizers_by_name(cluster: Cluster, optimizer: str) -> None:
     run = cluster.run(
         Experiment(**SHORT | {"optimizer": optimizer, "gate": True, "steps": 2}), show=False

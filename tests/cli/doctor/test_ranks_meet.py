@@ -43,7 +43,7 @@ def test_an_mpiexec_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_an_mpiexec_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_mpiexec(tmp_path, "exec sleep 60", monkeypatch)
+    fake_mpiexec(tmp_path, "exec sleep 600", monkeypatch)
     monkeypatch.setattr(examination, "LIMIT", 0.2)
     with pytest.raises(LabkitError, match="did not end within"):
         list(ranks.ranks())

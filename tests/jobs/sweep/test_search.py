@@ -211,7 +211,7 @@ STEPS = """\
 import labkit as lk, time
 for step in range(1, 31):
     lk.log(step=step, accuracy=(1 - x**2) * step / 30)
-    time.sleep(0.1)"""
+    time.sleep(0.03)"""
 
 
 @pytest.mark.slow
