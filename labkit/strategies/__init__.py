@@ -11,6 +11,7 @@ from labkit.strategies.gossip import Gossip
 from labkit.strategies.layerwise import Layerwise
 from labkit.strategies.locally_connected import LocallyConnected
 from labkit.strategies.parameter_server import ParameterServer
+from labkit.strategies.peer import Peer
 from labkit.strategies.pipeline import Pipeline
 from labkit.strategies.stale import SoftSync, StaleSynchronous
 from labkit.strategies.strategy import (
@@ -33,7 +34,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         *(AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel, LocallyConnected),
         *(ParameterServer, StaleSynchronous, SoftSync, Downpour),
         *(ParameterAveraging, AsynchronousDiLoCo, ElasticAveraging, Gossip, Codistillation),
-        TFDistribute,
+        *(TFDistribute, Peer),
     )
 }
 
@@ -52,6 +53,7 @@ __all__ = [
     "LocallyConnected",
     "ParameterAveraging",
     "ParameterServer",
+    "Peer",
     "Pipeline",
     "Played",
     "Predicted",
