@@ -26,7 +26,7 @@ from labkit.strategies.strategy import (
 )
 from labkit.strategies.tensor_parallel import TensorParallel
 from labkit.strategies.tf_distribute import KINDS as TF_KINDS
-from labkit.strategies.tf_distribute import TFDistribute
+from labkit.strategies.tf_distribute import RING, TFDistribute
 
 STRATEGIES: dict[str, type[Strategy]] = {
     kind.__name__: kind
@@ -39,6 +39,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 }
 
 __all__ = [
+    "RING",
     "STRATEGIES",
     "TF_KINDS",
     "AllReduce",

@@ -34,16 +34,16 @@ class Kind(NamedTuple):
     ours: dict[str, JSON]
 
 
-_RING = Kind("decentralized", "synchronous", "ring", {"name": "AllReduce", "algorithm": "ring"})
+RING = Kind("decentralized", "synchronous", "ring", {"name": "AllReduce", "algorithm": "ring"})
 KINDS = {
-    "mirrored": _RING,
+    "mirrored": RING,
     "central_storage": Kind(
         "parameter servers",
         "synchronous",
         "sum at the weights",
         {"name": "ParameterServer", "synchronous": True},
     ),
-    "multi_worker_mirrored": _RING,
+    "multi_worker_mirrored": RING,
     "parameter_server": Kind(
         "parameter servers",
         "asynchronous",

@@ -108,8 +108,8 @@ def loss_of(loss: object) -> str:
 def optimizer_of(optimizer: keras.optimizers.Optimizer) -> dict[str, float]:
     """Its settings."""
     config = optimizer.get_config()
-    rate = config["learning_rate"]
-    if type(optimizer) is not keras.optimizers.SGD or not isinstance(rate, float):
+    # By its name: the gate's is one that writes down what it applies. A schedule is a mapping.
+    if type(optimizer).__name__ != "SGD" or isinstance(config["learning_rate"], dict):
         raise InvalidInput(
             "Peer trains with SGD at a rate that stays the same: Keras's momentum remembers steps, "
             "others' gradients, which differ where the rate changes; leave out warmup_epochs and "
@@ -117,7 +117,9 @@ def optimizer_of(optimizer: keras.optimizers.Optimizer) -> dict[str, float]:
         )
     options = {name: config[name] for name in ("learning_rate", "momentum", "nesterov")}
     _refuse_more(optimizer, options, "optimizer SGD")
-    return options
+    # Keras casts a number of Python's by way of float32, also where weights are float64.
+    exact = {"learning_rate": float(options["learning_rate"])}
+    return options | exact | {"momentum": float(np.float32(options["momentum"]))}
 
 
 def _refuse_more(made: Configured, options: Mapping[str, Any], what: str) -> None:
