@@ -100,7 +100,10 @@ def loss_of(loss: object) -> str:
     kind = type(loss).__name__
     if not isinstance(loss, keras.losses.Loss) or kind not in LOSSES:
         each = ", ".join(f"{name}({_text(options)})" for name, options in LOSSES.items())
-        raise InvalidInput(f"loss={short(loss)} is not exported; Peer has keras.losses: {each}")
+        raise InvalidInput(
+            f"loss={loss if isinstance(loss, str) else kind} is not exported; Peer has those of "
+            f"keras.losses: {each}"
+        )
     _refuse_more(loss, LOSSES[kind], f"loss {kind}")
     return kind
 
