@@ -100,10 +100,8 @@ def loss_of(loss: object) -> str:
     kind = type(loss).__name__
     if not isinstance(loss, keras.losses.Loss) or kind not in LOSSES:
         each = ", ".join(f"{name}({_text(options)})" for name, options in LOSSES.items())
-        raise InvalidInput(
-            f"loss={loss if isinstance(loss, str) else kind} is not exported; Peer has those of "
-            f"keras.losses: {each}"
-        )
+        said = loss if isinstance(loss, str) else kind
+        raise InvalidInput(f"loss={said} is not exported; Peer has those of keras.losses: {each}")
     _refuse_more(loss, LOSSES[kind], f"loss {kind}")
     return kind
 

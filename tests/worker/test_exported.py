@@ -81,9 +81,7 @@ def test_a_model_that_branches_is_refused() -> None:
 
 def test_losses_and_optimizers_are_those_that_others_have_alike() -> None:
     assert loss_of(losses.MeanSquaredError()) == "MeanSquaredError"
-    with pytest.raises(
-        InvalidInput, match=r"Peer has .*: SparseCategoricalCrossentropy.from_logits=T"
-    ):
+    with pytest.raises(InvalidInput, match=r": SparseCategoricalCrossentropy.from_logits=T"):
         loss_of(losses.Huber())
     with pytest.raises(InvalidInput, match="has from_logits=False, which is not exported"):
         loss_of(losses.SparseCategoricalCrossentropy())
