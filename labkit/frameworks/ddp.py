@@ -20,12 +20,10 @@ LOSSES = {"SparseCategoricalCrossentropy": nn.CrossEntropyLoss, "MeanSquaredErro
 ACTIVATIONS = {
     "linear": nn.Identity,
     "relu": nn.ReLU,
-    "gelu": nn.GELU,
     "tanh": nn.Tanh,
     "sigmoid": nn.Sigmoid,
     "elu": nn.ELU,
     "selu": nn.SELU,
-    "silu": nn.SiLU,
     "softplus": nn.Softplus,
 }
 

@@ -30,6 +30,9 @@ LOSSES: Mapping[str, Mapping[str, bool]] = {
     "SparseCategoricalCrossentropy": {"from_logits": True},
     "MeanSquaredError": {},
 }
+# Without gelu and silu: frameworks round gelu's constants differently, in float64 by 5e-9, and
+# silu has not this name in all of them.
+ACTIVATIONS = ("linear", "relu", "tanh", "sigmoid", "elu", "selu", "softplus")
 # Of these it does not depend what is computed from given weights.
 _NAMES = ("name", "dtype", "kernel_initializer", "bias_initializer")
 
@@ -88,6 +91,11 @@ def layers_of(model: keras.Model) -> list[Layer]:
             )
         config = layer.get_config()
         options = {name: config[name] for name in said}
+        if (activation := options.get("activation", "linear")) not in ACTIVATIONS:
+            raise InvalidInput(
+                f"layer {layer.name!r} has activation={short(activation)}, which is not the same "
+                f"in other frameworks; Peer has {', '.join(ACTIVATIONS)}"
+            )
         _refuse_more(layer, options, f"layer {layer.name!r}")
         if kind == "Dense" and len(layer.input.shape) != 2:
             raise InvalidInput(f"layer {layer.name!r} has no flat input; put a Flatten before it")

@@ -62,6 +62,7 @@ def sequential(*hidden: keras.Layer) -> keras.Model:
         ([layers.Conv2D(3, 3, padding="same")], "has padding='same', which is not exported"),
         ([layers.Flatten(), layers.Dense(3, kernel_regularizer="l2")], "kernel_regularizer"),
         ([layers.Flatten(), layers.Dense(3, trainable=False)], "has trainable=False"),
+        ([layers.Flatten(), layers.Dense(3, "gelu")], "activation='gelu', which is not the same"),
         ([layers.Dense(3)], "has no flat input; put a Flatten before it"),
     ],
 )
