@@ -72,8 +72,8 @@ def extras() -> dict[str, str]:
     return {normalized(name): number for name, number in (line.split("==") for line in lines)}
 
 
-# Debian has it for its own Python, by which alone it is imported.
-ELSEWHERE = {"simgrid"}
+# Debian has it for its own Python, others are in environments of `labkit peers setup`.
+ELSEWHERE = {"simgrid", "torch", "horovod"}
 
 
 def normalized(name: str) -> str:

@@ -17,6 +17,7 @@ import click
 from labkit.bench.command import bench
 from labkit.cli.asked import OfNotebook, Target, complete_parameter
 from labkit.cli.gallery import gallery
+from labkit.cli.peers import peers
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.cli.tf_config import tf_config
@@ -68,6 +69,7 @@ def app() -> None:
 
 app.add_command(bench)
 app.add_command(gallery)
+app.add_command(peers)
 app.add_command(simulate)
 app.add_command(sweep)
 app.add_command(tf_config)

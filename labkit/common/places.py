@@ -38,6 +38,12 @@ def runtime_folder(name: str) -> Path:
     return _made(root / name)
 
 
+def peers_folder() -> Path:
+    """Where environments of other frameworks are (`LABKIT_PEERS`, else the user's data folder)."""
+    data = platformdirs.user_data_path("labkit", appauthor=False)
+    return Path(os.environ.get("LABKIT_PEERS") or data / "peers")
+
+
 def usable_cores() -> int:
     """Cores that this process may use."""
     # A container or a queue may give a process fewer than the machine has; macOS cannot tell.

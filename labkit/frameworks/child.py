@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import queue
 import signal
 import subprocess
@@ -15,9 +16,8 @@ from multiprocessing.connection import Connection
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from labkit.common.errors import LabkitError
+from labkit.frameworks import foreign
 
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
@@ -40,19 +40,28 @@ class Child:
         task: what it is told first.
         communicator: the ranks whose children work together: if one of them fails, nobody waits.
         threads: that it may compute with.
+        python: another one than this, in which labkit need not be installed.
     """
 
     def __init__(
-        self, module: str, name: str, task: object, communicator: Communicator, threads: int
+        self,
+        module: str,
+        name: str,
+        task: object,
+        communicator: Communicator,
+        threads: int,
+        python: str | None = None,
     ) -> None:
         self.name = name
         self._patience = communicator.patience
         self._open = opened = ExitStack()
         self._pipe, other = Pipe()
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
+        given = environment(python or sys.executable)
+        kept = {k: v for k, v in given.items() if not k.startswith(FOREIGN)}
+        run = [sys.executable, "-m"] if python is None else [python, foreign.__file__]
         self._said = opened.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, name, str(other.fileno())],
+            [*run, module, name, str(other.fileno())],
             env=kept | _environment(threads),
             stdin=subprocess.DEVNULL,
             stdout=self._said,
@@ -97,7 +106,7 @@ class Child:
             if polls % 256 == 0:
                 meanwhile()
         try:
-            answer = cloudpickle.loads(self._pipe.recv_bytes())
+            answer = pickle.loads(self._pipe.recv_bytes())
         except (EOFError, OSError):
             raise self._gone() from None
         if isinstance(answer, BaseException):
@@ -123,6 +132,8 @@ class Child:
         return words[-1] if words else f"exit code {self._process.poll()}"
 
     def _tell(self, message: object) -> None:
+        import cloudpickle  # inside: what answers may run where it is not installed
+
         try:
             self._pipe.send_bytes(cloudpickle.dumps(message))
         except OSError:
@@ -146,13 +157,13 @@ def serve(calls_of: Callable[[Any], Mapping[str, Callable[..., object]]]) -> Non
     told: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     Thread(target=_listen, args=(end, told), daemon=True).start()
     try:
-        calls = calls_of(cloudpickle.loads(told.get()))
+        calls = calls_of(pickle.loads(told.get()))
     except Exception as error:  # it is raised where the process was started
         _answer(end, error)
         raise
     _answer(end, None)
     while True:
-        name, *arguments = cloudpickle.loads(told.get())
+        name, *arguments = pickle.loads(told.get())
         try:
             answer = calls[name](*arguments)
         except Exception as error:  # it is raised where it was asked for
@@ -164,7 +175,7 @@ def _answer(end: Connection, answer: object) -> None:
     if isinstance(answer, Exception) and not isinstance(answer, LabkitError):
         said = " ".join(str(answer).split())[:WORDS]
         answer = LabkitError(f"{sys.argv[1]}: {type(answer).__name__}: {said}")
-    end.send_bytes(cloudpickle.dumps(answer))
+    end.send_bytes(pickle.dumps(answer))
 
 
 def _listen(end: Connection, told: queue.SimpleQueue[bytes]) -> None:
@@ -173,6 +184,13 @@ def _listen(end: Connection, told: queue.SimpleQueue[bytes]) -> None:
         while True:
             told.put(end.recv_bytes())
     os._exit(0)  # threads of TensorFlow's collectives can hang a normal exit
+
+
+def environment(python: str) -> dict[str, str]:
+    """Variables for a process of that Python: those of this one, without what is only its own."""
+    # They would bring this Python's packages to another one.
+    own = () if python == sys.executable else ("PYTHONPATH", "PYTHONHOME")
+    return {name: value for name, value in os.environ.items() if name not in own}
 
 
 def _environment(threads: int) -> dict[str, str]:

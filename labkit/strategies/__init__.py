@@ -11,6 +11,7 @@ from labkit.strategies.gossip import Gossip
 from labkit.strategies.layerwise import Layerwise
 from labkit.strategies.locally_connected import LocallyConnected
 from labkit.strategies.parameter_server import ParameterServer
+from labkit.strategies.peer import Peer
 from labkit.strategies.pipeline import Pipeline
 from labkit.strategies.stale import SoftSync, StaleSynchronous
 from labkit.strategies.strategy import (
@@ -25,7 +26,7 @@ from labkit.strategies.strategy import (
 )
 from labkit.strategies.tensor_parallel import TensorParallel
 from labkit.strategies.tf_distribute import KINDS as TF_KINDS
-from labkit.strategies.tf_distribute import TFDistribute
+from labkit.strategies.tf_distribute import RING, TFDistribute
 
 STRATEGIES: dict[str, type[Strategy]] = {
     kind.__name__: kind
@@ -33,11 +34,12 @@ STRATEGIES: dict[str, type[Strategy]] = {
         *(AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel, LocallyConnected),
         *(ParameterServer, StaleSynchronous, SoftSync, Downpour),
         *(ParameterAveraging, AsynchronousDiLoCo, ElasticAveraging, Gossip, Codistillation),
-        TFDistribute,
+        *(TFDistribute, Peer),
     )
 }
 
 __all__ = [
+    "RING",
     "STRATEGIES",
     "TF_KINDS",
     "AllReduce",
@@ -52,6 +54,7 @@ __all__ = [
     "LocallyConnected",
     "ParameterAveraging",
     "ParameterServer",
+    "Peer",
     "Pipeline",
     "Played",
     "Predicted",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from labkit.exchange import Layer as Packed
     from labkit.exchange import Seen, Timeline
     from labkit.frameworks.child import Child
+    from labkit.frameworks.environments import Found
     from labkit.model_parallel.memory import Memory
     from labkit.model_parallel.meter import LayerRow
     from labkit.network import Network, Slowdown
@@ -157,6 +158,9 @@ class Session(Protocol):
     def elsewhere(self, name: str, config: dict[str, JSON] | None, folder: str) -> Child:
         """A fresh process that trains the same model by TensorFlow's own strategy."""
 
+    def exported(self, name: str, found: Found, folder: str) -> Child:
+        """A fresh process that trains the same model by another framework."""
+
     def fit(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Train on this rank's data for the experiment's epochs."""
 
@@ -249,6 +253,11 @@ class Strategy(Checked):
     def replays(self) -> bool:
         """Whether each gradient of its programs is of weights that servers have had."""
         return True
+
+    @property
+    def made_with(self) -> str:
+        """On what of this machine its weights depend, beside labkit."""
+        return ""
 
     def optimizer_of(self, experiment: Question) -> str:
         """The name of the optimizer that applies gradients."""

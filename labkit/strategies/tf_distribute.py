@@ -10,10 +10,9 @@ from pydantic import Field, PositiveInt
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
-from labkit.frameworks.child import Child
 from labkit.frameworks.servers import Servers
 from labkit.frameworks.tf_config import ClusterSpec, on_this_host
-from labkit.frameworks.wires import Wires
+from labkit.strategies.elsewhere import refuse_elsewhere, refuse_hosts, train_elsewhere
 from labkit.strategies.refusals import refuse_around
 from labkit.strategies.strategy import Question, Session, Strategy
 
@@ -35,16 +34,16 @@ class Kind(NamedTuple):
     ours: dict[str, JSON]
 
 
-_RING = Kind("decentralized", "synchronous", "ring", {"name": "AllReduce", "algorithm": "ring"})
+RING = Kind("decentralized", "synchronous", "ring", {"name": "AllReduce", "algorithm": "ring"})
 KINDS = {
-    "mirrored": _RING,
+    "mirrored": RING,
     "central_storage": Kind(
         "parameter servers",
         "synchronous",
         "sum at the weights",
         {"name": "ParameterServer", "synchronous": True},
     ),
-    "multi_worker_mirrored": _RING,
+    "multi_worker_mirrored": RING,
     "parameter_server": Kind(
         "parameter servers",
         "asynchronous",
@@ -130,21 +129,7 @@ class TFDistribute(Strategy):
                 "precision='mixed_float16' needs a scaled loss, which TFDistribute's loop has not; "
                 "use precision='mixed_bfloat16', 'float32' or 'float64'"
             )
-        given = {
-            "network": (experiment.network, "processes of TensorFlow talk over this machine's own"),
-            "slow": (experiment.slowed, "labkit slows down its own ranks only"),
-            "callbacks": (experiment.callbacks, "the model is trained in another process"),
-        }
-        for field, (value, why) in given.items():
-            if value:
-                raise InvalidInput(f"{field} is nothing to TFDistribute: {why}; leave it out")
-        if experiment.feed == "scatter":
-            raise InvalidInput("feed='scatter' is read by labkit's ranks; use feed='shard'")
-        if experiment.rows is None:
-            raise InvalidInput(
-                "TFDistribute's processes read rows by number, which a callable data set has not; "
-                "give arrays (x, y) or a named data set"
-            )
+        refuse_elsewhere("TFDistribute", experiment)
         if experiment.capacities is not None and self.kind != "multi_worker_mirrored":
             raise InvalidInput(
                 f"capacities are of kind='multi_worker_mirrored', not of {self.kind!r}; leave "
@@ -154,13 +139,6 @@ class TFDistribute(Strategy):
             raise InvalidInput(
                 "TensorFlow's hierarchical_copy adds up two halves of the devices, and leaves out "
                 f"the last of workers={experiment.workers}; give an even number"
-            )
-        rest = experiment.rows % experiment.batch_size or experiment.batch_size
-        if rest < experiment.workers:
-            raise InvalidInput(
-                f"the last of the batches of batch_size={experiment.batch_size} has {rest} of "
-                f"{experiment.rows} rows, fewer than workers={experiment.workers}; give another "
-                "batch_size"
             )
 
     def _check_fields(self) -> None:
@@ -187,11 +165,11 @@ class TFDistribute(Strategy):
     def train(self, session: Session) -> None:
         """Ask TensorFlow's processes for steps."""
         communicator = session.communicator
-        if not communicator.patience.on_one_host:
-            raise InvalidInput(
-                "TFDistribute starts its processes on one host, but these ranks have several; "
-                "start a script of your own there with what `labkit tf-config` prints"
-            )
+        refuse_hosts(
+            "TFDistribute",
+            communicator,
+            "start a script of your own there with what `labkit tf-config` prints",
+        )
         session.compile(session.optimizer())
         own = self._spec(session.experiment.workers) if communicator.rank == 0 else None
         spec = communicator.share(own, what="the cluster of TensorFlow's processes")
@@ -205,46 +183,16 @@ class TFDistribute(Strategy):
             child = session.elsewhere(f"{job} {communicator.rank}", config, folder)
             ended.callback(child.close)
             child.answer(meanwhile=servers.mend)
-            self._loop(session, spec, child, servers)
+            told = train_elsewhere(session, child, servers.tasks, servers.mend)
+            session.exchanged = {
+                "algorithm": child.ask("describe"),
+                "tf_config": [spec.of(*task) for tasks in spec.processes() for task in tasks],
+                **told,
+                "started_anew": servers.anew,
+            }
 
     def _spec(self, workers: int) -> ClusterSpec:
         if self.kind == "parameter_server":
             jobs = {"chief": 1, "worker": workers, "ps": self.servers}
             return on_this_host(jobs, self.colocated)
         return on_this_host({} if self.kind in LOCAL else {"worker": workers})
-
-    def _loop(self, session: Session, spec: ClusterSpec, child: Child, servers: Servers) -> None:
-        communicator = session.communicator
-        own = {child.name: child.pid} | servers.tasks()
-        everyone: dict[str, int] = {}
-        for tasks in communicator.allgather(own, "the processes of TensorFlow's tasks"):
-            everyone |= tasks
-        wires = Wires(everyone)
-        before = wires.look(own)
-
-        def meanwhile() -> None:
-            servers.mend()
-            wires.tasks |= servers.tasks()
-
-        def step(x: object, y: object, weight: object) -> float:
-            nonlocal before
-            meanwhile()
-            loss = float(child.ask("step", meanwhile=meanwhile))
-            before, last = wires.look(own), before
-            communicator.traffic.wire_bytes += before - last
-            return loss
-
-        def collect() -> None:
-            session.model.set_weights(child.ask("weights", meanwhile=meanwhile))
-
-        session.loop(step, collect)
-        sent: dict[str, JSON] = {}
-        for rows in communicator.allgather(wires.matrix(own), "the bytes of TensorFlow's tasks"):
-            sent |= rows
-        session.exchanged = {
-            "algorithm": child.ask("describe"),
-            "tf_config": [spec.of(*task) for tasks in spec.processes() for task in tasks],
-            "processes": dict(wires.tasks),
-            "sent_bytes": sent,
-            "started_anew": servers.anew,
-        }

@@ -239,7 +239,7 @@ def _why_not(experiment: Experiment) -> str | None:
 
 def _key(experiment: Experiment) -> str:
     record = {k: v for k, v in experiment.to_json().items() if k not in _IRRELEVANT}
-    return digest([record, fingerprint(), keras.__version__])
+    return digest([record, fingerprint(), keras.__version__, experiment.strategy.made_with])
 
 
 def _verdict(

@@ -32,6 +32,7 @@ from labkit.worker.recorder import Recorder, StopTogether
 
 if TYPE_CHECKING:
     from labkit.frameworks.child import Child
+    from labkit.frameworks.environments import Found
     from labkit.worker.played import Stage
 
 # What `keras.Model.compile` takes: a name, an object, or a nest of them.
@@ -144,6 +145,24 @@ class TrainingSession:
         here = self.experiment.workers if config is None else 1
         module, threads = "labkit.worker.tensorflow_process", here * self.experiment.threads
         return Child(module, name, task, self.communicator, threads)
+
+    def exported(self, name: str, found: Found, folder: str) -> Child:
+        """A fresh process with the model in another framework, in a Python of its own.
+
+        Args:
+            name: of its task.
+            found: the framework.
+            folder: where arrays are exported to; the same on all ranks.
+        """
+        from labkit.frameworks.child import Child
+        from labkit.worker.exported import export
+
+        given = (self.experiment, self._source, self.communicator.rank, self.model)
+        told = export(*given, self.optimizer(), self._options.get("loss"), folder)
+        # Whoever has the samples has written them before anybody's process reads.
+        self.communicator.meet("exported arrays")
+        module, threads = f"labkit.frameworks.{found.name}", self.experiment.threads
+        return Child(module, name, told, self.communicator, threads, found.python)
 
     def batches(self) -> Batches:
         """Each worker's batches, by its number and theirs."""

@@ -17,9 +17,11 @@ from labkit.bench.peers import processes
 from labkit.bench.peers.beside import check
 from labkit.bench.peers.beside import measure as measure_peers
 from labkit.bench.peers.meeting import Meeting, same
-from labkit.bench.peers.processes import PEERS, Found, find, run
+from labkit.bench.peers.processes import run
 from labkit.bench.steps import CASES, Case
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.frameworks import environments, foreign
+from labkit.frameworks.environments import PEERS, Found, find
 
 
 def test_an_unknown_peer_is_refused_with_those_that_are_known() -> None:
@@ -38,30 +40,13 @@ def test_multi_worker_mirrored_is_there_with_tensorflow() -> None:
     assert find("multi_worker_mirrored") == Found("multi_worker_mirrored", sys.executable)
 
 
-@pytest.mark.parametrize(("name", "module"), [("ddp", "torch"), ("horovod", "horovod")])
-def test_a_peer_that_is_not_installed_is_a_sentence_that_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, name: str, module: str
+def test_a_peer_that_is_not_installed_is_a_remark(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(processes, "find_spec", lambda _: None)
-    variable = PEERS[name].variable
-    monkeypatch.delenv(variable, raising=False)
-    said = find(name)
-    assert isinstance(said, str)
-    assert f"{module} is not installed" in said
-    assert "pip install" in said
-    assert variable in said
-    monkeypatch.setenv(variable, sys.executable + "-not-there")
-    assert f"nor in {variable}={sys.executable}-not-there" in str(find(name))
-    assert measure_peers([name], ["cnn"]) == ([], [str(find(name))])
-
-
-def test_another_python_may_have_the_peer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexit 0\n")  # it finds every module
-    python.chmod(0o755)
-    monkeypatch.setattr(processes, "find_spec", lambda _: None)
-    monkeypatch.setenv("LABKIT_TORCH_PYTHON", str(python))
-    assert find("ddp") == Found("ddp", str(python))
+    monkeypatch.setattr(environments, "find_spec", lambda _: None)
+    monkeypatch.delenv("LABKIT_TORCH_PYTHON", raising=False)
+    monkeypatch.setenv("LABKIT_PEERS", str(tmp_path))
+    assert measure_peers(["ddp"], ["cnn"]) == ([], [str(find("ddp"))])
 
 
 # --- meeting and timing --------------------------------------------------------------------------
@@ -104,7 +89,7 @@ def fake(tmp_path: Path, body: str) -> Found:
     script = tmp_path / "fake.py"
     script.write_text(textwrap.dedent(body))
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$2"\n')
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$3"\n')
     python.chmod(0o755)
     return Found("ddp", str(python))
 
@@ -157,20 +142,29 @@ def test_a_peer_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_script_needs_nothing_of_labkits_dependencies(tmp_path: Path) -> None:
     """A peer's Python may have NumPy and the peer only."""
-    code = (
-        "import importlib.abc, sys\n"
-        "class Refuse(importlib.abc.MetaPathFinder):\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.partition('.')[0] in ('pydantic', 'mpi4py', 'psutil', 'yaml', 'click'):\n"
-        "            raise ImportError(name)\n"
-        "sys.meta_path.insert(0, Refuse())\n"
-        f"sys.path.insert(0, {str(processes.RANK.parent)!r})\n"
-        "import rank\n"
-        "rank._find_labkit()\n"
+    Path("sample_of_peers.py").write_text(
+        "import sys\n"
         "from importlib import import_module\n"
         "for name in ('meeting', 'ddp', 'horovod', 'multi_worker_mirrored'):\n"
         "    import_module(f'labkit.bench.peers.{name}')\n"
+        "for name in ('child', 'exported'):\n"
+        "    import_module(f'labkit.frameworks.{name}')\n"
         "assert 'tensorflow' not in sys.modules\n"
+    )
+    code = (
+        "import importlib.abc, sys\n"
+        "REFUSED = ('pydantic', 'mpi4py', 'psutil', 'yaml', 'click', 'cloudpickle')\n"
+        "class Refuse(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in REFUSED:\n"
+        "            raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "sys.argv = ['foreign.py', 'sample_of_peers']\n"
+        f"sys.path.insert(0, {str(Path(foreign.__file__).parent)!r})\n"
+        "import foreign\n"
+        "sys.path.insert(0, '')\n"
+        "sys.path.insert(0, '')\n"
+        "foreign.main()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.bench.peers.meeting import Record
-from labkit.bench.peers.processes import Found, find, run
+from labkit.bench.peers.processes import run
 from labkit.bench.steps import CASES
 from labkit.bench.timing import Row, added, head, spread
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.frameworks.environments import Found, find
 
 
 def check(names: Sequence[str], network: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Finds peers, starts their processes on this machine, and ends them."""
+"""Starts a peer's processes on this machine, and ends them."""
 
 from __future__ import annotations
 
@@ -11,71 +11,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
 from labkit.bench.peers.meeting import Meeting, Record, Task
-from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.errors import LabkitError
 from labkit.communicator import launcher
-from labkit.frameworks.child import FOREIGN
+from labkit.frameworks import foreign
+from labkit.frameworks.child import FOREIGN, environment
+from labkit.frameworks.environments import Found
 from labkit.frameworks.tf_config import free_ports
 
 START, CASE = 120.0, 300.0  # seconds: to be up, and for each case
-RANK = Path(__file__).with_name("rank.py")
-
-
-@dataclass(frozen=True)
-class Found:
-    """A framework to measure beside labkit, and the Python that has it."""
-
-    name: str
-    python: str
-
-
-@dataclass(frozen=True)
-class _Kind:
-    module: str
-    install: str
-    variable: str = ""  # environment variable that may name another Python
-
-
-PEERS: Mapping[str, _Kind] = {
-    "multi_worker_mirrored": _Kind("tensorflow", "pip install tensorflow"),
-    "ddp": _Kind("torch", "pip install torch", "LABKIT_TORCH_PYTHON"),
-    "horovod": _Kind(
-        "horovod",
-        "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_MPI=1 pip install horovod "
-        "(it wants cmake, a C++ compiler and an MPI)",
-        "LABKIT_HOROVOD_PYTHON",
-    ),
-}
-
-
-def find(name: str) -> Found | str:
-    """The peer, or a sentence that says how to install it.
-
-    Raises:
-        InvalidInput: there is no such peer.
-    """
-    if name not in PEERS:
-        raise InvalidInput(f"peer={name!r} is not known; allowed: {', '.join(PEERS)}")
-    kind = PEERS[name]
-    if find_spec(kind.module) is not None:
-        return Found(name, sys.executable)
-    python = os.environ.get(kind.variable, "") if kind.variable else ""
-    if python and _has(python, kind.module):
-        return Found(name, python)
-    if not kind.variable:
-        return f"{name}: {kind.module} is not installed: {kind.install}"
-    tried = f"nor in {kind.variable}={python}" if python else f"and {kind.variable} is not set"
-    return (
-        f"{name}: {kind.module} is not installed in this Python, {tried}: {kind.install}, or let "
-        f"{kind.variable} name a Python that has it"
-    )
+RANK = [foreign.__file__, "labkit.bench.peers.rank"]
 
 
 def run(peer: Found, cases: Sequence[str], workers: int, repeats: int) -> list[Record]:
@@ -102,10 +52,10 @@ def run(peer: Found, cases: Sequence[str], workers: int, repeats: int) -> list[R
             ports=free_ports(workers),
         )
         commands = _commands(peer, task)
-        environment = _environment(peer)
+        variables = _environment(peer)
         with ExitStack() as started:
             processes = [
-                started.enter_context(_process(command, environment, folder / f"rank{number}"))
+                started.enter_context(_process(command, variables, folder / f"rank{number}"))
                 for number, command in enumerate(commands)
             ]
             _finish(peer.name, processes, folder, START + CASE * len(cases))
@@ -117,10 +67,9 @@ def _commands(peer: Found, task: Task) -> list[list[str]]:
     """One command a process; Horovod's are started by the mpirun that it was built for."""
     if peer.name != "horovod":
         return [
-            [peer.python, str(RANK), json.dumps(task | {"rank": rank})]
-            for rank in range(task["size"])
+            [peer.python, *RANK, json.dumps(task | {"rank": rank})] for rank in range(task["size"])
         ]
-    rank = [peer.python, str(RANK), json.dumps(task)]
+    rank = [peer.python, *RANK, json.dumps(task)]
     # Its background thread polls MPI: let it yield, and bind each process to a core.
     fits = task["size"] <= (os.cpu_count() or 1)
     place = ("--bind-to", "core") if fits else ("--bind-to", "none", "--oversubscribe")
@@ -142,10 +91,8 @@ def _mpirun(python: str) -> str:
 
 def _environment(peer: Found) -> dict[str, str]:
     # Under mpirun these would make a peer's ranks believe that they belong to a job of ours.
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
-    if peer.python != sys.executable:
-        # It would bring this Python's packages to another one.
-        kept.pop("PYTHONPATH", None)
+    given = environment(peer.python)
+    kept = {k: v for k, v in given.items() if not k.startswith(FOREIGN)}
     return kept | {
         "TF_NUM_INTRAOP_THREADS": "1",
         "TF_NUM_INTEROP_THREADS": "1",
@@ -161,13 +108,13 @@ def _environment(peer: Found) -> dict[str, str]:
 
 @contextmanager
 def _process(
-    command: list[str], environment: dict[str, str], files: Path
+    command: list[str], variables: dict[str, str], files: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a session of its own, which is ended with everything that it started."""
     with _file(files, "out") as out, _file(files, "err") as err:
         process = subprocess.Popen(
             command,
-            env=environment,
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
@@ -208,11 +155,3 @@ def _finish(
             raise LabkitError(f"{name} ended early on rank {number}: {last}")
     if any(process.poll() is None for process in processes):
         raise LabkitError(f"{name} did not end within {limit:.0f} s")
-
-
-def _has(python: str, module: str) -> bool:
-    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-    try:
-        return subprocess.run([python, "-c", code], capture_output=True, timeout=60).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False

@@ -1,9 +1,9 @@
 """One process of a peer: reads its task, measures each case, and rank 0 tells what it found.
 
-    python rank.py '{"peer": "ddp", "rank": 0, "size": 2, "cases": ["cnn"], ...}'
+    python foreign.py labkit.bench.peers.rank '{"peer": "ddp", "rank": 0, "cases": ["cnn"], ...}'
 
-Started by file name, so that it also runs in a Python where labkit is not installed; of labkit
-only modules that need no more than NumPy are imported.
+Started by `labkit.frameworks.foreign`, so that it also runs in a Python where labkit is not
+installed; of labkit only modules that need no more than NumPy are imported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 
@@ -37,14 +36,5 @@ def main(task: dict[str, Any]) -> None:
     peer.leave()
 
 
-def _find_labkit() -> None:
-    """Let `labkit.…` be imported from here without what `labkit/__init__.py` brings along."""
-    package = ModuleType("labkit")
-    package.__path__ = [str(Path(__file__).resolve().parents[2])]
-    sys.modules["labkit"] = package
-    sys.path.pop(0)  # this folder: its modules must not stand for horovod and others
-
-
 if __name__ == "__main__":
-    _find_labkit()
     main(json.loads(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""TensorFlow's own strategies: who sends how much to whom, and how they stand beside labkit's."""
+"""Other frameworks' strategies: who sends how much to whom, and how they stand beside labkit's."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def traffic_matrix(runs: Iterable[Run] | Run) -> Figure:
     """Bytes a step from each task to each other one, a panel a run; of processes on TCP.
 
     Args:
-        runs: of `TFDistribute`; others, whose messages go by MPI, are left out, and those that
-            ran on a system that does not count, as all but Linux.
+        runs: of `TFDistribute` and `Peer`; others, whose messages go by MPI, are left out, and
+            those that ran on a system that does not count, as all but Linux.
     """
     shown = [entry for entry in completed(runs) if not sent(entry.run).empty]
     panels, words = [], []
@@ -39,7 +39,7 @@ def traffic_matrix(runs: Iterable[Run] | Run) -> Figure:
             for row in table[table["bytes"] > 0].itertuples()
         ]
         words.append(f"{entry.label}: {', '.join(said) or 'nothing crosses between processes'}")
-    title = "Bytes a step between TensorFlow's processes"
+    title = "Bytes a step between processes of other frameworks"
     title += f" · {clock_and_network(shown)}" if shown else ""
     return sheet(panels, [], title, busy(shown), words, plot=220)
 
@@ -50,7 +50,7 @@ def framework_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
 
 
 def framework_reading(runs: Iterable[Run] | Run) -> Markdown:
-    """Of each of TensorFlow's strategies: its step and its end beside labkit's that does the same.
+    """Of each of theirs: its step and its end beside labkit's strategy that does the same.
 
     Raises: as `framework_table`.
     """

@@ -1,4 +1,4 @@
-"""TensorFlow's own strategies beside labkit's: what each does, costs and reaches."""
+"""Other frameworks' strategies beside labkit's: what each does, costs and reaches."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from labkit.common.content import JSON
 from labkit.records.run import Run, gate_failed
-from labkit.strategies import STRATEGIES, TF_KINDS
-from labkit.strategies.tf_distribute import TFDistribute
+from labkit.strategies import RING, STRATEGIES, TF_KINDS, Peer, TFDistribute
+from labkit.strategies.tf_distribute import Kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Beside:
-    """Runs of TensorFlow's strategies and of labkit's.
+    """Runs of other frameworks' strategies and of labkit's.
 
     Attributes:
         table: a row a run: its strategy, where it stands, what a step costs, where it ends.
-        pairs: rows of one of TensorFlow's, and of the run of labkit's that does the same.
+        pairs: rows of one of theirs, and of the run of labkit's that does the same.
     """
 
     table: pd.DataFrame
@@ -37,16 +37,16 @@ def beside(runs: Mapping[str, Run]) -> Beside:
     pairs = [
         (theirs, ours)
         for (_, theirs), run in zip(table.iterrows(), runs.values(), strict=True)
-        if (fields := run.experiment["strategy"])["name"] == "TFDistribute"
+        if (kind := _kind(run.experiment["strategy"])) is not None
         for (_, ours), other in zip(table.iterrows(), runs.values(), strict=True)
-        if _does(other.experiment["strategy"], TF_KINDS[fields["kind"]].ours)
+        if _does(other.experiment["strategy"], kind.ours)
         and other.experiment["workers"] == run.experiment["workers"]
     ]
     return Beside(table, pairs)
 
 
 def sent(run: Run) -> pd.DataFrame:
-    """Bytes a step from task to task of TensorFlow's; no rows for a run that has none."""
+    """Bytes a step from task to task of another framework's; no rows for a run that has none."""
     import pandas as pd
 
     exchange: dict[str, dict[str, dict[str, int]]] = run.metrics.get("exchange") or {}
@@ -64,12 +64,18 @@ def _does(fields: Mapping[str, JSON], asked: Mapping[str, JSON]) -> bool:
     return all(fields.get(name) == value for name, value in asked.items())
 
 
+def _kind(fields: Mapping[str, JSON]) -> Kind | None:
+    """Where another framework's strategy stands; None for one of labkit's."""
+    kinds = {Peer.__name__: RING, TFDistribute.__name__: TF_KINDS.get(str(fields.get("kind")))}
+    return kinds.get(str(fields["name"]))
+
+
 def _row(name: str, run: Run) -> dict[str, JSON]:
     fields, metrics = run.experiment["strategy"], run.metrics
     failed = gate_failed(run)
     # Bytes of other processes are known where the kernel counts them.
     exchange = metrics.get("exchange") or {}
-    counted = fields["name"] != TFDistribute.__name__ or bool(exchange.get("sent_bytes"))
+    counted = _kind(fields) is None or bool(exchange.get("sent_bytes"))
     return {
         "run": name,
         **dict(_place(fields, exchange)),
@@ -82,8 +88,7 @@ def _row(name: str, run: Run) -> dict[str, JSON]:
 
 
 def _place(fields: Mapping[str, JSON], exchange: Mapping[str, JSON]) -> Iterator[tuple[str, JSON]]:
-    if fields["name"] == TFDistribute.__name__:
-        kind = TF_KINDS[str(fields["kind"])]
+    if (kind := _kind(fields)) is not None:
         yield "strategy", str(exchange.get("algorithm", "")).rpartition(".")[2]
         yield "architecture", kind.architecture
         yield "synchronization", kind.synchronization

@@ -1,0 +1,107 @@
+"""A process in which Horovod trains what labkit has exported, with TensorFlow's Keras."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+
+import horovod
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.http.http_server import RendezvousServer
+
+from labkit.frameworks.child import serve
+from labkit.frameworks.exported import Batches, Exported
+
+LIMIT = "300"  # s, for the others to join
+
+
+class Training:
+    """A model, an optimizer, this worker's batches, and Horovod."""
+
+    def __init__(self, told: Exported) -> None:
+        self._told, self._batches = told, Batches(told)
+        keras = tf.keras
+        keras.backend.set_floatx(told.dtype)
+        layers = [getattr(keras.layers, kind)(**options) for kind, options in told.layers]
+        self._model = keras.Sequential([keras.Input(told.shape), *layers])
+        self._model.set_weights(self._batches.weights)
+        self._optimizer = keras.optimizers.SGD(**told.optimizer)
+        self._loss = {
+            "SparseCategoricalCrossentropy": lambda: keras.losses.SparseCategoricalCrossentropy(
+                from_logits=True
+            ),
+            "MeanSquaredError": keras.losses.MeanSquaredError,
+        }[told.loss]()
+        self._compiled = tf.function(self._train, reduce_retracing=True)
+
+    def open(self) -> int:
+        """The port at which all workers meet; asked of the first one."""
+        self._server = RendezvousServer()
+        port: int = self._server.start()
+        size = self._told.size
+        self._server.init(get_host_assignments(parse_hosts(f"127.0.0.1:{size}"), size))
+        return port
+
+    def join(self, port: int) -> None:
+        """Meet the others, by Gloo: a process that mpirun has not started knows no MPI."""
+        rank, size = self._told.rank, self._told.size
+        for scope, (number, count) in {
+            "": (rank, size),
+            "LOCAL_": (rank, size),
+            "CROSS_": (0, 1),
+        }.items():
+            os.environ[f"HOROVOD_{scope}RANK"] = str(number)
+            os.environ[f"HOROVOD_{scope}SIZE"] = str(count)
+        os.environ |= {
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_HOSTNAME": "127.0.0.1",
+            "HOROVOD_GLOO_IFACE": "lo0" if sys.platform == "darwin" else "lo",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": LIMIT,
+        }
+        hvd.init()
+
+    def step(self) -> float:
+        """Train on the next batch; the mean loss of this worker's rows."""
+        x, y, factor = self._batches.next()
+        dtype = self._told.dtype
+        return float(
+            self._compiled(tf.constant(x, dtype), tf.constant(y), tf.constant(factor, dtype))
+        )
+
+    def weights(self) -> list[np.ndarray]:
+        """As Keras has them."""
+        found: list[np.ndarray] = self._model.get_weights()
+        return found
+
+    def describe(self) -> tuple[str, str]:
+        """The class that trains, and the framework's version."""
+        kind = hvd.DistributedGradientTape
+        version = f"Horovod {horovod.__version__}, TensorFlow {tf.__version__}"
+        return f"{kind.__module__}.{kind.__qualname__}", version
+
+    def _train(self, x: tf.Tensor, y: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = self._loss(y, self._model(x, training=True))
+            scaled = loss * factor
+        variables = self._model.trainable_variables
+        gradients = hvd.DistributedGradientTape(tape).gradient(scaled, variables)
+        self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+
+def start(told: Exported) -> Mapping[str, Callable[..., object]]:
+    """Build, and answer."""
+    training = Training(told)
+    calls = (training.open, training.join, training.step, training.weights, training.describe)
+    return {call.__name__: call for call in calls}
+
+
+if __name__ == "__main__":
+    serve(start)

@@ -1,0 +1,93 @@
+"""What strategies have in common whose model is trained in processes of another framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from labkit.common.content import JSON
+from labkit.common.errors import InvalidInput
+from labkit.communicator import Communicator
+from labkit.frameworks.child import Child
+from labkit.frameworks.wires import Wires
+from labkit.strategies.strategy import Question, Session
+
+
+def refuse_elsewhere(name: str, experiment: Question) -> None:
+    """Refuse what such processes do not do, of a strategy of this name, before any rank starts."""
+    given = {
+        "network": (experiment.network, "its processes talk over this machine's own"),
+        "slow": (experiment.slowed, "labkit slows down its own ranks only"),
+        "callbacks": (experiment.callbacks, "the model is trained in another process"),
+    }
+    for field, (value, why) in given.items():
+        if value:
+            raise InvalidInput(f"{field} is nothing to {name}: {why}; leave it out")
+    if experiment.feed == "scatter":
+        raise InvalidInput("feed='scatter' is read by labkit's ranks; use feed='shard'")
+    if experiment.rows is None:
+        raise InvalidInput(
+            f"{name}'s processes read rows by number, which a callable data set has not; "
+            "give arrays (x, y) or a named data set"
+        )
+    rest = experiment.rows % experiment.batch_size or experiment.batch_size
+    if rest < experiment.workers:
+        raise InvalidInput(
+            f"the last of the batches of batch_size={experiment.batch_size} has {rest} of "
+            f"{experiment.rows} rows, fewer than workers={experiment.workers}; give another "
+            "batch_size"
+        )
+
+
+def refuse_hosts(name: str, communicator: Communicator, instead: str) -> None:
+    """Refuse ranks on several hosts."""
+    if not communicator.patience.on_one_host:
+        raise InvalidInput(
+            f"{name} starts its processes on one host, but these ranks have several; {instead}"
+        )
+
+
+def train_elsewhere(
+    session: Session,
+    child: Child,
+    others: Callable[[], Mapping[str, int]] = dict,
+    mend: Callable[[], None] = lambda: None,
+) -> dict[str, JSON]:
+    """Ask a rank's process for steps, and count the bytes between all ranks' processes.
+
+    Args:
+        session: of the rank.
+        child: its process, ready for "step", and for "weights", which are then the model's.
+        others: the tasks of other processes that this rank has started, and what they are now.
+        mend: starts those anew that have ended; called now and then.
+
+    Returns:
+        For the record: `processes` by task, `sent_bytes` from task to task.
+    """
+    communicator = session.communicator
+    own = {child.name: child.pid} | dict(others())
+    everyone: dict[str, int] = {}
+    for tasks in communicator.allgather(own, "the processes of other frameworks' tasks"):
+        everyone |= tasks
+    wires = Wires(everyone)
+    before = wires.look(own)
+
+    def meanwhile() -> None:
+        mend()
+        wires.tasks |= others()
+
+    def step(x: object, y: object, weight: object) -> float:
+        nonlocal before
+        meanwhile()
+        loss = float(child.ask("step", meanwhile=meanwhile))
+        before, last = wires.look(own), before
+        communicator.traffic.wire_bytes += before - last
+        return loss
+
+    def collect() -> None:
+        session.model.set_weights(child.ask("weights", meanwhile=meanwhile))
+
+    session.loop(step, collect)
+    sent: dict[str, JSON] = {}
+    for rows in communicator.allgather(wires.matrix(own), "the bytes of these tasks"):
+        sent |= rows
+    return {"processes": dict(wires.tasks), "sent_bytes": sent}

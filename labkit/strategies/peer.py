@@ -1,0 +1,107 @@
+"""Other frameworks than TensorFlow's strategies, in processes of their own, on one experiment."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from labkit.common.errors import InvalidInput
+from labkit.frameworks.environments import Found, find
+from labkit.strategies.elsewhere import refuse_elsewhere, refuse_hosts, train_elsewhere
+from labkit.strategies.strategy import Question, Session, Strategy
+
+OPTIONS = ("momentum", "nesterov")
+PRECISIONS = ("float32", "float64")
+
+
+class Peer(Strategy):
+    r"""PyTorch's DistributedDataParallel or Horovod trains the same model on the same batches.
+
+    Layers, initial weights and the rows of each batch are exported to a fresh process a worker,
+    which runs in a Python of its own: that of `labkit peers setup NAME`, or one that
+    `LABKIT_TORCH_PYTHON` or `LABKIT_HOROVOD_PYTHON` names. Each worker's loss is weighted by its
+    rows, and the framework averages gradients:
+
+    \[g = \frac{1}{k} \sum_r k \frac{n_r}{n} \nabla \ell_r.\]
+
+    What is exported are sequential models of Dense, Conv2D, MaxPooling2D and Flatten, cross-entropy
+    of scores or the mean squared error, and SGD with or without momentum: where the mathematics is
+    the same, and the gate holds it to one process of labkit's, weight by weight. Elsewhere it is
+    refused, and no speed is shown.
+
+    Args:
+        framework: "ddp": PyTorch's, over gloo; "horovod": Horovod with TensorFlow's Keras.
+
+    Raises:
+        InvalidInput: the framework is not installed; the words say how it is.
+
+    Source: S. Li et al., PyTorch distributed: experiences on accelerating data parallel training,
+    2020, arXiv 2006.15704; A. Sergeev and M. Del Balso, Horovod, 2018, arXiv 1802.05799. Differs
+    from it: Horovod's processes are started by ranks and meet by Gloo, not by MPI, which is faster
+    (`labkit bench exchange --peer horovod` starts it with mpirun).
+    """
+
+    paper: ClassVar[str] = "Li 2020, arXiv 2006.15704"
+
+    framework: Literal["ddp", "horovod"] = Field("ddp", kw_only=False)
+
+    @property
+    def exact(self) -> bool:
+        """Gradients are averaged in full."""
+        return True
+
+    @property
+    def made_with(self) -> str:
+        """The version that would train, and where."""
+        found = find(self.framework)
+        return found if isinstance(found, str) else f"{found.version} {found.python}"
+
+    def rows(self, batch_size: int, workers: int) -> int:
+        """Rows of a worker."""
+        return -(-batch_size // workers)
+
+    def check(self, experiment: Question) -> None:
+        """Refuse what is not there, or not the same mathematics, before any rank starts."""
+        self._found()
+        refuse_elsewhere("Peer", experiment)
+        if experiment.precision not in PRECISIONS:
+            raise InvalidInput(
+                f"precision={experiment.precision!r} is not the same in other frameworks; Peer has "
+                f"{', '.join(PRECISIONS)}"
+            )
+        more = [name for name in experiment.optimizer_options if name not in OPTIONS]
+        if experiment.optimizer != "sgd" or more:
+            what = f"its {more[0]}" if more else f"optimizer={experiment.optimizer!r}"
+            raise InvalidInput(
+                f"{what} is not the same in other frameworks; Peer trains with optimizer='sgd' and "
+                f"its {' and '.join(OPTIONS)}"
+            )
+
+    def train(self, session: Session) -> None:
+        """Ask the framework's processes for steps."""
+        communicator = session.communicator
+        refuse_hosts("Peer", communicator, "give ranks of one")
+        session.compile(session.optimizer())
+        with ExitStack() as ended:
+            folder = ""
+            if communicator.rank == 0:
+                made = tempfile.TemporaryDirectory(prefix="labkit-peer-")
+                folder = ended.enter_context(made)
+            folder = communicator.share(folder, what="the folder of exported arrays")
+            child = session.exported(f"worker {communicator.rank}", self._found(), folder)
+            ended.callback(child.close)
+            child.answer()
+            port = child.ask("open") if communicator.rank == 0 else None
+            child.ask("join", communicator.share(port, what="where the framework's processes meet"))
+            algorithm, version = child.ask("describe")
+            told = train_elsewhere(session, child)
+        session.exchanged = {"algorithm": algorithm, "version": version} | told
+
+    def _found(self) -> Found:
+        found = find(self.framework)
+        if isinstance(found, str):
+            raise InvalidInput(found)
+        return found

@@ -1,0 +1,117 @@
+"""Other frameworks: where they are found, what is said of those that are not, how one is set up."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from labkit.cli.app import app
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.frameworks import environments
+from labkit.frameworks.environments import MARK, PEERS, SET_UP, Found, find, setup
+
+
+@pytest.fixture(autouse=True)
+def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of environments, which is empty."""
+    monkeypatch.setattr(environments, "find_spec", lambda _: None)
+    monkeypatch.setenv("LABKIT_PEERS", str(tmp_path / "peers"))
+    for kind in PEERS.values():
+        monkeypatch.delenv(kind.variable or "-", raising=False)
+    return tmp_path / "peers"
+
+
+def peers(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["peers", *arguments])
+
+
+@pytest.mark.parametrize("name", SET_UP)
+def test_what_is_not_installed_is_a_sentence_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    variable = PEERS[name].variable
+    said = find(name)
+    assert isinstance(said, str)
+    assert f"{PEERS[name].module} is not installed" in said
+    assert f"{variable} is not set: labkit peers setup {name}" in said
+    monkeypatch.setenv(variable, sys.executable + "-not-there")
+    monkeypatch.setattr(environments, "_has", lambda python, module: False)
+    assert f"nor in {variable}={sys.executable}-not-there" in str(find(name))
+    listed = peers("list")
+    assert listed.exit_code == 0
+    assert f"labkit peers setup {name}" in listed.stdout
+
+
+def test_what_was_set_up_is_found_where_it_is(nothing_installed: Path) -> None:
+    folder = nothing_installed / "ddp"
+    folder.mkdir(parents=True)
+    assert isinstance(find("ddp"), str)  # it is not complete
+    (folder / MARK).write_text(json.dumps({"name": "ddp", "version": "9.8"}))
+    assert find("ddp") == Found("ddp", str(folder / "bin" / "python"), "9.8")
+    assert f"ddp: 9.8 {folder}/bin/python" in peers("list").stdout.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("there", "missing"),
+    [
+        ((), "uv and cmake and c++ or g++ or clang++"),
+        (("uv", "g++"), "cmake"),
+        (("uv", "cmake"), "c++ or g++ or clang++"),
+    ],
+)
+def test_programs_that_are_missing_are_named_before_anything_is_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: tuple[str, ...], missing: str
+) -> None:
+    for name in there:
+        program(tmp_path / name, "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = peers("setup", "horovod")
+    assert done.exit_code == 2
+    assert f"horovod wants {missing}, which is not on PATH; install" in done.stderr
+    assert not (tmp_path / "peers").exists()
+
+
+def test_what_is_of_labkits_own_environment_is_not_set_up() -> None:
+    with pytest.raises(InvalidInput, match=r"'multi_worker_mirrored' is not set up.*ddp, horovod"):
+        setup("multi_worker_mirrored")
+    assert peers("setup", "gossip").exit_code == 2
+
+
+@pytest.mark.heavy
+def test_each_command_is_said_and_only_what_is_complete_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    places = tmp_path / "programs"
+    places.mkdir()
+    monkeypatch.setenv("PATH", f"{places}{os.pathsep}{os.environ['PATH']}")
+    # An installer that makes a Python which has nothing but a version.
+    makes = 'for last; do :; done; mkdir -p "$last/bin"; echo "#!/bin/sh\necho noise; echo 9.8" '
+    makes += '> "$last/bin/python"; chmod +x "$last/bin/python"'
+    program(places / "uv", f'test "$1" = pip && exit 0; {makes}')
+    said: list[str] = []
+    found = setup("ddp", said.append)
+    assert found == find("ddp") == Found("ddp", found.python, "9.8")
+    made, installed = said
+    assert made.startswith(f"$ uv venv --clear --python {sys.executable} ")
+    assert installed.startswith(f"$ uv pip install --python {found.python} torch==")
+    program(places / "uv", f'test "$1" = pip && exit 3; {makes}')
+    with pytest.raises(LabkitError, match=r"uv pip install .* ended with exit code 3"):
+        setup("ddp")
+    assert isinstance(find("ddp"), str)
+
+
+def program(path: Path, body: str) -> None:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.heavy
+def test_another_python_may_have_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program(tmp_path / "python", "exit 0")  # it finds every module
+    monkeypatch.setenv("LABKIT_TORCH_PYTHON", str(tmp_path / "python"))
+    assert find("ddp") == Found("ddp", str(tmp_path / "python"))

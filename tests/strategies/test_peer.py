@@ -1,0 +1,104 @@
+"""Other frameworks on the same experiment: what is refused, and that their weights equal ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from labkit import AllReduce, Cluster, Experiment, InvalidInput, Peer
+from labkit.frameworks import environments
+from labkit.frameworks.environments import MARK, SET_UP, Found, find
+from labkit.records.questions.frameworks import beside
+
+
+@pytest.fixture
+def set_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An environment of which nothing is there but that it says so."""
+    monkeypatch.setattr(environments, "find_spec", lambda _: None)
+    monkeypatch.delenv("LABKIT_TORCH_PYTHON", raising=False)
+    monkeypatch.setenv("LABKIT_PEERS", str(tmp_path))
+    mark = tmp_path / "ddp" / MARK
+    mark.parent.mkdir()
+    mark.write_text(json.dumps({"name": "ddp", "version": "9.8"}))
+    return mark
+
+
+def given(**fields: Any) -> Experiment:
+    plain: dict[str, Any] = {"optimizer": "sgd", "dataset": "digits", "workers": 2}
+    return Experiment(**plain | {"strategy": Peer("ddp")} | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"optimizer": "adam"}, "optimizer='adam' is not the same.*momentum and nesterov"),
+        ({"optimizer_options": {"clipnorm": 1.0}}, "its clipnorm is not the same"),
+        ({"precision": "mixed_bfloat16"}, "Peer has float32, float64"),
+        ({"network": "1GbE"}, "network is nothing to Peer"),
+        ({"slow": {0: 2.0}}, "slow is nothing to Peer"),
+        ({"callbacks": list}, "callbacks is nothing to Peer"),
+        ({"feed": "scatter"}, "use feed='shard'"),
+        ({"batch_size": 1436}, "1437 rows, fewer than workers=2"),
+        ({"dataset": lambda: None, "model": lambda: None}, "a callable data set has not"),
+        ({"clock": "virtual"}, "does not run on clock='virtual'"),
+    ],
+)
+def test_what_is_not_the_same_elsewhere_is_refused_before_a_process_starts(
+    set_up: Path, fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        given(**fields)
+
+
+def test_what_is_not_installed_is_refused_with_what_to_do(set_up: Path) -> None:
+    assert given().strategy.made_with == f"9.8 {set_up.parent}/bin/python"
+    set_up.unlink()
+    with pytest.raises(InvalidInput, match=r"torch is not installed.*labkit peers setup ddp"):
+        given()
+    with pytest.raises(InvalidInput, match="framework='gossip'"):
+        Peer("gossip")
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"model": "mlp", "model_options": {"widths": [64, 32]}},
+    "momentum": {
+        "model": "cnn",
+        "model_options": {"filters": [4, 4], "dense": 8},
+        "optimizer_options": {"momentum": 0.9},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SET_UP)
+def test_after_20_steps_weights_equal_ours(cluster: Cluster, name: str) -> None:
+    if not isinstance(find(name), Found):
+        pytest.skip(str(find(name)))
+    fields: dict[str, Any] = {"batch_size": 63, "epochs": 2, "steps": 10, "learning_rate": 0.1}
+    for case in CASES.values():
+        asked = given(**fields | case)
+        ours, theirs = (
+            cluster.run(asked.replace(strategy=strategy))
+            for strategy in (AllReduce(algorithm="ring"), Peer(name))
+        )
+        own, others = (weights(run.path) for run in (ours, theirs))
+        worst = max(np.abs(a - b).max() for a, b in zip(own, others, strict=True))
+        assert worst <= 1e-5
+        losses = [run.history["loss"].to_numpy() for run in (ours, theirs)]
+        np.testing.assert_allclose(*losses, atol=1e-4)
+        assert theirs.metrics["equivalence"]["verdict"] == "passed"
+        sent = theirs.metrics["exchange"]["sent_bytes"]
+        assert sent["worker 0"]["worker 1"] > 20 * 4 * sum(each.size for each in own) / 2
+        ((pair, _),) = beside({"ours": ours, "theirs": theirs}).pairs
+        assert pair["step_ms"] > 0
+
+
+def weights(run: Path) -> list[np.ndarray]:
+    import keras
+
+    found: list[np.ndarray] = keras.models.load_model(run / "model.keras").get_weights()
+    return found
