@@ -83,7 +83,7 @@ def link(
     """Hold the emulated network against a real rate-limited link (Linux, root, iproute2)."""
     from labkit.bench import meeting
     from labkit.bench.link import measure
-    from labkit.bench.namespaces import FRAME
+    from labkit.frameworks.namespaces import FRAME
 
     if simgrid:
         from labkit.bench.beside_simgrid import compare
@@ -213,14 +213,22 @@ def pipeline(workers: int, schedules: list[str], repeats: int, file: Path | None
 @click.option("--kinds", default=None, callback=_names, help="Names with commas; default: all.")
 @click.option("--cases", default="mlp,cnn,rnn", show_default=True, callback=_names)
 @click.option("--optimizers", default="sgd,adam", show_default=True, callback=_names)
+@click.option("--network", default=None, help="A preset: of a real link (Linux, as root).")
 @AS_JSON
-def tf(kinds: list[str], cases: list[str], optimizers: list[str], file: Path | None) -> None:
+def tf(
+    kinds: list[str],
+    cases: list[str],
+    optimizers: list[str],
+    network: str | None,
+    file: Path | None,
+) -> None:
     """Hold TensorFlow's own strategies against one process, weight by weight, in float64."""
     from labkit.bench.frameworks import experiments, measure
     from labkit.cluster import Cluster
     from labkit.strategies import TF_KINDS
 
-    asked = experiments(kinds or list(TF_KINDS), cases, optimizers)  # before engines start
+    # Before engines start.
+    asked = experiments(kinds or list(TF_KINDS), cases, optimizers, network)
     with Cluster(workers=max(each.ranks for each in asked), limit=300) as cluster:
         rows = [row for row, _ in measure(cluster, asked)]
     shown = [row | {"apart": f"{row['max_abs_difference']:.1e}"} for row in rows]

@@ -12,6 +12,7 @@ from labkit.bench.timing import Row, head, spread
 from labkit.common.content import JSON
 from labkit.common.options import lookup
 from labkit.experiment import Experiment
+from labkit.network import Network
 from labkit.strategies import TF_KINDS, TFDistribute
 
 if TYPE_CHECKING:
@@ -41,8 +42,11 @@ def experiments(
     kinds: Sequence[str] = tuple(TF_KINDS),
     cases: Sequence[str] = tuple(CASES),
     optimizers: Sequence[str] = tuple(OPTIMIZERS),
+    network: str | Network | None = None,
 ) -> list[Experiment]:
     """Each kind on each model with each optimizer: a few steps in float64 on uneven parts.
+
+    With a network each talks over a real link of its bandwidth, see `TFDistribute`.
 
     Servers have one worker, with which they train as one process does; others have two.
 
@@ -60,6 +64,7 @@ def experiments(
             batch_size=51,
             steps=STEPS,
             precision="float64",
+            network=network,
         )
         for case in cases
         for optimizer in optimizers
@@ -74,7 +79,9 @@ def measure(cluster: Cluster, asked: Sequence[Experiment]) -> Iterator[tuple[Row
         found = cluster.call(hold, experiment, ranks=experiment.ranks)[0]
         kind, case = experiment.strategy.kind, f"{experiment.model} {experiment.optimizer}"
         timed = found.seconds[1:]  # the first one traces
-        row = head("tf", case, kind, experiment.workers, repeats=len(timed)) | spread(timed)
+        network = Network.parse(experiment.network)
+        link = network and (network.name or f"{8e-6 * network.bandwidth:g} Mb/s")
+        row = head("tf", case, kind, experiment.workers, link, repeats=len(timed)) | spread(timed)
         row["max_abs_difference"] = found.apart
         row["wire_bytes_per_step"] = found.wire_bytes
         yield row, found.exchanged

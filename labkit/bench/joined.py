@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from labkit.bench.namespaces import ADDRESSES, rate_limited_link
 from labkit.common.errors import LabkitError
+from labkit.frameworks.namespaces import ADDRESSES, inside, rate_limited_link
 
 
 class Ranks:
@@ -61,9 +61,8 @@ def joined_at(bits: int, program: str, flows: int = 1) -> Iterator[Ranks]:
     with rate_limited_link(bits, flows) as namespaces, ExitStack() as started:
         processes = []
         for rank, namespace in enumerate(namespaces):
-            inside = ("ip", "netns", "exec", namespace)
             process = subprocess.Popen(
-                [*inside, sys.executable, "-m", program, str(rank), ADDRESSES[0]],
+                [*inside(namespace), sys.executable, "-m", program, str(rank), ADDRESSES[0]],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from labkit.bench.joined import joined_at
-from labkit.bench.namespaces import FRAME, burst, require_means
 from labkit.bench.timing import Row, head, sweep
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
+from labkit.frameworks.namespaces import FRAME, burst, require_means
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import closed_form

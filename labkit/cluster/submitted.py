@@ -123,7 +123,8 @@ class Submitted(Live):
 
 def _emulated(experiment: Experiment) -> str | Network | None:
     """The network between its ranks; what lies in a virtual one is played within one rank."""
-    return None if experiment.clock == "virtual" else experiment.network
+    elsewhere = experiment.clock == "virtual" or not experiment.strategy.emulated
+    return None if elsewhere else experiment.network
 
 
 def _why(error: KeyboardInterrupt) -> str:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -41,6 +41,7 @@ class Child:
         communicator: the ranks whose children work together: if one of them fails, nobody waits.
         threads: that it may compute with.
         python: another one than this, in which labkit need not be installed.
+        inside: words before the command, that say where it runs.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Child:
         communicator: Communicator,
         threads: int,
         python: str | None = None,
+        inside: Sequence[str] = (),
     ) -> None:
         self.name = name
         self._patience = communicator.patience
@@ -61,7 +63,7 @@ class Child:
         run = [sys.executable, "-m"] if python is None else [python, foreign.__file__]
         self._said = opened.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         self._process = subprocess.Popen(
-            [*run, module, name, str(other.fileno())],
+            [*inside, *run, module, name, str(other.fileno())],
             env=kept | _environment(threads),
             stdin=subprocess.DEVNULL,
             stdout=self._said,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from labkit.common.content import JSON
@@ -25,13 +26,20 @@ class Servers:
         spec: all tasks; that of the chief is not started here.
         communicator: the ranks of the run.
         threads: of each process.
+        inside: words before the command of a process, by the host of its address.
 
     Attributes:
         anew: the tasks of processes that have ended before, and were started anew.
     """
 
-    def __init__(self, spec: ClusterSpec, communicator: Communicator, threads: int) -> None:
-        self._spec, self._given = spec, (communicator, threads)
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        communicator: Communicator,
+        threads: int,
+        inside: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> None:
+        self._spec, self._given, self._inside = spec, (communicator, threads), inside
         self._children: dict[str, Child] = {}
         self.anew: list[JSON] = []
 
@@ -75,7 +83,8 @@ class Servers:
     def _start(self, tasks: list[tuple[str, int]]) -> None:
         name = "{} {}".format(*tasks[0])
         configs = [self._spec.of(job, index) for job, index in tasks]
-        self._children[name] = Child(__name__, name, configs, *self._given)
+        words = self._inside.get(self._spec.host(*tasks[0]), ())
+        self._children[name] = Child(__name__, name, configs, *self._given, inside=words)
 
     def _named(self, name: str) -> list[tuple[str, int]]:
         """The tasks of a process."""

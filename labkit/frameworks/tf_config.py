@@ -11,6 +11,7 @@ from socket import socket
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 
+HERE = "127.0.0.1"
 PORT = 2222  # as TensorFlow's documentation has it
 
 
@@ -29,6 +30,10 @@ class ClusterSpec:
     def add(self, job: str, address: str) -> None:
         """One more task of a job."""
         self.jobs.setdefault(job, []).append(address)
+
+    def host(self, job: str, index: int) -> str:
+        """The name or address of the host of a task."""
+        return self.jobs[job][index].rpartition(":")[0]
 
     def of(self, job: str, index: int) -> dict[str, JSON]:
         """TF_CONFIG of one task."""
@@ -64,9 +69,14 @@ def free_ports(count: int) -> list[int]:
 
 def on_this_host(jobs: Mapping[str, int], inside: bool = False) -> ClusterSpec:
     """So many tasks of each job, at free ports of the loopback address."""
-    ports = iter(free_ports(sum(jobs.values())))
-    addresses = {job: [f"127.0.0.1:{next(ports)}" for _ in range(n)] for job, n in jobs.items()}
-    return ClusterSpec({job: each for job, each in addresses.items() if each}, inside)
+    return at({job: [HERE] * count for job, count in jobs.items()}, inside)
+
+
+def at(jobs: Mapping[str, Sequence[str]], inside: bool = False) -> ClusterSpec:
+    """Tasks of each job at these addresses of this machine, at ports that are free."""
+    ports = iter(free_ports(sum(map(len, jobs.values()))))
+    placed = {job: [f"{each}:{next(ports)}" for each in hosts] for job, hosts in jobs.items()}
+    return ClusterSpec({job: each for job, each in placed.items() if each}, inside)
 
 
 def on_hosts(
@@ -109,7 +119,11 @@ def lines(spec: ClusterSpec) -> list[tuple[str, str]]:
     found = []
     for tasks in spec.processes():
         job, index = tasks[0]
-        host = spec.jobs[job][index].rpartition(":")[0]
         each = " and ".join(f"{job} {index}" for job, index in tasks)
-        found.append((f"{host}: {each}", f"export TF_CONFIG='{json.dumps(spec.of(job, index))}'"))
+        found.append(
+            (
+                f"{spec.host(job, index)}: {each}",
+                f"export TF_CONFIG='{json.dumps(spec.of(job, index))}'",
+            )
+        )
     return found

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import struct
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple
 
 from labkit.common.content import JSON
 
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY, _DUMP = 20, 0x301  # SOCK_DIAG_BY_FAMILY; NLM_F_REQUEST | NLM_F_DUMP
 _ESTABLISHED, _INFO = 1 << 1, 2  # states asked for; INET_DIAG_INFO
@@ -40,17 +43,18 @@ class Wires:
 
     Args:
         tasks: the process of each task; several tasks of one process have its first one's bytes.
+        namespaces: in which they talk, of the network, by name; none: in this process's.
     """
 
-    def __init__(self, tasks: Mapping[str, int]) -> None:
-        self.tasks = dict(tasks)
+    def __init__(self, tasks: Mapping[str, int], namespaces: Sequence[str] = ()) -> None:
+        self.tasks, self._namespaces = dict(tasks), [*namespaces] or [""]
         self._who: dict[int, str] = {}  # inode -> task
         self._pairs: dict[int, tuple[str, str]] = {}  # inode -> who sends to whom
         self._sent: dict[int, int] = {}
 
     def look(self, senders: Container[str]) -> int:
         """Read the counters; the bytes of these tasks so far, 0 where the kernel does not tell."""
-        ends = list(_connections())
+        ends = [end for name in self._namespaces for end in connections(name)]
         if any(end.inode not in self._who for end in ends):
             self._who = dict.fromkeys((end.inode for end in ends), "") | self._who
             self._who |= dict(self._open())
@@ -83,11 +87,31 @@ class Wires:
                             yield int(target[8:-1]), task
 
 
-def _connections() -> Iterator[Connection]:
-    """All that are established on this host; nothing where its kernel does not tell."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        with suppress(OSError, AttributeError):  # no such socket here
-            yield from _dump(family)
+def connections(namespace: str = "") -> list[Connection]:
+    """All that are established here, or in a namespace; none where the kernel does not tell."""
+    found: list[Connection] = []
+
+    def look() -> None:
+        if namespace:
+            _enter(namespace)
+        for family in (socket.AF_INET, socket.AF_INET6):
+            with suppress(OSError, AttributeError):  # no such socket here
+                found.extend(_dump(family))
+
+    if namespace:  # a thread that ends: where it is, nobody else of this process is
+        thread = Thread(target=look)
+        thread.start()
+        thread.join()
+    else:
+        look()
+    return found
+
+
+def _enter(namespace: str) -> None:
+    """Let this thread be in a namespace of the network, by name, see setns(2)."""
+    with open(f"/run/netns/{namespace}") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _NEW_NETWORK):
+            raise OSError(ctypes.get_errno(), f"namespace {namespace} cannot be entered")
 
 
 def _dump(family: int) -> Iterator[Connection]:

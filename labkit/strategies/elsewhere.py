@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.frameworks.child import Child
+from labkit.frameworks.namespaces import ADDRESSES, rate_limited_link, require_means
 from labkit.frameworks.wires import Wires
+from labkit.network import Network
 from labkit.strategies.strategy import Question, Session
 
+LATENCY = 1e-3  # s; more than that a link within a machine does not stand for
 
-def refuse_elsewhere(name: str, experiment: Question) -> None:
-    """Refuse what such processes do not do, of a strategy of this name, before any rank starts."""
+
+def refuse_elsewhere(name: str, experiment: Question, linked: bool = False) -> None:
+    """Refuse what such processes do not do, of a strategy of this name, before any rank starts.
+
+    Args:
+        name: of the strategy.
+        experiment: what is asked for.
+        linked: whether processes can be put at the ends of a real link.
+    """
     given = {
-        "network": (experiment.network, "its processes talk over this machine's own"),
+        "network": (
+            None if linked else experiment.network,
+            "its processes talk over this machine's own",
+        ),
         "slow": (experiment.slowed, "labkit slows down its own ranks only"),
         "callbacks": (experiment.callbacks, "the model is trained in another process"),
     }
@@ -38,6 +52,37 @@ def refuse_elsewhere(name: str, experiment: Question) -> None:
         )
 
 
+def refuse_unlinked(network: Network) -> None:
+    """Refuse a network that no real link of this machine can stand for, before any rank starts."""
+    more = ("jitter", "hosts", "links", "slow")
+    given = [name for name in more if getattr(network, name)]
+    given += [f"latency={network.latency:g} s"] if network.latency > LATENCY else []
+    if given:
+        raise InvalidInput(
+            f"network with {' and '.join(given)}: processes of other frameworks talk over a real "
+            f"link, which has a bandwidth alone; give Network(latency=0, bandwidth=<bytes/s>), or "
+            f"a preset of at most {LATENCY:g} s"
+        )
+    require_means()
+
+
+def linked(session: Session, ended: ExitStack) -> dict[str, str]:
+    """The ends of a real link, as the experiment has a network: address -> namespace (collective).
+
+    Args:
+        session: of the rank.
+        ended: when this is closed, the link is removed.
+    """
+    network, communicator = Network.parse(session.experiment.network), session.communicator
+    if network is None:
+        return {}
+    made = None
+    if communicator.rank == 0:
+        made = ended.enter_context(rate_limited_link(round(8 * network.bandwidth)))
+    names = communicator.share(made, what="the ends of the real link")
+    return dict(zip(ADDRESSES, names, strict=True))
+
+
 def refuse_hosts(name: str, communicator: Communicator, instead: str) -> None:
     """Refuse ranks on several hosts."""
     if not communicator.patience.on_one_host:
@@ -51,6 +96,7 @@ def train_elsewhere(
     child: Child,
     others: Callable[[], Mapping[str, int]] = dict,
     mend: Callable[[], None] = lambda: None,
+    namespaces: Sequence[str] = (),
 ) -> dict[str, JSON]:
     """Ask a rank's process for steps, and count the bytes between all ranks' processes.
 
@@ -59,6 +105,7 @@ def train_elsewhere(
         child: its process, ready for "step", and for "weights", which are then the model's.
         others: the tasks of other processes that this rank has started, and what they are now.
         mend: starts those anew that have ended; called now and then.
+        namespaces: in which these processes talk, if not in this one's.
 
     Returns:
         For the record: `processes` by task, `sent_bytes` from task to task.
@@ -68,7 +115,7 @@ def train_elsewhere(
     everyone: dict[str, int] = {}
     for tasks in communicator.allgather(own, "the processes of other frameworks' tasks"):
         everyone |= tasks
-    wires = Wires(everyone)
+    wires = Wires(everyone, namespaces)
     before = wires.look(own)
 
     def meanwhile() -> None:

@@ -155,7 +155,13 @@ class Session(Protocol):
     def play(self, played: Played) -> None:
         """Train by programs, on whichever clock the experiment names."""
 
-    def elsewhere(self, name: str, config: dict[str, JSON] | None, folder: str) -> Child:
+    def elsewhere(
+        self,
+        name: str,
+        config: dict[str, JSON] | None,
+        folder: str,
+        inside: Sequence[str] = (),
+    ) -> Child:
         """A fresh process that trains the same model by TensorFlow's own strategy."""
 
     def exported(self, name: str, found: Found, folder: str) -> Child:
@@ -221,6 +227,7 @@ class Strategy(Checked):
         parallelism: what is divided among ranks: the data, or the model and how.
         scheduling: the order of computation and communication within a step.
         paper: author, year and number of the source, which the docstring cites in full.
+        emulated: whether a network is emulated between its ranks; else it uses one of its own.
     """
 
     architecture: ClassVar[str] = "decentralized"
@@ -229,6 +236,7 @@ class Strategy(Checked):
     scheduling: ClassVar[str] = "sequential"
     paper: ClassVar[str] = ""
     normalizes_globally: ClassVar[bool] = False
+    emulated: ClassVar[bool] = True
 
     @property
     def exact(self) -> bool:

@@ -10,9 +10,17 @@ from pydantic import Field, PositiveInt
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
+from labkit.frameworks.namespaces import inside
 from labkit.frameworks.servers import Servers
-from labkit.frameworks.tf_config import ClusterSpec, on_this_host
-from labkit.strategies.elsewhere import refuse_elsewhere, refuse_hosts, train_elsewhere
+from labkit.frameworks.tf_config import HERE, ClusterSpec, at
+from labkit.network import Network
+from labkit.strategies.elsewhere import (
+    linked,
+    refuse_elsewhere,
+    refuse_hosts,
+    refuse_unlinked,
+    train_elsewhere,
+)
 from labkit.strategies.refusals import refuse_around
 from labkit.strategies.strategy import Question, Session, Strategy
 
@@ -78,6 +86,10 @@ class TFDistribute(Strategy):
             None: as the kind is.
         colocated: servers live in the processes of the first workers.
 
+    With a network the processes talk over a real link of its bandwidth, between two namespaces that
+    are made for the run (Linux, as root): a worker at each end, or servers and the coordinator at
+    one and all workers at the other. Its latency is the kernel's own, not the network's.
+
     An update of TensorFlow's servers is not one operation: Adam's are several, which of two workers
     can mix. In one of a few short runs with Adam the loss has jumped, perhaps for that reason; SGD
     only adds.
@@ -93,6 +105,7 @@ class TFDistribute(Strategy):
     architecture: ClassVar[str] = "decentralized or parameter servers"
     synchronization: ClassVar[str] = "synchronous or asynchronous"
     paper: ClassVar[str] = "Abadi 2016, arXiv 1605.08695"
+    emulated: ClassVar[bool] = False
 
     kind: Literal["mirrored", "central_storage", "multi_worker_mirrored", "parameter_server"] = (
         Field("multi_worker_mirrored", kw_only=False)
@@ -129,7 +142,10 @@ class TFDistribute(Strategy):
                 "precision='mixed_float16' needs a scaled loss, which TFDistribute's loop has not; "
                 "use precision='mixed_bfloat16', 'float32' or 'float64'"
             )
-        refuse_elsewhere("TFDistribute", experiment)
+        refuse_elsewhere("TFDistribute", experiment, linked=self.kind not in LOCAL)
+        if (network := Network.parse(experiment.network)) is not None:
+            self._check_link(experiment.workers)
+            refuse_unlinked(network)
         if experiment.capacities is not None and self.kind != "multi_worker_mirrored":
             raise InvalidInput(
                 f"capacities are of kind='multi_worker_mirrored', not of {self.kind!r}; leave "
@@ -139,6 +155,18 @@ class TFDistribute(Strategy):
             raise InvalidInput(
                 "TensorFlow's hierarchical_copy adds up two halves of the devices, and leaves out "
                 f"the last of workers={experiment.workers}; give an even number"
+            )
+
+    def _check_link(self, workers: int) -> None:
+        """Refuse more than stands at the two ends of a link."""
+        if self.colocated:
+            raise InvalidInput(
+                "colocated servers with a network: at one end of the real link stand servers, at "
+                "the other workers; leave colocated out"
+            )
+        if self.kind == "multi_worker_mirrored" and workers != 2:
+            raise InvalidInput(
+                f"workers={workers} with a network: a real link has two ends; give workers=2"
             )
 
     def _check_fields(self) -> None:
@@ -171,19 +199,23 @@ class TFDistribute(Strategy):
             "start a script of your own there with what `labkit tf-config` prints",
         )
         session.compile(session.optimizer())
-        own = self._spec(session.experiment.workers) if communicator.rank == 0 else None
-        spec = communicator.share(own, what="the cluster of TensorFlow's processes")
-        job = "chief" if self.kind == "parameter_server" else "worker"
-        config = spec.of(job, communicator.rank) if spec.jobs else None
+        job, rank = "chief" if self.kind == "parameter_server" else "worker", communicator.rank
         with ExitStack() as ended, tempfile.TemporaryDirectory(prefix="labkit-tf-") as folder:
-            servers = Servers(spec, communicator, session.experiment.threads)
+            ends = linked(session, ended)
+            own = self._spec(session.experiment.workers, *ends) if rank == 0 else None
+            spec = communicator.share(own, what="the cluster of TensorFlow's processes")
+            config = spec.of(job, rank) if spec.jobs else None
+            within = {address: inside(name) for address, name in ends.items()}
+            servers = Servers(spec, communicator, session.experiment.threads, within)
             ended.callback(servers.close)
             if job == "chief":
                 servers.start()
-            child = session.elsewhere(f"{job} {communicator.rank}", config, folder)
+            words = within[spec.host(job, rank)] if ends else ()
+            child = session.elsewhere(f"{job} {rank}", config, folder, words)
             ended.callback(child.close)
             child.answer(meanwhile=servers.mend)
-            told = train_elsewhere(session, child, servers.tasks, servers.mend)
+            where = list(ends.values())
+            told = train_elsewhere(session, child, servers.tasks, servers.mend, where)
             session.exchanged = {
                 "algorithm": child.ask("describe"),
                 "tf_config": [spec.of(*task) for tasks in spec.processes() for task in tasks],
@@ -191,8 +223,10 @@ class TFDistribute(Strategy):
                 "started_anew": servers.anew,
             }
 
-    def _spec(self, workers: int) -> ClusterSpec:
+    def _spec(self, workers: int, here: str = HERE, there: str = HERE) -> ClusterSpec:
+        """Who there is, at one address or at the two ends of a link."""
         if self.kind == "parameter_server":
-            jobs = {"chief": 1, "worker": workers, "ps": self.servers}
-            return on_this_host(jobs, self.colocated)
-        return on_this_host({} if self.kind in LOCAL else {"worker": workers})
+            jobs = {"chief": [here], "worker": [there] * workers, "ps": [here] * self.servers}
+            return at(jobs, self.colocated)
+        ends = [here, there] if here != there else [here] * workers
+        return at({} if self.kind in LOCAL else {"worker": ends})

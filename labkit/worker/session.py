@@ -117,13 +117,20 @@ class TrainingSession:
 
         self.stage = play(self, played)
 
-    def elsewhere(self, name: str, config: dict[str, JSON] | None, folder: str) -> Child:
+    def elsewhere(
+        self,
+        name: str,
+        config: dict[str, JSON] | None,
+        folder: str,
+        inside: Sequence[str] = (),
+    ) -> Child:
         """A fresh process with the model in the scope of TensorFlow's own strategy.
 
         Args:
             name: of its task.
             config: TF_CONFIG; None: one process has all workers.
             folder: where it may leave what other processes read.
+            inside: words before its command, that say where it runs.
         """
         import cloudpickle
 
@@ -144,7 +151,7 @@ class TrainingSession:
         )
         here = self.experiment.workers if config is None else 1
         module, threads = "labkit.worker.tensorflow_process", here * self.experiment.threads
-        return Child(module, name, task, self.communicator, threads)
+        return Child(module, name, task, self.communicator, threads, inside=inside)
 
     def exported(self, name: str, found: Found, folder: str) -> Child:
         """A fresh process with the model in another framework, in a Python of its own.

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from labkit.bench import beside_simgrid, meeting, namespaces
+from labkit.bench import beside_simgrid, meeting
 from labkit.bench.link import measure
 from labkit.bench.pair import Pair
 from labkit.bench.timing import sweep
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.frameworks import namespaces
 from labkit.schedules import ALLREDUCE
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from labkit import Cluster, Experiment, InvalidInput, TFDistribute
+from labkit import Cluster, Experiment, InvalidInput, LabkitError, Network, TFDistribute
 from labkit.bench.frameworks import experiments, measure
+from labkit.frameworks.namespaces import ADDRESSES
 from labkit.strategies import TF_KINDS
 
 SERVERS = {"kind": "parameter_server"}
@@ -32,7 +33,10 @@ def given(strategy: dict[str, Any], **fields: Any) -> Experiment:
         ({"colocated": True}, {}, "colocated=True is of kind='parameter_server'"),
         (SERVERS | {"synchronous": True}, {}, "asynchronous only.*ParameterServer.synchronous=T"),
         ({"synchronous": False}, {}, "multi_worker_mirrored synchronous only"),
-        ({}, {"network": "1GbE"}, "network is nothing to TFDistribute"),
+        ({"kind": "mirrored"}, {"network": "1GbE"}, "network is nothing to TFDistribute"),
+        ({}, {"network": "1GbE", "workers": 3}, "a real link has two ends; give workers=2"),
+        ({}, {"network": "wan"}, "network with latency=.*which has a bandwidth alone"),
+        (SERVERS | {"colocated": True}, {"network": "1GbE"}, "leave colocated out"),
         ({}, {"slow": {0: 2.0}}, "slow is nothing to TFDistribute"),
         ({}, {"callbacks": list}, "callbacks is nothing to TFDistribute"),
         ({}, {"feed": "scatter"}, "use feed='shard'"),
@@ -99,6 +103,25 @@ def test_tensorflows_own_strategy_does_what_one_process_does(cluster: Cluster, k
     else:
         assert len(tasks) == 1
         assert not crossing
+
+
+BITS = 2e6
+
+
+@pytest.mark.slow
+def test_over_a_real_link_a_step_lasts_as_long_as_its_bytes(cluster: Cluster) -> None:
+    network = Network(latency=0, bandwidth=BITS / 8)
+    try:
+        asked = experiments(["multi_worker_mirrored"], ["mlp"], ["sgd"], network)
+    except LabkitError as error:  # iproute2 or root is missing
+        pytest.skip(str(error))
+    ((row, record),) = measure(cluster, asked)
+    assert row["max_abs_difference"] <= 1e-12
+    weights = 8 * (64 * 16 + 16 + 16 * 10 + 10)
+    assert row["min_ms"] > 1e3 * 8 * weights / BITS
+    assert record["sent_bytes"]["worker 0"]["worker 1"] > 12 * weights
+    workers = record["tf_config"][0]["cluster"]["worker"]
+    assert [address.split(":")[0] for address in workers] == list(ADDRESSES)
 
 
 def until(happens: Callable[[], object]) -> None:

@@ -90,9 +90,15 @@ def rate_limited_link(rate: int, flows: int = 1) -> Iterator[tuple[str, str]]:
             _command("ip", "-n", name, "address", "add", f"{address}/30", "dev", DEVICE)
             size = f"mtu {MTU} gso_max_segs {frames(rate)}".split()
             _command("ip", "-n", name, "link", "set", DEVICE, *size, "up")
+            _command("ip", "-n", name, "link", "set", "lo", "up")
             for queue in queues(rate, flows):
                 _command("tc", "-n", name, *queue.split())
         yield names
+
+
+def inside(name: str) -> tuple[str, ...]:
+    """The words before a command that is to run in a namespace."""
+    return ("ip", "netns", "exec", name)
 
 
 def require_means() -> None:
