@@ -473,7 +473,7 @@ def test_repeats_are_seeds_with_medians_and_spread(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", "lamb", "rmsprop", "schedulefreeadamw"])
+@pytest.mark.parametrize("optimizer", ["adam", "lamb", "lars", "rmsprop", "schedulefreeadamw"])
 def test_optimizers_by_name(cluster: Cluster, optimizer: str) -> None:
     run = cluster.run(
         Experiment(**SHORT | {"optimizer": optimizer, "gate": True, "steps": 2}), show=False
