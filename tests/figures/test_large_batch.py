@@ -41,10 +41,10 @@ def runs(tmp_path: Path) -> list[Run]:
 def test_one_worker_counts_for_all_rules_of_its_optimizer(runs: list[Run]) -> None:
     table = large_batch_table(runs, TARGET)
     assert [*table.index] == [
-        *(("LARS, square root", workers) for workers in (1, 16)),
         ("fixed rate", 1),
         *(("linear", workers) for workers in (1, 4, 8, 16)),
         *(("linear, warm-up", workers) for workers in (1, 4, 16)),
+        *(("LARS, square root", workers) for workers in (1, 16)),
     ]
     linear = table.loc["linear"]
     assert linear["reached"].tolist() == [1, 1, 1, 0]
@@ -83,7 +83,7 @@ def test_the_reading_begins_with_what_did_not_come(runs: list[Run]) -> None:
     )
     assert "**LARS, square root reaches it with more workers than linear, warm-up**" in said[3]
     assert said[4].startswith("- First at 80%: **LARS, square root, 16 workers**, 250 ms;")
-    assert said[5] == (
+    assert said[-1] == (
         "- **LARS, square root**: with 1 worker 10,240 samples, with 16 workers 20,480 samples."
     )
 

@@ -68,7 +68,7 @@ def large_batch_table(runs: Sequence[Run], target: float) -> pd.DataFrame:
     seeds = [seeds_of(run) for run in runs]
     table["all_samples"] = [max(int(s.history["samples"].sum()) for s in own) for own in seeds]
     table["all_seconds"] = [max(s.metrics["train_seconds"] for s in own) for own in seeds]
-    table = _with_one_worker(table).sort_values(["rule", "workers"], kind="stable")
+    table = _with_one_worker(table, list(dict.fromkeys(map(rule_of, sorted(runs, key=_order)))))
     kept = ["seeds", "reached"]
     kept += [f"{each}{end}" for each in _MEASURES for end in ("", "_low", "_high")]
     kept += [f"all_{each}" for each in _MEASURES]
@@ -103,7 +103,15 @@ def rule_of(run: Run) -> str:
     return ", ".join([*words, *(["warm-up"] if asked.get("warmup_epochs") else [])])
 
 
-def _with_one_worker(table: pd.DataFrame) -> pd.DataFrame:
+def _order(run: Run) -> tuple[bool, str, int, bool]:
+    """Plain rules first, from the least rate to the greatest; then those by layer, by name."""
+    asked = run.experiment
+    optimizer, rate = asked.get("optimizer", "sgd"), asked.get("learning_rate_scaling", "none")
+    return optimizer != "sgd", optimizer, [*_RATES].index(rate), bool(asked.get("warmup_epochs"))
+
+
+def _with_one_worker(table: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
+    """The rows of each rule in turn, with those of one worker that count for it."""
     import pandas as pd
 
     alone = table[table["workers"] == 1].drop_duplicates("optimizer").set_index("optimizer")
@@ -112,7 +120,11 @@ def _with_one_worker(table: pd.DataFrame) -> pd.DataFrame:
         for (optimizer, rule), own in table.groupby(["optimizer", "rule"], sort=False)
         if optimizer in alone.index and 1 not in set(own["workers"])
     ]
-    return pd.concat([table, *more], ignore_index=True)
+    whole = pd.concat([table, *more], ignore_index=True)
+    return whole.sort_values(
+        ["rule", "workers"],
+        key=lambda column: column.map(rules.index) if column.name == "rule" else column,
+    )
 
 
 def _panel(table: pd.DataFrame, measure: str, looks: dict[str, Line], target: float) -> Panel:
@@ -182,8 +194,8 @@ def _further(table: pd.DataFrame, reach: dict[str, int]) -> Iterator[Finding]:
             continue
         yield Finding(
             f"**{ours} reaches it with more workers than {theirs}** ({source}): "
-            f"{it_came(reach[ours] > reach[theirs])}",
-            said=(f"with up to {reach[ours]}, against {reach[theirs]}",),
+            f"{it_came(reach[ours] > max(reach[theirs], 1))}",
+            said=(f"with up to {reach[ours] or 'none'}, against {reach[theirs] or 'none'}",),
         )
 
 
