@@ -393,6 +393,7 @@ def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
                 "An asynchronous epoch",
             ),
         ),
+        ("large_batch", ("- **LAMB, square root, warm-up**: with 1 worker", "First at 60%: **")),
     ],
 )
 def test_notebooks_on_the_virtual_clock_read_their_runs(

@@ -80,7 +80,7 @@ def measure(cluster: Cluster, asked: Sequence[Experiment]) -> Iterator[tuple[Row
         kind, case = experiment.strategy.kind, f"{experiment.model} {experiment.optimizer}"
         timed = found.seconds[1:]  # the first one traces
         network = Network.parse(experiment.network)
-        link = network and (network.name or f"{8e-6 * network.bandwidth:g} Mb/s")
+        link = (network.name or f"{8e-6 * network.bandwidth:g} Mb/s") if network else None
         row = head("tf", case, kind, experiment.workers, link, repeats=len(timed)) | spread(timed)
         row["max_abs_difference"] = found.apart
         row["wire_bytes_per_step"] = found.wire_bytes

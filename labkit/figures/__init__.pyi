@@ -19,6 +19,7 @@ from .runs.consensus import consensus, consensus_reading, slow_worker_reading
 from .runs.deployment import deployment, deployment_reading
 from .runs.heat import has_grid, heat_map
 from .runs.interleaving import interleaving, staleness, staleness_reading
+from .runs.large_batch import large_batch, large_batch_reading, large_batch_table
 from .runs.linked import linked
 from .runs.parallel import parallel_coordinates
 from .runs.pareto import pareto
@@ -68,6 +69,9 @@ __all__ = [
     "heat_map",
     "hidden",
     "interleaving",
+    "large_batch",
+    "large_batch_reading",
+    "large_batch_table",
     "layer_traffic",
     "link_reading",
     "link_utilisation",

@@ -70,7 +70,9 @@ def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
         plain = keras.optimizers.LossScaleOptimizer(plain)
     kind = type(plain)
 
-    distributed = copy_of(plain, type(kind.__name__, (kind,), _members(kind)))
+    # By the name under which it is saved: of a class of our own that is more than the class's.
+    name = keras.saving.get_registered_name(kind)
+    distributed = copy_of(plain, type(name, (kind,), _members(kind)))
     distributed.exchange = Exchange(communicator, **exchange)
     if distributed.exchange.compressor is not None:
         check_compressor(distributed.exchange.compressor, plain)

@@ -186,7 +186,8 @@ class Run:
         """The trained keras.Model; imports Keras."""
         import keras
 
-        import labkit.models.unshared  # noqa: F401  registers its layer, which a file may name
+        import labkit.keras.lars
+        import labkit.models.unshared  # noqa: F401  registers what a file may name
 
         return keras.models.load_model(self.model_file)
 

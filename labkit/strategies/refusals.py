@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 # By name here, so that a wrong one is refused without importing Keras.
 OPTIMIZERS = [
     *("sgd", "rmsprop", "adam", "adamw", "adadelta", "adagrad", "adamax", "adafactor", "nadam"),
-    *("ftrl", "lion", "lamb", "muon", "schedulefreeadamw"),
+    *("ftrl", "lion", "lamb", "lars", "muon", "schedulefreeadamw"),
 ]
 # What Keras does around its own training step, and not in an optimizer's update.
 AROUND = ("use_ema", "loss_scale_factor")
 # Optimizers that look at a whole variable at once.
-WHOLE = ("adafactor", "lamb", "muon")
+WHOLE = ("adafactor", "lamb", "lars", "muon")
 
 
 def one_of(field: str, value: str, allowed: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from labkit.communicator import Communicator
 from labkit.exchange import Timeline
 from labkit.exchange.seam import seam
 from labkit.experiment import Experiment
-from labkit.keras import copy_of, evaluate
+from labkit.keras import LARS, copy_of, evaluate
 from labkit.model_parallel.memory import Memory
 from labkit.model_parallel.meter import LayerRow
 from labkit.programs.diary import Event
@@ -360,9 +360,9 @@ def _compile_options(
 
 
 def _optimizer_class(name: str) -> type[keras.optimizers.Optimizer]:
-    """By the names of the module: `keras.optimizers.get` does not know all of them."""
+    """By the names of the module: `keras.optimizers.get` does not know all of them; and LARS."""
     found: type[keras.optimizers.Optimizer] = {
-        known.lower(): kind for known, kind in vars(keras.optimizers).items()
+        known.lower(): kind for known, kind in (*vars(keras.optimizers).items(), ("LARS", LARS))
     }[name]
     return found
 

@@ -307,6 +307,7 @@ OPTIMIZERS = [
     "Lamb",
     "Muon",
     "ScheduleFreeAdamW",
+    "LARS",
 ]
 OPTIONS: list[dict[str, Any]] = [
     {"clipnorm": 0.05},
@@ -363,9 +364,12 @@ def test_every_optimizer_is_equal(cluster: Cluster, chosen: slice) -> None:
     def work(communicator: Any) -> Any:
         import keras
 
+        from labkit.keras import LARS
+
         def one(name: str, options: dict[str, Any]) -> Any:
             def optimizer() -> Any:
-                return getattr(keras.optimizers, name)(learning_rate=0.05, **options)
+                kind = LARS if name == "LARS" else getattr(keras.optimizers, name)
+                return kind(learning_rate=0.05, **options)
 
             def compiled() -> dict[str, Any]:
                 return {"loss": keras.losses.Huber(reduction="sum"), "run_eagerly": True}

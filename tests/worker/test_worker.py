@@ -471,7 +471,7 @@ def test_repeats_are_seeds_with_medians_and_spread(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["lamb", "schedulefreeadamw"])
+@pytest.mark.parametrize("optimizer", ["lamb", "lars", "schedulefreeadamw"])
 def test_optimizers_by_name(cluster: Cluster, optimizer: str) -> None:
     run = cluster.run(
         Experiment(**SHORT | {"optimizer": optimizer, "gate": True, "steps": 2}), show=False
