@@ -26,6 +26,7 @@ from labkit.strategies.strategy import (
 )
 from labkit.strategies.tensor_parallel import TensorParallel
 from labkit.strategies.tf_distribute import KINDS as TF_KINDS
+from labkit.strategies.tf_distribute import LOCAL as TF_LOCAL
 from labkit.strategies.tf_distribute import RING, TFDistribute
 
 STRATEGIES: dict[str, type[Strategy]] = {
@@ -42,6 +43,7 @@ __all__ = [
     "RING",
     "STRATEGIES",
     "TF_KINDS",
+    "TF_LOCAL",
     "AllReduce",
     "AsynchronousDiLoCo",
     "Batch",

@@ -40,7 +40,7 @@ def beside(runs: Mapping[str, Run]) -> Beside:
         if (kind := _kind(run.experiment["strategy"])) is not None
         for (_, ours), other in zip(table.iterrows(), runs.values(), strict=True)
         if _does(other.experiment["strategy"], kind.ours)
-        and other.experiment["workers"] == run.experiment["workers"]
+        and all(other.experiment[n] == run.experiment[n] for n in ("workers", "network"))
     ]
     return Beside(table, pairs)
 
@@ -79,6 +79,7 @@ def _row(name: str, run: Run) -> dict[str, JSON]:
     return {
         "run": name,
         **dict(_place(fields, exchange)),
+        "network": metrics.get("network") or "this machine's own",
         "gate": metrics["equivalence"]["verdict"],
         "sound": not failed,
         "step_ms": None if failed else metrics["step_ms"]["median"],
