@@ -161,6 +161,7 @@ class ParameterAveraging(Replicas):
                     found = yield Compute(replica.weights)
                     own = (yield Update(found.values)) if found.rows else replica.weights
                     replica.takes(own, found)
+                    del found  # the next gradient may lie where this one did
                 else:
                     replica.waits()
                 last = yield from replica.meets(replica.step == total, began)

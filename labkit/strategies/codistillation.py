@@ -94,6 +94,7 @@ class Codistillation(Replicas):
                 found = yield Compute(own, soft, self.weight)
                 own = (yield Update(found.values)) if found.rows else own
                 wants = wants or found.last
+                del found  # the next gradient may lie where this one did
                 if (step + 1) % roles.steps == 0:
                     yield Snapshot(step // roles.steps, own)
             if over:

@@ -119,6 +119,7 @@ class ElasticAveraging(Replicas):
                 yield Adopt(own)
             own = (yield Update(found.values)) if found.rows else own
             step, wants = step + 1, wants or found.last
+            del found  # the next gradient may lie where this one did
         yield Send(server, Message(number, own, step=step, ends=wants, wants=False))
 
     def _serve(self, roles: Roles, number: int) -> Program:
@@ -152,6 +153,7 @@ class ElasticAveraging(Replicas):
                 own = yield Adopt(own - alpha * (own - before))
             own = (yield Update(found.values)) if found.rows else own
             step, wants = step + 1, wants or found.last
+            del found  # the next gradient may lie where this one did
             if step == total or over:
                 mean = yield self._pull(own - centre, step, wants)
                 centre = yield Adopt(centre + alpha * roles.workers * mean.values)
