@@ -40,7 +40,11 @@ def grid(root: Path, seeds: int = 1, **changes: Any) -> list[Run]:
             workers=workers,
             seed=seed,
             step_ms=8.0 / workers + seed,
-            measured={"test_accuracy": (0.8 if other else 0.9) + seed / 100} | changes,
+            measured={
+                "test_accuracy": (0.8 if other else 0.9) + seed / 100,
+                "wire_bytes_per_step": 0.0,
+            }
+            | changes,
             **({"strategy": ONE_BIT} if other else {}),
         )
         for workers in (1, 2)
@@ -185,6 +189,22 @@ def test_repeats_of_one_run_make_a_band_too(tmp_path: Path) -> None:
     last = bands_of(runs).iloc[-1]
     assert (last["speedup_low"], last["speedup_high"]) == pytest.approx((8 / 5, 8 / 4))
     assert last["seeds"] == 2
+
+
+def test_no_speed_up_is_told_over_other_work(tmp_path: Path) -> None:
+    law = {"seconds": 0.02, "law": "constant"}
+    server = {"name": "ParameterServer", "synchronous": False}
+    speaks = {"wire_bytes_per_step": 40_000.0}
+    runs = [
+        write_run(tmp_path, workers=1, clock="virtual", compute=law),
+        write_run(tmp_path, workers=3, clock="virtual", batch_size=768),
+        write_run(tmp_path, workers=1, strategy=server, network="wan", measured=speaks),
+        write_run(tmp_path, workers=2),
+    ]
+    assert scalings({str(k): run for k, run in enumerate(runs)}).empty
+    alone = write_run(tmp_path, workers=1, network="wan")  # which says nothing over it
+    found = scalings({str(k): run for k, run in enumerate([*runs, alone])})
+    assert dict(zip(found["run"], found["baseline"], strict=True))["3"] == "4"
 
 
 def test_points_of_many_runs_are_one_trace_that_knows_whose_they_are(tmp_path: Path) -> None:

@@ -13,9 +13,19 @@ from labkit.records.run import Run, flatten, gate_failed
 if TYPE_CHECKING:
     import pandas as pd
 
-# What makes the work of a step: a baseline has to do the same. Of the strategy and the network
-# one worker uses nothing, so a baseline with the same ones is preferred but not demanded.
-_WORK = ("model", "dataset", "optimizer", "precision", "loss", "threads", "clock", "feed")
+# What makes the work of a step: a baseline has to do the same. Of the strategy and the network one
+# worker that says nothing uses nothing, so a baseline with the same ones is not demanded then.
+_WORK = (
+    "model",
+    "dataset",
+    "optimizer",
+    "precision",
+    "loss",
+    "threads",
+    "clock",
+    "compute",
+    "feed",
+)
 # In these the runs of one line may differ: its x axis, what follows from it, and chance.
 _ALONG = ("name", "workers", "batch_size", "seed", "repeats")
 _COLUMNS = ("run", "baseline", "kind", "line", "workers", "seeds")
@@ -108,7 +118,8 @@ def _alone(usable: Mapping[str, Run]) -> Alone:
     for name, run in usable.items():
         if _workers(run) == 1:
             batch, work = run.experiment.get("batch_size"), _work(run)
-            for like in ("", _like(run)):
+            heard = bool(run.metrics.get("wire_bytes_per_step"))  # by a server
+            for like in [_like(run), *([] if heard else [""])]:
                 found.setdefault((batch, work, like), []).append(name)
     return found
 
