@@ -127,3 +127,14 @@ def test_a_strangers_texts_and_colours_stay_text() -> None:
     assert not list(svg.iter("script"))
     assert not any("alice" in text for text in said(svg))
     assert "nan" not in "".join(each.get("d", "") for each in svg.iter("path"))
+
+
+def test_lines_of_a_title_stand_above_each_other() -> None:
+    note = {"xref": "paper", "yref": "paper", "x": 0, "y": 1, "text": "<b>Accuracy</b><br>by bytes"}
+    line = {"x": [0, 1], "y": [0.0, 1.0]}
+    svg = drawn(line, annotations=[note])
+    places = {each.text: float(each.get("y", "")) for each in svg.iter("text")}
+    assert places["by bytes"] - places["Accuracy"] == 14
+    svg = drawn(line, annotations=[note | {"yanchor": "top"}])
+    hung = {each.text: float(each.get("y", "")) for each in svg.iter("text")}
+    assert hung["Accuracy"] == places["by bytes"]

@@ -6,6 +6,7 @@ of these has no picture, and stands in words.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -16,6 +17,8 @@ from labkit.report.still.svg import cut, is_whole, stroke, words
 from labkit.report.still.traces import marks, points_of
 
 WIDTH, RIGHT = 640.0, 12.0  # pixels
+LINE = 14.0  # from a line of text to the next
+_BREAK = re.compile(r"<br\s*/?>")
 MOST_POINTS = 6_000  # of all lines of a picture together
 
 
@@ -61,7 +64,12 @@ def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[st
             place = LEFT + float(note["x"]) * (WIDTH - LEFT - RIGHT)
             down = top + (1 - float(note["y"])) * (height - top - below)
             anchor = {"center": "middle", "right": "end"}.get(str(note.get("xanchor")), "start")
-            yield words(place, down - float(note.get("yshift") or 0), note["text"], anchor)
+            lines = _BREAK.split(note["text"])
+            # A title stands on its place, line by line; a note hangs from it.
+            above = 0 if note.get("yanchor") == "top" else len(lines) - 1
+            for number, line in enumerate(lines):
+                shift = LINE * (above - number) + float(note.get("yshift") or 0)
+                yield words(place, down - shift, line, anchor)
 
 
 def _known(trace: Record) -> bool:
