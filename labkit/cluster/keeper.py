@@ -38,6 +38,9 @@ BEAT = 0.5  # seconds between two heartbeats: an engine is registered with its s
 GIVEN_UP = 60.0  # seconds without a heartbeat after which an engine counts as gone
 TRIES = 5  # to start: ports that were free when they were chosen may be taken a moment later
 DEAF = "listener thread failed to start"  # mpiexec's own, where several start at one moment
+NOTHING = "it said nothing"
+# By this code mpiexec means that it has said why. On a busy machine its words may be lost.
+UNHEARD = f"mpiexec ended with code 213: {NOTHING}"
 
 
 class _Child:
@@ -190,7 +193,9 @@ class Keeper:
         """What was bad luck when it did not start; None: it would fail again."""
         if self._port_taken():
             return "a port of the controller is taken"
-        return f"mpiexec's {DEAF}" if DEAF in str(error) else None
+        if DEAF in str(error):
+            return f"mpiexec's {DEAF}"
+        return UNHEARD if UNHEARD in str(error) else None
 
     def _port_taken(self) -> bool:
         """Whether the controller, or a part of it, has found its port taken."""
@@ -200,7 +205,7 @@ class Keeper:
     def _said(self) -> str:
         lines = self.cluster.engine_set.get_output().splitlines()
         told = [line.strip() for line in lines if line.strip(" -")]
-        return " ".join(told)[-500:] or "it said nothing"
+        return " ".join(told)[-500:] or NOTHING
 
     def say(self, state: str, end: End | None = None) -> None:
         """Write cluster.json."""

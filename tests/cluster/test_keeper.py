@@ -21,12 +21,13 @@ ports = [each.getsockname()[1] for each in taken]
 real, starts = keeper.ipp.Cluster, []
 heard = keeper.Engines.mpi_cmd
 said = "The PMIx server's listener thread failed to start. We cannot continue."
-deaf = ["sh", "-c", f'echo "{said}"; exit 213', "mpiexec"]
+fails = {"deaf": f'echo "{said}"; exit 213', "unheard": "exit 213"}
 
 def cluster(**options):
     unlucky = len(starts) < int(sys.argv[2])
-    if sys.argv[3] == "mpiexec":
-        keeper.Engines.mpi_cmd = deaf if unlucky else heard
+    if sys.argv[3] in fails:
+        command = ["sh", "-c", fails[sys.argv[3]], "mpiexec"]
+        keeper.Engines.mpi_cmd = command if unlucky else heard
     elif unlucky:
         told = f"--IPController.hb=({ports[0]},{ports[1]})"
         options["controller_args"] = [*options["controller_args"], told]
@@ -52,9 +53,11 @@ finally:
     ("unlucky", "of", "told"),
     [
         (3, "controller", "4 [0]"),
-        (1, "mpiexec", "2 [0]"),
+        (1, "deaf", "2 [0]"),
+        (1, "unheard", "2 [0]"),
         pytest.param(9, "controller", "is taken, in each of 5", marks=pytest.mark.slow),
-        pytest.param(9, "mpiexec", "failed to start, in each of 5", marks=pytest.mark.slow),
+        pytest.param(9, "deaf", "failed to start, in each of 5", marks=pytest.mark.slow),
+        pytest.param(9, "unheard", "said nothing, in each of 5", marks=pytest.mark.slow),
     ],
 )
 def test_what_was_unlucky_as_it_started_is_started_anew(
