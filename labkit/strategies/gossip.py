@@ -189,5 +189,5 @@ class Gossip(Replicas):
                 yield Snapshot((step + 1) // roles.steps - 1, own / kind(share))
                 # Neighbours alone cannot know whether anybody wants to stop.
                 asked = Gradient(np.zeros(1, own.dtype), 1, found.loss, step, wants)
-                if (yield AllReduce(asked, self.scheduled)).last:
+                if (yield AllReduce(asked, "ring")).last:
                     return

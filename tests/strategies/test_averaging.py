@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from labkit import (
 )
 from labkit.common.errors import InvalidInput
 from labkit.network import Slowdown
+from labkit.programs import Gradient
 
 WORKERS = 3
 ROWS = (1, 2, 5)  # of the batches of each worker
@@ -127,6 +129,9 @@ class Heavy(Numbers):
             self.moves[worker] = states
         return weights
 
+    def forget(self, worker: int) -> None:
+        self.moves[worker] = np.zeros(4 * SIZE)
+
 
 @pytest.mark.parametrize(
     ("state", "turns", "same"),
@@ -224,14 +229,15 @@ def test_a_stream_hides_behind_the_steps_that_go_on() -> None:
 
 
 def test_what_workers_keep_goes_on_is_averaged_or_begins_anew() -> None:
-    kept = {
-        state: play(ParameterAveraging(4, state=state), WORKERS, steps=8)[1].kept
+    keep, average, reset = (
+        play(ParameterAveraging(4, state=state), WORKERS, steps=8)[1]
         for state in ("keep", "average", "reset")
-    }
-    assert kept["keep"] == {}
+    )
+    assert keep.kept == reset.kept == {}
     # The states of `Numbers` are ten times the worker's number, and its steps; by rows 15.
-    assert kept["average"] == {worker: [15.0 + 4, 15.0 + 8] for worker in range(WORKERS)}
-    assert kept["reset"] == {worker: [10.0 * worker] * 2 for worker in range(WORKERS)}
+    assert average.kept == {worker: [15.0 + 4, 15.0 + 8] for worker in range(WORKERS)}
+    assert keep.forgot == average.forgot == []
+    assert sorted(reset.forgot) == [0, 0, 1, 1, 2, 2]
 
 
 def test_the_period_falls_with_the_loss() -> None:
@@ -249,6 +255,39 @@ def test_the_period_falls_with_the_loss() -> None:
     assert met == [*expected, 40]
     assert met[0] == 8
     assert len(met) > 40 // 8 + 1
+
+
+@pytest.mark.parametrize(
+    ("losses", "met"),
+    [
+        ([1.0, 4.0, 9.0, 1.0], [8, 16, 24, 32]),  # grown: the period does not
+        ([1.0, np.nan, 0.25, 1.0], [8, 16, 24, 28, 32]),  # unknown: it stays
+        ([0.0, 0.0, 2.0, 0.5], [8, 16, 24, 32]),  # nothing to fall from until the third
+    ],
+)
+def test_the_period_stays_where_the_loss_says_nothing(
+    losses: list[float], met: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss for each eight steps."""
+    plain = Numbers.gradient
+
+    def gradient(self: Numbers, worker: int, weights: np.ndarray) -> Gradient:
+        found = plain(self, worker, weights)
+        return replace(found, loss=losses[found.step // 8])
+
+    monkeypatch.setattr(Numbers, "gradient", gradient)
+    scenes = play(ParameterAveraging(8, adaptive=True), WORKERS, steps=32)[1]
+    rows = [row for row in scenes.rows if row["rank"] == 0]
+    assert [int(row["step"]) + 1 for row in rows if row["messages"]] == met
+
+
+def test_a_falling_period_starves_nobody() -> None:
+    """A worker four times slower has a step in each of the periods, down to the shortest of 4."""
+    slow = {2: Slowdown(compute=4.0)}
+    strategy = ParameterAveraging(16, adaptive=True, local_steps="by_speed")
+    _, scenes, _ = play(strategy, WORKERS, steps=200, slow=slow)
+    assert scenes.steps[0] == 200
+    assert scenes.steps[2] >= 200 // 5
 
 
 def trained(communicator: Any, experiments: list[Experiment]) -> list[tuple[list[Any], list[int]]]:
@@ -302,6 +341,52 @@ def test_both_clocks_train_the_same_weights(cluster: Cluster) -> None:
         for one, _ in ours:
             apart = [float(abs(a - b).max()) for a, b in zip(one, other, strict=True)]
             assert max(apart) < 1e-12, (strategy, apart)
+
+
+def kept(communicator: Any, experiments: list[Experiment]) -> list[tuple[Any, Any, Any]]:
+    """Moving statistics of each model, those of all its workers, and their counts of steps."""
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
+
+    found = []
+    for each in experiments:
+        session = TrainingSession(each, communicator, read(each, communicator))
+        session.feed.validation = None
+        each.strategy.train(session)
+        stage, layers = session.stage, session.model.non_trainable_variables
+        workers = [stage.replica.states(worker) for worker in range(each.workers)]
+        slots = [np.concatenate([np.ravel(v) for v in stage._shards[w].slots]) for w in range(3)]
+        found.append(([layer.numpy() for layer in layers], workers, slots))
+        session.close()
+    return found
+
+
+def test_what_is_evaluated_has_the_mean_of_moving_statistics(cluster: Cluster) -> None:
+    """Whatever becomes of slots; a reset leaves none of them at the end, but all statistics."""
+    ways: list[Any] = [ParameterAveraging(3, state=s) for s in ("keep", "average", "reset")]
+    base = Experiment(
+        dataset="digits",
+        dataset_options={"rows": 120, "test_rows": 10},
+        model=normalized,
+        batch_size=30,
+        epochs=2,
+        workers=3,
+        optimizer="adam",
+        precision="float64",
+        clock="virtual",
+        compute=0.01,
+        shards="by_label",
+    )
+    asked = [base.replace(strategy=way) for way in [*ways, Gossip("ring")]]
+    (told,) = cluster.call(kept, asked, ranks=1)
+    for ours, workers, _ in told:
+        for one, *theirs in zip(ours, *workers, strict=True):
+            np.testing.assert_allclose(one, np.mean(theirs, 0), rtol=0, atol=1e-12)
+        assert abs(ours[0]).max() > 0.01  # moving means begin with 0
+    (_, workers, slots), (_, _, nothing) = told[1], told[2]
+    np.testing.assert_allclose(slots[0], slots[2], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(workers[0][0], workers[2][0], rtol=0, atol=1e-12)
+    assert not any(each.any() for each in nothing)
 
 
 def normalized() -> Any:
@@ -371,7 +456,11 @@ def test_ranks_of_which_nobody_waits_take_all_steps(cluster: Cluster) -> None:
         ({"period": "epoch", "fragments": 2}, "want a period that is known"),
         ({"fragments": 2, "compressor": "PowerSGD"}, "works layer by layer"),
         ({"local_steps": "by_speed"}, "but nobody is slower"),
-        ({"local_steps": "by_speed", "slow": {1: 9.0}}, "no step to a worker.*period of 9 or more"),
+        ({"local_steps": "by_speed", "slow": {1: 9.0}}, "none to a worker.*period of 9 or more"),
+        (
+            {"period": "epoch", "local_steps": "by_speed", "slow": {1: 99.0}},
+            "'epoch' with local_steps='by_speed' is of 6 steps, which leaves none",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(fields: dict[str, Any], said: str) -> None:

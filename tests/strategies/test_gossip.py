@@ -141,7 +141,7 @@ def test_gaps_are_those_of_the_eigenvalues() -> None:
         ({"topology": ((0.5, 0.5), (0.5,))}, "as many rows as columns"),
         ({"topology": DIRECTED}, "topology has 3 rows, but workers=2"),
         ({"topology": "exponential", "asynchronous": True}, "is no graph between two such kinds"),
-        ({"compressor": "Int8"}, "Gossip is said in full"),
+        ({"compressor": "Int8"}, "Gossip has no 'compressor'"),
     ],
 )
 def test_what_is_no_topology_is_refused(fields: dict[str, Any], said: str) -> None:
