@@ -71,7 +71,6 @@ class ParameterAveraging(Meeting):
             learned meanwhile is added to what they have agreed on.
         compressor: how pseudo-gradients are said in fewer bytes; one of
             `labkit.compression.COMPRESSORS`, its name, or None.
-        algorithm: of the allreduce, a name of `labkit.schedules.ALLREDUCE`; "auto": the ring.
 
     After the last step all fragments meet once more.
 

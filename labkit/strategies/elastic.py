@@ -49,7 +49,6 @@ class ElasticAveraging(Meeting):
         center: "server" holds it and answers whoever comes, on a rank of its own; with
             "allreduce" all workers hold it and pull at the same steps, which is the synchronous
             method.
-        algorithm: of the allreduce, a name of `labkit.schedules.ALLREDUCE`; "auto": the ring.
 
     After its last step a worker pulls the centre once more. What is said is never compressed. The
     model keeps moving statistics of worker 0.
