@@ -41,7 +41,8 @@ class Gossip(Replicas):
 
     where the last term is whatever the optimizer makes of the gradient. Where rows of P add up to
     1, too, ω stays 1 and this is D-PSGD; elsewhere it is stochastic gradient push, which needs no
-    neighbour to know how many others listen. The mean of all x changes by the gradients alone.
+    neighbour to know how many others listen. The mean of all x changes by the gradients alone; what
+    is evaluated is the mean of all z, in which whoever is told less counts for as much.
 
     Args:
         topology: "ring": a third each of itself and both neighbours; "exponential": half of itself

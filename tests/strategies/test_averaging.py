@@ -164,40 +164,98 @@ def test_with_momentum_meeting_each_step_is_synchronous_or_not(
     assert same or apart > 1e-2
 
 
-def land(
-    own: list[np.ndarray], flying: list[tuple[int, slice, list[np.ndarray]]], now: int
-) -> None:
-    """What has arrived by now is taken, and what was learned meanwhile kept."""
-    while flying and flying[0][0] <= now:
-        _, where, sent = flying.pop(0)
-        mean = sum(share * each for share, each in zip(SHARES, sent, strict=True))
-        for weights, each in zip(own, sent, strict=True):
-            weights[where] = mean + (weights[where] - each)
-
-
-def streamed(steps: int, period: int, fragments: int, delay: int) -> list[np.ndarray]:
+def streamed(
+    steps: int, period: int, fragments: int, delay: int, outer: str | None
+) -> list[np.ndarray]:
     """Fragments in turn, late: what was learned meanwhile is kept."""
     own = [np.zeros(4 * SIZE) for _ in ROWS]
+    shared, velocity = np.zeros(4 * SIZE), np.zeros(4 * SIZE)
+
+    def land(now: int) -> None:
+        while flying and flying[0][0] <= now:
+            _, where, sent = flying.pop(0)
+            moved = sum(s * (shared[where] - w) for s, w in zip(SHARES, sent, strict=True))
+            if outer == "nesterov":
+                velocity[where] = 0.9 * velocity[where] + moved
+                moved = 0.7 * (moved + 0.9 * velocity[where])
+            shared[where] -= moved
+            for weights, each in zip(own, sent, strict=True):
+                weights[where] = shared[where] + (weights[where] - each)
+
     edges = np.linspace(0, 4 * SIZE, fragments + 1).astype(int)
     stretches = [slice(*each) for each in itertools.pairwise(edges)]
     flying: list[tuple[int, slice, list[np.ndarray]]] = []
     for step in range(1, steps + 1):
         own = [local(weights, worker) for worker, weights in enumerate(own)]
-        land(own, flying, steps + delay if step == steps else step)
+        land(steps + delay if step == steps else step)
         for number, where in enumerate(stretches):
             if step % period == (number + 1) * period // fragments % period or step == steps:
                 flying.append((step + delay, where, [weights[where].copy() for weights in own]))
                 if step == steps or not delay:
-                    land(own, flying, step + delay)
+                    land(step + delay)
     return own
 
 
+@pytest.mark.parametrize("outer", [None, "nesterov"])
 @pytest.mark.parametrize(("fragments", "delay"), [(2, 0), (4, 0), (1, 3), (4, 1)])
-def test_fragments_meet_in_turn_and_late(fragments: int, delay: int) -> None:
-    strategy = ParameterAveraging(8, fragments=fragments, delay=delay)
+def test_fragments_meet_in_turn_and_late(fragments: int, delay: int, outer: Any) -> None:
+    strategy = ParameterAveraging(8, fragments=fragments, delay=delay, outer=outer)
     _, scenes, _ = play(strategy, WORKERS, steps=21)
-    for worker, expected in enumerate(streamed(21, 8, fragments, delay)):
+    for worker, expected in enumerate(streamed(21, 8, fragments, delay, outer)):
         np.testing.assert_allclose(scenes.held[worker], expected, rtol=0, atol=1e-11)
+
+
+PULLS = np.random.default_rng(0).normal(size=(WORKERS, 4 * SIZE))  # of each worker's data
+
+
+def pulled(self: Numbers, worker: int, weights: np.ndarray) -> Gradient:
+    """A gradient that is another one in each element."""
+    step = self.steps[worker] = self.steps.get(worker, -1) + 1
+    return Gradient(0.01 * weights + PULLS[worker], ROWS[worker], 0.5, step)
+
+
+def four_bits(values: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    """What 15 levels say of values, 32 of which share a norm; who goes up, chance says."""
+    norms = np.repeat(np.linalg.norm(values.reshape(-1, 32), axis=1), 32)
+    levels = np.floor(np.abs(values) / norms * 7 + chance)
+    return np.sign(values) * levels * norms / 7
+
+
+@pytest.mark.parametrize("outer", [None, "nesterov"])
+def test_outer_gradients_in_four_bits_are_made_up_for_at_the_next_meeting(
+    outer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draws are taken from where the compressor has them; what is made of them is not."""
+    import tensorflow as tf
+
+    @tf.function(jit_compile=True)
+    def drawn(key: Any) -> Any:
+        return tf.random.stateless_uniform([4 * SIZE], key, alg="philox")
+
+    monkeypatch.setattr(Numbers, "gradient", pulled)
+    compressor = ErrorFeedback(QSGD(levels=7, bucket=32))
+    strategy = ParameterAveraging(3, outer=outer, compressor=compressor)
+    _, scenes, _ = play(strategy, WORKERS, steps=20)
+    shared, velocity = np.zeros(4 * SIZE), np.zeros(4 * SIZE)
+    left = np.zeros((WORKERS, 4 * SIZE))
+    for meeting, steps in enumerate([3] * 6 + [2]):
+        heard = []
+        for worker, pull in enumerate(PULLS):
+            own = shared
+            for _ in range(steps):
+                own = own - 0.1 * (0.01 * own + pull)
+            wanted = WORKERS * SHARES[worker] * (shared - own) + left[worker]
+            draws = drawn(tf.constant([worker + 1, meeting]))
+            heard.append(four_bits(wanted, draws.numpy()))
+            left[worker] = wanted - heard[-1]
+        moved = np.mean(heard, 0)
+        if outer:
+            velocity = 0.9 * velocity + moved
+            moved = 0.7 * (moved + 0.9 * velocity)
+        shared = shared - moved
+    for worker in range(WORKERS):
+        np.testing.assert_allclose(scenes.held[worker], shared, rtol=0, atol=1e-12)
+    assert abs(left).max() > 1e-3
 
 
 def test_whoever_meets_rarely_sends_little_and_a_stream_sends_evenly() -> None:
