@@ -267,3 +267,8 @@ def test_gaps_are_those_of_the_eigenvalues() -> None:
 def test_what_is_no_topology_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         Experiment(dataset="digits", workers=2, strategy=Gossip(**fields))
+
+
+def test_a_record_of_an_earlier_run_is_understood() -> None:
+    """All replicas once had two fields, of which most made no use."""
+    assert Gossip(compressor=None, algorithm="auto") == Gossip()
