@@ -25,9 +25,9 @@ def comparison_reading(runs: Iterable[Run] | Run) -> Markdown:
     """Say what differs, how many passed the gate, and who is best in accuracy, speed and bytes.
 
     "Best" is said of settings (runs that differ in seeds only) that did the same task for as many
-    samples; what else differs between the two is said, too. A lead in accuracy is judged by the
-    seeds (`verdict.judge`), a lead in speed by whether the seeds' spreads stay apart; where there
-    is none, the sentence begins with that.
+    samples on the same clock; what else differs between the two is said, too. A lead in accuracy is
+    judged by the seeds (`verdict.judge`), a lead in speed by whether the seeds' spreads stay apart;
+    where there is none, the sentence begins with that.
 
     Raises: LabkitError where there are no runs.
     """
@@ -44,7 +44,7 @@ def comparison_reading(runs: Iterable[Run] | Run) -> Markdown:
         if head not in compared
     ]
     if alone:
-        head = "Not compared, for no other run has their task and length"
+        head = "Not compared, for no other run has their task, length and clock"
         said.append(Finding(head, said=(_some(alone),)))
     return sentences([*said, *_scaling(shown)])
 
@@ -89,15 +89,19 @@ def _bytes(entry: Entry) -> Finding | None:
 
 
 def _alike(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Those that did the same task for as many samples, by the words that tell the groups apart."""
-    groups: dict[tuple[str, str], list[Entry]] = {}
+    """Those that did the same task for as many samples on the same clock, by what tells them apart.
+
+    Modelled seconds are no seconds, so that runs of both clocks are never one ranking.
+    """
+    groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in shown:
         row, steps = plain_parameters(entry.run), steps_of(entry.run)
         # Of steps and batch the product: with weak scaling there are fewer, larger steps.
         samples = steps * int(row.get("batch_size") or 1) if steps else None
         length = f"{samples:,} samples" if samples else "unknown length"
-        groups.setdefault((f"{row.get('model')} on {row.get('dataset')}", length), []).append(entry)
-    told = [place for place in (0, 1) if len({key[place] for key in groups}) > 1]
+        task, clock = f"{row.get('model')} on {row.get('dataset')}", entry.metrics.get("clock")
+        groups.setdefault((task, length, f"{clock or 'wall'} clock"), []).append(entry)
+    told = [place for place in range(3) if len({key[place] for key in groups}) > 1]
     return {
         f"{', '.join(key[place] for place in told)}: " if told else "": same
         for key, same in groups.items()
@@ -221,9 +225,19 @@ def _scaling(shown: Sequence[Entry]) -> list[Finding]:
     if measured.empty:
         return []
     most = measured.loc[measured["speedup"].idxmax()]
-    kind = f"{most['kind']} scaling, efficiency {most['efficiency'] / 100:.0%}"
+    seeds = int(most["seeds"])
+    # One seed has no spread of its own; that of its steps is known.
+    ends = ("slowest_seed", "fastest_seed") if seeds > 1 else ("speedup_low", "speedup_high")
+    low, high = (float(most[end]) for end in ends)
+    over = "seeds" if seeds > 1 else "steps"
     head = "Largest speed-up over one worker"
-    return [Finding(head, most["run"], most["speedup"], text="{:.2f}".format, unit=f" ({kind})")]
+    if low <= 1:
+        head = f"No speed-up over one worker beyond the spread of the {over}; the largest"
+    said = [f"{most['kind']} scaling, efficiency {most['efficiency'] / 100:.0%}"]
+    said += ["one seed, the spread is that of its steps"] if seeds < 2 else []
+    told = seeds if seeds > 1 else 0
+    text = "{:.2f}".format
+    return [Finding(head, most["run"], most["speedup"], (low, high), told, text, said=tuple(said))]
 
 
 def _some(labels: Sequence[str]) -> str:
