@@ -264,8 +264,9 @@ def key_metrics(run: Run) -> Record:
     # In the order of KEY_METRICS, whatever the record's is; nothing else of it is looked at.
     for name in (*KEY_METRICS, *logged(run)):
         outer, _, inner = name.partition(".")
-        value = metrics.get(outer)
-        value = (value or {}).get(inner) if inner else value
+        value = metrics.get(name)
+        if value is None and inner and isinstance(metrics.get(outer), dict):
+            value = metrics[outer].get(inner)
         if value is not None and name not in hidden:
             found[name] = value
     return found
