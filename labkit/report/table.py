@@ -135,14 +135,7 @@ def table_of(shown: Sequence[Entry]) -> Table:
     measured = [name for name in every if any(name in row for row in found)]
     names = _names(given, (*_OURS, *measured))
     told = [name for name in differing(given) if name not in _TWICE]
-    columns = [
-        Column(
-            names[name],
-            names[name].replace("_", " "),
-            [_parameter(name, r.get(name)) for r in given],
-        )
-        for name in told
-    ]
+    columns = [_given(names[name], [row.get(name) for row in given]) for name in told]
     columns += [
         Column("seeds", "seeds", [_seeds(entry) for entry in shown]),
         Column("state", "state", [_state(entry) for entry in shown]),
@@ -184,6 +177,11 @@ def _plain(value: Value) -> Value:
     return scrub(value) if isinstance(value, str) else value
 
 
+def _given(name: str, values: Sequence[Value]) -> Column:
+    """A column of parameters."""
+    return Column(name, name.replace("_", " "), [_parameter(name, value) for value in values])
+
+
 def _parameter(name: str, value: Value) -> Cell:
     text = word(name, value)
     full = scrub(str(value))
@@ -208,7 +206,7 @@ def _gate(entry: Entry) -> Cell:
 
 
 def _numbers(name: str, shown: Sequence[Entry], values: Sequence[Value]) -> Column:
-    """A column of results in one unit, which stands in its head; of one's own also truths, texts."""
+    """A column of results in one unit, which stands in its head; one's own may be texts, too."""
     known = [abs(float(value)) for value in values if is_number(value)]
     head, factor = _HEADS.get(name) or TITLES.get(name) or name.replace("_", " "), 1.0
     if name == "payload_bytes_per_step":

@@ -134,6 +134,13 @@ def test_a_filter_and_a_column_of_one_name_mean_the_same_parameter(tmp_path: Pat
     assert [row["label"] for row in found] == [entry.label for entry in shown]
 
 
+def test_a_compressor_is_spoken(tmp_path: Path) -> None:
+    methods = (None, {"name": "TopK", "ratio": 0.01})
+    strategies = [{"name": "AllReduce", "compressor": each} for each in methods]
+    table = table_of(settings([write_run(tmp_path, strategy=each) for each in strategies]))
+    assert cells(table, "compressor")[1] == "TopK 1 %"
+
+
 def test_a_filter_asks_in_the_units_that_are_seen(tmp_path: Path) -> None:
     measured = {"test_accuracy": 0.805, "payload_bytes_per_step": 3 * 1024**2}
     table = table_of(settings([write_run(tmp_path, measured=measured)]))

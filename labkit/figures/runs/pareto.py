@@ -31,8 +31,8 @@ def pareto(runs: Iterable[Run] | Run) -> Figure:
     """Test accuracy over bytes on the wire and over seconds, with the Pareto front of each panel.
 
     Error bars span the seeds. A filled marker: no other run on its network and clock is at least as
-    good in accuracy, bytes and seconds, and better in one. A run whose equivalence gate failed has no
-    seconds. Raises LabkitError where there are no runs.
+    good in accuracy, bytes and seconds, and better in one. A run whose equivalence gate failed has
+    no seconds. Raises LabkitError where there are no runs.
     """
     return pareto_sheet(settings(runs)).figure()
 

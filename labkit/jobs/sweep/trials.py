@@ -169,8 +169,9 @@ def study(folder: Path, search: Search) -> Study:
         found.sampler = samplers.RandomSampler(seed=seed)
     elif search.sampler == "qmc":
         # Its sequence goes on by itself, as long as the seed stays; the first trial is at random.
-        quiet = {"warn_independent_sampling": False}
-        found.sampler = samplers.QMCSampler(seed=search.seed, scramble=True, **quiet)
+        found.sampler = samplers.QMCSampler(
+            seed=search.seed, scramble=True, warn_independent_sampling=False
+        )
     else:
         # Several members may run at a time: none shall be asked where another just looks.
         found.sampler = samplers.TPESampler(seed=seed, constant_liar=True)

@@ -142,7 +142,7 @@ def _tags(run: Run) -> dict[str, str]:
 
 
 def allowed(name: str) -> str:
-    """A name of letters, digits, `_`, `-`, `.`, blanks, and `/` between them, as MLflow has them."""
+    """A name as MLflow has them, of letters, digits, `_`, `-`, `.`, blanks, and `/` between."""
     parts = re.sub(r"[^\w.\- /]", "_", name).split("/")
     whole = "/".join(part for part in parts if part not in ("", ".", ".."))
     return whole[:LONGEST_NAME].rstrip("/") or "_"

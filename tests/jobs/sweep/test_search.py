@@ -188,7 +188,7 @@ def test_of_several_runs_the_first_by_name_is_watched(
     other = live.parent.with_name("a-run") / FOLDER
     other.mkdir(parents=True)
     plain = Path.glob
-    monkeypatch.setattr(Path, "glob", lambda *of: reversed(sorted(plain(*of))))
+    monkeypatch.setattr(Path, "glob", lambda *of: sorted(plain(*of), reverse=True))
     again = resumed(trials)
     again.watch(member)
     assert again._readers[member.folder].folder == other
