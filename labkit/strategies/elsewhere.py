@@ -145,7 +145,7 @@ def train_elsewhere(
     for tasks in communicator.allgather(own, "the processes of other frameworks' tasks"):
         everyone |= tasks
     wires = Wires(everyone, namespaces)
-    steps, traffic, clock = 0, communicator.traffic, communicator.clock
+    steps, before, traffic, clock = 0, 0, communicator.traffic, communicator.clock
     wires.look(own, counts=False)
 
     def meanwhile() -> None:
@@ -153,21 +153,25 @@ def train_elsewhere(
         wires.tasks |= others()
 
     def step(x: object, y: object, weight: object) -> float:
-        nonlocal steps
-        start, before = clock.now(), wires.look(own, counts=False)
+        nonlocal steps, before
+        start = clock.now()
         meanwhile()
         asked = clock.now()
         answer = child.ask("step", meanwhile=meanwhile)
         timed = answer if isinstance(answer, tuple) else (answer, clock.now() - asked)
-        traffic.wire_bytes += wires.look(own) - before
+        before, last = wires.look(own), before
+        traffic.wire_bytes += before - last
         if steps == 0:
             wires.forget()
+            before = 0
         steps += 1
         traffic.aside_seconds += clock.now() - start - timed[1]
         return float(timed[0])
 
     def collect() -> None:
+        wires.look(own)  # the kernel learns late that the last bytes of a step have come
         session.model.set_weights(child.ask("weights", meanwhile=meanwhile))
+        wires.look(own, counts=False)
 
     session.loop(step, collect)
     sent: dict[str, JSON] = {}

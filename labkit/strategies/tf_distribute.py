@@ -112,8 +112,14 @@ class TFDistribute(Strategy):
     only adds.
 
     Training is a custom loop, a `tf.function` of `strategy.run`, as Keras 3's `fit` does not carry
-    all of them. Processes are fresh, as TensorFlow wants to know its cluster before it starts. The
-    rank validates after each epoch, outside of the cluster, as TensorFlow's evaluators do.
+    "multi_worker_mirrored" and "parameter_server". Processes are fresh, as TensorFlow wants to know
+    its cluster before it starts. The rank is the evaluator: after each epoch it takes the weights,
+    and validates outside of the cluster, where a process of the task "evaluator" would stand, which
+    reads checkpoints beside the training (`labkit tf-config --evaluator` gives a script one).
+
+    Keras clips a replica's gradient before TensorFlow adds them up, and losses of replicas are
+    weighted by rows: `clipnorm` and its kin, losses that are sums, and outputs with masks are
+    refused, but of one worker and of servers, which take each gradient alone.
 
     Source: M. Abadi et al., TensorFlow, 2016, arXiv 1605.08695; www.tensorflow.org, Distributed
     training with TensorFlow.

@@ -6,12 +6,12 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Mapping
-from time import perf_counter
 from typing import TYPE_CHECKING, TypeAlias
 
 import cloudpickle
 import numpy as np
 
+from labkit.communicator.clock import WallClock
 from labkit.frameworks.child import serve
 from labkit.strategies import TFDistribute
 from labkit.worker.elsewhere import Task
@@ -38,6 +38,7 @@ class Training:
 
         experiment = task.experiment
         self.rank, self.number, self.strategy = task.rank, 0, strategy
+        self.clock = WallClock()
         reset(experiment)
         self.source = read(experiment).first(task.rows)
         options = cloudpickle.loads(task.options)
@@ -109,10 +110,10 @@ class Synchronous(Training):
 
         spread = self.strategy.experimental_distribute_values_from_function
         given = [spread(own(part)) for part in range(3)]
-        start = perf_counter()  # as a data set of TensorFlow's has batches ready
+        start = self.clock.now()  # as a data set of TensorFlow's has batches ready
         replicas = self.strategy.experimental_local_results(self.compiled(*given))
         losses = [loss.numpy() for loss in replicas]
-        seconds = perf_counter() - start
+        seconds = self.clock.now() - start
         self.number += 1
         workers = [self.rank] if len(losses) == 1 else range(len(losses))
         share = sum(sizes[worker] for worker in workers) / sum(sizes)
@@ -147,7 +148,7 @@ class Coordinated(Training):
         per_epoch = self.plan.steps_per_epoch
         epoch, place = divmod(self.number, per_epoch)
         if place == 0:
-            self._ended = perf_counter()
+            self._ended = self.clock.now()
         # The first step stands alone, so that nothing of the next ones is counted with it.
         ahead, end = AHEAD if self.number else 1, (epoch + 1) * per_epoch
         while self._given < min(self.number + ahead, end):
@@ -159,7 +160,7 @@ class Coordinated(Training):
             self._given += 1
         self.number += 1
         found = np.array([each.fetch() for each in self._scheduled.popleft()])  # (workers, 2)
-        before, self._ended = self._ended, perf_counter()
+        before, self._ended = self._ended, self.clock.now()
         losses, rows = found.T
         return float(np.sum(losses * rows) / np.sum(rows)), self._ended - before
 

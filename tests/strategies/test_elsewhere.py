@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import pytest
 
-from labkit import Cluster, InvalidInput
+from labkit import Cluster, InvalidInput, TFDistribute
 from labkit.bench.frameworks import experiments, measure
 from labkit.strategies.elsewhere import refuse_unweighted
 
@@ -26,24 +26,34 @@ def test_a_loss_that_is_no_mean_over_rows_is_refused() -> None:
         refuse_unweighted(compiled("sum_over_batch_size", mask=True))
 
 
+def halved() -> keras.Model:
+    """Compiled with an optimizer of a user's own, that Keras does not know."""
+
+    class Halved(keras.optimizers.SGD):
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            super().update_step(gradient, variable, learning_rate / 2)
+
+    model = keras.Sequential(
+        [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=Halved(0.1), loss=loss)
+    return model
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("own", [False, True])
-def test_optimizers_that_keras_does_not_know_train(cluster: Cluster, own: bool) -> None:
-    def compiled() -> Any:
-        class Halved(keras.optimizers.SGD):
-            """Of a user's own."""
-
-            def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-                super().update_step(gradient, variable, learning_rate / 2)
-
-        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer=Halved(0.1), loss=loss)
-        return model
-
-    (asked,) = experiments(["multi_worker_mirrored"], ["mlp"], ["sgd"])
-    what: dict[str, Any] = {"optimizer": "lars", "optimizer_options": {}}
-    if own:
-        what = {"model": compiled, "model_options": {}, "optimizer_options": {}}
-    ((row, _),) = measure(cluster, [asked.replace(**what)])
+@pytest.mark.parametrize(
+    ("strategy", "fields"),
+    [
+        (TFDistribute("mirrored", cross_device_ops="reduction_to_one_device"), {}),
+        (TFDistribute("mirrored", cross_device_ops="hierarchical_copy"), {"model": halved}),
+        (TFDistribute(communication="auto"), {"optimizer": "lars"}),
+    ],
+)
+def test_each_option_trains_and_so_does_each_optimizer(
+    cluster: Cluster, strategy: TFDistribute, fields: dict[str, Any]
+) -> None:
+    (asked,) = experiments([strategy.kind], ["mlp"], ["sgd"])
+    more = {"optimizer_options": {}, "model_options": {}} if fields else {}
+    ((row, _),) = measure(cluster, [asked.replace(strategy=strategy, **more, **fields)])
     assert row["max_abs_difference"] <= 1e-12

@@ -13,7 +13,7 @@ import pytest
 
 from labkit import Cluster, Experiment, InvalidInput, LabkitError, Network, TFDistribute
 from labkit.bench.frameworks import experiments, measure
-from labkit.frameworks.namespaces import ADDRESSES
+from labkit.frameworks.namespaces import ADDRESSES, burst
 from labkit.strategies import TF_KINDS
 
 SERVERS = {"kind": "parameter_server"}
@@ -122,28 +122,6 @@ def test_tensorflows_own_strategy_does_what_one_process_does(cluster: Cluster, k
         assert not crossing
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"kind": "mirrored", "cross_device_ops": "reduction_to_one_device"},
-        {"kind": "mirrored", "cross_device_ops": "hierarchical_copy"},
-        {"communication": "auto"},
-        SERVERS | {"servers": 2},
-    ],
-)
-def test_each_of_its_options_trains(cluster: Cluster, options: dict[str, Any]) -> None:
-    (asked,) = experiments([options.get("kind", "multi_worker_mirrored")], ["mlp"], ["sgd"])
-    strategy = TFDistribute(**options)
-    ((row, record),) = measure(cluster, [asked.replace(strategy=strategy)])
-    assert row["max_abs_difference"] <= 1e-12
-    if strategy.servers == 2:  # each has some of the weights
-        crossing = a_step(record)
-        parts = [crossing[f"ps {k}", "worker 0"] for k in range(2)]
-        assert min(parts) > 0
-        assert sum(parts) > WEIGHTS
-
-
 BITS = 2e6
 
 
@@ -156,26 +134,32 @@ def test_over_a_real_link_a_step_lasts_as_long_as_its_bytes(cluster: Cluster) ->
         pytest.skip(str(error))
     ((row, record),) = measure(cluster, asked)
     assert row["max_abs_difference"] <= 1e-12
-    assert row["min_ms"] > 1e3 * 8 * WEIGHTS / BITS
+    assert row["min_ms"] > 1e3 * 8 * (WEIGHTS - burst(int(BITS))) / BITS
     assert WEIGHTS <= a_step(record)["worker 0", "worker 1"] < 1.2 * WEIGHTS
     workers = record["tf_config"][0]["cluster"]["worker"]
     assert [address.split(":")[0] for address in workers] == list(ADDRESSES)
 
 
 @pytest.mark.slow
-def test_a_server_at_the_other_end_of_a_real_link(cluster: Cluster) -> None:
+def test_two_servers_share_the_weights_at_the_other_end_of_a_real_link(cluster: Cluster) -> None:
     network = Network(latency=0, bandwidth=BITS / 8)
     try:
-        asked = experiments(["parameter_server"], ["mlp"], ["sgd"], network)
-    except LabkitError as error:  # iproute2 or root is missing
-        pytest.skip(str(error))
-    ((row, record),) = measure(cluster, asked)
+        (asked,) = experiments(["parameter_server"], ["mlp"], ["sgd"], network)
+    except LabkitError:  # iproute2 or root is missing
+        (asked,) = experiments(["parameter_server"], ["mlp"], ["sgd"])
+    strategy = TFDistribute(**SERVERS, servers=2)
+    ((row, record),) = measure(cluster, [asked.replace(strategy=strategy)])
     assert row["max_abs_difference"] <= 1e-12
-    # There and back, one after the other.
-    assert row["median_ms"] > 2e3 * 8 * WEIGHTS / BITS
-    spec = record["tf_config"][0]["cluster"]
-    hosts = {job: spec[job][0].split(":")[0] for job in ("ps", "worker")}
-    assert hosts == dict(zip(("ps", "worker"), ADDRESSES, strict=True))
+    crossing = a_step(record)
+    parts = [crossing[f"ps {k}", "worker 0"] for k in range(2)]
+    assert min(parts) > 0
+    assert WEIGHTS <= sum(parts) < 2 * WEIGHTS
+    if asked.network is not None:
+        # There and back, one after the other.
+        assert row["median_ms"] > 2e3 * 8 * (WEIGHTS - 2 * burst(int(BITS))) / BITS
+        spec = record["tf_config"][0]["cluster"]
+        hosts = [{each.split(":")[0] for each in spec[job]} for job in ("ps", "worker")]
+        assert hosts == [{address} for address in ADDRESSES]
 
 
 def until(happens: Callable[[], object]) -> None:
