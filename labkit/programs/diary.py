@@ -7,6 +7,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
+import numpy as np
+
 from labkit.programs.actions import Gradient, Message, Passed, Place, Vector
 from labkit.programs.together import Meeting
 
@@ -26,11 +28,11 @@ class Scenes(Protocol):
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
         """What one predicts at these weights for a batch of a worker, as soft targets, flat."""
 
-    def forward(self, place: Place, weights: Vector, values: Vector | None) -> Passed:
-        """What a stage passes on of its replica's next batch."""
+    def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
+        """What a pass of a member gives, of its replica's next batch."""
 
-    def backward(self, place: Place, values: Vector | None) -> Gradient:
-        """The gradient of a stage that has gone forward."""
+    def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
+        """The gradients of a pass that has gone forward."""
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient to what this one holds; the new weights, which nobody writes into."""
@@ -59,6 +61,7 @@ class Play:
         start: s.
         gradient: what it computed, without its values.
         computed: s that it took.
+        until: s; when that is over.
         coded: s that it took to encode and decode.
         held: s for which a server kept the worker waiting for others.
         nbytes, wire, messages: what it has sent and was sent.
@@ -67,6 +70,7 @@ class Play:
     start: float
     gradient: Gradient
     computed: float
+    until: float
     coded: float = 0.0
     held: float = 0.0
     nbytes: int = 0
@@ -85,36 +89,41 @@ class Diary:
             dropped), worker, step, version (of the weights that it is of), staleness, rows, sent,
             delivered, applied (s).
         losses: of workers: who, when (s), and the gradients that it had computed.
-        stages: numbers of those who play replicas in stages. Each writes rows, and what they say
-            to each other is in the sender's; loss and samples are in that of the last one.
+        members: numbers of those who play replicas that are cut. Each writes rows, and what they
+            say to each other is in the sender's; loss and samples are in that of the last one.
     """
 
     scenes: Scenes
     steps: int
     events: list[Event] = field(default_factory=list)
     losses: list[Event] = field(default_factory=list)
-    stages: Container[int] = ()
+    members: Container[int] = ()
     _plays: dict[int, Play] = field(default_factory=dict)
     _updates: dict[int, int] = field(default_factory=dict)
 
     def begins(self, worker: int, gradient: Gradient, start: float, stop: float) -> None:
         """A worker has computed a gradient; the step before is over."""
         self.ends(worker, start)
-        self._plays[worker] = Play(start, _about(gradient), stop - start)
+        self._plays[worker] = Play(start, _about(gradient), stop - start, stop)
 
     def predicted(self, worker: int, seconds: float) -> None:
         """A worker has computed predictions."""
         if play := self._plays.get(worker):
             play.computed += seconds
 
-    def passes(self, stage: int, passed: Passed, start: float, stop: float) -> None:
-        """A stage has gone forward; its step before is over."""
-        self.begins(stage, Gradient(passed.values[:0], 0, math.nan, passed.step), start, stop)
+    def passes(self, member: int, passed: Passed, start: float, stop: float) -> None:
+        """A member has gone forward; with its first pass its step before is over."""
+        play = self._plays.get(member)
+        if play is None or play.gradient.step != passed.step:
+            self.begins(member, Gradient(np.empty(0), 0, math.nan, passed.step), start, stop)
+        else:
+            play.computed, play.until = play.computed + stop - start, stop
 
-    def goes_back(self, stage: int, gradient: Gradient, start: float, stop: float) -> None:
-        """A stage has gone back: its gradient is there."""
-        if play := self._plays.get(stage):
-            play.gradient, play.computed = _about(gradient), play.computed + stop - start
+    def goes_back(self, member: int, gradient: Gradient, start: float, stop: float) -> None:
+        """A member has gone back: with its last pass its gradient is there."""
+        if play := self._plays.get(member):
+            play.gradient = _about(gradient)
+            play.computed, play.until = play.computed + stop - start, stop
 
     def ends(self, worker: int, now: float) -> None:
         """The step of this worker that is under way, if any, is over."""
@@ -143,13 +152,14 @@ class Diary:
         )
 
     def loses(self, members: Sequence[int], now: float) -> None:
-        """A worker is gone with all its stages, and what it had not computed never was."""
+        """A worker is gone with all its members, and what it had not computed never was."""
         *others, worker = members
-        for stage in others:
-            self._plays.pop(stage, None)
+        for member in others:
+            self._plays.pop(member, None)
         play = self._plays.get(worker)
         step = play.gradient.step if play else 0
-        done = play is not None and play.start + play.computed <= now
+        # Between its passes a member has no loss yet, and waits.
+        done = play is not None and play.until <= now and not math.isnan(play.gradient.loss)
         if not done:
             self._plays.pop(worker, None)
         self.losses.append({"worker": worker, "seconds": now, "gradients": step + done})
@@ -195,7 +205,7 @@ class Diary:
 
 def _about(gradient: Gradient) -> Gradient:
     """A gradient without its values, which may go."""
-    return replace(gradient, values=gradient.values[:0].copy(), before=None)
+    return replace(gradient, values=gradient.values[:0].copy(), before=())
 
 
 def _event(server: int, update: int, message: Message, staleness: int, now: float) -> Event:

@@ -161,7 +161,7 @@ class World:
         found = self._next(number, wanted)
         self._players[number].waits = wanted if found is None else None
         if found is not None:
-            if found.source not in self._diary.stages:
+            if found.source not in self._diary.members:
                 self._carried(number, found.source, found)
             self._diary.waited(number, found.held)
         return found

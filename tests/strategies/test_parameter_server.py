@@ -33,6 +33,8 @@ SMALL: dict[str, Any] = {
     "batch_size": 30,
 }
 MOMENTUM = {"optimizer_options": {"momentum": 0.9}}
+CONVOLUTION = {"model": "cnn", "model_options": {"filters": [3, 2], "dense": 6}}
+UNSHARED = {"model": "locally_connected", "model_options": {"filters": [2]}}
 VIRTUAL = {"clock": "virtual", "compute": 0.01, "network": "1GbE"}
 
 
@@ -67,6 +69,7 @@ EXACT = [
     experiment(AllReduce("ring"), 3, shards="dirichlet(0.3)", **VIRTUAL),
     experiment(ParameterServer(2), 3, shards="by_label", capacities=(1, 2, 1), **VIRTUAL),
     experiment(ParameterServer(2, stages=2, placement="sharded"), 3, optimizer="adam", **VIRTUAL),
+    experiment(ParameterServer(2, grid=(2, 2), placement="sharded"), 2, **UNSHARED, **VIRTUAL),
 ]
 REPLAYED = [
     experiment(ParameterServer(2, synchronous=False), 3, **MOMENTUM, **VIRTUAL),
@@ -83,6 +86,7 @@ REPLAYED = [
     experiment(ParameterServer(1, backups=1), 3, lost={2: 0.05}, **VIRTUAL),
     experiment(Downpour(servers=2), 3, shards="dirichlet(0.3)", **VIRTUAL),
     experiment(Downpour(servers=2, stages=2), 3, slow={1: 3.0}, lost={2: 0.05}, **VIRTUAL),
+    experiment(Downpour(servers=2, grid=(1, 2)), 3, lost={2: 0.05}, **CONVOLUTION, **VIRTUAL),
     experiment(
         SoftSync(2, remedy="per_gradient", compressor=ErrorFeedback(TopK(ratio=0.2))),
         4,
@@ -139,8 +143,13 @@ ASYNCHRONOUS: dict[str, Any] = {"synchronous": False, "transport": "one_sided"}
         experiment(ParameterServer(1, **ASYNCHRONOUS), 2, network="1GbE"),
         experiment(StaleSynchronous(1, remedy="per_gradient", colocated=True), 2),
         experiment(Downpour(servers=2, stages=2, colocated=True), 2, network="1GbE"),
+        experiment(Downpour(grid=(1, 2)), 1, **CONVOLUTION),
+        experiment(Downpour(grid=(2, 1), colocated=True), 2, network="1GbE", **UNSHARED),
     ],
-    ids=["two-sided", "colocated, one-sided", "apart, one-sided, emulated", "stale", "in stages"],
+    ids=[
+        *("two-sided", "colocated, one-sided", "apart, one-sided, emulated", "stale", "in stages"),
+        *("over a grid", "over grids, colocated, emulated"),
+    ],
 )
 def test_so_is_what_ranks_did(cluster: Cluster, wanted: Experiment) -> None:
     (found,) = verdicts(cluster, [wanted])
