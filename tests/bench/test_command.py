@@ -37,7 +37,10 @@ OWN = [
         ideal_saving_ms=71.5,
     ),
 ]
-PEER = [row("ddp local", version="PyTorch 9"), row("ddp", **ADDED, version="PyTorch 9")]
+PEER = [
+    row("ddp local", version="PyTorch 9"),
+    row("ddp", **ADDED, ours_to_theirs=0.45, version="PyTorch 9"),
+]
 
 
 @pytest.fixture
@@ -46,15 +49,24 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
 
     def measure(*arguments: Any) -> list[dict[str, Any]]:
-        calls.append(arguments)
+        *given, others = arguments
+        calls.append(tuple(given))
+        if others:
+            others()
         return [dict(each) for each in OWN]
 
-    def peers(names: Sequence[str], *arguments: Any) -> tuple[list[dict[str, Any]], list[str]]:
-        calls.append((list(names), *arguments))
-        return PEER if "ddp" in names else [], [f"{name}: not here" for name in names[1:]]
+    class Others:
+        def __init__(self, names: Sequence[str], *arguments: Any) -> None:
+            calls.append((list(names), *arguments))
+            self.remarks = [f"{name}: not here" for name in names[1:]]
+            self.turn = lambda: calls.append(("turn",))
+
+        def rows(self, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            assert own == OWN
+            return PEER
 
     monkeypatch.setattr(exchange, "measure", measure)
-    monkeypatch.setattr(beside, "measure", peers)
+    monkeypatch.setattr(beside, "Beside", Others)
     return calls
 
 
@@ -96,8 +108,11 @@ def test_peers_stand_below_and_those_that_are_absent_are_remarked(
     file = tmp_path / "rows.jsonl"
     done = bench("--cases", "cnn", "--peer", "ddp,horovod", "--json", str(file), "--repeats", "3")
     assert done.exit_code == 0, done.output
-    assert asked[1] == (["ddp", "horovod"], ["cnn"], 2, 3)
+    assert asked[0] == (["ddp", "horovod"], ["cnn"], 2)
+    assert asked[2] == ("turn",)
     assert "PyTorch 9" in done.output
+    assert "added by ours : by theirs" in done.output
+    assert any("2.5 (2.25 to 3.5)" in line and "0.45" in line for line in done.output.splitlines())
     assert "peer horovod: not here" in done.stderr
     written = [json.loads(line) for line in file.read_text().splitlines()]
     assert written == OWN + PEER
