@@ -224,19 +224,30 @@ def tf(
     network: str | None,
     file: Path | None,
 ) -> None:
-    """Hold TensorFlow's own strategies against one process, weight by weight, in float64."""
-    from labkit.bench.frameworks import experiments, measure
+    """Hold TensorFlow's own strategies against one process, weight by weight, in float64.
+
+    Ends with an error where weights are more than 1e-12 apart after 20 steps.
+    """
+    from labkit.bench.frameworks import MOST_APART, experiments, kinds_on, measure
     from labkit.cluster import Cluster
+    from labkit.common.errors import LabkitError
     from labkit.strategies import TF_KINDS
 
     # Before engines start.
-    asked = experiments(kinds or list(TF_KINDS), cases, optimizers, network)
+    asked = experiments(kinds, cases, optimizers, network)
+    if left := [] if kinds else [kind for kind in TF_KINDS if kind not in kinds_on(network)]:
+        say(f"left out: {', '.join(left)}, of one process each, which no network joins")
     with Cluster(workers=max(each.ranks for each in asked), limit=300) as cluster:
         rows = [row for row, _ in measure(cluster, asked)]
     shown = [row | {"apart": f"{row['max_abs_difference']:.1e}"} for row in rows]
     columns = {"case": "case", "what": "strategy", "workers": "workers", "apart": "weights apart"}
-    say(_table(shown, columns | TIMES | {"wire_bytes_per_step": "bytes a step"}))
+    columns |= {"correct": "the same"} | TIMES | {"wire_bytes_per_step": "bytes a step"}
+    say(_table(shown, columns))
     _write(rows, file)
+    if failed := [f"{row['what']} on {row['case']}" for row in rows if not row["correct"]]:
+        raise LabkitError(
+            f"failed: more than {MOST_APART:g} from one process's weights: {', '.join(failed)}"
+        )
 
 
 @bench.command()

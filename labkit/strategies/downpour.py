@@ -11,6 +11,7 @@ from labkit.common.errors import InvalidInput
 from labkit.programs import (
     Code,
     Compute,
+    Drop,
     Message,
     Program,
     Receive,
@@ -123,6 +124,8 @@ class Downpour(Servers):
                 gradient = yield Code(partial(talks[push.source].pushed, push.values))
                 weights = yield Update(gradient, (push,))
                 version += 1
+            elif push.values is not None:
+                yield Drop(push)
             if not push.wants:
                 continue
             ends = quota.ends(push)

@@ -288,6 +288,10 @@ class Strategy(Checked):
         """How many ranks it wants beside one for each worker."""
         return 0
 
+    def processes(self, workers: int) -> int:
+        """How many processes, or devices of one, compute at once, each with as many threads."""
+        return workers + self.beside(workers)
+
     def places(self, worker: int, workers: int) -> list[int]:
         """The ranks of a worker."""
         return [worker]

@@ -77,6 +77,7 @@ REPLAYED = [
     experiment(SoftSync(2, remedy="mean"), 4, optimizer="adagrad", **VIRTUAL),
     experiment(SoftSync(4, remedy="delay_compensated", servers=2), 4, slow={0: 3.0}, **VIRTUAL),
     experiment(SoftSync(4, remedy="momentum"), 4, **MOMENTUM, **VIRTUAL),
+    experiment(StaleSynchronous(1, remedy="mean"), 3, slow={1: 3.0}, **VIRTUAL),
     experiment(ParameterServer(2, synchronous=False), 3, lost={1: 0.05}, **MOMENTUM, **VIRTUAL),
     experiment(StaleSynchronous(1), 3, lost={0: 0.05}, **VIRTUAL),
     experiment(ParameterServer(1, backups=1), 3, lost={2: 0.05}, **VIRTUAL),
@@ -264,6 +265,14 @@ SHORT = {"dataset_options": {"rows": 20, "test_rows": 10}, "batch_size": 18}
         experiment(
             ParameterServer(1, synchronous=False, compressor=FEW), 3, **VIRTUAL | SHORT, **MOMENTUM
         ),
+        experiment(Downpour(compressor=FEW), 3, **VIRTUAL | SHORT),
+        # The weights that it is held against are those that its worker has by now.
+        experiment(
+            StaleSynchronous(1, remedy="delay_compensated", compensation=0.5, compressor=FEW),
+            3,
+            slow={0: 3.0},
+            **VIRTUAL,
+        ),
         *(
             pytest.param(each, marks=pytest.mark.slow)
             for each in (
@@ -282,7 +291,10 @@ SHORT = {"dataset_options": {"rows": 20, "test_rows": 10}, "batch_size": 18}
             )
         ),
     ],
-    ids=["rows run out", "all are waited for", "one comes too late", "ranks"],
+    ids=[
+        *("rows run out", "a replica's, too", "delay-compensated"),
+        *("all are waited for", "one comes too late", "ranks"),
+    ],
 )
 def test_what_was_said_is_said_again_by_servers_written_anew(
     cluster: Cluster, wanted: Experiment
