@@ -158,8 +158,7 @@ def setup(name: str, say: Callable[[str], None] = lambda line: None) -> Found:
     for command in commands:
         say(f"$ {' '.join(command)}")
         _run(command, os.environ | more)
-    # What is there can be imported, too.
-    _run([python, "-c", f"import {', '.join(kind.modules)}"], environment(python))
+    _run([python, "-c", f"import {kind.module}"], environment(python))  # it can be, too
     version = _versions(python, kind)
     (folder / MARK).write_text(json.dumps({"name": name, "version": version}))
     return Found(name, python, version)

@@ -149,6 +149,44 @@ def test_an_unknown_case_names_those_that_there_are() -> None:
     assert "case 'gpt' is not known; allowed: mlp-1024" in done.output
 
 
+def test_repeats_of_all_turns_stand_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class Engines:
+        def __init__(self, workers: int) -> None: ...
+
+        def __enter__(self) -> Engines:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def call(self, _: object, name: str, *given: Any, **more: Any) -> list[dict[str, Any]]:
+            said.append(name)
+            seconds = {"local": [0.01], "sequential": [0.01 + len(said) / 1e3]}
+            return [
+                {
+                    "seconds": seconds,
+                    "added": {kind: [value - 0.01 for value in of] for kind, of in seconds.items()},
+                    "same": {"sequential": len(said) != 4},
+                    "nbytes": 40,
+                    "why": {"sequential": {}},
+                    "events": {"sequential": {"events_per_step": 1.0, "seconds_per_event": 0.0}},
+                    "delay": {"sequential": 0.0},
+                }
+            ]
+
+    monkeypatch.setattr(exchange, "Cluster", Engines)
+    cases, more = ["cnn", "mlp-1024"], {"repeats": 3, "others": lambda: said.append("others")}
+    rows = exchange.measure(2, cases, ["sequential"], **more)
+    assert said == 3 * [*cases, "others"]
+    of_cnn, of_mlp = (row for row in rows if row["what"] == "sequential")
+    assert (of_cnn["added_min_ms"], of_cnn["added_max_ms"]) == pytest.approx((1, 7))
+    assert of_cnn["added_ms"] == pytest.approx(4)
+    assert of_mlp["same_weights"]
+    assert not of_cnn["same_weights"]  # in its second turn
+    assert of_cnn["repeats"] == 3
+
+
 @pytest.mark.slow
 def test_the_real_thing_measures_and_ends_with_equal_weights(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
