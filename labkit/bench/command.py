@@ -137,7 +137,7 @@ def _names(_: click.Context, __: click.Parameter, text: str | None) -> list[str]
     "peers",
     default=None,
     callback=_names,
-    help="Other frameworks beside it, what is installed of multi_worker_mirrored,ddp,horovod.",
+    help="Other frameworks in turns with it: multi_worker_mirrored,ddp,fsdp,horovod,jax.",
 )
 @AS_JSON
 def exchange(
@@ -158,16 +158,18 @@ def exchange(
     # Before the engines: they take seconds to start.
     _check_exchange(workers, schedules, algorithm, network, repeats)
     beside.check(peers, network)
-    rows = measure(workers, cases, schedules, algorithm, network, repeats, bucket_bytes)
+    others = beside.Beside(peers, cases, workers) if peers else None
+    given = (workers, cases, schedules, algorithm, network, repeats, bucket_bytes)
+    rows = measure(*given, others.turn if others else None)
     say(_table([_with_spread(row) for row in rows], EXCHANGE | OVERLAP))
     for row in rows:
         if "why" in row:
             say(f"{row['case']} {row['what']}: {row['algorithm']}, {row['why']}")
-    if peers:
-        found, remarks = beside.measure(peers, cases, workers, repeats)
+    if others:
+        found = others.rows(rows)
         if found:
-            say(_table([_with_spread(row) for row in found], EXCHANGE | {"version": ""}))
-        for remark in remarks:
+            say(_table([_with_spread(row) for row in found], EXCHANGE | BESIDE))
+        for remark in others.remarks:
             say(f"peer {remark}", err=True)
         # A file has them together: `peer` tells them apart.
         rows += found
@@ -383,13 +385,14 @@ EXCHANGE = {
     "added": "added ms (least to most)",
     "same_weights": "same weights",
 }
+BESIDE = {"ours_to_theirs": "added by ours : by theirs", "version": ""}
 OVERLAP = {"saved": "ms saved of what an ideal line would", "recording": "recording"}
 
 
 def _with_spread(row: Row) -> Row:
     """The row with what it adds to the local step, and its spread, in one cell."""
     more: Row = {}
-    if "added_ms" in row:
+    if row.get("added_ms") is not None:
         least, most = row["added_min_ms"], row["added_max_ms"]
         more["added"] = f"{row['added_ms']:.3g} ({least:.3g} to {most:.3g})"
     if "saved_ms" in row:
