@@ -33,6 +33,7 @@ class Numbers:
     under_way: dict[tuple[int, int], tuple[int, Vector]] = field(default_factory=dict)
     kept: dict[int, list[float]] = field(default_factory=dict)
     stages: int = 1
+    forgot: list[int] = field(default_factory=list)
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         step = self.steps.get(worker, 0)
@@ -84,6 +85,9 @@ class Numbers:
             self.kept.setdefault(worker, []).append(float(states[0]))
         return weights
 
+    def forget(self, worker: int) -> None:
+        self.forgot.append(worker)
+
     def step(self, row: dict[str, float]) -> None:
         self.rows.append(row)
 
@@ -119,8 +123,7 @@ def play(
     if strategy.copies(workers):
         scenes.held = dict.fromkeys(range(len(hosts)), roles.weights)
     members = [roles.members(worker) for worker in range(workers)]
-    told = [number for each in members for number in each] if stages else ()
-    diary = Diary(scenes, steps, members=told)
+    diary = Diary(scenes, steps, writers=[number for each in members for number in each])
     programs = {number: strategy.program(roles, number) for number in range(len(hosts))}
     laws = {"seed": 3} | laws
     times = Laws(compute or ComputeTime(0.1), slow or {}, **laws)

@@ -34,6 +34,7 @@ class Prediction:
     widest: None = None
     planes: None = None
     time_steps: None = None
+    epoch_steps: None = None
     batch_size: int = sys.maxsize  # of training; there is none
     rows: int = sys.maxsize  # likewise
     network: None = None

@@ -319,6 +319,13 @@ class Experiment(Checked):
         return datasets.count(self.dataset, self.dataset_options)
 
     @property
+    def epoch_steps(self) -> int | None:
+        """Steps of an epoch; None where only ranks know."""
+        if self.rows is None:
+            return self.steps
+        return min(-(-self.rows // self.batch_size), self.steps or self.rows)
+
+    @property
     def time_steps(self) -> int | None:
         """Steps of a sample that a recurrent model goes through; None where only ranks know.
 

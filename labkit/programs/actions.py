@@ -260,6 +260,11 @@ class Adopt:
 
 
 @dataclass(frozen=True)
+class Forget:
+    """The optimizer of this worker begins anew: its slots, and its count of steps."""
+
+
+@dataclass(frozen=True)
 class Wait:
     """Let so many seconds pass."""
 
@@ -277,5 +282,5 @@ class Snapshot:
 Computes: TypeAlias = Compute | Forward | Backward
 Action: TypeAlias = (
     Computes | Predict | Update | Code | Drop | Send | Receive | Wait | Snapshot
-) | (AllReduce | Begin | Join | States | Adopt)
+) | (AllReduce | Begin | Join | States | Adopt | Forget)
 Program: TypeAlias = Generator[Action, Any, None]

@@ -43,6 +43,9 @@ class Scenes(Protocol):
     def adopt(self, worker: int, weights: Vector, states: Vector | None) -> Vector:
         """A worker holds these weights from now on."""
 
+    def forget(self, worker: int) -> None:
+        """A worker's optimizer begins anew."""
+
     def step(self, row: Row) -> None:
         """A worker's step is over."""
 
@@ -54,6 +57,24 @@ class Scenes(Protocol):
 
 
 @dataclass
+class Carried:
+    """What a worker has sent, and what those have sent it who write no rows.
+
+    Attributes:
+        nbytes: handed over. wire: of these, what has left its place. messages: how many.
+    """
+
+    nbytes: int = 0
+    wire: int = 0
+    messages: int = 0
+
+    def add(self, nbytes: int, wire: int, messages: int = 1) -> None:
+        """So much more."""
+        self.nbytes, self.wire = self.nbytes + nbytes, self.wire + wire
+        self.messages += messages
+
+
+@dataclass
 class Play:
     """A step of a worker under way: from the request of a gradient to that of the next.
 
@@ -62,20 +83,18 @@ class Play:
         gradient: what it computed, without its values.
         computed: s that it took.
         until: s; when that is over.
+        carried: what it has sent for this step.
         coded: s that it took to encode and decode.
         held: s for which a server kept the worker waiting for others.
-        nbytes, wire, messages: what it has sent and was sent.
     """
 
     start: float
     gradient: Gradient
     computed: float
     until: float
+    carried: Carried
     coded: float = 0.0
     held: float = 0.0
-    nbytes: int = 0
-    wire: int = 0
-    messages: int = 0
 
 
 @dataclass
@@ -89,22 +108,26 @@ class Diary:
             dropped), worker, step, version (of the weights that it is of), staleness, rows, sent,
             delivered, applied (s).
         losses: of workers: who, when (s), and the gradients that it had computed.
-        members: numbers of those who play replicas that are cut. Each writes rows, and what they
-            say to each other is in the sender's; loss and samples are in that of the last one.
+        writers: numbers of those who write rows: workers, and each member of one that is cut. A
+            message counts once: in its sender's row, or, where that one writes none (a server), in
+            the row of who gets it. Of replicas that are cut, loss and samples are in the row of the
+            last member.
     """
 
     scenes: Scenes
     steps: int
     events: list[Event] = field(default_factory=list)
     losses: list[Event] = field(default_factory=list)
-    members: Container[int] = ()
+    writers: Container[int] = ()
     _plays: dict[int, Play] = field(default_factory=dict)
+    _ahead: dict[int, Carried] = field(default_factory=dict)  # sent for steps to come
     _updates: dict[int, int] = field(default_factory=dict)
 
     def begins(self, worker: int, gradient: Gradient, start: float, stop: float) -> None:
         """A worker has computed a gradient; the step before is over."""
+        carried = self._ahead.pop(worker, Carried())
         self.ends(worker, start)
-        self._plays[worker] = Play(start, _about(gradient), stop - start, stop)
+        self._plays[worker] = Play(start, _about(gradient), stop - start, stop, carried)
 
     def predicted(self, worker: int, seconds: float) -> None:
         """A worker has computed predictions."""
@@ -130,6 +153,8 @@ class Diary:
         play = self._plays.pop(worker, None)
         if play is None:
             return
+        if more := self._ahead.pop(worker, None):  # for a step that never came
+            play.carried.add(more.nbytes, more.wire, more.messages)
         seconds = now - play.start
         rest = max(0.0, seconds - play.computed - play.coded)
         held = min(play.held, rest)
@@ -144,9 +169,9 @@ class Diary:
                 "codec_seconds": play.coded,
                 "communicate_seconds": rest - held,
                 "wait_seconds": held,
-                "payload_bytes": play.nbytes,
-                "wire_bytes": play.wire,
-                "messages": play.messages,
+                "payload_bytes": play.carried.nbytes,
+                "wire_bytes": play.carried.wire,
+                "messages": play.carried.messages,
                 "samples": play.gradient.rows,
             }
         )
@@ -165,12 +190,19 @@ class Diary:
         self.losses.append({"worker": worker, "seconds": now, "gradients": step + done})
         self.ends(worker, now)
 
-    def carried(self, worker: int, nbytes: int, on_wire: bool) -> None:
-        """A message of a worker, or for it, has left."""
-        if play := self._plays.get(worker):
-            play.messages += 1
-            play.nbytes += nbytes
-            play.wire += nbytes if on_wire else 0
+    def sends(self, worker: int, message: Message, on_wire: bool) -> None:
+        """One has sent a message, which may be for the step that it comes to next."""
+        play = self._plays.get(worker)
+        if play is not None and message.step <= play.gradient.step:
+            _count(play.carried, message, on_wire)
+        elif worker in self.writers:
+            _count(self._ahead.setdefault(worker, Carried()), message, on_wire)
+
+    def receives(self, worker: int, message: Message, on_wire: bool) -> None:
+        """One has got a message, which counts here where its sender writes no rows."""
+        play = self._plays.get(worker)
+        if play is not None and message.source not in self.writers:
+            _count(play.carried, message, on_wire)
 
     def coded(self, worker: int, seconds: float) -> None:
         """A worker has encoded or decoded what travels."""
@@ -186,9 +218,7 @@ class Diary:
         """A worker has been in an allreduce."""
         if play := self._plays.get(worker):
             play.held += meeting.held
-            play.messages += meeting.messages
-            play.nbytes += meeting.nbytes
-            play.wire += meeting.wire
+            play.carried.add(meeting.nbytes, meeting.wire, meeting.messages)
 
     def applies(self, server: int, of: Sequence[Message], now: float) -> None:
         """A server begins to apply what these messages brought."""
@@ -201,6 +231,11 @@ class Diary:
         """A gradient came too late."""
         late = self._updates.get(server, 0) - message.version
         self.events.append(_event(server, -1, message, late, now))
+
+
+def _count(carried: Carried, message: Message, on_wire: bool) -> None:
+    nbytes = 0 if message.values is None else message.values.nbytes
+    carried.add(nbytes, nbytes if on_wire else 0)
 
 
 def _about(gradient: Gradient) -> Gradient:

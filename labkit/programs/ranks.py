@@ -232,7 +232,7 @@ class RankWorld(World):
     # --- messages ----------------------------------------------------------------------------
 
     def _send(self, source: int, to: int, message: Message) -> None:
-        if self._carried(source, to, message):
+        if self._sent(source, to, message):
             self._mailbox.post((source, to), *_sealed(message))
         else:
             self._deliver(to, message)

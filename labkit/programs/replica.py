@@ -205,7 +205,8 @@ class Shard:
             )
             self._variables[-1].constraint = model.constraint
         self._factor = tf.Variable(1.0, dtype=tf.float64)
-        _scale(optimizer, self._factor)
+        self._forgotten = tf.Variable(0, dtype=str(optimizer.iterations.dtype))
+        _scale(optimizer, self._factor, self._forgotten)
         if self._variables:
             optimizer.build(self._variables)
         self._compiled = tf.function(self._apply)
@@ -218,14 +219,21 @@ class Shard:
     @property
     def slots(self) -> list[keras.Variable]:
         """What the optimizer keeps of past gradients: neither its rate nor its count of steps."""
-        rate = self._optimizer._learning_rate
-        return [v for v in self._optimizer.variables if v is not rate and "float" in v.dtype]
+        return _slots(self._optimizer)
 
     def become(self, weights: Vector) -> None:
         """Hold these weights."""
         edges = np.cumsum(self._sizes)[:-1]
         for variable, values in zip(self._variables, np.split(weights, edges), strict=True):
             variable.assign(values.reshape(variable.shape))
+
+    def forget(self, fresh: keras.optimizers.Optimizer) -> None:
+        """Begin anew with slots, as a fresh optimizer has them, and with the count of steps."""
+        fresh.build(self._variables)
+        for slot, first in zip(self.slots, _slots(fresh), strict=True):
+            slot.assign(first)
+        self._forgotten.assign_add(self._optimizer.iterations.value)
+        self._optimizer.iterations.assign(0)
 
     def update(self, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient of this part, at so many times the learning rate; the new weights."""
@@ -242,13 +250,25 @@ class Shard:
         return tf.concat([tf.reshape(v.value, [-1]) for v in self._variables], 0)
 
 
-def _scale(optimizer: keras.optimizers.Optimizer, factor: tf.Variable) -> None:
-    """Let each update's learning rate be that of the optimizer, times a factor, in its type."""
+def _slots(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    rate = optimizer._learning_rate
+    return [v for v in optimizer.variables if v is not rate and "float" in v.dtype]
+
+
+def _scale(
+    optimizer: keras.optimizers.Optimizer, factor: tf.Variable, forgotten: tf.Variable
+) -> None:
+    """Let each update's learning rate be that of the optimizer, times a factor, in its type.
+
+    A schedule goes by all steps, those that the optimizer has forgotten among them.
+    """
     rate = optimizer._learning_rate
     schedules = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
 
     def scaled() -> tf.Tensor:
-        plain = keras.ops.convert_to_tensor(rate(optimizer.iterations) if schedules else rate)
+        plain = keras.ops.convert_to_tensor(
+            rate(forgotten + optimizer.iterations) if schedules else rate
+        )
         return keras.ops.cast(factor * keras.ops.cast(plain, "float64"), plain.dtype)
 
     optimizer.learning_rate = scaled

@@ -78,7 +78,7 @@ class Together:
         found = Gradient(
             mean,
             sum(each.rows for each in gradients),
-            float(np.nanmean([each.loss for each in gradients])),
+            _mean([each.loss for each in gradients]),
             gradients[0].step,
             last=any(each.last for each in gradients),
         )
@@ -155,6 +155,12 @@ class Together:
             return [(0, size, (size,))]
         ends = np.cumsum([0, *(int(np.prod(shape)) for shape in self._shapes)]).tolist()
         return [(*edges, shape) for edges, shape in zip(pairwise(ends), self._shapes, strict=True)]
+
+
+def _mean(losses: Sequence[float]) -> float:
+    """Of those that are known: a stage that is not the last one has none."""
+    known = [loss for loss in losses if not np.isnan(loss)]
+    return float(np.mean(known)) if known else float("nan")
 
 
 def handed(request: Request) -> int:

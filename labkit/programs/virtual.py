@@ -187,8 +187,7 @@ class VirtualWorld(World):
 
     def _send(self, source: int, to: int, message: Message) -> None:
         nbytes = 0 if message.values is None else message.values.nbytes
-        away = self._carried(source, to, message)
-
+        away = self._sent(source, to, message)
         line = self._lines.setdefault((source, to), deque())
         line.append(message)
 

@@ -14,6 +14,7 @@ from labkit.programs.actions import (
     Compute,
     Computes,
     Drop,
+    Forget,
     Forward,
     Gradient,
     Message,
@@ -107,6 +108,8 @@ class World:
                 found = self._scenes.states(number)
             case Adopt(weights, states):
                 found = self._scenes.adopt(number, weights, states)
+            case Forget():
+                self._scenes.forget(number)
             case _:
                 name = type(action).__name__
                 raise NotImplementedError(f"{type(self).__name__} does not carry out {name}")
@@ -143,11 +146,10 @@ class World:
 
     # --- messages ----------------------------------------------------------------------------
 
-    def _carried(self, number: int, other: int, message: Message) -> bool:
-        """Write down that this one has sent to, or received from, the other; whether it moved."""
-        nbytes = 0 if message.values is None else message.values.nbytes
-        away = self._hosts[number] != self._hosts[other]
-        self._diary.carried(number, nbytes, away)
+    def _sent(self, source: int, to: int, message: Message) -> bool:
+        """Write down that a message was sent; whether it leaves the place."""
+        away = self._hosts[source] != self._hosts[to]
+        self._diary.sends(source, message, away)
         return away
 
     def _deliver(self, to: int, message: Message) -> None:
@@ -161,8 +163,8 @@ class World:
         found = self._next(number, wanted)
         self._players[number].waits = wanted if found is None else None
         if found is not None:
-            if found.source not in self._diary.members:
-                self._carried(number, found.source, found)
+            away = self._hosts[number] != self._hosts[found.source]
+            self._diary.receives(number, found, away)
             self._diary.waited(number, found.held)
         return found
 

@@ -28,8 +28,9 @@ class AsynchronousDiLoCo(Replicas):
         outer_learning_rate: η.
         outer_momentum: β.
 
-    Whoever is faster brings more; training ends when as many steps are taken as the epochs have.
-    What is said is never compressed.
+    Whoever is faster brings more; training ends when as many steps are taken as the epochs have,
+    so that the last periods may be shorter.
+    What is said is never compressed. The model keeps moving statistics of worker 0.
 
     Source: B. Liu et al., Asynchronous Local-SGD training for language modeling, 2024, arXiv
     2401.09135, without its dynamic local updates; the momentum of steps between is none (its
@@ -54,24 +55,26 @@ class AsynchronousDiLoCo(Replicas):
         return self._serve(roles, number) if number == roles.workers else self._work(roles, number)
 
     def _work(self, roles: Roles, number: int) -> Program:
-        own, server, wants, over = roles.weights, roles.workers, False, False
-        while not over:
+        own, server, wants, steps = roles.weights, roles.workers, False, self._first(roles)
+        while steps:
             begun = own
-            for _ in range(self.period):
+            for _ in range(steps):
                 found = yield Compute(own)
                 own = (yield Update(found.values)) if found.rows else own
                 wants = wants or found.last
             yield Send(server, Message(number, begun - own, step=found.step, ends=wants))
             told = yield Receive(server)
-            own, over = (yield Adopt(told.values)), told.ends
+            own, steps = (yield Adopt(told.values)), told.version
 
     def _serve(self, roles: Roles, number: int) -> Program:
         weights, epoch, each = roles.weights, 0, roles.workers * roles.steps
         velocity = waiting = np.zeros_like(weights)
-        granted, brought, left, wants = roles.workers, 0, roles.workers, False
-        while left:
+        takes = dict.fromkeys(range(roles.workers), self._first(roles))  # the steps of each
+        left, brought, done, wants = each * roles.epochs - sum(takes.values()), 0, 0, False
+        while any(takes.values()):
             heard = yield Receive()
             brought, waiting = brought + 1, waiting + heard.values
+            done += takes[heard.source]
             if brought % self.delayed == 0:
                 velocity = self._kind(weights, self.outer_momentum) * velocity + (
                     waiting / self._kind(weights, self.delayed)
@@ -79,12 +82,16 @@ class AsynchronousDiLoCo(Replicas):
                 waiting = np.zeros_like(weights)
             weights = yield Adopt(weights - self._step(heard.values, velocity, brought))
             wants = wants or heard.ends
-            over = wants or granted * self.period >= each * roles.epochs
-            granted, left = granted + (not over), left - over
-            yield Send(heard.source, Message(number, weights, ends=over), answers=heard)
-            while epoch < roles.epochs and brought * self.period >= (epoch + 1) * each:
+            takes[heard.source] = granted = 0 if wants else min(self.period, left)
+            left -= granted
+            yield Send(heard.source, Message(number, weights, version=granted), answers=heard)
+            while done >= (epoch + 1) * each:
                 yield Snapshot(epoch, weights)
                 epoch += 1
+
+    def _first(self, roles: Roles) -> int:
+        """The steps of each worker before anybody has said anything."""
+        return min(self.period, roles.steps * roles.epochs)
 
     def _step(self, delta: Vector, velocity: Vector, brought: int) -> Vector:
         """By how much the weights change."""

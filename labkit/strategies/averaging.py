@@ -11,12 +11,14 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from labkit.common.errors import InvalidInput
+from labkit.compression import Nested
 from labkit.network import slower_than_fastest
 from labkit.programs import (
     Adopt,
     AllReduce,
     Begin,
     Compute,
+    Forget,
     Gradient,
     Join,
     Parts,
@@ -28,13 +30,13 @@ from labkit.programs import (
     placed,
 )
 from labkit.programs.actions import Action, Vector
-from labkit.strategies.replicas import Replicas
+from labkit.strategies.replicas import Meeting
 from labkit.strategies.strategy import Question
 
 _LINEAR = {"momentum", "nesterov", "weight_decay"}  # options of "sgd"; clipping is not
 
 
-class ParameterAveraging(Replicas):
+class ParameterAveraging(Meeting):
     r"""Replicas take H steps of their own, then become their mean: local SGD, DiLoCo, streaming.
 
     After H local steps the pseudo-gradient of worker i is what its steps have changed,
@@ -49,15 +51,16 @@ class ParameterAveraging(Replicas):
     Args:
         period: H, in steps; "epoch": once an epoch.
         adaptive: let the period fall with the loss, \(H_j = \lceil\sqrt{F_j/F_0}\,H\rceil\), where
-            F_j is the mean loss of all steps since the meeting before.
+            F_j is the mean loss of all steps since the meeting before; it never grows beyond H,
+            and with steps by speed leaves each worker one.
         outer: None, "sgd", or "nesterov", \(v \leftarrow \mu v + \Delta\),
             \(\theta \leftarrow \theta - \eta(\Delta + \mu v)\).
         outer_learning_rate: η of the outer optimizer.
         outer_momentum: μ of "nesterov".
         warmup: synchronous steps before the first local one (post-local SGD).
-        state: what becomes of the optimizer's slots and of moving statistics at a meeting: each
-            worker's go on ("keep"), they are averaged, too ("average", by rows as the weights are),
-            or begin anew ("reset").
+        state: what becomes of the optimizer's slots at a meeting: each worker's go on ("keep");
+            they are averaged by rows, as the weights are, and moving statistics are, too
+            ("average"); or each optimizer begins anew, slots and count of steps ("reset").
         local_steps: "equal", or "by_speed": a worker that is c times slower than the fastest takes
             ⌊H/c⌋ steps while that one takes H, so that nobody waits long. How slow each is, the
             experiment says (`slow`), as the mean where its law is random. As pseudo-gradients are
@@ -66,8 +69,10 @@ class ParameterAveraging(Replicas):
         fragments: stretches of the weights, which meet in turn, evenly through the period.
         delay: steps that a worker goes on computing while a meeting is under way. What it has
             learned meanwhile is added to what they have agreed on.
+        compressor: how pseudo-gradients are said in fewer bytes; one of
+            `labkit.compression.COMPRESSORS`, its name, or None.
 
-    The other fields are those of all replicas. After the last step all fragments meet once more.
+    After the last step all fragments meet once more.
 
     Source: periodic averaging after A. Vishnu et al., 2016, arXiv 1603.02339 (once an epoch) and
     S. Stich, 2019, arXiv 1805.09767; `warmup` after T. Lin et al., 2020, arXiv 1808.07217;
@@ -78,7 +83,6 @@ class ParameterAveraging(Replicas):
     of the flat weights, not layers, and local progress is kept whole, not mixed.
     """
 
-    says_progress: ClassVar[bool] = True
     paper: ClassVar[str] = "Stich 2019, arXiv 1805.09767; Douillard 2023, arXiv 2311.08105"
 
     period: PositiveInt | Literal["epoch"] = Field(8, kw_only=False)
@@ -91,6 +95,7 @@ class ParameterAveraging(Replicas):
     local_steps: Literal["equal", "by_speed"] = "equal"
     fragments: PositiveInt = 1
     delay: NonNegativeInt = 0
+    compressor: Nested | None = None
 
     def exact_of(self, experiment: Question) -> bool:
         """Where replicas meet after each step, and all that it leaves is linear in its gradient."""
@@ -123,6 +128,8 @@ class ParameterAveraging(Replicas):
                 f"{self.period // self.fragments} steps, but delay={self.delay} lets it last as "
                 "long; use a longer period, fewer fragments, or a shorter delay"
             )
+        if self.compressor is not None:
+            self.compressor.check("sgd", {})  # what is said is added to weights as it is
         if self.fragments > 1 and self.compressor is not None and self.compressor.by_layer:
             raise InvalidInput(
                 f"compressor={type(self.compressor).__name__} works layer by layer, but fragments "
@@ -137,17 +144,18 @@ class ParameterAveraging(Replicas):
                 "local_steps='by_speed' gives slower workers fewer steps, but nobody is slower "
                 "here; say who is, slow={worker: factor}, or use local_steps='equal'"
             )
-        if isinstance(self.period, int) and self.period < max(slower):
+        period = experiment.epoch_steps if self.period == "epoch" else self.period
+        if period is not None and period < max(slower):
             raise InvalidInput(
-                f"period={self.period} with local_steps='by_speed' leaves no step to a worker that "
-                f"is {max(slower):g} times slower; use a period of {math.ceil(max(slower))} or more"
+                f"period={self.period!r} with local_steps='by_speed' is of {period} steps, which "
+                f"leaves none to a worker that is {max(slower):g} times slower; use a period of "
+                f"{math.ceil(max(slower))} or more"
             )
 
     def program(self, roles: Roles, number: int) -> Program:
         """A replica: steps of its own, and meetings when they are due."""
         slower = roles.slower[number] if self.local_steps == "by_speed" else 1.0
         replica = _Replica(self, roles, slower)
-        began = (yield States()) if self.state == "reset" else None
         total, last = roles.steps * roles.epochs, False
         while replica.step < total and not last:
             if replica.step < self.warmup:
@@ -164,15 +172,15 @@ class ParameterAveraging(Replicas):
                     del found  # the next gradient may lie where this one did
                 else:
                     replica.waits()
-                last = yield from replica.meets(replica.step == total, began)
+                last = yield from replica.meets(replica.step == total)
                 if last:  # someone wants to stop: whoever has not met now does so
-                    yield from replica.meets(True, began)
+                    yield from replica.meets(True)
             if replica.step % roles.steps == 0:
                 yield Snapshot(replica.step // roles.steps - 1, replica.weights)
 
 
 @dataclass
-class _Meeting:
+class _UnderWay:
     """An allreduce under way: of which fragment, from which weights and rows, due at which step."""
 
     fragment: int
@@ -195,9 +203,11 @@ class _Replica:
         self._met = [0] * len(self._parts)  # at which step
         self._since, self._losses = 0, list[float]()  # since the begin of a period
         self._first: float | None = None  # the loss of the first period
-        self._period = roles.steps if strategy.period == "epoch" else strategy.period
+        self._longest = roles.steps if strategy.period == "epoch" else strategy.period
+        self._least = math.ceil(max(roles.slower)) if strategy.local_steps == "by_speed" else 1
+        self._period = self._longest
         self._last = False
-        self._under_way: _Meeting | None = None
+        self._under_way: _UnderWay | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -223,22 +233,21 @@ class _Replica:
         self._rows, self._since, self._losses = [0] * len(self._parts), 0, []
         self._met = [self.step] * len(self._parts)
 
-    def meets(self, ends: bool, began: Vector | None) -> Generator[Action, Any, bool]:
+    def meets(self, ends: bool) -> Generator[Action, Any, bool]:
         """Begin and end the meetings that are due; whether someone wants training to end.
 
         Args:
             ends: all that have not met at this step do so now.
-            began: states that all go back to, or None.
         """
         over = False
         if self._under_way is not None and (ends or self._under_way.due <= self.step):
-            over = yield from self._joins(began)
+            over = yield from self._joins()
         for fragment in range(len(self._parts)):
             if self._met[fragment] == self.step or not (ends or self._is_due(fragment)):
                 continue
             yield from self._begins(fragment)
             if ends or not self._strategy.delay:
-                over = (yield from self._joins(began)) or over
+                over = (yield from self._joins()) or over
         return over
 
     def _is_due(self, fragment: int) -> bool:
@@ -256,9 +265,9 @@ class _Replica:
         brought = Gradient(self._shared[fragment] - sent, rows, loss, self.step, self._last)
         strategy = self._strategy
         yield Begin(AllReduce(brought, strategy.scheduled, strategy.compressor, fragment))
-        self._under_way = _Meeting(fragment, sent, rows, self.step + strategy.delay)
+        self._under_way = _UnderWay(fragment, sent, rows, self.step + strategy.delay)
 
-    def _joins(self, began: Vector | None) -> Generator[Action, Any, bool]:
+    def _joins(self) -> Generator[Action, Any, bool]:
         """Take what was agreed on."""
         meeting, self._under_way = self._under_way, None
         assert meeting is not None  # for the type checker
@@ -270,12 +279,14 @@ class _Replica:
             agreed = agreed + (part.take(self.weights) - meeting.sent)
         weights = self.weights.copy()
         part.put(agreed, weights)
-        states = began
+        states = None
         if self._strategy.state == "average":
             own = yield States()
             told = replace(mean, values=own, rows=meeting.rows)
             states = (yield AllReduce(told, self._strategy.scheduled, fragment=-1)).values
         self.weights = yield Adopt(weights, states)
+        if self._strategy.state == "reset":
+            yield Forget()
         if fragment == len(self._parts) - 1:
             self._next_period(mean.loss)
         return mean.last
@@ -297,7 +308,8 @@ class _Replica:
         if not strategy.adaptive:
             return
         self._since, self._losses = 0, []
-        if self._first is None:
+        if self._first is None and 0 < loss < math.inf:
             self._first = loss
-        whole = self._roles.steps if strategy.period == "epoch" else strategy.period
-        self._period = max(1, math.ceil(whole * math.sqrt(max(loss, 0.0) / self._first)))
+        if self._first and math.isfinite(loss):
+            found = math.ceil(self._longest * math.sqrt(max(loss, 0.0) / self._first))
+            self._period = min(max(found, self._least), self._longest)

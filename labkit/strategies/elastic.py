@@ -25,14 +25,14 @@ from labkit.programs import (
     Update,
 )
 from labkit.programs.actions import Vector
-from labkit.strategies.replicas import Replicas
+from labkit.strategies.replicas import Meeting
 from labkit.strategies.strategy import Question
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON
 
 
-class ElasticAveraging(Replicas):
+class ElasticAveraging(Meeting):
     r"""Replicas never become their mean: each is pulled to a centre, which is pulled to it.
 
     At every `period`-th step worker i pulls and takes a step at the same weights,
@@ -50,7 +50,8 @@ class ElasticAveraging(Replicas):
             "allreduce" all workers hold it and pull at the same steps, which is the synchronous
             method.
 
-    After its last step a worker pulls the centre once more. What is said is never compressed.
+    After its last step a worker pulls the centre once more. What is said is never compressed. The
+    model keeps moving statistics of worker 0.
 
     Source: S. Zhang, A. Choromanska, Y. LeCun, Deep learning with elastic averaging SGD, 2015,
     arXiv 1412.6651. Differs from it: the spring pulls at the weights at which Nesterov's gradient
@@ -74,6 +75,11 @@ class ElasticAveraging(Replicas):
                 f"alpha={self.alpha:g} of workers={workers} together pulls the centre by "
                 f"{self.alpha * workers:g} of the way, beyond their mean; use alpha up to "
                 f"{1 / workers:.3g}, such as 0.9 / workers"
+            )
+        if self.central and self.algorithm != "auto":
+            raise InvalidInput(
+                f"algorithm={self.algorithm!r} is of an allreduce, but center='server' has none; "
+                "leave it out, or use center='allreduce'"
             )
         if self.momentum and (
             experiment.optimizer != "sgd" or "momentum" in experiment.optimizer_options

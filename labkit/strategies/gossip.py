@@ -41,7 +41,8 @@ class Gossip(Replicas):
 
     where the last term is whatever the optimizer makes of the gradient. Where rows of P add up to
     1, too, ω stays 1 and this is D-PSGD; elsewhere it is stochastic gradient push, which needs no
-    neighbour to know how many others listen. The mean of all x changes by the gradients alone.
+    neighbour to know how many others listen. The mean of all x changes by the gradients alone; what
+    is evaluated is the mean of all z, in which whoever is told less counts for as much.
 
     Args:
         topology: "ring": a third each of itself and both neighbours; "exponential": half of itself
@@ -189,5 +190,5 @@ class Gossip(Replicas):
                 yield Snapshot((step + 1) // roles.steps - 1, own / kind(share))
                 # Neighbours alone cannot know whether anybody wants to stop.
                 asked = Gradient(np.zeros(1, own.dtype), 1, found.loss, step, wants)
-                if (yield AllReduce(asked, self.scheduled)).last:
+                if (yield AllReduce(asked, "ring")).last:
                     return

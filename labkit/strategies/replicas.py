@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from labkit.common.errors import InvalidInput
-from labkit.compression import Compressor, Nested
 from labkit.programs import Parts, Program, Roles
 from labkit.schedules import ALLREDUCE
 from labkit.strategies.refusals import one_of, refuse_in_parts
@@ -18,25 +17,19 @@ from labkit.strategies.strategy import Question, Session, Strategy
 class Replicas(Strategy):
     """Each worker has weights and an optimizer of its own; how they meet, those say that derive.
 
-    What is evaluated, and what training leaves, is the mean of the workers' weights. All of them
-    have the same number of steps.
-
-    Args:
-        compressor: how what they say is said in fewer bytes; one of
-            `labkit.compression.COMPRESSORS`, its name, or None.
-        algorithm: of the allreduce, a name of `labkit.schedules.ALLREDUCE`; "auto": the ring.
+    What is evaluated, and what training leaves, is the mean of the workers' weights, and of what
+    their layers keep beside these (moving statistics). All of them have the same number of steps.
     """
 
     synchronization: ClassVar[str] = "periodic"
-    says_progress: ClassVar[bool] = False  # pseudo-gradients, which may be compressed
 
-    compressor: Nested | None = None
-    algorithm: str = "auto"
-
-    @field_validator("algorithm")
+    @model_validator(mode="before")
     @classmethod
-    def _algorithm(cls, value: str) -> str:
-        return one_of("algorithm", value, ("auto", *ALLREDUCE))
+    def _of_earlier_runs(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Leave out what records once said of all replicas, and what only some have."""
+        unused = {"compressor": None, "algorithm": "auto"}.items()
+        own = cls.model_fields
+        return {name: v for name, v in given.items() if name in own or (name, v) not in unused}
 
     @property
     def plays(self) -> bool:
@@ -71,11 +64,6 @@ class Replicas(Strategy):
         """There is no server."""
         return False
 
-    @property
-    def scheduled(self) -> str:
-        """The algorithm of the allreduce."""
-        return "ring" if self.algorithm == "auto" else self.algorithm
-
     def rows(self, batch_size: int, workers: int) -> int:
         """Rows of a worker's part of the batch."""
         return -(-batch_size // workers)
@@ -85,14 +73,6 @@ class Replicas(Strategy):
         refuse_in_parts(experiment)
         if experiment.feed == "scatter":
             raise InvalidInput("feed='scatter' does not know workers apart; use feed='shard'")
-        if isinstance(self.compressor, Compressor):
-            if not self.says_progress:
-                raise InvalidInput(
-                    f"{type(self).__name__} is said in full: what a compressor leaves out of "
-                    "weights is no gradient that could wait; leave compressor out, or use "
-                    "ParameterAveraging"
-                )
-            self.compressor.check("sgd", {})  # what is said is added to weights as it is
 
     def train(self, session: Session) -> None:
         """Play the programs of all workers."""
@@ -109,3 +89,23 @@ class Replicas(Strategy):
     def program(self, roles: Roles, number: int) -> Program:
         """What a worker does."""
         raise NotImplementedError(f"{type(self).__name__} does not say what a worker does")
+
+
+class Meeting(Replicas):
+    """Replicas that meet all at once, by an allreduce.
+
+    Args:
+        algorithm: of the allreduce, a name of `labkit.schedules.ALLREDUCE`; "auto": the ring.
+    """
+
+    algorithm: str = "auto"
+
+    @field_validator("algorithm")
+    @classmethod
+    def _algorithm(cls, value: str) -> str:
+        return one_of("algorithm", value, ("auto", *ALLREDUCE))
+
+    @property
+    def scheduled(self) -> str:
+        """The algorithm of the allreduce."""
+        return "ring" if self.algorithm == "auto" else self.algorithm

@@ -69,6 +69,10 @@ class Question(Protocol):
         """How many rows its training data have; None: only ranks know."""
 
     @property
+    def epoch_steps(self) -> int | None:
+        """How many steps an epoch has; None: only ranks know."""
+
+    @property
     def time_steps(self) -> int | None:
         """How many time steps a sample of a recurrent model has; None: only ranks know."""
 
@@ -188,10 +192,6 @@ class Session(Protocol):
 @runtime_checkable
 class Played(Protocol):
     """A strategy that is a program for each worker and each server, see `labkit.programs`."""
-
-    @property
-    def compressor(self) -> Compressor | None:
-        """How messages are said in fewer bytes."""
 
     @property
     def one_sided(self) -> bool:

@@ -7,7 +7,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from labkit.worker.feed import Feed
     from labkit.worker.recorder import Recorder
 
+_T = TypeVar("_T")
 TRIALS = 5  # gradients whose median is what one takes on the virtual clock
 
 
@@ -97,7 +98,7 @@ def play(session: Playing, played: Played) -> Stage:
         return stage
     roles, hosts = stage.roles, stage.roles.hosts
     mailbox: Mailbox | Slots = communicator.mailbox(hosts)
-    said = played.compressor is not None
+    said = stage.compressor is not None
     if played.one_sided:
         mailbox = communicator.slots(roles.routes(said), hosts)
     dtype, meanwhile = np.dtype(np.uint8) if said else roles.weights.dtype, played.meanwhile
@@ -136,7 +137,9 @@ class Stage:
                 "a data set of your own does not say how many batches it has, which programs "
                 "count; give steps=…"
             )
-        self.compressor, self._copies = played.compressor, played.copies(workers)
+        # What replicas say, they say in full, but for means.
+        self.compressor = getattr(played, "compressor", None)
+        self._copies = played.copies(workers)
         self.replica = Replica(session.model, session.batches())
         self._cut, given = Cut((), (), (), {}), (session.model, session.batches())
         if isinstance(played.replica_cut, tuple):
@@ -156,9 +159,8 @@ class Stage:
             self._cut.passes,
             slower_than_fastest(session.experiment.slowed, workers),
         )
-        cut_ones = range(workers if self._cut.parts else 0)
-        told = [number for worker in cut_ones for number in self.roles.members(worker)]
-        self.diary = Diary(self, session.feed.steps, members=told)
+        writers = [number for worker in range(workers) for number in self.roles.members(worker)]
+        self.diary = Diary(self, session.feed.steps, writers=writers)
         self._virtual = session.experiment.clock == "virtual"
         self.rows: list[Row] = []
         self._shards: dict[int, Shard] = {}
@@ -243,6 +245,10 @@ class Stage:
             self._keep(worker, states)
         return weights
 
+    def forget(self, worker: int) -> None:
+        """Let a worker's optimizer begin anew."""
+        self._shards[worker].forget(self._session.optimizer())
+
     def _keep(self, worker: int, flat: Vector) -> None:
         at = 0
         for slot in self._shards[worker].slots:
@@ -304,11 +310,25 @@ class Stage:
         roles, weights = self.roles, self.roles.whole(parts)
         share, what = self._session.communicator.share, "layers' states"
         if not self._cut.members:
-            self.replica.finish(weights, share(self.replica.states(0), what=what))
+            self.replica.finish(weights, self._kept())
         pairs = zip(self._cut.members, self._cut.parts, strict=True)
         for number, (member, own) in zip(roles.members(0), pairs, strict=False):
             root = 0 if self._virtual else roles.hosts[number]
             member.finish(own.take(weights), share(member.states(0), root, what))
+
+    def _kept(self) -> list[np.ndarray]:
+        """What layers keep beside the weights that count: where those are the mean of workers', the
+        mean of theirs, too; else worker 0's (collective).
+        """
+        whose = range(self.roles.workers if len(self._copies) > 1 else 1)
+        rank, hosts = self._session.communicator.rank, self.roles.hosts
+        here = {n: self.replica.states(n) for n in whose if self._virtual or hosts[n] == rank}
+        told = self._session.communicator.allgather(here, "layers' states")
+        each = _merged(told)
+        return [
+            np.mean([each[worker][place] for worker in whose], 0) if own.dtype.kind == "f" else own
+            for place, own in enumerate(each[0])
+        ]
 
     def _evaluate(self, epoch: int, parts: Mapping[int, Vector]) -> None:
         """What the weights at the end of an epoch are worth (collective)."""
@@ -336,7 +356,7 @@ def _loss(rows: Iterable[Row], epoch: int) -> float:
     return sum(row["loss"] * row["samples"] for row in own if row["samples"]) / max(samples, 1)
 
 
-def _merged(told: Iterable[Mapping[int, Vector]]) -> dict[int, Vector]:
+def _merged(told: Iterable[Mapping[int, _T]]) -> dict[int, _T]:
     return {holder: weights for each in told for holder, weights in each.items()}
 
 

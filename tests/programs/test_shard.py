@@ -42,3 +42,25 @@ def test_any_optimizer_does_what_it_does_alone(name: str, rates: list[float]) ->
     expected = plainly(keras.optimizers.get(name), rates)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
     assert np.abs(found - WEIGHTS).max() > 1e-5
+
+
+@pytest.mark.parametrize("name", ["adam", "nadam", "adagrad", "schedulefreeadamw"])
+def test_who_forgets_takes_the_next_step_as_the_first(name: str) -> None:
+    (part,) = placed(SHAPES, 1, "round_robin")
+    shard = Shard(part, WEIGHTS, keras.optimizers.get(name), variables())
+    first, *_ = [shard.update(GRADIENT) for _ in range(3)]
+    shard.become(WEIGHTS)
+    shard.forget(keras.optimizers.get(name))
+    np.testing.assert_array_equal(shard.update(GRADIENT), first)
+
+
+def test_who_forgets_keeps_the_place_in_a_schedule() -> None:
+    decay = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    (part,) = placed(SHAPES, 1, "round_robin")
+    shard = Shard(part, WEIGHTS, keras.optimizers.Adam(decay), variables())
+    shard.update(GRADIENT)
+    shard.update(GRADIENT)
+    shard.become(WEIGHTS)
+    shard.forget(keras.optimizers.Adam(decay))
+    expected = plainly(keras.optimizers.Adam(0.1 * 0.25), [1.0])
+    np.testing.assert_allclose(shard.update(GRADIENT), expected, rtol=0, atol=1e-6)

@@ -12,24 +12,26 @@ from labkit.network import Slowdown
 PACES = (1.0, 1.37, 2.9)
 
 
-@pytest.mark.parametrize("delayed", [1, 2, 3])
-def test_the_momentum_waits_for_so_many(delayed: int) -> None:
+@pytest.mark.parametrize(("delayed", "period"), [(1, 3), (2, 3), (3, 3), (2, 7), (1, 50)])
+def test_the_momentum_waits_for_so_many(delayed: int, period: int) -> None:
+    """Twenty steps of three workers are sixty, of whichever period; the last ones are shorter."""
     slow = {worker: Slowdown(compute=pace) for worker, pace in enumerate(PACES)}
-    strategy = AsynchronousDiLoCo(3, delayed=delayed)
+    strategy = AsynchronousDiLoCo(period, delayed=delayed)
     _, scenes, _ = play(strategy, 3, network=None, steps=20, slow=slow)
     theta = np.zeros(4 * SIZE)
     momentum, buffer = np.zeros_like(theta), []
     # When whoever brings what, and where it began.
-    under_way = [(3 * pace, worker, theta) for worker, pace in enumerate(PACES)]
-    rounds, done = 3, 0
+    first = min(period, 20)
+    under_way = [(first * pace, worker, theta, first) for worker, pace in enumerate(PACES)]
+    left, done = 60 - 3 * first, 0
     while under_way:
-        now, worker, begun = min(under_way, key=lambda each: each[:2])
+        now, worker, begun, steps = min(under_way, key=lambda each: each[:2])
         under_way = [each for each in under_way if each[1] != worker]
         local = begun
-        for _ in range(3):
+        for _ in range(steps):
             local = local - 0.1 * (0.01 * local + worker + 1)
         buffer.append(begun - local)
-        done += 3
+        done += steps
         pushed = 0.0
         if len(buffer) == delayed:
             momentum = 0.9 * momentum + sum(buffer) / delayed
@@ -37,9 +39,9 @@ def test_the_momentum_waits_for_so_many(delayed: int) -> None:
         theta = theta - 0.7 * (pushed + buffer[-1] / delayed)
         if len(buffer) == delayed:
             buffer = []
-        if rounds < 20:  # 60 steps in all
-            rounds += 1
-            under_way.append((now + 3 * PACES[worker], worker, theta))
+        if granted := min(period, left):
+            left -= granted
+            under_way.append((now + granted * PACES[worker], worker, theta, granted))
     assert done == 60 == sum(scenes.steps.values())
-    assert scenes.steps[0] > 2 * scenes.steps[2]
+    assert period > 3 or scenes.steps[0] > 2 * scenes.steps[2]
     np.testing.assert_allclose(scenes.held[3], theta, rtol=0, atol=1e-11)

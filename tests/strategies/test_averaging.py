@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from labkit import (
 )
 from labkit.common.errors import InvalidInput
 from labkit.network import Slowdown
+from labkit.programs import Gradient
 
 WORKERS = 3
 ROWS = (1, 2, 5)  # of the batches of each worker
@@ -127,6 +129,9 @@ class Heavy(Numbers):
             self.moves[worker] = states
         return weights
 
+    def forget(self, worker: int) -> None:
+        self.moves[worker] = np.zeros(4 * SIZE)
+
 
 @pytest.mark.parametrize(
     ("state", "turns", "same"),
@@ -159,40 +164,98 @@ def test_with_momentum_meeting_each_step_is_synchronous_or_not(
     assert same or apart > 1e-2
 
 
-def land(
-    own: list[np.ndarray], flying: list[tuple[int, slice, list[np.ndarray]]], now: int
-) -> None:
-    """What has arrived by now is taken, and what was learned meanwhile kept."""
-    while flying and flying[0][0] <= now:
-        _, where, sent = flying.pop(0)
-        mean = sum(share * each for share, each in zip(SHARES, sent, strict=True))
-        for weights, each in zip(own, sent, strict=True):
-            weights[where] = mean + (weights[where] - each)
-
-
-def streamed(steps: int, period: int, fragments: int, delay: int) -> list[np.ndarray]:
+def streamed(
+    steps: int, period: int, fragments: int, delay: int, outer: str | None
+) -> list[np.ndarray]:
     """Fragments in turn, late: what was learned meanwhile is kept."""
     own = [np.zeros(4 * SIZE) for _ in ROWS]
+    shared, velocity = np.zeros(4 * SIZE), np.zeros(4 * SIZE)
+
+    def land(now: int) -> None:
+        while flying and flying[0][0] <= now:
+            _, where, sent = flying.pop(0)
+            moved = sum(s * (shared[where] - w) for s, w in zip(SHARES, sent, strict=True))
+            if outer == "nesterov":
+                velocity[where] = 0.9 * velocity[where] + moved
+                moved = 0.7 * (moved + 0.9 * velocity[where])
+            shared[where] -= moved
+            for weights, each in zip(own, sent, strict=True):
+                weights[where] = shared[where] + (weights[where] - each)
+
     edges = np.linspace(0, 4 * SIZE, fragments + 1).astype(int)
     stretches = [slice(*each) for each in itertools.pairwise(edges)]
     flying: list[tuple[int, slice, list[np.ndarray]]] = []
     for step in range(1, steps + 1):
         own = [local(weights, worker) for worker, weights in enumerate(own)]
-        land(own, flying, steps + delay if step == steps else step)
+        land(steps + delay if step == steps else step)
         for number, where in enumerate(stretches):
             if step % period == (number + 1) * period // fragments % period or step == steps:
                 flying.append((step + delay, where, [weights[where].copy() for weights in own]))
                 if step == steps or not delay:
-                    land(own, flying, step + delay)
+                    land(step + delay)
     return own
 
 
+@pytest.mark.parametrize("outer", [None, "nesterov"])
 @pytest.mark.parametrize(("fragments", "delay"), [(2, 0), (4, 0), (1, 3), (4, 1)])
-def test_fragments_meet_in_turn_and_late(fragments: int, delay: int) -> None:
-    strategy = ParameterAveraging(8, fragments=fragments, delay=delay)
+def test_fragments_meet_in_turn_and_late(fragments: int, delay: int, outer: Any) -> None:
+    strategy = ParameterAveraging(8, fragments=fragments, delay=delay, outer=outer)
     _, scenes, _ = play(strategy, WORKERS, steps=21)
-    for worker, expected in enumerate(streamed(21, 8, fragments, delay)):
+    for worker, expected in enumerate(streamed(21, 8, fragments, delay, outer)):
         np.testing.assert_allclose(scenes.held[worker], expected, rtol=0, atol=1e-11)
+
+
+PULLS = np.random.default_rng(0).normal(size=(WORKERS, 4 * SIZE))  # of each worker's data
+
+
+def pulled(self: Numbers, worker: int, weights: np.ndarray) -> Gradient:
+    """A gradient that is another one in each element."""
+    step = self.steps[worker] = self.steps.get(worker, -1) + 1
+    return Gradient(0.01 * weights + PULLS[worker], ROWS[worker], 0.5, step)
+
+
+def four_bits(values: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    """What 15 levels say of values, 32 of which share a norm; who goes up, chance says."""
+    norms = np.repeat(np.linalg.norm(values.reshape(-1, 32), axis=1), 32)
+    levels = np.floor(np.abs(values) / norms * 7 + chance)
+    return np.sign(values) * levels * norms / 7
+
+
+@pytest.mark.parametrize("outer", [None, "nesterov"])
+def test_outer_gradients_in_four_bits_are_made_up_for_at_the_next_meeting(
+    outer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draws are taken from where the compressor has them; what is made of them is not."""
+    import tensorflow as tf
+
+    @tf.function(jit_compile=True)
+    def drawn(key: Any) -> Any:
+        return tf.random.stateless_uniform([4 * SIZE], key, alg="philox")
+
+    monkeypatch.setattr(Numbers, "gradient", pulled)
+    compressor = ErrorFeedback(QSGD(levels=7, bucket=32))
+    strategy = ParameterAveraging(3, outer=outer, compressor=compressor)
+    _, scenes, _ = play(strategy, WORKERS, steps=20)
+    shared, velocity = np.zeros(4 * SIZE), np.zeros(4 * SIZE)
+    left = np.zeros((WORKERS, 4 * SIZE))
+    for meeting, steps in enumerate([3] * 6 + [2]):
+        heard = []
+        for worker, pull in enumerate(PULLS):
+            own = shared
+            for _ in range(steps):
+                own = own - 0.1 * (0.01 * own + pull)
+            wanted = WORKERS * SHARES[worker] * (shared - own) + left[worker]
+            draws = drawn(tf.constant([worker + 1, meeting]))
+            heard.append(four_bits(wanted, draws.numpy()))
+            left[worker] = wanted - heard[-1]
+        moved = np.mean(heard, 0)
+        if outer:
+            velocity = 0.9 * velocity + moved
+            moved = 0.7 * (moved + 0.9 * velocity)
+        shared = shared - moved
+    for worker in range(WORKERS):
+        np.testing.assert_allclose(scenes.held[worker], shared, rtol=0, atol=1e-12)
+    assert abs(left).max() > 1e-3
 
 
 def test_whoever_meets_rarely_sends_little_and_a_stream_sends_evenly() -> None:
@@ -224,14 +287,15 @@ def test_a_stream_hides_behind_the_steps_that_go_on() -> None:
 
 
 def test_what_workers_keep_goes_on_is_averaged_or_begins_anew() -> None:
-    kept = {
-        state: play(ParameterAveraging(4, state=state), WORKERS, steps=8)[1].kept
+    keep, average, reset = (
+        play(ParameterAveraging(4, state=state), WORKERS, steps=8)[1]
         for state in ("keep", "average", "reset")
-    }
-    assert kept["keep"] == {}
+    )
+    assert keep.kept == reset.kept == {}
     # The states of `Numbers` are ten times the worker's number, and its steps; by rows 15.
-    assert kept["average"] == {worker: [15.0 + 4, 15.0 + 8] for worker in range(WORKERS)}
-    assert kept["reset"] == {worker: [10.0 * worker] * 2 for worker in range(WORKERS)}
+    assert average.kept == {worker: [15.0 + 4, 15.0 + 8] for worker in range(WORKERS)}
+    assert keep.forgot == average.forgot == []
+    assert sorted(reset.forgot) == [0, 0, 1, 1, 2, 2]
 
 
 def test_the_period_falls_with_the_loss() -> None:
@@ -249,6 +313,39 @@ def test_the_period_falls_with_the_loss() -> None:
     assert met == [*expected, 40]
     assert met[0] == 8
     assert len(met) > 40 // 8 + 1
+
+
+@pytest.mark.parametrize(
+    ("losses", "met"),
+    [
+        ([1.0, 4.0, 9.0, 1.0], [8, 16, 24, 32]),  # grown: the period does not
+        ([1.0, np.nan, 0.25, 1.0], [8, 16, 24, 28, 32]),  # unknown: it stays
+        ([0.0, 0.0, 2.0, 0.5], [8, 16, 24, 32]),  # nothing to fall from until the third
+    ],
+)
+def test_the_period_stays_where_the_loss_says_nothing(
+    losses: list[float], met: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss for each eight steps."""
+    plain = Numbers.gradient
+
+    def gradient(self: Numbers, worker: int, weights: np.ndarray) -> Gradient:
+        found = plain(self, worker, weights)
+        return replace(found, loss=losses[found.step // 8])
+
+    monkeypatch.setattr(Numbers, "gradient", gradient)
+    scenes = play(ParameterAveraging(8, adaptive=True), WORKERS, steps=32)[1]
+    rows = [row for row in scenes.rows if row["rank"] == 0]
+    assert [int(row["step"]) + 1 for row in rows if row["messages"]] == met
+
+
+def test_a_falling_period_starves_nobody() -> None:
+    """A worker four times slower has a step in each of the periods, down to the shortest of 4."""
+    slow = {2: Slowdown(compute=4.0)}
+    strategy = ParameterAveraging(16, adaptive=True, local_steps="by_speed")
+    _, scenes, _ = play(strategy, WORKERS, steps=200, slow=slow)
+    assert scenes.steps[0] == 200
+    assert scenes.steps[2] >= 200 // 5
 
 
 def trained(communicator: Any, experiments: list[Experiment]) -> list[tuple[list[Any], list[int]]]:
@@ -302,6 +399,52 @@ def test_both_clocks_train_the_same_weights(cluster: Cluster) -> None:
         for one, _ in ours:
             apart = [float(abs(a - b).max()) for a, b in zip(one, other, strict=True)]
             assert max(apart) < 1e-12, (strategy, apart)
+
+
+def kept(communicator: Any, experiments: list[Experiment]) -> list[tuple[Any, Any, Any]]:
+    """Moving statistics of each model, those of all its workers, and their counts of steps."""
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
+
+    found = []
+    for each in experiments:
+        session = TrainingSession(each, communicator, read(each, communicator))
+        session.feed.validation = None
+        each.strategy.train(session)
+        stage, layers = session.stage, session.model.non_trainable_variables
+        workers = [stage.replica.states(worker) for worker in range(each.workers)]
+        slots = [np.concatenate([np.ravel(v) for v in stage._shards[w].slots]) for w in range(3)]
+        found.append(([layer.numpy() for layer in layers], workers, slots))
+        session.close()
+    return found
+
+
+def test_what_is_evaluated_has_the_mean_of_moving_statistics(cluster: Cluster) -> None:
+    """Whatever becomes of slots; a reset leaves none of them at the end, but all statistics."""
+    ways: list[Any] = [ParameterAveraging(3, state=s) for s in ("keep", "average", "reset")]
+    base = Experiment(
+        dataset="digits",
+        dataset_options={"rows": 120, "test_rows": 10},
+        model=normalized,
+        batch_size=30,
+        epochs=2,
+        workers=3,
+        optimizer="adam",
+        precision="float64",
+        clock="virtual",
+        compute=0.01,
+        shards="by_label",
+    )
+    asked = [base.replace(strategy=way) for way in [*ways, Gossip("ring")]]
+    (told,) = cluster.call(kept, asked, ranks=1)
+    for ours, workers, _ in told:
+        for one, *theirs in zip(ours, *workers, strict=True):
+            np.testing.assert_allclose(one, np.mean(theirs, 0), rtol=0, atol=1e-12)
+        assert abs(ours[0]).max() > 0.01  # moving means begin with 0
+    (_, workers, slots), (_, _, nothing) = told[1], told[2]
+    np.testing.assert_allclose(slots[0], slots[2], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(workers[0][0], workers[2][0], rtol=0, atol=1e-12)
+    assert not any(each.any() for each in nothing)
 
 
 def normalized() -> Any:
@@ -371,7 +514,11 @@ def test_ranks_of_which_nobody_waits_take_all_steps(cluster: Cluster) -> None:
         ({"period": "epoch", "fragments": 2}, "want a period that is known"),
         ({"fragments": 2, "compressor": "PowerSGD"}, "works layer by layer"),
         ({"local_steps": "by_speed"}, "but nobody is slower"),
-        ({"local_steps": "by_speed", "slow": {1: 9.0}}, "no step to a worker.*period of 9 or more"),
+        ({"local_steps": "by_speed", "slow": {1: 9.0}}, "none to a worker.*period of 9 or more"),
+        (
+            {"period": "epoch", "local_steps": "by_speed", "slow": {1: 99.0}},
+            "'epoch' with local_steps='by_speed' is of 6 steps, which leaves none",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(fields: dict[str, Any], said: str) -> None:

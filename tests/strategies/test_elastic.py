@@ -77,12 +77,14 @@ def test_its_momentum_is_that_of_kerass_sgd() -> None:
     [
         ({"alpha": 0.6, "center": "allreduce"}, "sgd", "beyond their mean; use alpha up to 0.5"),
         ({"momentum": 0.9}, "adam", "is that of SGD"),
-        ({"compressor": "Int8"}, "sgd", "is said in full"),
+        ({"compressor": "Int8"}, "sgd", "has no 'compressor'"),
+        ({"algorithm": "ring"}, "sgd", "is of an allreduce, but center='server' has none"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(
     fields: dict[str, Any], optimizer: str, said: str
 ) -> None:
-    strategy = ElasticAveraging(**fields)
     with pytest.raises(InvalidInput, match=said):
-        Experiment(dataset="digits", workers=2, optimizer=optimizer, strategy=strategy)
+        Experiment(
+            dataset="digits", workers=2, optimizer=optimizer, strategy=ElasticAveraging(**fields)
+        )

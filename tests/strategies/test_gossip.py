@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import sample_programs
 from hypothesis import given
 from hypothesis import strategies as st
 from sample_programs import SIZE, Numbers, play
@@ -13,10 +14,13 @@ from sample_programs import SIZE, Numbers, play
 from labkit import Experiment, Gossip, ParameterAveraging
 from labkit.common.errors import InvalidInput
 from labkit.network import Slowdown
+from labkit.programs import Gradient, Message
+from labkit.programs.virtual import VirtualWorld
 
 # Of a directed graph: the first worker tells both others, who tell one each.
 DIRECTED = ((0.4, 0.0, 0.5), (0.3, 0.7, 0.0), (0.3, 0.3, 0.5))
-TOPOLOGIES: list[Any] = ["ring", "exponential", "random_pairs", DIRECTED]
+PUSHED = ((0.5, 0.0, 0.2, 0.0), (0.2, 0.4, 0.0, 0.0), (0.0, 0.6, 0.8, 0.3), (0.3, 0.0, 0.0, 0.7))
+DOUBLY = ((0.5, 0.3, 0.2, 0.0), (0.0, 0.5, 0.3, 0.2), (0.2, 0.0, 0.5, 0.3), (0.3, 0.2, 0.0, 0.5))
 
 
 def gradient(weights: np.ndarray, worker: int) -> np.ndarray:
@@ -24,23 +28,100 @@ def gradient(weights: np.ndarray, worker: int) -> np.ndarray:
     return 0.01 * weights + (worker + 1)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=["ring", "exponential", "pairs", "directed"])
-def test_workers_mix_as_the_formula_says(topology: Any) -> None:
-    strategy = Gossip(topology)
-    _, scenes, _ = play(strategy, 3, steps=20)
-    own, shares = [np.zeros(4 * SIZE)] * 3, np.ones(3)
+class Heard(VirtualWorld):
+    """A world whose sends and deliveries of values are written down, in their order."""
+
+    log: ClassVar[list[tuple[str, int, int, int]]] = []
+
+    def _send(self, source: int, to: int, message: Message) -> None:
+        if message.values is not None:
+            self.log.append(("sent", source, to, message.step))
+        super()._send(source, to, message)
+
+    def _deliver(self, to: int, message: Message) -> None:
+        if message.values is not None:
+            self.log.append(("there", message.source, to, message.step))
+        super()._deliver(to, message)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int, int]]:
+    monkeypatch.setattr(Heard, "log", [])
+    monkeypatch.setattr(sample_programs, "VirtualWorld", Heard)
+    return Heard.log
+
+
+def paper(topology: Any, workers: int, step: int, log: list[Any]) -> np.ndarray:
+    """The mixing matrix of a step, written anew; of random pairs by who has spoken to whom."""
+    if topology == "ring":
+        every = np.eye(workers) + np.roll(np.eye(workers), 1, 0) + np.roll(np.eye(workers), -1, 0)
+        return every / 3
+    if topology == "exponential":  # 1, 2, 4, … places before, in turn
+        away = [2**k for k in range(10) if 2**k < workers]
+        return (np.eye(workers) + np.roll(np.eye(workers), away[step % len(away)], 0)) / 2
+    if topology == "random_pairs":
+        said = {(to, source) for kind, source, to, when in log if (kind, when) == ("sent", step)}
+        assert said == {pair[::-1] for pair in said}  # both take half of each other
+        assert len({to for to, _ in said}) == len(said) == workers // 2 * 2
+        return np.eye(workers) + sum(
+            (np.outer(np.eye(workers)[to], np.eye(workers)[source] - np.eye(workers)[to]) / 2)
+            for to, source in said
+        )
+    return np.array(topology)
+
+
+@pytest.mark.parametrize(
+    ("topology", "workers"),
+    [
+        *(("ring", 3), ("ring", 5), ("exponential", 3), ("exponential", 5)),
+        *(("random_pairs", 3), ("random_pairs", 6), (DIRECTED, 3), (PUSHED, 4)),
+    ],
+)
+def test_workers_mix_as_the_formula_says(topology: Any, workers: int, log: list[Any]) -> None:
+    _, scenes, _ = play(Gossip(topology), workers, steps=20)
+    own, shares = [np.zeros(4 * SIZE)] * workers, np.ones(workers)
     for step in range(20):
-        mixing = strategy.mixing(3, step)
+        mixing = paper(topology, workers, step, log)
         debiased = [each / share for each, share in zip(own, shares, strict=True)]
         own = [
-            sum(mixing[to, source] * own[source] for source in range(3))
+            sum(mixing[to, source] * own[source] for source in range(workers))
             - 0.1 * gradient(debiased[to], to)
-            for to in range(3)
+            for to in range(workers)
         ]
         shares = mixing @ shares
-    for worker in range(3):
+    for worker in range(workers):
         expected = own[worker] / shares[worker]
         np.testing.assert_allclose(scenes.held[worker], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *(Gossip(each) for each in ("ring", "exponential", "random_pairs", DOUBLY, PUSHED)),
+        *(Gossip(each, asynchronous=True) for each in ("ring", "random_pairs")),
+    ],
+    ids=lambda strategy: f"{str(strategy.topology)[:12]}-{strategy.asynchronous}",
+)
+def test_the_mean_of_weights_changes_by_gradients_alone(
+    strategy: Gossip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that push it is the mean of x, in which each counts by its share."""
+    given: list[np.ndarray] = []
+
+    def drawn(self: Numbers, worker: int, weights: np.ndarray) -> Gradient:
+        step = self.steps[worker] = self.steps.get(worker, -1) + 1
+        given.append(np.random.default_rng([worker, step]).normal(size=weights.size))
+        return Gradient(given[-1], 2, 0.5, step)
+
+    monkeypatch.setattr(Numbers, "gradient", drawn)
+    _, scenes, _ = play(strategy, 4, steps=20)
+    held = [scenes.held[holder] for holder in strategy.copies(4)]
+    shares = np.ones(4)
+    if strategy.topology == PUSHED:
+        shares = np.linalg.matrix_power(np.array(PUSHED), 20) @ shares
+    mean = np.mean([share * each for share, each in zip(shares, held, strict=True)], axis=0)
+    assert np.std(held, axis=0).mean() > 0.01  # they are not all alike
+    np.testing.assert_allclose(mean, -0.1 * np.sum(given, 0) / 4, rtol=0, atol=1e-12)
 
 
 @given(st.sampled_from(["ring", "exponential", "random_pairs"]), st.integers(1, 17), st.data())
@@ -50,6 +131,14 @@ def test_every_step_keeps_the_mean(topology: Any, workers: int, data: st.DataObj
     np.testing.assert_allclose(mixing.sum(1), 1.0)
     assert (mixing >= 0).all()
     assert (np.diag(mixing) > 0).all()
+
+
+def test_on_the_complete_graph_it_is_averaging() -> None:
+    """Of gradients that are linear in the weights the mean is that of averaging in each step."""
+    fifth = ((1 / 5,) * 5,) * 5
+    ours, theirs = (play(each, 5, steps=20)[1] for each in (Gossip(fifth), ParameterAveraging(1)))
+    mean = np.mean([ours.held[worker] for worker in range(5)], axis=0)
+    np.testing.assert_allclose(mean, theirs.held[0], rtol=0, atol=1e-12)
 
 
 def test_on_the_complete_graph_all_have_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,8 +152,6 @@ def test_on_the_complete_graph_all_have_the_mean(monkeypatch: pytest.MonkeyPatch
 
 
 def constant(self: Numbers, worker: int, weights: np.ndarray) -> Any:
-    from labkit.programs import Gradient
-
     step = self.steps[worker] = self.steps.get(worker, -1) + 1
     return Gradient(np.full_like(weights, worker + 1.0), 2, 0.5, step)
 
@@ -108,6 +195,39 @@ def test_active_workers_go_to_the_passive_one() -> None:
         np.testing.assert_allclose(scenes.held[number], held[worker], rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("topology", ["ring", "random_pairs"])
+def test_pairs_take_their_mean_in_the_order_in_which_they_spoke(
+    topology: Any, log: list[Any]
+) -> None:
+    """Six workers, three of them passive: what was sent and heard, replayed; 6, 7, 8 are ears."""
+    slow = {worker: Slowdown(compute=1 + 0.37 * worker) for worker in range(6)}
+    _, scenes, _ = play(Gossip(topology, asynchronous=True), 6, steps=20, slow=slow)
+    held = {who: np.zeros(4 * SIZE) for who in range(9)}
+    begun = dict(held)  # the weights at which whoever computes does so
+    flying: dict[tuple[int, int], list[np.ndarray]] = {}
+    for kind, source, to, _ in log:
+        line = flying.setdefault((source, to), [])
+        if kind == "sent" and source < 6:
+            begun[source] = held[source]
+            line.append(gradient(held[source], source) if source % 2 else held[source])
+        if kind == "sent":
+            continue
+        values = line.pop(0)
+        if to >= 6:  # an ear: it answers with what it has, and then takes the mean
+            stepped = held[to] - 0.1 * values if source % 2 else held[to]
+            flying.setdefault((to, source), []).append(stepped)
+            held[to] = stepped if source % 2 else (held[to] + values) / 2
+        elif to % 2:
+            held[to] = values
+        else:
+            held[to] = (held[to] + values) / 2 - 0.1 * gradient(begun[to], to)
+    assert sum(scenes.steps.values()) == 6 * 20
+    for who in (0, 2, 4, 6, 7, 8):
+        np.testing.assert_allclose(scenes.held[who], held[who], rtol=0, atol=1e-12)
+    partners = {to for kind, source, to, _ in log if kind == "sent" and source == 0}
+    assert len(partners) == (2 if topology == "ring" else 3)
+
+
 def test_one_slow_worker_holds_up_nobody() -> None:
     """An epoch is at least 4 times as fast as by allreduce, where one is 10 times slower."""
     slow = {7: Slowdown(compute=10.0)}
@@ -141,7 +261,7 @@ def test_gaps_are_those_of_the_eigenvalues() -> None:
         ({"topology": ((0.5, 0.5), (0.5,))}, "as many rows as columns"),
         ({"topology": DIRECTED}, "topology has 3 rows, but workers=2"),
         ({"topology": "exponential", "asynchronous": True}, "is no graph between two such kinds"),
-        ({"compressor": "Int8"}, "Gossip is said in full"),
+        ({"compressor": "Int8"}, "Gossip has no 'compressor'"),
     ],
 )
 def test_what_is_no_topology_is_refused(fields: dict[str, Any], said: str) -> None:
