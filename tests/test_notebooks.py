@@ -413,6 +413,19 @@ def test_notebooks_on_the_virtual_clock_read_their_runs(
 
 
 @pytest.mark.slow
+def test_gossip_runs_on_ranks(tmp_path: Path) -> None:
+    given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["gossip"][0]
+    small = {"clock": "wall", "workers": 2, "rows": 120, "epochs": 1, "repeats": 1}
+    more = {"topologies": ["ring"], "network": "1GbE", "slowest": 2.0}
+    job = execute(NOTEBOOKS / "gossip.ipynb", given | small | more, tmp_path)
+    assert job.state == "completed", job.cause
+    runs = load_runs(job.path)
+    assert [run.experiment["clock"] for run in runs] == ["wall"] * 5
+    sent = [run.metrics["wire_bytes_per_step"] for run in runs]
+    assert sent[1] == pytest.approx(sent[0], rel=0.01)  # a pair's allreduce sends as much
+
+
+@pytest.mark.slow
 def test_tf_distribute_holds_tensorflows_strategy_and_runs_a_script_on_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

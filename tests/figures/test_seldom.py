@@ -18,6 +18,7 @@ def met(
     period: int = 0,
     outer: str | None = None,
     strategy: dict[str, Any] | None = None,
+    steps: int = 0,
 ) -> Run:
     """A run whose replicas met so rarely, or each step, with this test accuracy."""
     found: dict[str, Any] = {
@@ -28,6 +29,7 @@ def met(
         "spread": {"test_accuracy": [accuracy - 0.01, accuracy + 0.01]},
         "wire_bytes_per_step": 8e6 / max(period, 1),
         "train_seconds": 90.0,
+        "epochs": [{"step": steps}] if steps else [],
     }
     way = {"name": "ParameterAveraging", "period": period, "outer": outer}
     strategy = strategy or (way if period else {"name": "AllReduce", "compressor": None})
@@ -53,7 +55,10 @@ def test_the_reading_says_whether_the_published_shapes_came(runs: list[Run]) -> 
     said = period_reading(runs)
     assert "**the mean, every 16**, 89.0% (3 seeds, 88.0% to 90.0%)" in said
     assert "488 KiB on the wire a step" in said
-    assert said.count(": it came") == 2
+    assert said.count(": it came") == 3
+    assert (
+        "Longer ones do, beyond the seeds** (Lin 2020): it came: the mean, every 64 70.0%" in said
+    )
     assert "outer Nesterov, every 64 85.0%; the mean, every 64 70.0%" in said
 
 
@@ -99,6 +104,43 @@ def test_springs_stand_long_periods_or_not(far: float, said: str, tmp_path: Path
         for accuracy, strategy in zip((0.875, far), strategies, strict=True)
     ]
     assert f"within the seeds** (Zhang 2015): {said}" in period_reading(found)
+
+
+@pytest.mark.parametrize(("mean", "said"), [(0.83, "it came"), (0.84, "it did **not** come")])
+def test_springs_are_held_against_the_mean_at_the_longest_period(
+    mean: float, said: str, tmp_path: Path
+) -> None:
+    springs = met(tmp_path, 0.855, 64, strategy={"name": "ElasticAveraging", "period": 64})
+    runs = [springs, met(tmp_path, mean, 64), met(tmp_path, 0.9, 128)]
+    assert f"springs are better than the mean, beyond the seeds** (Zhang 2015): {said}" in (
+        period_reading(runs)
+    )
+
+
+@pytest.mark.parametrize(("accuracy", "said"), [(0.83, "it came"), (0.82, "it did **not** come")])
+def test_four_bits_are_held_against_full_precision(
+    accuracy: float, said: str, tmp_path: Path
+) -> None:
+    compressor = {"name": "ErrorFeedback", "inner": {"name": "QSGD", "levels": 7, "bucket": 32}}
+    way = {"name": "ParameterAveraging", "period": 16, "outer": "nesterov"}
+    few = met(tmp_path, accuracy, strategy=way | {"compressor": compressor})
+    reading = period_reading([met(tmp_path, 0.845, 16, "nesterov"), few])
+    what = "Outer gradients in 4 bits lie within the seeds of full precision** (Douillard 2025)"
+    assert f"{what}: {said}: outer Nesterov, in 4 bits, every 16 {accuracy:.1%}" in reading
+
+
+def test_periods_that_training_never_had_are_held_against_nothing(tmp_path: Path) -> None:
+    runs = [met(tmp_path, 0.9, steps=192), met(tmp_path, 0.8, 500, steps=192)]
+    runs.append(met(tmp_path, 0.85, 500, "nesterov", steps=192))
+    said = period_reading(runs)
+    assert said.count("training has 192 steps: they met once, at its end") == 2
+    assert "it came" not in said
+    assert "not" not in said
+
+
+def test_once_an_epoch_stands_at_the_steps_of_one(tmp_path: Path) -> None:
+    run = met(tmp_path, 0.9, strategy={"name": "ParameterAveraging", "period": "epoch"}, steps=24)
+    assert "the mean, every 24" in period_reading([run])
 
 
 def test_and_says_where_they_did_not_come(tmp_path: Path) -> None:

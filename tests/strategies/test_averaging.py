@@ -15,6 +15,7 @@ from labkit import (
     QSGD,
     AsynchronousDiLoCo,
     Cluster,
+    Codistillation,
     ElasticAveraging,
     ErrorFeedback,
     Experiment,
@@ -503,6 +504,43 @@ def test_ranks_of_which_nobody_waits_take_all_steps(cluster: Cluster) -> None:
         for other in ranks[1:]:
             pairs = zip(ranks[0][number][0], other[number][0], strict=True)
             assert all((one == same).all() and np.isfinite(one).all() for one, same in pairs)
+
+
+def learned(communicator: Any, experiments: list[Experiment]) -> list[tuple[float, float]]:
+    """The mean loss of all workers in the first step of each, and in the last one."""
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
+
+    found = []
+    for each in experiments:
+        session = TrainingSession(each, communicator, read(each, communicator))
+        session.feed.validation = None
+        each.strategy.train(session)
+        rows = session.stage.rows
+        ends = (min(row["step"] for row in rows), max(row["step"] for row in rows))
+        first, last = (np.mean([row["loss"] for row in rows if row["step"] == at]) for at in ends)
+        found.append((float(first), float(last)))
+        session.close()
+    return found
+
+
+def test_replicas_learn_where_each_has_other_labels(cluster: Cluster) -> None:
+    base = Experiment(
+        dataset="digits",
+        dataset_options={"rows": 240, "test_rows": 10},
+        model_options={"widths": [16]},
+        batch_size=48,
+        epochs=6,
+        learning_rate=0.2,
+        workers=4,
+        shards="by_label",
+        clock="virtual",
+        compute=0.01,
+    )
+    ways = [ParameterAveraging(4), ElasticAveraging(0.1), Gossip("ring"), Codistillation(4)]
+    (told,) = cluster.call(learned, [base.replace(strategy=way) for way in ways], ranks=1)
+    for way, (first, last) in zip(ways, told, strict=True):
+        assert last < 0.6 * first, (way, first, last)
 
 
 @pytest.mark.parametrize(
