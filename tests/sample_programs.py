@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from labkit.network import ComputeTime, Network, Slowdown, slower_than_fastest
-from labkit.programs import Diary, Gradient, Roles, placed
+from labkit.programs import Diary, Gradient, Roles, placed, staged
 from labkit.programs.actions import Passed, Place, Vector
 from labkit.programs.times import Laws
 from labkit.programs.virtual import VirtualWorld
@@ -32,6 +32,7 @@ class Numbers:
     # Of a worker and a stage: the step that is under way, and its weights.
     under_way: dict[tuple[int, int], tuple[int, Vector]] = field(default_factory=dict)
     kept: dict[int, list[float]] = field(default_factory=dict)
+    stages: int = 1
     forgot: list[int] = field(default_factory=list)
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
@@ -53,21 +54,22 @@ class Numbers:
         """The rows of its batches."""
         return 2
 
-    def forward(self, place: Place, weights: Vector, values: Vector | None) -> Passed:
+    def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
         """A stage passes on how many there are up to it."""
-        worker, stage, _ = place
-        assert values is None if stage == 0 else np.array_equal(values, [stage] * PASSED)
+        worker, stage, *_ = place
+        assert [each.tolist() for each in values] == [[stage] * PASSED] * (stage > 0)
         step = self.under_way.get((worker, stage), (-1, weights))[0] + 1
         self.under_way[worker, stage] = step, weights
-        return Passed(np.full(PASSED, 1.0 + stage), step)
+        last = self.stages == stage + 1
+        return Passed((np.full(PASSED, 1.0 + stage),) * (not last), step)
 
-    def backward(self, place: Place, values: Vector | None) -> Gradient:
+    def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
         """Of the weights that it has gone forward with."""
-        worker, stage, _ = place
-        assert values is None or values.tolist() == [-2.0 - stage] * PASSED
+        worker, stage, *_ = place
+        assert [each.tolist() for each in values] == [[-2.0 - stage] * PASSED] * len(values)
         step, weights = self.under_way[worker, stage]
-        told = (0, np.nan) if values is not None else (self.batch(worker), 0.5 / (step + 1))
-        before = np.full(PASSED, -1.0 - stage)
+        told = (0, np.nan) if values else (self.batch(worker), 0.5 / (step + 1))
+        before = (np.full(PASSED, -1.0 - stage),) * (stage > 0)
         return Gradient(0.01 * weights + (worker + 1), *told, step, before=before)
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
@@ -110,12 +112,12 @@ def play(
 ) -> tuple[VirtualWorld, Numbers, Diary]:
     parts = strategy.parts([(SIZE,)] * 4)
     hosts = strategy.hosts(workers)
-    depth = strategy.replica_stages
+    depth: Any = strategy.replica_cut
     stages = placed([(SIZE,)] * 4, depth, "round_robin") if depth > 1 else []
     slower = slower_than_fastest(slow or {}, workers)
     given = workers, parts, steps, epochs, np.zeros(4 * SIZE), hosts
-    roles = Roles(*given, stages=stages, slower=slower)
-    scenes = Numbers()
+    roles = Roles(*given, cut=stages, passes=staged(stages), slower=slower)
+    scenes = Numbers(stages=depth)
     for server in roles.servers:
         scenes.held[server] = roles.part(server).take(roles.weights)
     if strategy.copies(workers):

@@ -436,7 +436,11 @@ def test_tf_distribute_holds_tensorflows_strategy_and_runs_a_script_on_ranks(
     runs = load_runs(job.path)
     assert [run.experiment["strategy"]["name"] for run in runs] == ["TFDistribute", "AllReduce"]
     assert [run.metrics["equivalence"]["verdict"] for run in runs] == ["passed"] * 2
-    for rank in range(2):
-        assert f"rank {rank} of 2: the sum of all is 3" in said(job.path)
+    trained = re.findall(r"rank (\d) of 2: losses (.+), weights \[(.+)\]", said(job.path))
+    assert sorted(rank for rank, _, _ in trained) == ["0", "1"]
+    losses = [[float(each) for each in told.split()] for _, told, _ in trained]
+    assert all(first > last > 0 for first, _, last in losses)
+    assert losses[0] != losses[1]  # of samples of their own
+    assert len({weights for _, _, weights in trained}) == 1
     readings = [text(data, "text/markdown") for data in outputs(job.path)]
     assert any("accuracy at the end" in reading for reading in readings)

@@ -73,7 +73,7 @@ def extras() -> dict[str, str]:
 
 
 # Debian has it for its own Python, others are in environments of `labkit peers setup`.
-ELSEWHERE = {"simgrid", "torch", "horovod"}
+ELSEWHERE = {"simgrid", "torch", "horovod", "jax"}
 
 
 def normalized(name: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +36,7 @@ def measure(
     network: str | Network | None = None,
     repeats: int = 5,
     bucket_bytes: int = 4 * 2**20,
+    others: Callable[[], None] | None = None,
 ) -> list[Row]:
     """Time local steps, exchanged steps and the bare allreduce of the same bytes, interleaved.
 
@@ -49,6 +51,7 @@ def measure(
         network: a network to emulate; None: this machine's own.
         repeats: rounds over everything.
         bucket_bytes: see `Exchange`.
+        others: measures something else for one repeat; called after each of the repeats here.
 
     Returns:
         One row a case and kind ("local", "raw allreduce", a schedule): median, least and 90th
@@ -63,21 +66,31 @@ def measure(
     if unknown:
         raise InvalidInput(f"case {unknown[0]!r} is not known; allowed: {', '.join(KNOWN)}")
     network = Network.parse(network)
-    rows = []
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
+    turns = repeats if others else 1
     with Cluster(workers=workers) as cluster:
-        for name in cases:
-            found = cluster.call(
-                _measure,
-                *(name, list(schedules), algorithm, repeats, bucket_bytes),
-                ranks=workers,
-                network=network,
-            )[0]
-            told = None if network is None else str(network)
-            rows += [
-                head("exchange", name, what, workers, told, repeats=repeats) | row
-                for what, row in _rows(found)
-            ]
-    return rows
+        for _ in range(turns):
+            for name in cases:
+                given = (name, list(schedules), algorithm, repeats // turns, bucket_bytes)
+                found[name] += cluster.call(_measure, *given, ranks=workers, network=network)[:1]
+            if others:
+                others()
+    told = None if network is None else str(network)
+    return [
+        head("exchange", name, what, workers, told, repeats=repeats) | row
+        for name in cases
+        for what, row in _rows(_joined(found[name]))
+    ]
+
+
+def _joined(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of all turns: repeats one behind the other; what was chosen is told of the last."""
+
+    def each(what: str, join: Callable[[list[Any]], Any]) -> dict[str, Any]:
+        return {kind: join([turn[what][kind] for turn in turns]) for kind in turns[0][what]}
+
+    joined = {what: each(what, lambda some: [*chain(*some)]) for what in ("seconds", "added")}
+    return turns[-1] | joined | {"same": each("same", all), "delay": each("delay", np.median)}
 
 
 def _measure(

@@ -30,9 +30,10 @@ def list_peers() -> None:
 def setup(name: str) -> None:
     """Make an environment for NAME, from the package index, in the user's data folder.
 
-    LABKIT_PEERS names another folder. PyTorch takes 5 GB, of which UV_TORCH_BACKEND=cpu leaves out
-    what is for graphics cards; Horovod is built, in some minutes, and wants cmake and a compiler.
+    LABKIT_PEERS names another folder. PyTorch, which ddp and fsdp share, takes 5 GB, of which
+    UV_TORCH_BACKEND=cpu leaves out what is for graphics cards; JAX takes 500 MB; Horovod is built,
+    in some minutes, and wants cmake and a compiler.
     """
     found = set_up(name, say)
-    say(f"{name} {found.version}: {found.python}")
+    say(f"{name}: {found.version} {found.python}")
     say(f'now it is there for lk.Peer("{name}") and labkit bench exchange --peer {name}')

@@ -20,6 +20,8 @@ FOLDER = click.Path(path_type=Path)
 MLFLOW = "Log live into MLflow: its address, or a file."
 TENSORBOARD = "The same for TensorBoard."
 FORCE = "Start more ranks than memory is free for."
+# Those of Optuna's that need no further package; a grid is what a sweep without a search runs.
+SAMPLERS, PRUNERS = ("tpe", "random", "qmc"), ("median", "halving", "hyperband")
 INTERRUPTED = 130  # as shells have it for Ctrl-C
 
 
@@ -45,7 +47,8 @@ INTERRUPTED = 130  # as shells have it for Ctrl-C
 @click.option("--maximize", metavar="NAME", help="A number of the runs, for Optuna: accuracy.")
 @click.option("--minimize", metavar="NAME", help="The same, such as test_loss.")
 @click.option("--prune", is_flag=True, help="End members early that promise less than others.")
-@click.option("--sampler", type=click.Choice(["tpe", "random"]), default="tpe", help="Of Optuna's.")
+@click.option("--pruner", type=click.Choice(PRUNERS), help="Which; default median.")
+@click.option("--sampler", type=click.Choice(SAMPLERS), default="tpe", help="Of Optuna's.")
 @click.option("--repeats", type=int, default=None, help="Run each so often, with seeds from seed.")
 @click.option("--jobs", default=None, help="Run so many at a time; auto: as many as cores allow.")
 @click.option("--limit", type=float, default=None, help="Seconds that a member may take.")
@@ -129,6 +132,7 @@ def _asked(
     maximize: str | None,
     minimize: str | None,
     prune: bool,
+    pruner: str | None,
     sampler: str,
 ) -> tuple[Plan, int]:
     """The plan of a command line, and its most ranks; its values win over the file's."""
@@ -153,10 +157,12 @@ def _asked(
         if samples is not None or repeats is not None:
             raise InvalidInput("--search optuna takes neither --random nor --repeats")
         metric = maximize or minimize or ""
-        wanted = Search(metric, maximize is not None, trials or 0, prune, sampler, seed, {}, values)
+        how_to_prune = pruner or ("median" if prune else None)
+        trials, large = trials or 0, maximize is not None
+        wanted = Search(metric, large, trials, how_to_prune, sampler, seed, {}, values)
         return plan.make_search(notebook, axes, wanted)
-    if maximize or minimize or prune:
-        raise InvalidInput("--maximize, --minimize and --prune are of --search optuna")
+    if maximize or minimize or prune or pruner:
+        raise InvalidInput("--maximize, --minimize, --prune, --pruner are of --search optuna")
     if how == "random" and samples is not None:
         raise InvalidInput("--search random --trials N is --random N: give one of them")
     samples = trials if how == "random" else samples

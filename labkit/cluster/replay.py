@@ -60,7 +60,7 @@ def _times(run: Run, base: Experiment) -> dict[str, Any]:
         if given.get("seconds") is None and given.get("values") is None:
             given = {**given, "seconds": laws["compute_seconds"]}
         return {"compute": ComputeTime(**given | {"update": laws["update_seconds"]})}
-    # The stages of a replica compute one after the other.
+    # What a replica computes is divided among its places.
     spent = run.history.pivot_table("compute_seconds", "rank", "step", "first")
     places = [base.strategy.places(w, base.workers) for w in range(base.workers)]
     values = tuple(tuple(spent.loc[own].sum(skipna=False).dropna()) for own in places)

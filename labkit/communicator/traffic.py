@@ -11,7 +11,8 @@ class Traffic:
 
     `payload_bytes` is what the rank handed to collectives and sends, `wire_bytes` what left it
     over links. `wait_seconds` is spent until the other ranks had arrived, `transfer_seconds` on
-    moving and adding the data after that.
+    moving and adding the data after that. By `aside_seconds` the rank has seen steps last
+    longer than who took them elsewhere, with asking and counting; they are no part of a step.
     """
 
     messages: int = 0
@@ -19,6 +20,7 @@ class Traffic:
     wire_bytes: int = 0
     wait_seconds: float = 0.0
     transfer_seconds: float = 0.0
+    aside_seconds: float = 0.0
 
     def copy(self) -> Traffic:
         """The counts as they stand now."""

@@ -23,6 +23,9 @@ HUB = "hf:"
 FILES = (".npz", ".csv", ".parquet")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 LABELS = ("label", "labels", "target", "class", "y")  # columns, where none is named
+CATEGORIES = 1000  # of a column of texts; each is a feature
+# Labels without a task are classes where they are no more than these, and one in ten rows.
+FEW_CLASSES, MOST_CLASSES = 20, 1000
 
 
 class OwnOptions(Rows):
@@ -76,14 +79,17 @@ def checksum(name: str, options: dict[str, Any]) -> str:
 
 
 def _stamp(name: str) -> tuple[int, int]:
-    """When it was written and how large it is: a file that changes is read again."""
+    """When it was last written and how large it is: what changes is read again.
+
+    Of a folder with all that is below it: an image that is added to a class changes that alone.
+    """
     if name.startswith(HUB):
         return 0, 0
     try:
-        status = Path(name).stat()
+        found = [each.stat() for each in (Path(name), *Path(name).rglob("*"))]
     except OSError as error:
         raise InvalidInput(f"no data set {name}: {error.strerror}") from error
-    return status.st_mtime_ns, status.st_size
+    return max(each.st_mtime_ns for each in found), sum(each.st_size for each in found)
 
 
 @lru_cache(maxsize=2)
@@ -98,7 +104,7 @@ def _read(name: str, options: OwnOptions, stamp: tuple[int, int]) -> tuple[Array
     else:
         raise InvalidInput(
             f"{name} is no data set: give {', '.join(FILES)}, a folder of images by class, "
-            "a folder of Hugging Face's datasets, or hf:NAME"
+            "a folder of Hugging Face's datasets, hf:NAME or hf:NAME:CONFIGURATION"
         )
     if not len(found.x_train) or not len(found.x_test):
         raise InvalidInput(f"{name} has {len(found.x_train)} training and {len(found.x_test)} rows")
@@ -123,6 +129,7 @@ def _shapes(found: Arrays, options: OwnOptions) -> Shapes:
 
 
 def _arranged(
+    name: str,
     x: Array,
     y: Array,
     options: OwnOptions,
@@ -131,14 +138,45 @@ def _arranged(
 ) -> Arrays:
     """Features as numbers, labels as classes or targets; with test rows, or some held out."""
     if x_test is None or y_test is None:
+        if len(x) != len(y):
+            raise InvalidInput(f"{name} has {len(x)} rows of x and {len(y)} labels: give as many")
         out = held_out(len(x), options.test)
         x, y, x_test, y_test = x[~out], y[~out], x[out], y[out]
-    if y.dtype.kind in "OUSb":
-        classes = np.unique(np.concatenate([y, y_test]))
-        y, y_test = np.searchsorted(classes, y), np.searchsorted(classes, y_test)
+    if missing := sum(int(_is_missing(each).sum()) for each in (y, y_test)):
+        raise InvalidInput(f"{name} has {missing} rows without a label: fill them in or drop them")
     if options.task == "regression" or y.dtype.kind == "f":
-        y, y_test = (each.reshape(len(each), -1) for each in (y, y_test))
-    return Arrays(_scaled(x), y, _scaled(x_test), y_test)
+        y, y_test = (_targets(name, each) for each in (y, y_test))
+    elif y.ndim == 1:
+        classes = np.unique(np.concatenate([y, y_test]))
+        _check_classes(name, classes, len(y) + len(y_test), options)
+        y, y_test = np.searchsorted(classes, y), np.searchsorted(classes, y_test)
+    return Arrays(_scaled(name, x), y, _scaled(name, x_test), y_test)
+
+
+def _is_missing(y: Array) -> Array:
+    """Where a label is None, or not a number."""
+    import pandas as pd
+
+    missing: Array = pd.isna(y)
+    return missing
+
+
+def _targets(name: str, y: Array) -> Array:
+    try:
+        return y.reshape(len(y), -1).astype(np.float32)
+    except ValueError as error:
+        raise InvalidInput(f"{name} has labels that are no numbers: {error}") from error
+
+
+def _check_classes(name: str, classes: Array, rows: int, options: OwnOptions) -> None:
+    """Refuse what looks like amounts, or names of rows, unless they are said to be classes."""
+    is_few = len(classes) <= FEW_CLASSES or len(classes) <= min(MOST_CLASSES, rows // 10)
+    if options.task is None and not is_few:
+        number = "" if classes.dtype.kind in "OUS" else ' amounts want task="regression",'
+        raise InvalidInput(
+            f"{name} has {len(classes):,} distinct labels in {rows:,} rows:{number} classes "
+            'task="classification"; another column is named by label'
+        )
 
 
 def held_out(rows: int, share: float) -> Array:
@@ -148,9 +186,12 @@ def held_out(rows: int, share: float) -> Array:
     return taken
 
 
-def _scaled(x: Array) -> Array:
+def _scaled(name: str, x: Array) -> Array:
     """Pixels from 0 to 1; other numbers as they are."""
-    return x.astype(np.float32) / np.float32(255 if x.dtype == np.uint8 else 1)
+    try:
+        return x.astype(np.float32) / np.float32(255 if x.dtype == np.uint8 else 1)
+    except (ValueError, TypeError) as error:
+        raise InvalidInput(f"{name} has features that are no numbers: {error}") from error
 
 
 def _of_arrays(path: Path, options: OwnOptions) -> Arrays:
@@ -164,7 +205,7 @@ def _of_arrays(path: Path, options: OwnOptions) -> Arrays:
     if missing := [name for name in (x, y) if name not in parts]:
         raise InvalidInput(f"{path} has no {missing[0]}, only {', '.join(parts) or 'nothing'}")
     rest = (parts.get("x_test"), parts.get("y_test"))
-    return _arranged(parts[x], parts[y], options, *rest)
+    return _arranged(str(path), parts[x], parts[y], options, *rest)
 
 
 def _of_table(path: Path, options: OwnOptions) -> Arrays:
@@ -181,19 +222,32 @@ def _of_table(path: Path, options: OwnOptions) -> Arrays:
 def _of_frames(name: str, train: pd.DataFrame, test: pd.DataFrame, options: OwnOptions) -> Arrays:
     """Numbers standardised, texts one-hot, both by the training rows; arrays as they are."""
     label = _label(name, list(train.columns), options)
-    pairs = []
-    for column in train.columns.drop(label):
-        one, other = (part[column] for part in (train, test))
-        if isinstance(one.iloc[0], list | np.ndarray):
-            pairs.append((np.stack(list(one)), np.stack(list(other))))
-        elif one.dtype.kind in "iufb":
-            numbers = [part.fillna(one.mean()).to_numpy(float) for part in (one, other)]
-            pairs.append(standardised(*numbers))
-        else:
-            pairs.append(one_hot(*(part.astype(str).to_numpy(str) for part in (one, other))))
-    x, x_test = (np.concatenate(parts, axis=1) for parts in zip(*pairs, strict=True))
+    columns = train.columns.drop(label)
+    if not len(columns) or not len(train):
+        has = f"{len(train)} training rows and {len(columns)} columns beside {label!r}"
+        raise InvalidInput(f"{name} has {has}: there is nothing to learn from")
+    try:
+        pairs = [_features(name, train[column], test[column]) for column in columns]
+        x, x_test = (np.concatenate(parts, axis=1) for parts in zip(*pairs, strict=True))
+    except ValueError as error:
+        raise InvalidInput(f"{name} has arrays of shapes that do not fit: {error}") from error
     y, y_test = (part[label].to_numpy() for part in (train, test))
-    return _arranged(x, y, options, x_test, y_test)
+    return _arranged(name, x, y, options, x_test, y_test)
+
+
+def _features(name: str, train: pd.Series, test: pd.Series) -> tuple[Array, Array]:
+    """A column as features; what is missing is the mean of the others, or a text of its own."""
+    if isinstance(train.iloc[0], list | np.ndarray):
+        return np.stack(list(train)), np.stack(list(test))
+    if train.dtype.kind in "iufb":
+        mean = train.mean() if train.notna().any() else 0.0
+        return standardised(*(part.fillna(mean).to_numpy(float) for part in (train, test)))
+    if (distinct := train.nunique()) > CATEGORIES:
+        raise InvalidInput(
+            f"{name} has {distinct:,} distinct texts in column {train.name!r}, and each would be a "
+            f"feature; allowed: {CATEGORIES:,}: make numbers of them, or drop the column"
+        )
+    return one_hot(*(part.astype(str).to_numpy(str) for part in (train, test)))
 
 
 def _label(name: str, columns: list[str], options: OwnOptions) -> str:
@@ -206,12 +260,12 @@ def _of_pictures(path: Path, options: OwnOptions) -> Arrays:
     """Images in folders by class; in train/ and test/, or some held out."""
     train = path / "train"
     if not train.is_dir():
-        return _arranged(*_pictures(path, options), options)
+        return _arranged(str(path), *_pictures(path, options), options)
     test = next((path / n for n in ("test", "validation", "val") if (path / n).is_dir()), None)
     x, y = _pictures(train, options)
     if test is None:
-        return _arranged(x, y, options)
-    return _arranged(x, y, options, *_pictures(test, options, x[0]))
+        return _arranged(str(path), x, y, options)
+    return _arranged(str(path), x, y, options, *_pictures(test, options, x[0]))
 
 
 def _pictures(path: Path, options: OwnOptions, like: Array | None = None) -> tuple[Array, Array]:
@@ -220,8 +274,11 @@ def _pictures(path: Path, options: OwnOptions, like: Array | None = None) -> tup
         raise InvalidInput(f"{path} has no images in folders by class ({', '.join(PICTURES)})")
     images: list[Array] = []
     for file in files:
-        with optional("PIL.Image", "datasets").open(file) as image:
-            images.append(_pixels(image, options.size, images[0] if images else like))
+        try:
+            with optional("PIL.Image", "datasets").open(file) as image:
+                images.append(_pixels(image, options.size, images[0] if images else like))
+        except OSError as error:
+            raise InvalidInput(f"{file} cannot be read: {error}; mend or remove it") from error
     return np.stack(images), np.array([file.parent.name for file in files])
 
 
@@ -240,10 +297,13 @@ def _pixels(image: Any, size: int | None, like: Array | None) -> Array:
 def _of_hugging_face(name: str, options: OwnOptions) -> Arrays:
     """A data set of Hugging Face's `datasets`, on disk or fetched once from their hub."""
     datasets = optional("datasets", "datasets")
-    if name.startswith(HUB):
-        whole = datasets.load_dataset(name.removeprefix(HUB))
-    else:
-        whole = datasets.load_from_disk(name)
+    try:
+        if name.startswith(HUB):  # and behind another colon which configuration of it
+            whole = datasets.load_dataset(*name.removeprefix(HUB).split(":", 1))
+        else:
+            whole = datasets.load_from_disk(name)
+    except (OSError, ValueError) as error:  # those of its hub are OSErrors, too
+        raise InvalidInput(f"{name} cannot be read: {error}") from error
     parts = dict(whole) if isinstance(whole, datasets.DatasetDict) else {"train": whole}
     train = parts.get("train") or next(iter(parts.values()))
     test = next((parts[n] for n in ("test", "validation") if n in parts), None)
@@ -256,7 +316,7 @@ def _of_hugging_face(name: str, options: OwnOptions) -> Arrays:
         return _of_frames(name, one, other, options)
     label = _label(name, [n for n in train.column_names if n != image], options)
     x, y = _of_images(train, image, label, options.size, None)
-    return _arranged(x, y, options, *_of_images(test, image, label, options.size, x[0]))
+    return _arranged(name, x, y, options, *_of_images(test, image, label, options.size, x[0]))
 
 
 def _is_image(kind: object) -> bool:

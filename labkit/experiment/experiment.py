@@ -282,7 +282,7 @@ class Experiment(Checked):
 
     @property
     def ranks(self) -> int:
-        """Processes that it wants: workers, their stages, separate servers; or one, virtually."""
+        """Processes that it wants: workers, their members, servers apart; or one, virtually."""
         return 1 if self.clock == "virtual" else self.workers + self.strategy.beside(self.workers)
 
     @property

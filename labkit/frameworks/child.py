@@ -64,7 +64,7 @@ class Child:
         self._said = opened.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         self._process = subprocess.Popen(
             [*inside, *run, module, name, str(other.fileno())],
-            env=kept | _environment(threads),
+            env=kept | computing(threads),
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=self._said,
@@ -195,8 +195,8 @@ def environment(python: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in own}
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """Of a framework that computes with so many threads on the processor alone."""
+def computing(threads: int) -> dict[str, str]:
+    """Variables of a framework that computes with so many threads on the processor alone."""
     return {
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": str(max(threads, 2)),  # one may wait for a message

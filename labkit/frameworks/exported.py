@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -51,6 +52,7 @@ class Exported:
         weights: list[np.ndarray],
         batches: list[np.ndarray],
         shares: list[float],
+        most: list[int],
     ) -> None:
         """Write the arrays.
 
@@ -59,13 +61,15 @@ class Exported:
             weights: in Keras's order, (in, out) and (y, x, in, out).
             batches: the rows of each step.
             shares: of each step, the part of all workers' rows that is this worker's.
+            most: of each step, the rows of the worker that has most.
         """
         for file, array in zip(self.samples, samples or (), strict=False):
             np.save(file, array)
         ends = np.cumsum([len(rows) for rows in batches])
         rows = np.concatenate(batches)
         # Those without names are called arr_0, arr_1, …
-        np.savez(self.own, *weights, rows=rows, ends=ends, shares=np.array(shares))
+        shares_of, most_of = np.array(shares), np.array(most)
+        np.savez(self.own, *weights, rows=rows, ends=ends, shares=shares_of, most=most_of)
 
 
 class Batches:
@@ -80,7 +84,7 @@ class Batches:
             count = sum(name.startswith("arr_") for name in own.files)
             self.weights = [own[f"arr_{number}"] for number in range(count)]
             self._rows = np.split(own["rows"], own["ends"][:-1])
-            self._factors = own["shares"] * told.size
+            self._shares, self._most, self._size = own["shares"], own["most"], told.size
         # Mapped, not read: all workers look at the same pages.
         self._x, self._y = (np.load(file, mmap_mode="r") for file in told.samples)
         self._number = 0
@@ -88,6 +92,42 @@ class Batches:
     def next(self) -> tuple[np.ndarray, np.ndarray, float]:
         """x, y, and the factor of this worker's mean loss, with which the mean over workers is
         that over rows."""
-        rows, factor = self._rows[self._number], float(self._factors[self._number])
+        rows, factor = self._rows[self._number], float(self._shares[self._number]) * self._size
         self._number += 1
         return self._x[rows], self._y[rows], factor
+
+    def next_level(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """x, y, and of each row its part in the mean over all workers' rows.
+
+        All workers have equally many rows: some are there twice, and the second time weigh nothing.
+        """
+        rows, share = self._rows[self._number], float(self._shares[self._number])
+        more = np.resize(rows, self._most[self._number])
+        self._number += 1
+        parts = np.where(np.arange(len(more)) < len(rows), share / len(rows), 0.0)
+        return self._x[more], self._y[more], parts
+
+
+class Training(Protocol):
+    """On the other side: what a framework's process is asked for."""
+
+    def open(self) -> int:
+        """The port at which all workers meet; asked of the first one."""
+
+    def join(self, port: int) -> None:
+        """Meet the others."""
+
+    def step(self) -> float:
+        """Train on the next batch; the mean loss of this worker's rows."""
+
+    def weights(self) -> list[np.ndarray]:
+        """As Keras has them; asked of all workers at once."""
+
+    def describe(self) -> tuple[str, str]:
+        """What of the framework trains, and its version."""
+
+
+def calls(training: Training) -> Mapping[str, Callable[..., object]]:
+    """What it answers, by name."""
+    asked = (training.open, training.join, training.step, training.weights, training.describe)
+    return {call.__name__: call for call in asked}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
 
 import horovod
 import horovod.tensorflow as hvd
@@ -14,7 +13,8 @@ from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
 from labkit.frameworks.child import serve
-from labkit.frameworks.exported import Batches, Exported
+from labkit.frameworks.exported import Batches, Exported, calls
+from labkit.frameworks.in_keras import loss_of, model_of
 
 LIMIT = "300"  # s, for the others to join
 
@@ -24,18 +24,10 @@ class Training:
 
     def __init__(self, told: Exported) -> None:
         self._told, self._batches = told, Batches(told)
-        keras = tf.keras
-        keras.backend.set_floatx(told.dtype)
-        layers = [getattr(keras.layers, kind)(**options) for kind, options in told.layers]
-        self._model = keras.Sequential([keras.Input(told.shape), *layers])
-        self._model.set_weights(self._batches.weights)
-        self._optimizer = keras.optimizers.SGD(**told.optimizer)
-        self._loss = {
-            "SparseCategoricalCrossentropy": lambda: keras.losses.SparseCategoricalCrossentropy(
-                from_logits=True
-            ),
-            "MeanSquaredError": keras.losses.MeanSquaredError,
-        }[told.loss]()
+        tf.keras.backend.set_floatx(told.dtype)
+        self._model = model_of(told, self._batches.weights, tf.keras)
+        self._optimizer = tf.keras.optimizers.SGD(**told.optimizer)
+        self._loss = loss_of(told, tf.keras)
         self._compiled = tf.function(self._train, reduce_retracing=True)
 
     def open(self) -> int:
@@ -96,12 +88,5 @@ class Training:
         return loss
 
 
-def start(told: Exported) -> Mapping[str, Callable[..., object]]:
-    """Build, and answer."""
-    training = Training(told)
-    calls = (training.open, training.join, training.step, training.weights, training.describe)
-    return {call.__name__: call for call in calls}
-
-
 if __name__ == "__main__":
-    serve(start)
+    serve(lambda told: calls(Training(told)))

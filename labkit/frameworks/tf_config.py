@@ -21,7 +21,7 @@ class ClusterSpec:
 
     Attributes:
         jobs: the addresses of the tasks of "chief", "worker", "ps" and "evaluator".
-        inside: servers that live in the process of the worker of the same number.
+        inside: servers live in the processes of the workers of their host, in turn.
     """
 
     jobs: dict[str, list[str]] = field(default_factory=dict)
@@ -48,13 +48,17 @@ class ClusterSpec:
             for index in range(len(addresses))
             if not (self.inside and job == "ps")
         ]
-        if self.inside:
-            servers = len(self.jobs.get("ps", ()))
-            for tasks in found:
-                job, index = tasks[0]
-                if job == "worker":
-                    tasks += [("ps", k) for k in range(index, servers, len(self.jobs["worker"]))]
+        for tasks in found if self.inside else ():
+            job, index = tasks[0]
+            if job == "worker":
+                host = self.host(job, index)
+                own, others = self._on(host, "ps"), self._on(host, "worker")
+                tasks += [("ps", server) for server in own[others.index(index) :: len(others)]]
         return found
+
+    def _on(self, host: str, job: str) -> list[int]:
+        """The tasks of a job on a host."""
+        return [k for k in range(len(self.jobs.get(job, ()))) if self.host(job, k) == host]
 
 
 def free_ports(count: int) -> list[int]:

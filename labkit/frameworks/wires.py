@@ -50,10 +50,16 @@ class Wires:
         self.tasks, self._namespaces = dict(tasks), [*namespaces] or [""]
         self._who: dict[int, str] = {}  # inode -> task
         self._pairs: dict[int, tuple[str, str]] = {}  # inode -> who sends to whom
-        self._sent: dict[int, int] = {}
+        self._seen: dict[int, int] = {}
+        self._sent: dict[int, int] = {}  # of what was seen, what counts
 
-    def look(self, senders: Container[str]) -> int:
-        """Read the counters; the bytes of these tasks so far, 0 where the kernel does not tell."""
+    def look(self, senders: Container[str], counts: bool = True) -> int:
+        """Read the counters; the bytes of these tasks so far, 0 where the kernel does not tell.
+
+        Args:
+            senders: the tasks.
+            counts: whether those since the last look count.
+        """
         ends = [end for name in self._namespaces for end in connections(name)]
         if any(end.inode not in self._who for end in ends):
             self._who = dict.fromkeys((end.inode for end in ends), "") | self._who
@@ -63,8 +69,15 @@ class Wires:
                 source, target = self._who[end.inode], of_ports.get((end.other, end.port), "")
                 if source and target and source != target:
                     self._pairs[end.inode] = source, target
-        self._sent |= {end.inode: end.sent for end in ends if end.inode in self._pairs}
+        for end in (end for end in ends if end.inode in self._pairs):
+            more = end.sent - self._seen.get(end.inode, 0)
+            self._seen[end.inode] = end.sent
+            self._sent[end.inode] = self._sent.get(end.inode, 0) + counts * more
         return sum(n for inode, n in self._sent.items() if self._pairs[inode][0] in senders)
+
+    def forget(self) -> None:
+        """Count from here."""
+        self._sent = dict.fromkeys(self._sent, 0)
 
     def matrix(self, senders: Iterable[str]) -> dict[str, JSON]:
         """Bytes from each of these tasks to each task, as last looked at; none without counters."""

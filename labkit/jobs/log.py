@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import atexit
 import hashlib
 import json
 import os
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit.common.content import JSON, is_number
 from labkit.common.errors import InvalidInput, LabkitError, Pruned, short
@@ -25,7 +27,7 @@ from labkit.records.shape import FIELDS, wrong_field
 from labkit.records.stream import FOLDER, Reader, Writer
 
 if TYPE_CHECKING:
-    from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+    from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
     from labkit.jobs.parameters import Values
 
@@ -51,7 +53,11 @@ def log(
 
     A number, a truth or a text is a result, a list or array of numbers a curve, whose last value is
     a result, too. With `step`, numbers are points of curves. Further calls add to the same run. It
-    is "running" until the notebook ends: then completed, or failed by the error that ended it.
+    is "running" until the notebook or script ends: then completed, or failed by what ended it.
+
+    Another run begins where `parameters` are given that differ from those of the run, and in a
+    session of cells after a cell that sets a parameter of the parameters cell, as this one does
+    when it is run again.
 
     Comparisons know `accuracy` (or val_accuracy, test_accuracy) and val_loss (or test_loss) as
     those of held-out data, and the curve `loss` as that of training; other names stand as given.
@@ -59,15 +65,20 @@ def log(
     Args:
         label: which of several runs of the notebook is meant.
         step: where on its curves the numbers stand, in steps from 1.
-        parameters: of the run, beside those of the notebook's parameters cell.
+        parameters: of the run, beside those of the notebook's parameters cell; without them a
+            call adds to the run that there is.
         values: what was measured, by name.
 
     Raises:
         InvalidInput: a value that is none of these, or a name of labkit's own.
     """
-    if not _LOGS and (shell := _shell()):
-        shell.events.register("post_run_cell", _note)
-    if label not in _LOGS:
+    if not _LOGS:
+        _listen()
+    going = _LOGS.get(label)
+    if going and (going.is_over or parameters not in (None, going.given)):
+        going.end()
+        going = None
+    if not going:
         _LOGS[label] = Log.begin(label, parameters or {})
     _LOGS[label].add(values, step)
     return _LOGS[label].run
@@ -79,10 +90,19 @@ class Log:
     Args:
         directory: of the run.
         experiment: its parameters.
+        given: those of them that `lk.log` was given.
+        declared: those that the notebook's parameters cell sets.
     """
 
-    def __init__(self, directory: Path, experiment: Mapping[str, JSON]) -> None:
-        self.run = Run(directory)
+    def __init__(
+        self,
+        directory: Path,
+        experiment: Mapping[str, JSON],
+        given: Values | None = None,
+        declared: Iterable[str] = (),
+    ) -> None:
+        self.run, self.given, self._declared = Run(directory), dict(given or {}), set(declared)
+        self.is_over = False  # what is told from now on is of another run
         self._results: dict[str, JSON] = {}
         self._curves: dict[str, dict[int, float | None]] = {}
         self._seconds: dict[int, float] = {}  # at which points of curves came
@@ -100,7 +120,11 @@ class Log:
         record = experiment(notebook, values | dict(given), label)
         digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:8]
         name = label or Path(notebook).stem or "log"
-        return cls(store.run_directory(f"{name}-{digest}"), record)
+        return cls(store.run_directory(f"{name}-{digest}"), record, given, values)
+
+    def note(self, cell: str) -> None:
+        """Hear of a cell that is about to run: one that sets parameters begins another run."""
+        self.is_over |= not self._declared.isdisjoint(_names_set(cell))
 
     def add(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Take in values; what is given again replaces what was."""
@@ -146,6 +170,9 @@ class Log:
         elif isinstance(error, KeyboardInterrupt):
             job = os.environ.get("LABKIT_JOB")
             store.interrupt(self.run.path, (job and store.reason(Path(job))) or "by the user")
+        elif isinstance(error, SystemExit):
+            told = error.code if isinstance(error.code, str) else f"exit code {error.code}"
+            store.fail(self.run.path, told)
         else:
             store.fail(self.run.path, f"{type(error).__name__}: {error}")
         # Last: a search may be asking it to end by a file in there at this very moment.
@@ -275,14 +302,52 @@ def _plain(name: str, value: Any) -> Any:
 
 def _ended_by() -> BaseException | None:
     """The error that has ended this process's notebook or script; of a session of cells, none."""
-    shell = _shell()
-    if shell is None:
-        return getattr(sys, "last_value", None)
-    # An error of one cell ends a job, and nothing where a person goes on.
-    return _last_error if os.environ.get("LABKIT_JOB") else None
+    error = getattr(sys, "last_value", None) or _exit
+    if _shell() is not None:
+        # An error of one cell ends a job, and nothing where a person goes on.
+        error = _last_error if os.environ.get("LABKIT_JOB") else None
+    return None if isinstance(error, SystemExit) and not error.code else error
 
 
 _last_error: BaseException | None = None  # of the last cell
+_exit: SystemExit | None = None  # of a script; Python forgets it before it calls `_end`
+
+
+def _listen() -> None:
+    """Hear of cells, or of the exit of a script."""
+    if shell := _shell():
+        if not os.environ.get("LABKIT_JOB"):  # whose parameters are those that it was started with
+            shell.events.register("pre_run_cell", _before)
+        shell.events.register("post_run_cell", _note)
+    elif sys.exit is not _leave:
+        sys.exit = _leave
+
+
+def _leave(
+    code: int | str | None = None, /, *, plain: Callable[..., NoReturn] = sys.exit
+) -> NoReturn:
+    """`sys.exit`, remembered: no other trace is left of how a script ended by it."""
+    global _exit
+    if threading.current_thread() is threading.main_thread():
+        _exit = SystemExit(code)
+    plain(code)
+
+
+def _before(cell: ExecutionInfo) -> None:
+    for log in _LOGS.values():
+        log.note(str(cell.raw_cell))
+
+
+def _names_set(cell: str) -> set[str]:
+    """The names to which a cell assigns outside functions, loops and conditions."""
+    shell = _shell()
+    try:
+        body = ast.parse(shell.transform_cell(cell) if shell else cell).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the kernel will say so
+        return set()
+    targets = [each for node in body if isinstance(node, ast.Assign) for each in node.targets]
+    targets += [node.target for node in body if isinstance(node, ast.AnnAssign) and node.value]
+    return {each.id for each in targets if isinstance(each, ast.Name)}
 
 
 def _note(cell: ExecutionResult) -> None:

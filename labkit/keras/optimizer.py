@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import keras
 import tensorflow as tf
@@ -138,11 +138,35 @@ def copy_of(
     optimizer: keras.optimizers.Optimizer, kind: type[keras.optimizers.Optimizer] | None = None
 ) -> keras.optimizers.Optimizer:
     """A new optimizer of the same settings, without state; of another class where one is given."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    # Classes of the user's own, such as a schedule, need not be registered with Keras.
-    own = {known.__name__: known for known in (type(inner), type(inner._learning_rate))}
-    with keras.saving.custom_object_scope(own):
-        return (kind or type(optimizer)).from_config(optimizer.get_config())
+    recipe = Recipe.of(optimizer)
+    return recipe._replace(kind=kind or recipe.kind).made()
+
+
+class Recipe(NamedTuple):
+    """What makes an optimizer, also in another process.
+
+    Attributes:
+        kind: its class.
+        own: classes by name that its settings may name, which need not be registered with Keras.
+        settings: as `get_config` says them.
+    """
+
+    kind: type[keras.optimizers.Optimizer]
+    own: dict[str, type]
+    settings: dict[str, JSON]
+
+    @classmethod
+    def of(cls, optimizer: keras.optimizers.Optimizer) -> Recipe:
+        """That of an optimizer."""
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        # Of the user's own, such as a schedule.
+        own = {known.__name__: known for known in (type(inner), type(inner._learning_rate))}
+        return cls(type(optimizer), own, optimizer.get_config())
+
+    def made(self) -> keras.optimizers.Optimizer:
+        """A new one, without state."""
+        with keras.saving.custom_object_scope(self.own):
+            return self.kind.from_config(self.settings)
 
 
 def distributed_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:

@@ -21,8 +21,9 @@ from labkit.programs.actions import (
     Update,
     Wait,
 )
+from labkit.programs.cut_program import passing, whole
 from labkit.programs.diary import Diary, Scenes
-from labkit.programs.in_stages import passing, whole
+from labkit.programs.passes import Pass, staged
 from labkit.programs.placement import PLACEMENTS, Parts, placed
 from labkit.programs.roles import Roles
 from labkit.programs.talk import Talk
@@ -42,6 +43,7 @@ __all__ = [
     "Join",
     "Message",
     "Parts",
+    "Pass",
     "Predict",
     "Program",
     "Receive",
@@ -55,5 +57,6 @@ __all__ = [
     "Wait",
     "passing",
     "placed",
+    "staged",
     "whole",
 ]

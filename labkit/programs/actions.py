@@ -30,7 +30,7 @@ class Gradient:
         loss: of the batch at the weights that it was asked for.
         step: how many batches this worker had before.
         last: someone wants training to end.
-        before: of a stage, the gradient of what the one before has passed on; else None.
+        before: of a pass back, the gradients of what was given to it, one for each who gave.
     """
 
     values: Vector
@@ -38,7 +38,7 @@ class Gradient:
     loss: float
     step: int
     last: bool = False
-    before: Vector | None = None
+    before: tuple[Vector, ...] = ()
 
 
 class Place(NamedTuple):
@@ -46,25 +46,27 @@ class Place(NamedTuple):
 
     Attributes:
         worker: the number of the replica.
-        stage: of it, from 0.
-        share: of the replica's weights.
+        member: of it, from 0: a stage, or a machine of a grid.
+        turn: of its passes, from 0.
+        share: of the replica's work, in this pass.
     """
 
     worker: int
-    stage: int
-    share: float
+    member: int
+    turn: int = 0
+    share: float = 0.0
 
 
 @dataclass(frozen=True)
 class Passed:
-    """What a stage passes on of its replica's next batch.
+    """What a member of a replica passes on, of the replica's next batch.
 
     Attributes:
-        values: the output, flat; nothing behind the last stage.
+        values: flat, one for each who reads of it.
         step: how many batches the replica had before.
     """
 
-    values: Vector
+    values: tuple[Vector, ...]
     step: int
 
 
@@ -129,30 +131,32 @@ class Predict:
 
 @dataclass(frozen=True)
 class Forward:
-    """The output of a stage for the replica's next batch; answered by `Passed`.
+    """A pass of a member over the replica's next batch; answered by `Passed`.
 
     Attributes:
-        place: whose.
-        weights: of the stage.
-        values: what the stage before has passed on; None at the first one, which reads the batch.
+        place: whose, and which of its passes.
+        weights: of the member.
+        values: what others have passed on to it, see `labkit.programs.passes.Pass`.
     """
 
     place: Place
     weights: Vector
-    values: Vector | None
+    values: tuple[Vector, ...]
 
 
 @dataclass(frozen=True)
 class Backward:
-    """The gradient of a stage's weights, which has gone forward; answered by a `Gradient`.
+    """A pass back over what has gone forward; answered by a `Gradient`.
+
+    That of a member's weights, of rows and loss is in the answer to its last one back.
 
     Attributes:
-        place: whose.
-        values: the gradient of what it has passed on; None at the last one, which has the loss.
+        place: whose, and which of its passes.
+        values: the gradients of what it has passed on, one for each who has read it.
     """
 
     place: Place
-    values: Vector | None
+    values: tuple[Vector, ...]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import keras
 import numpy as np
@@ -14,7 +14,8 @@ from labkit.common.errors import InvalidInput
 from labkit.model_parallel.functional import Nest
 from labkit.model_parallel.stages import Blocks, Stage, by_parameters
 from labkit.model_parallel.stages.stage import plain
-from labkit.programs.actions import Gradient, Passed, Vector
+from labkit.programs.actions import Gradient, Passed, Place, Vector
+from labkit.programs.passes import Pass, staged
 from labkit.programs.placement import Parts, placed
 from labkit.programs.replica import Batches, Replica, Triple
 
@@ -26,6 +27,38 @@ class _Gone(NamedTuple):
     rows: int
     loss: float
     shape: tuple[int, ...]
+
+
+class Member(Protocol):
+    """What computes a member of all replicas, each of which has one batch under way at a time."""
+
+    def forward(self, place: Place, weights: Vector, values: Sequence[Vector]) -> Passed:
+        """A pass forward, at these weights of the member's."""
+
+    def backward(self, place: Place, values: Sequence[Vector]) -> Gradient:
+        """The same pass back."""
+
+    def states(self, worker: int) -> list[np.ndarray]:
+        """What layers keep for a worker beside the weights."""
+
+    def finish(self, weights: Vector, states: Sequence[np.ndarray]) -> None:
+        """Leave these weights in the whole model, and what its layers kept."""
+
+
+class Cut(NamedTuple):
+    """Replicas of a model that is cut.
+
+    Attributes:
+        members: what computes each.
+        parts: what each has of the flat weights.
+        passes: what each computes, and whom it exchanges messages with in between.
+        described: where a chain was cut.
+    """
+
+    members: Sequence[Member]
+    parts: Sequence[Parts]
+    passes: Sequence[Sequence[Pass]]
+    described: dict[str, JSON]
 
 
 class CutReplica(Replica):
@@ -54,15 +87,16 @@ class CutReplica(Replica):
         self._order = [places[id(variable)] for variable in self._variables]
         self._gone: dict[int, _Gone] = {}
 
-    def forward(self, worker: int, weights: Vector, given: Vector | None) -> Passed:
+    def forward(self, place: Place, weights: Vector, values: Sequence[Vector]) -> Passed:
         """What the stage passes on of a replica's next batch, at these weights."""
+        worker = place.worker
         number = self._steps.get(worker, 0)
         self._steps[worker] = number + 1
-        x, y, weight = self._batch(worker, number, given)
-        rows, shape, nothing = len(x[0]), (), weights[:0]
+        x, y, weight = self._batch(worker, number, values)
+        rows, last = len(x[0]), self._loss is not None
         if not rows:
-            self._gone[worker] = _Gone(number, 0, 0.0, shape)
-            return Passed(nothing, number)
+            self._gone[worker] = _Gone(number, 0, 0.0, ())
+            return Passed(() if last else (weights[:0],), number)
         self._become(worker)
         self._put(weights)
         targets = None if self._loss is None else (y, weight)
@@ -72,28 +106,27 @@ class CutReplica(Replica):
                 f"layers of {[layer.name for layer in self.model.layers]} add to the loss, which "
                 "the last stage alone knows; leave their regularizers out, or give stages=1"
             )
-        last = self._loss is not None
         loss = float(found) if last else 0.0
         self._gone[worker] = _Gone(number, rows, loss, found.shape)
-        return Passed(nothing if last else found.reshape(-1), number)
+        return Passed(() if last else (found.reshape(-1),), number)
 
-    def backward(self, worker: int, given: Vector | None) -> Gradient:
+    def backward(self, place: Place, values: Sequence[Vector]) -> Gradient:
         """The gradient of the batch that has gone forward; rows and loss are the last one's."""
-        step, rows, loss, shape = self._gone.pop(worker)
+        step, rows, loss, shape = self._gone.pop(place.worker)
         last = self._loss is not None
         told = (rows, loss, step) if last else (0, np.nan, step)
         if not rows:
             nothing = np.zeros(self.size, self._variables[0].dtype)
-            return Gradient(nothing, *told, before=nothing[:0])
-        seed = None if given is None else tf.constant(given.reshape(shape))
-        dx = self._stage.backward(worker, seed)
+            return Gradient(nothing, *told, before=() if self._read else (nothing[:0],))
+        seed = None if last else tf.constant(values[0].reshape(shape))
+        dx = self._stage.backward(place.worker, seed)
         gradients = self._stage.take_gradients()
         flat = np.concatenate([gradients[place].numpy().reshape(-1) for place in self._order])
-        before = None if self._read else np.asarray(dx).reshape(-1)
+        before = () if self._read else (np.asarray(dx).reshape(-1),)
         return Gradient(flat, *told, before=before)
 
     def _batch(
-        self, worker: int, number: int, given: Vector | None
+        self, worker: int, number: int, given: Sequence[Vector]
     ) -> tuple[list[tf.Tensor], tf.Tensor | None, tf.Tensor | None]:
         """Inputs, and at the last stage targets and weights of samples."""
         x, y, weight = None, None, None
@@ -101,14 +134,11 @@ class CutReplica(Replica):
             x, y, weight = self._batches(worker, number)
         if self._read is not None:
             return self._read(x), y, weight
-        assert given is not None  # for the type checker: the stage before has passed it on
-        return [tf.constant(given.reshape(-1, *self.model.inputs[0].shape[1:]))], y, weight
+        return [tf.constant(given[0].reshape(-1, *self.model.inputs[0].shape[1:]))], y, weight
 
 
-def cut(
-    model: keras.Model, batches: Batches, stages: int
-) -> tuple[list[CutReplica], list[Parts], dict[str, JSON]]:
-    """The stages of replicas of a model, what each has of the flat weights, where it was cut.
+def cut(model: keras.Model, batches: Batches, stages: int) -> Cut:
+    """The replicas of a model in stages.
 
     Raises:
         InvalidInput: the model is no chain of so many stages with weights and one tensor between.
@@ -125,7 +155,7 @@ def cut(
     weights = model.trainable_variables
     (all_of_it,) = placed([tuple(each.shape) for each in weights], 1, "round_robin")
     pairs = list(zip(weights, all_of_it.pieces, strict=True))
-    drawn = _once(batches)
+    drawn = once(batches)
     first = [number for _, number in chain.takes[0]]
 
     def read(x: Nest) -> list[tf.Tensor]:
@@ -147,7 +177,7 @@ def cut(
             )
         )
         parts.append(Parts(tuple(piece for _, piece in kept)))
-    return found, parts, blocks.described(edges)
+    return Cut(found, parts, staged(parts), blocks.described(edges))
 
 
 def _refuse(part: keras.Model, stage: int, stages: int, weights: bool, dtype: str) -> None:
@@ -173,8 +203,8 @@ def _refuse(part: keras.Model, stage: int, stages: int, weights: bool, dtype: st
         )
 
 
-def _once(batches: Batches) -> Batches:
-    """Each worker's latest batch, which its first and its last stage ask for."""
+def once(batches: Batches) -> Batches:
+    """Each worker's latest batch, which several members of its replica ask for."""
     latest: dict[int, tuple[int, Triple]] = {}
 
     def batch(worker: int, number: int) -> Triple:

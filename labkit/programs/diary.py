@@ -7,6 +7,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
+import numpy as np
+
 from labkit.programs.actions import Gradient, Message, Passed, Place, Vector
 from labkit.programs.together import Meeting
 
@@ -26,11 +28,11 @@ class Scenes(Protocol):
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
         """What one predicts at these weights for a batch of a worker, as soft targets, flat."""
 
-    def forward(self, place: Place, weights: Vector, values: Vector | None) -> Passed:
-        """What a stage passes on of its replica's next batch."""
+    def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
+        """What a pass of a member gives, of its replica's next batch."""
 
-    def backward(self, place: Place, values: Vector | None) -> Gradient:
-        """The gradient of a stage that has gone forward."""
+    def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
+        """The gradients of a pass that has gone forward."""
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient to what this one holds; the new weights, which nobody writes into."""
@@ -80,6 +82,7 @@ class Play:
         start: s.
         gradient: what it computed, without its values.
         computed: s that it took.
+        until: s; when that is over.
         carried: what it has sent for this step.
         coded: s that it took to encode and decode.
         held: s for which a server kept the worker waiting for others.
@@ -88,6 +91,7 @@ class Play:
     start: float
     gradient: Gradient
     computed: float
+    until: float
     carried: Carried
     coded: float = 0.0
     held: float = 0.0
@@ -104,9 +108,10 @@ class Diary:
             dropped), worker, step, version (of the weights that it is of), staleness, rows, sent,
             delivered, applied (s).
         losses: of workers: who, when (s), and the gradients that it had computed.
-        writers: numbers of those who write rows: workers, and each stage of one. A message counts
-            once: in its sender's row, or, where that one writes none (a server), in the row of who
-            gets it. Of replicas in stages, loss and samples are in the row of the last stage.
+        writers: numbers of those who write rows: workers, and each member of one that is cut. A
+            message counts once: in its sender's row, or, where that one writes none (a server), in
+            the row of who gets it. Of replicas that are cut, loss and samples are in the row of the
+            last member.
     """
 
     scenes: Scenes
@@ -122,21 +127,26 @@ class Diary:
         """A worker has computed a gradient; the step before is over."""
         carried = self._ahead.pop(worker, Carried())
         self.ends(worker, start)
-        self._plays[worker] = Play(start, _about(gradient), stop - start, carried)
+        self._plays[worker] = Play(start, _about(gradient), stop - start, stop, carried)
 
     def predicted(self, worker: int, seconds: float) -> None:
         """A worker has computed predictions."""
         if play := self._plays.get(worker):
             play.computed += seconds
 
-    def passes(self, stage: int, passed: Passed, start: float, stop: float) -> None:
-        """A stage has gone forward; its step before is over."""
-        self.begins(stage, Gradient(passed.values[:0], 0, math.nan, passed.step), start, stop)
+    def passes(self, member: int, passed: Passed, start: float, stop: float) -> None:
+        """A member has gone forward; with its first pass its step before is over."""
+        play = self._plays.get(member)
+        if play is None or play.gradient.step != passed.step:
+            self.begins(member, Gradient(np.empty(0), 0, math.nan, passed.step), start, stop)
+        else:
+            play.computed, play.until = play.computed + stop - start, stop
 
-    def goes_back(self, stage: int, gradient: Gradient, start: float, stop: float) -> None:
-        """A stage has gone back: its gradient is there."""
-        if play := self._plays.get(stage):
-            play.gradient, play.computed = _about(gradient), play.computed + stop - start
+    def goes_back(self, member: int, gradient: Gradient, start: float, stop: float) -> None:
+        """A member has gone back: with its last pass its gradient is there."""
+        if play := self._plays.get(member):
+            play.gradient = _about(gradient)
+            play.computed, play.until = play.computed + stop - start, stop
 
     def ends(self, worker: int, now: float) -> None:
         """The step of this worker that is under way, if any, is over."""
@@ -167,13 +177,14 @@ class Diary:
         )
 
     def loses(self, members: Sequence[int], now: float) -> None:
-        """A worker is gone with all its stages, and what it had not computed never was."""
+        """A worker is gone with all its members, and what it had not computed never was."""
         *others, worker = members
-        for stage in others:
-            self._plays.pop(stage, None)
+        for member in others:
+            self._plays.pop(member, None)
         play = self._plays.get(worker)
         step = play.gradient.step if play else 0
-        done = play is not None and play.start + play.computed <= now
+        # Between its passes a member has no loss yet, and waits.
+        done = play is not None and play.until <= now and not math.isnan(play.gradient.loss)
         if not done:
             self._plays.pop(worker, None)
         self.losses.append({"worker": worker, "seconds": now, "gradients": step + done})
@@ -229,7 +240,7 @@ def _count(carried: Carried, message: Message, on_wire: bool) -> None:
 
 def _about(gradient: Gradient) -> Gradient:
     """A gradient without its values, which may go."""
-    return replace(gradient, values=gradient.values[:0].copy(), before=None)
+    return replace(gradient, values=gradient.values[:0].copy(), before=())
 
 
 def _event(server: int, update: int, message: Message, staleness: int, now: float) -> Event:

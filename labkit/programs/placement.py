@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
+from types import EllipsisType
+from typing import TypeAlias
 
 import numpy as np
 
 from labkit.common.rows import cut
 from labkit.programs.actions import Vector
+
+Index: TypeAlias = tuple[slice | EllipsisType, ...]  # into a tensor
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,13 @@ class Piece:
     start: int
     stop: int
     shape: tuple[int, ...] | None
+
+    def within(self, index: Index) -> list[Piece]:
+        """What an index takes of the tensor, as stretches of the flat weights."""
+        elements = np.arange(self.start, self.stop).reshape(self.shape or (-1,))[index].reshape(-1)
+        ends = np.flatnonzero(np.diff(elements) > 1) + 1
+        runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(elements, ends)]
+        return [_within(self, *run) for run in runs]
 
 
 @dataclass(frozen=True)
@@ -73,7 +85,7 @@ class Parts:
             at += piece.stop - piece.start
         return Parts(tuple(found))
 
-    @property
+    @cached_property
     def _stretches(self) -> list[tuple[int, int]]:
         """Pieces that follow on each other, as one."""
         found: list[tuple[int, int]] = []

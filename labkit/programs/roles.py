@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from labkit.programs.actions import Place, Vector
+from labkit.programs.passes import Pass
 from labkit.programs.placement import Parts
 
 
@@ -15,8 +16,9 @@ from labkit.programs.placement import Parts
 class Roles:
     """Workers that compute and servers that hold weights, by number: servers come after workers.
 
-    A worker may be a replica in stages, which are numbers of their own: its last one, which knows
-    the loss, has the number of the worker; the others come after all servers.
+    A worker may be a replica that is cut, in stages or over a grid of machines, whose members are
+    numbers of their own: the last one, which knows the loss, has the number of the worker; the
+    others come after all servers.
 
     Attributes:
         workers: how many compute.
@@ -27,7 +29,8 @@ class Roles:
         hosts: the place of each, by number: who is at one place shares its link and its rank.
         seed: of random choices.
         slower: than the fastest, by how many times each worker computes.
-        stages: of the flat weights, what each stage of a replica has; none where they are whole.
+        cut: of the flat weights, what each member of a replica has; none where they are whole.
+        passes: what each member computes, and whom it exchanges messages with in between.
     """
 
     workers: int
@@ -37,7 +40,8 @@ class Roles:
     weights: Vector
     hosts: Sequence[int]
     seed: int = 0
-    stages: Sequence[Parts] = ()
+    cut: Sequence[Parts] = ()
+    passes: Sequence[Sequence[Pass]] = ()
     slower: Sequence[float] = ()
 
     @property
@@ -95,22 +99,21 @@ class Roles:
         """What a server holds."""
         return self.parts[server - self.workers]
 
-    # --- replicas in stages ------------------------------------------------------------------
+    # --- replicas that are cut ---------------------------------------------------------------
 
     def members(self, worker: int) -> list[int]:
-        """The numbers of a worker's stages, in their order; of a whole one its own."""
-        others = max(0, len(self.stages) - 1)
+        """The numbers of a worker's members, in their order; of a whole one its own."""
+        others = max(0, len(self.cut) - 1)
         first = self.workers + len(self.parts) + worker * others
         return [*range(first, first + others), worker]
 
     def place(self, number: int) -> Place:
-        """Which stage of which replica this is."""
-        behind, stage = number - self.workers - len(self.parts), len(self.stages) - 1
-        worker, stage = (number, stage) if behind < 0 else divmod(behind, stage)
-        return Place(worker, stage, self.stages[stage].size / self.weights.size)
+        """Which member of which replica this is."""
+        behind, member = number - self.workers - len(self.parts), len(self.cut) - 1
+        return Place(number, member) if behind < 0 else Place(*divmod(behind, member))
 
-    def of_stage(self, stage: int) -> Roles:
-        """What a stage knows: servers hold those of its weights that it shares with them."""
-        own = self.stages[stage]
+    def of_member(self, member: int) -> Roles:
+        """What a member knows: servers hold those of its weights that it shares with them."""
+        own = self.cut[member]
         parts = [own.within(part) for part in self.parts]
         return replace(self, parts=parts, weights=own.take(self.weights))

@@ -58,6 +58,10 @@ class Talk:
         self._followed = self._followed + self._answers.sent
         return said
 
+    def has(self, answered: Vector) -> Vector:
+        """What the worker has of the weights that the server has just answered."""
+        return answered if self._compressor is None else self._followed
+
     def answered(self, said: Vector) -> Vector:
         """The weights that the worker has then."""
         if self._compressor is None:

@@ -67,7 +67,7 @@ class VirtualWorld(World):
         shapes: of the weights.
         seed: of compressors' random choices.
         script: the order in which a server takes gradients, as (worker, step); by its number.
-        lost: when who is gone, s, the stages of a replica together. What they have sent arrives;
+        lost: when who is gone, s, the members of a replica together. What they have sent arrives;
             who is left hears of it behind that.
         servers: those who hear of it.
 
@@ -161,18 +161,18 @@ class VirtualWorld(World):
         return False, None
 
     def _stop(self, number: int, action: Computes, step: int) -> float:
-        """When what begins now is computed: a stage's part, a third of it forwards."""
+        """When what begins now is computed: a member's part, a third of it forwards."""
         match action:
             case Forward(place):
-                return self._times.computed(place.worker, step, self.now, place.share * FORWARDS)
+                share = place.share * FORWARDS
             case Backward(place):
-                return self._times.computed(
-                    place.worker, step, self.now, place.share * (1 - FORWARDS)
-                )
-        return self._times.computed(number, step, self.now)
+                share = place.share * (1 - FORWARDS)
+            case _:
+                return self._times.computed(number, step, self.now)
+        return self._times.computed(place.worker, step, self.now, share)
 
     def _lose(self, members: tuple[int, ...]) -> None:
-        """One is gone with all its stages, as broken connections tell servers in its place."""
+        """One is gone with all its members, as broken connections tell servers in its place."""
         if self._players[members[-1]].over:
             return
         self._diary.loses(members, self.now)

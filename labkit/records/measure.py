@@ -61,7 +61,7 @@ def summarise(
             "wire_bytes_per_step": float(np.mean([row["wire_bytes"] for row in later])),
             "clock": experiment.clock,
             "network": None if experiment.network is None else str(experiment.network),
-            "oversubscribed": experiment.ranks * experiment.threads > cores,
+            "oversubscribed": _processes(experiment) * experiment.threads > cores,
             "workers": experiment.workers,
             "threads": experiment.threads,
             "exchange": whole.exchange,
@@ -78,6 +78,12 @@ def summarise(
             "epochs": whole.epochs,
         }
     )
+
+
+def _processes(experiment: Experiment) -> int:
+    """That compute at once: one plays all workers of the virtual clock."""
+    virtual = experiment.clock == "virtual"
+    return 1 if virtual else experiment.strategy.processes(experiment.workers)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.common.content import JSON
+from labkit.common.content import JSON, is_number
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, curve, folded, pairs, preformatted
 from labkit.records import store
@@ -264,8 +264,9 @@ def key_metrics(run: Run) -> Record:
     # In the order of KEY_METRICS, whatever the record's is; nothing else of it is looked at.
     for name in (*KEY_METRICS, *logged(run)):
         outer, _, inner = name.partition(".")
-        value = metrics.get(outer)
-        value = (value or {}).get(inner) if inner else value
+        value = metrics.get(name)
+        if value is None and inner and isinstance(metrics.get(outer), dict):
+            value = metrics[outer].get(inner)
         if value is not None and name not in hidden:
             found[name] = value
     return found
@@ -277,6 +278,12 @@ def logged(run: Run) -> list[str]:
     return [
         name for name in names if name not in ("accuracy", "val_accuracy", "val_loss", *KEY_METRICS)
     ]
+
+
+def own_results(run: Run) -> Record:
+    """The numbers among them, by name; but for the training loss, which all runs have."""
+    found = {name: run.metrics.get(name) for name in logged(run) if name != "loss"}
+    return {name: value for name, value in found.items() if is_number(value)}
 
 
 SPEED_METRICS = {"samples_per_second", "step_ms.median", "train_seconds"}

@@ -5,7 +5,9 @@
 // has its places on other x axes, `raw` what it is the moving mean of.
 (() => {
   const FAINT = 0.12, NARROW = 700, USUAL = 5; // per cent of a run that Python has averaged
+  const FACETS = 12; // so many values of a parameter have a plot each
   const COLORS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"];
+  const DASHES = ["solid", "dash", "dot", "dashdot"], BORDERS = ["solid", "dashed", "dotted", "double"];
   const root = document.documentElement;
   const find = (selector, from = document) => from.querySelector(selector);
   const all = (selector, from = document) => [...from.querySelectorAll(selector)];
@@ -20,7 +22,7 @@
 
   const valueOf = (key, name) => {
     const { values } = known.runs[key];
-    return name in values ? values[name] : known.shared[name];
+    return Object.hasOwn(values, name) ? values[name] : known.shared[name];
   };
   const textOf = (value) => (value === null || value === undefined ? "none" : String(value));
   const valuesOf = (name) => [...new Set(Object.keys(known.runs).map((key) => textOf(valueOf(key, name))))];
@@ -28,13 +30,16 @@
   const shownKeys = () => new Set(boxes.map((box) => box.dataset.run).filter((key, place) =>
     boxes[place].checked && (!state.passing || state.passing.has(key))));
 
-  function colorOf(key) {
-    if (!state.by) return known.runs[key].color;
-    return COLORS[valuesOf(state.by).indexOf(textOf(valueOf(key, state.by))) % COLORS.length];
+  // Of a parameter's value: after six the colours begin anew, with another dash.
+  function lookOf(key) {
+    const place = valuesOf(state.by).indexOf(textOf(valueOf(key, state.by)));
+    return [COLORS[place % COLORS.length], Math.floor(place / COLORS.length) % DASHES.length];
   }
 
-  // The trace in another colour; what is translucent stays so.
-  function recolored(trace, color) {
+  const colorOf = (key) => (state.by ? lookOf(key)[0] : known.runs[key].color);
+
+  // The trace in another colour, a line in another dash; what is translucent stays so.
+  function recolored(trace, [color, dash]) {
     const [red, green, blue] = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
     const like = (old) => {
       const alpha = typeof old === "string" && old.startsWith("rgba") && old.split(",").at(-1).slice(0, -1);
@@ -47,6 +52,7 @@
       if (copy[part].line && copy[part].line.color) copy[part].line = { ...copy[part].line, color };
     }
     if (copy.fillcolor) copy.fillcolor = like(copy.fillcolor);
+    if (copy.line) copy.line = { ...copy.line, dash: DASHES[dash] };
     return copy;
   }
 
@@ -67,7 +73,7 @@
     if (meta.over && state.axis !== "step") copy.x = meta.over[state.axis] || [];
     if (meta.raw && state.smooth !== USUAL) copy.y = smoothed(meta.raw, state.smooth);
     if (keys.length) {
-      if (state.by) copy = recolored(copy, colorOf(keys[0]));
+      if (state.by) copy = recolored(copy, lookOf(keys[0]));
       copy.visible = keys.some(isIn);
       copy.opacity = !state.marked || keys.includes(state.marked) ? 1 : FAINT;
     }
@@ -94,16 +100,26 @@
     return [data.map((trace) => seen(trace, shown, plot.only)), copy];
   }
 
+  // Values of runs in view come first; of very many the first few have a plot.
+  function facetsOf(name) {
+    const every = valuesOf(name);
+    if (every.length <= FACETS) return [every, ""];
+    const seen = new Set([...shownKeys()].map((key) => textOf(valueOf(key, name))));
+    const values = [...seen, ...every.filter((value) => !seen.has(value))].slice(0, FACETS);
+    return [values, `${FACETS} of ${every.length} values of ${name}: a filter brings others here.`];
+  }
+
   // Plots for each value of the facets' parameter; or one for all.
   function laid(source) {
     const holder = source.holder, first = source.plots[0];
     for (const { node } of source.plots.slice(1)) node.parentElement.remove();
     source.plots.length = 1;
     first.only = first.ends = null;
-    find(".facet", first.node.parentElement)?.remove();
+    for (const said of all(".facet", holder)) said.remove();
     if (!state.facet || !source.faceted) return;
     first.ends = first.node._fullLayout && [...first.node._fullLayout.yaxis.range];
-    valuesOf(state.facet).forEach((value, place) => {
+    const [values, more] = facetsOf(state.facet);
+    values.forEach((value, place) => {
       const plot = place ? { node: document.createElement("div"), ends: first.ends } : first;
       plot.only = new Set(Object.keys(known.runs).filter((key) => textOf(valueOf(key, state.facet)) === value));
       if (place) {
@@ -114,11 +130,26 @@
         holder.append(box);
         source.plots.push(plot);
       }
-      const head = document.createElement("p");
-      head.className = "facet";
-      head.textContent = `${state.facet} ${value}`;
-      plot.node.before(head);
+      plot.node.before(sentence("facet", `${state.facet} ${value}`));
     });
+    if (more) holder.append(sentence("facet note", more));
+  }
+
+  function sentence(kind, words) {
+    const part = document.createElement("p");
+    part.className = kind;
+    part.textContent = words;
+    return part;
+  }
+
+  // A panel that has no line of any run in view says so, rather than being empty.
+  function explain(source) {
+    const { holder, content: { data } } = source, shown = shownKeys();
+    find(".unseen", holder)?.remove();
+    const keys = new Set(data.flatMap((trace) => [...keysOf(trace), ...((trace.meta || {}).points || []).flat()]));
+    if (!keys.size || !shown.size || [...keys].some((key) => shown.has(key))) return;
+    holder.append(sentence("unseen note", `None of the runs in view is drawn here. This plot has ${keys.size} of ` +
+      `${boxes.length} runs: those with results, and of very many some; a report of fewer runs has all.`));
   }
 
   function choose(key) {
@@ -241,7 +272,8 @@
       if (frames) await animate(node, frames, layout);
       listen(node);
       offer(source);
-      if (state.facet && source.faceted) await render(source, true);
+      if (source.content && state.facet && source.faceted) await render(source, true);
+      else if (source.content && boxes.length) explain(source);
     } catch (error) { // of a stranger's figure: its own line, and the others are drawn
       if (plots.at(-1) === source) plots.pop();
       node.textContent = "This figure cannot be drawn: " + error.message;
@@ -266,13 +298,14 @@
   // One change after the other: facets come and go with places that another may be drawing in.
   function update(facets = false) {
     const own = ++turn;
-    refacet ||= facets;
+    refacet ||= facets || Boolean(state.facet) && valuesOf(state.facet).length > FACETS;
     delete root.dataset.settled;
     busy = busy.then(() => own === turn && redraw(own));
   }
 
   async function render(source, facets) {
     if (facets) laid(source);
+    if (boxes.length) explain(source);
     for (const plot of source.plots) {
       const isNew = !plot.node._fullLayout;
       await Plotly.react(plot.node, ...view(source.content, plot), source.config);
@@ -319,27 +352,61 @@
   }
 
   // `workers=2 compressor=TopK`: a word with a sign asks for a value, any other is looked for in the row.
+  // What is typed means what is shown: numbers in the unit of the head, a word or number as its cell has it.
   const COMPARE = {
-    "=": (a, b) => (Number.isFinite(Number(b)) && b !== "" && typeof a !== "string" ? a === Number(b)
-      : textOf(a).toLowerCase().includes(b.toLowerCase())),
-    "!=": (a, b) => !COMPARE["="](a, b),
-    ">=": (a, b) => a >= Number(b), "<=": (a, b) => a <= Number(b),
-    ">": (a, b) => a > Number(b), "<": (a, b) => a < Number(b),
+    "=": (a, b, cell) => (typeof a === "string" || a === null
+      ? [textOf(a), cell].some((text) => text.toLowerCase().includes(b.toLowerCase()))
+      : String(a) === b.toLowerCase() || (b !== "" && (a === numberOf(b) || cell === b))),
+    "!=": (a, b, cell) => !COMPARE["="](a, b, cell),
+    ">=": (a, b) => a >= numberOf(b), "<=": (a, b) => a <= numberOf(b),
+    ">": (a, b) => a > numberOf(b), "<": (a, b) => a < numberOf(b),
   };
 
-  function asks(text) {
-    return text.trim().split(/\s+/).filter(Boolean).map((word) => {
-      const [, name, sign, value] = /^([\w. ]+?)(!=|>=|<=|=|>|<)(.*)$/.exec(word) || [];
-      if (!name) return (key, row) => row.textContent.toLowerCase().includes(word.toLowerCase());
-      return (key) => {
-        const found = valueOf(key, name);
-        return found !== undefined && (found !== null || "!=".includes(sign)) && COMPARE[sign](found, value);
-      };
-    });
+  // `51,200` and `80 %`, as cells and heads write them.
+  function numberOf(text) {
+    return Number(text.replaceAll(",", "").replace(/\s*%$/, "") || NaN);
   }
 
+  // A name as it is, or as the head of its column says it.
+  function nameOf(typed, names) {
+    const plain = (name) => name.trim().toLowerCase().replaceAll(" ", "_");
+    return names.find((name) => name === typed) ?? names.find((name) => plain(name) === plain(typed));
+  }
+
+  // The tests that a filter makes of a row, and what of it no row knows. Quotes keep words together.
+  function asks(text, cellOf) {
+    const names = [...new Set([...Object.keys(known.shared), ...Object.values(known.runs).flatMap(({ values }) => Object.keys(values))])];
+    const unknown = [];
+    const tests = (text.match(/(?:"[^"]*"?|[^\s"])+/g) || []).map((quoted) => {
+      const word = quoted.replaceAll('"', "");
+      const [, typed, sign, value] = /^([^!<>=]+)(!=|>=|<=|=|>|<)(.*)$/.exec(word) || [];
+      if (!typed) return (key, row) => row.textContent.toLowerCase().includes(word.toLowerCase());
+      const name = nameOf(typed, names);
+      if (name === undefined) unknown.push(typed);
+      return (key) => {
+        const found = name === undefined ? undefined : valueOf(key, name);
+        return found !== undefined && (found !== null || "!=".includes(sign)) && COMPARE[sign](found, value, cellOf(key, name));
+      };
+    });
+    return [tests, unknown];
+  }
+
+  function told(passing, count, unknown, columns) {
+    if (!passing) return "";
+    const said = `${passing.size} of ${count} pass`;
+    return unknown.length ? `${said}: no run has ${unknown.join(", ")}; there are ${columns.join(", ")}, and all parameters` : said;
+  }
+
+  const usual = new Map(); // borders of swatches
   function swatches() {
-    for (const swatch of all("[data-swatch]")) swatch.style.borderTopColor = colorOf(swatch.dataset.swatch);
+    for (const swatch of all("[data-swatch]")) {
+      const key = swatch.dataset.swatch;
+      usual.set(swatch, usual.get(swatch) ?? swatch.style.borderTopStyle);
+      swatch.style.borderTopColor = colorOf(key);
+      swatch.style.borderTopStyle = state.by ? BORDERS[lookOf(key)[1]] : usual.get(swatch);
+    }
+    const most = COLORS.length * DASHES.length, count = state.by ? valuesOf(state.by).length : 0;
+    if (count > most) status.textContent = `${count} values of ${state.by}: after ${most} colours and dashes begin anew.`;
   }
 
   // The rows are there without it; with it they sort, filter and stand in groups.
@@ -351,13 +418,14 @@
       layout: { topStart: null, topEnd: null, bottomStart: null, bottomEnd: null },
       fixedColumns: { start: 1 }, rowGroup: { enable: false, dataSrc: () => "" } };
     const grid = new DataTable(table, options);
+    const cellOf = (key, name) => byKey.get(key).cells[heads.indexOf(name)]?.textContent ?? "";
     find("#filter").addEventListener("input", ({ target }) => {
-      const wanted = asks(target.value);
+      const [wanted, unknown] = asks(target.value, cellOf);
       state.passing = wanted.length ? new Set([...byKey].filter(([key, row]) =>
         wanted.every((each) => each(key, row))).map(([key]) => key)) : null;
       grid.search.fixed("typed", (_, __, place) => !state.passing ||
         state.passing.has(grid.row(place).node().dataset.key)).draw();
-      status.textContent = state.passing ? `${state.passing.size} of ${rows.length} pass` : "";
+      status.textContent = told(state.passing, rows.length, unknown, heads);
       update();
     });
     find("#by").addEventListener("change", ({ target }) => {

@@ -8,12 +8,14 @@ from functools import cached_property
 
 from labkit.common.content import JSON, is_number
 from labkit.common.privacy import scrub
-from labkit.figures.kit.axes import title_of, word
+from labkit.figures.kit.axes import TITLES, title_of, word
 from labkit.figures.kit.entries import Entry
-from labkit.records.questions.columns import Value, differences, plain_parameters, spread
+from labkit.records.questions.columns import Value, clear, differing, plain_parameters, spread
 from labkit.records.run import KEY_METRICS, key_metrics, verdict
 
 _TWICE = ("seed", "repeats", "gate")  # columns of seeds and verdicts say them
+_OURS = ("label", "state", "gate", "seeds")  # columns that every table has
+_MOST = 24  # so many results are columns; a filter knows all
 _HINTS = 3  # so many distinct ones of a column are told
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _HEADS = {
@@ -30,6 +32,11 @@ class Cell:
     text: str
     order: float | None = None
     hint: str = ""
+
+    @property
+    def asked(self) -> Value:
+        """What a filter holds against what is typed: in the unit that is seen."""
+        return self.text if self.order is None else self.order
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,21 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A row a setting; columns that are the same in all rows stand above it."""
+    """A row a setting; columns that are the same in all rows stand above it.
+
+    Attributes:
+        shown: the settings.
+        columns: parameters that differ, states, results.
+        names: of the parameters among the columns.
+        values: what a filter may ask of each row, in the units that are seen.
+        more: how many results have no column.
+    """
 
     shown: Sequence[Entry]
     columns: list[Column]
+    names: list[str]
+    values: list[dict[str, Value]]
+    more: int
 
     @cached_property
     def told(self) -> list[Column]:
@@ -89,12 +107,11 @@ class Table:
     def parameters(self) -> list[str]:
         """Names of the parameters among the columns, by which rows are coloured and grouped."""
         known = {column.name for column in self.told}
-        names = (name for row in _differing(self.shown) for name in row)
-        return [name for name in dict.fromkeys(names) if name in known]
+        return [name for name in self.names if name in known]
 
     def known(self) -> dict[str, JSON]:
         """What a filter may ask for: values that all share, and each row's own."""
-        rows = [_values(entry) for entry in self.shown]
+        rows = self.values
         shared = {k: v for k, v in rows[0].items() if all(r.get(k, self) == v for r in rows)}
         runs: dict[str, JSON] = {
             entry.key: {
@@ -112,26 +129,57 @@ _TOLD = ("model", "dataset", "strategy", "workers", "network", "epochs", "batch_
 
 def table_of(shown: Sequence[Entry]) -> Table:
     """The table of settings."""
-    rows = _differing(shown)
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = [
-        Column(name, name.replace("_", " "), [_parameter(name, row.get(name)) for row in rows])
-        for name in names
-    ]
+    given = [plain_parameters(entry.run) for entry in shown]
+    found = [key_metrics(entry.run) for entry in shown]
+    every = dict.fromkeys((*KEY_METRICS, *(name for row in found for name in row)))
+    measured = [name for name in every if any(name in row for row in found)]
+    names = _names(given, (*_OURS, *measured))
+    told = [name for name in differing(given) if name not in _TWICE]
+    columns = [_given(names[name], [row.get(name) for row in given]) for name in told]
     columns += [
         Column("seeds", "seeds", [_seeds(entry) for entry in shown]),
         Column("state", "state", [_state(entry) for entry in shown]),
         Column("gate", "gate", [_gate(entry) for entry in shown]),
     ]
-    found = [key_metrics(entry.run) for entry in shown]
-    measured = [name for name in KEY_METRICS if any(name in row for row in found)]
-    columns += [_numbers(name, shown, [row.get(name) for row in found]) for name in measured]
-    return Table(shown, columns)
+    results = [_numbers(name, shown, [row.get(name) for row in found]) for name in measured]
+    values = [
+        {names[name]: _plain(value) for name, value in row.items() if name in names}
+        | _fixed(entry)
+        | {each.name: each.cells[place].asked for each in results if each.name in found[place]}
+        for place, (entry, row) in enumerate(zip(shown, given, strict=True))
+    ]
+    columns += results[:_MOST]
+    return Table(shown, columns, [names[n] for n in told], values, len(results[_MOST:]))
 
 
-def _differing(shown: Sequence[Entry]) -> list[dict[str, Value]]:
-    rows = differences([entry.run for entry in shown])
-    return [{k: v for k, v in row.items() if k not in _TWICE} for row in rows]
+def _names(given: Sequence[dict[str, Value]], taken: Sequence[str]) -> dict[str, str]:
+    """What columns and filters call each parameter: its shortest clear name that no other has.
+
+    Args: given, the parameters of all rows; taken, names of other columns.
+    """
+    every = [name for name in dict.fromkeys(n for row in given for n in row) if name not in _TWICE]
+    found = {}
+    for name in every:
+        short = clear(name, every)
+        if short in taken:
+            short = name if "." in name else f"{name} (asked)"
+        found[name] = short
+    return found
+
+
+def _fixed(entry: Entry) -> dict[str, Value]:
+    """What every row has."""
+    words = {"label": entry.label, "state": _state(entry).text, "gate": _gate(entry).text}
+    return words | {"seeds": int(entry.metrics.get("repeats") or 1)}
+
+
+def _plain(value: Value) -> Value:
+    return scrub(value) if isinstance(value, str) else value
+
+
+def _given(name: str, values: Sequence[Value]) -> Column:
+    """A column of parameters."""
+    return Column(name, name.replace("_", " "), [_parameter(name, value) for value in values])
 
 
 def _parameter(name: str, value: Value) -> Cell:
@@ -158,23 +206,24 @@ def _gate(entry: Entry) -> Cell:
 
 
 def _numbers(name: str, shown: Sequence[Entry], values: Sequence[Value]) -> Column:
-    """A column of numbers in one unit, which stands in its head."""
+    """A column of results in one unit, which stands in its head; one's own may be texts, too."""
     known = [abs(float(value)) for value in values if is_number(value)]
-    head, factor = _HEADS.get(name, title_of(name)), 1.0
-    if "bytes" in name:
-        power = next((p for p in range(4, 0, -1) if max(known) >= 1024**p), 0)
+    head, factor = _HEADS.get(name) or TITLES.get(name) or name.replace("_", " "), 1.0
+    if name == "payload_bytes_per_step":
+        power = next((p for p in range(4, 0, -1) if max(known, default=0) >= 1024**p), 0)
         head, factor = f"payload, {_UNITS[power]} a step", 1 / 1024**power
-    elif name.endswith("accuracy"):
+    # Who logs accuracies of his own may count them in per cent.
+    elif name.endswith("accuracy") and max(known, default=0) <= 1:
         head, factor = f"{head}, %", 100.0
     cells = []
     for entry, value in zip(shown, values, strict=True):
         if not is_number(value):
-            cells.append(Cell("—"))
+            cells.append(Cell("—") if value is None else _parameter(name, value))
             continue
         ends = spread(entry.run, name)
         seeds = f"{entry.metrics.get('repeats')} seeds, "
         hint = f"{seeds}{_digits(factor * ends[0])} to {_digits(factor * ends[1])}" if ends else ""
-        cells.append(Cell(_digits(factor * value), _six(value), hint))
+        cells.append(Cell(_digits(factor * value), _six(factor * value), hint))
     return Column(name, head, cells)
 
 
@@ -184,21 +233,6 @@ def _digits(value: float) -> str:
     if size >= 999.95:
         return f"{value:,.0f}"
     return f"{value:.1f}" if size >= 99.95 else f"{value:.2f}" if size >= 9.995 else f"{value:#.3g}"
-
-
-def _values(entry: Entry) -> dict[str, Value]:
-    """All that a filter may ask of a row, under the shortest clear names."""
-    given = plain_parameters(entry.run)
-    ends = [name.rpartition(".")[2] for name in given]
-    row: dict[str, Value] = {
-        (end if ends.count(end) == 1 else name): scrub(value) if isinstance(value, str) else value
-        for (name, value), end in zip(given.items(), ends, strict=True)
-        if end not in _TWICE
-    }
-    row |= {"state": _state(entry).text, "gate": _gate(entry).text, "label": entry.label}
-    row |= {"seeds": int(entry.metrics.get("repeats") or 1)}
-    found = key_metrics(entry.run).items()
-    return row | {k: _six(v) if isinstance(v, float) else v for k, v in found}
 
 
 def _six(value: float) -> float:

@@ -11,6 +11,7 @@ from labkit.common.errors import InvalidInput
 from labkit.programs import (
     Code,
     Compute,
+    Drop,
     Message,
     Program,
     Receive,
@@ -41,14 +42,13 @@ class Downpour(Servers):
         optimizer: of the servers; Adagrad, which gives each weight its own falling rate, is what
             made it stable.
 
-    The other fields are those of all servers; with `stages` and placement="sharded" it is
-    DistBelief's set-up. Training ends with the fetch at which as many batches are computed, or
+    The other fields are those of all servers; with `stages` or `grid`, and placement="sharded", it
+    is DistBelief's set-up. Training ends with the fetch at which as many batches are computed, or
     under way, as the epochs have.
 
     Source: J. Dean et al., Large scale distributed deep networks, NIPS 2012, algorithm 7.1. Differs
     from it: a fetch is answered before the next batch begins, and not meanwhile; a server applies
-    what the stages of a replica push as one, once all of it has come; replicas are cut by layers,
-    not into locally connected tiles.
+    what the members of a replica push as one, once all of it has come.
     """
 
     synchronization: ClassVar[str] = "asynchronous, with local steps"
@@ -123,6 +123,8 @@ class Downpour(Servers):
                 gradient = yield Code(partial(talks[push.source].pushed, push.values))
                 weights = yield Update(gradient, (push,))
                 version += 1
+            elif push.values is not None:
+                yield Drop(push)
             if not push.wants:
                 continue
             ends = quota.ends(push)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
@@ -14,6 +15,10 @@ from labkit.frameworks.wires import Wires
 from labkit.network import Network
 from labkit.strategies.strategy import Question, Session
 
+if TYPE_CHECKING:
+    import keras
+
+MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")  # over rows, without weights
 LATENCY = 1e-3  # s; more than that a link within a machine does not stand for
 
 
@@ -49,6 +54,26 @@ def refuse_elsewhere(name: str, experiment: Question, linked: bool = False) -> N
             f"the last of the batches of batch_size={experiment.batch_size} has {rest} of "
             f"{experiment.rows} rows, fewer than workers={experiment.workers}; give another "
             "batch_size"
+        )
+
+
+def refuse_unweighted(model: keras.Model) -> None:
+    """Refuse a compiled model whose losses of replicas do not add up by their rows."""
+    import keras
+
+    from labkit.model_parallel.functional import is_masked
+
+    for loss in keras.tree.flatten(model.loss):
+        if (how := getattr(loss, "reduction", MEANS[0])) not in MEANS:
+            raise InvalidInput(
+                f"loss {loss.name!r} has reduction={how!r}, but the losses of replicas are "
+                "weighted by their rows, as means over these; use reduction='sum_over_batch_size'"
+            )
+    if any(map(is_masked, getattr(model, "outputs", None) or ())):
+        raise InvalidInput(
+            "the model's outputs carry a mask, and its loss is a mean over what that leaves in, "
+            "but the losses of replicas are weighted by their rows; use labkit's AllReduce, which "
+            "counts what masks leave in"
         )
 
 
@@ -107,8 +132,12 @@ def train_elsewhere(
         mend: starts those anew that have ended; called now and then.
         namespaces: in which these processes talk, if not in this one's.
 
+    Its answer to "step" is a loss, or a loss and the seconds that the step took there: what is
+    spent on asking and counting is none of the step's.
+
     Returns:
-        For the record: `processes` by task, `sent_bytes` from task to task.
+        For the record: `processes` by task, `sent_bytes` from task to task in `counted_steps`: all
+        but the first, with which connections, graphs and first weights travel.
     """
     communicator = session.communicator
     own = {child.name: child.pid} | dict(others())
@@ -116,25 +145,36 @@ def train_elsewhere(
     for tasks in communicator.allgather(own, "the processes of other frameworks' tasks"):
         everyone |= tasks
     wires = Wires(everyone, namespaces)
-    before = wires.look(own)
+    steps, before, traffic, clock = 0, 0, communicator.traffic, communicator.clock
+    wires.look(own, counts=False)
 
     def meanwhile() -> None:
         mend()
         wires.tasks |= others()
 
     def step(x: object, y: object, weight: object) -> float:
-        nonlocal before
+        nonlocal steps, before
+        start = clock.now()
         meanwhile()
-        loss = float(child.ask("step", meanwhile=meanwhile))
+        asked = clock.now()
+        answer = child.ask("step", meanwhile=meanwhile)
+        timed = answer if isinstance(answer, tuple) else (answer, clock.now() - asked)
         before, last = wires.look(own), before
-        communicator.traffic.wire_bytes += before - last
-        return loss
+        traffic.wire_bytes += before - last
+        if steps == 0:
+            wires.forget()
+            before = 0
+        steps += 1
+        traffic.aside_seconds += clock.now() - start - timed[1]
+        return float(timed[0])
 
     def collect() -> None:
+        wires.look(own)  # the kernel learns late that the last bytes of a step have come
         session.model.set_weights(child.ask("weights", meanwhile=meanwhile))
+        wires.look(own, counts=False)
 
     session.loop(step, collect)
     sent: dict[str, JSON] = {}
     for rows in communicator.allgather(wires.matrix(own), "the bytes of these tasks"):
         sent |= rows
-    return {"processes": dict(wires.tasks), "sent_bytes": sent}
+    return {"processes": dict(wires.tasks), "sent_bytes": sent, "counted_steps": steps - 1}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, PositiveInt, field_validator
 
 from labkit.schedules.grid import Grid, check_fit, squarest
 from labkit.strategies.intra_layer import IntraLayer, Objective
+from labkit.strategies.refusals import Given, rows_and_columns
 from labkit.strategies.strategy import Question
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from labkit.communicator import Communicator
     from labkit.model_parallel.grid import Part
     from labkit.model_parallel.losses import Losses
-
-Given = TypeVar("Given")
 
 
 class LocallyConnected(IntraLayer):
@@ -60,12 +59,7 @@ class LocallyConnected(IntraLayer):
     @field_validator("grid", mode="before")
     @classmethod
     def _grid(cls, value: Given) -> Given:
-        if value is not None and (not isinstance(value, tuple | list) or len(value) != 2):
-            raise ValueError(
-                f"grid={value!r} is not rows and columns of machines; give two numbers, such as "
-                "(2, 2)"
-            )
-        return value
+        return rows_and_columns(value)
 
     def check(self, experiment: Question) -> None:
         """Refuse what does not fit together, before any rank starts."""

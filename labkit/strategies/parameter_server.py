@@ -46,6 +46,10 @@ class ParameterServer(Servers):
         stages: each worker is a replica of so many places with some of the layers each, between
             which one tensor passes; cut so that the largest has as few parameters as can be. Each
             pushes and fetches its own part, and servers take those of a replica together.
+        grid: each worker is a replica over so many rows and columns of places, which compute tiles
+            of its layers, and units of Dense ones, as machines of `LocallyConnected` do. Each
+            pushes and fetches its own part; kernels of a Conv2D are those of the first, which hands
+            them to the others and adds up their gradients. Not together with stages.
 
     Source: M. Li et al.: Scaling distributed machine learning with the parameter server, OSDI 2014;
     synchronous with backup workers: J. Chen et al., Revisiting distributed synchronous SGD, 2016,

@@ -18,12 +18,12 @@ PRECISIONS = ("float32", "float64")
 
 
 class Peer(Strategy):
-    r"""PyTorch's DistributedDataParallel or Horovod trains the same model on the same batches.
+    r"""PyTorch's DDP or FSDP, Horovod, or Keras on JAX trains the same model on the same batches.
 
     Layers, initial weights and the rows of each batch are exported to a fresh process a worker,
     which runs in a Python of its own: that of `labkit peers setup NAME`, or one that
-    `LABKIT_TORCH_PYTHON` or `LABKIT_HOROVOD_PYTHON` names. Each worker's loss is weighted by its
-    rows, and the framework averages gradients:
+    `LABKIT_TORCH_PYTHON`, `LABKIT_HOROVOD_PYTHON` or `LABKIT_JAX_PYTHON` names. Each worker's loss
+    is weighted by its rows, and the framework averages gradients:
 
     \[g = \frac{1}{k} \sum_r k \frac{n_r}{n} \nabla \ell_r.\]
 
@@ -33,20 +33,24 @@ class Peer(Strategy):
     refused, and no speed is shown.
 
     Args:
-        framework: "ddp": PyTorch's, over gloo; "horovod": Horovod with TensorFlow's Keras.
+        framework: "ddp": PyTorch's DistributedDataParallel, over gloo; "fsdp": its fully_shard,
+            layer by layer, likewise; "horovod": Horovod with TensorFlow's Keras; "jax": Keras on
+            JAX, a process a device, laid out by `keras.distribution.DataParallel`.
 
     Raises:
         InvalidInput: the framework is not installed; the words say how it is.
 
     Source: S. Li et al., PyTorch distributed: experiences on accelerating data parallel training,
-    2020, arXiv 2006.15704; A. Sergeev and M. Del Balso, Horovod, 2018, arXiv 1802.05799. Differs
-    from it: Horovod's processes are started by ranks and meet by Gloo, not by MPI, which is faster
-    (`labkit bench exchange --peer horovod` starts it with mpirun).
+    2020, arXiv 2006.15704; Y. Zhao et al., PyTorch FSDP: experiences on scaling fully sharded data
+    parallel, 2023, arXiv 2304.11277; A. Sergeev and M. Del Balso, Horovod, 2018, arXiv 1802.05799.
+    Differs from it: on JAX, workers with fewer rows repeat some, which weigh nothing; Horovod's
+    processes are started by ranks and meet by Gloo, not by MPI, which is faster (`labkit bench
+    exchange --peer horovod` starts it with mpirun).
     """
 
     paper: ClassVar[str] = "Li 2020, arXiv 2006.15704"
 
-    framework: Literal["ddp", "horovod"] = Field("ddp", kw_only=False)
+    framework: Literal["ddp", "fsdp", "horovod", "jax"] = Field("ddp", kw_only=False)
 
     @property
     def exact(self) -> bool:
@@ -55,7 +59,7 @@ class Peer(Strategy):
 
     @property
     def made_with(self) -> str:
-        """The version that would train, and where."""
+        """The versions that would train, and where."""
         found = find(self.framework)
         return found if isinstance(found, str) else f"{found.version} {found.python}"
 

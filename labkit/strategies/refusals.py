@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from labkit.common.errors import InvalidInput
 from labkit.common.shards import IID
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import keras
 
     from labkit.common.content import JSON
+
+Given = TypeVar("Given")
 
 # By name here, so that a wrong one is refused without importing Keras.
 OPTIMIZERS = [
@@ -29,6 +31,15 @@ def one_of(field: str, value: str, allowed: Iterable[str]) -> str:
     """The value of a field; refuses one that is not allowed, as Pydantic's validators do."""
     if value not in allowed:
         raise ValueError(f"{field}={value!r} is not known; allowed: {', '.join(allowed)}")
+    return value
+
+
+def rows_and_columns(value: Given) -> Given:
+    """The value of a grid, as Pydantic's validators take it; refuses what is not two numbers."""
+    if value is not None and (not isinstance(value, tuple | list) or len(value) != 2):
+        raise ValueError(
+            f"grid={value!r} is not rows and columns of machines; give two numbers, such as (2, 2)"
+        )
     return value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
@@ -29,7 +30,15 @@ from labkit.programs import (
     whole,
 )
 from labkit.programs.actions import Action, Gradient, Vector
-from labkit.strategies.refusals import OPTIMIZERS, one_of, refuse_in_parts, refuse_norms
+from labkit.schedules.grid import Grid, check_fit
+from labkit.strategies.refusals import (
+    OPTIMIZERS,
+    Given,
+    one_of,
+    refuse_in_parts,
+    refuse_norms,
+    rows_and_columns,
+)
 from labkit.strategies.strategy import Question, Session, Strategy
 
 
@@ -55,6 +64,10 @@ class Servers(Strategy):
         stages: each worker is a replica of so many places with some of the layers each, between
             which one tensor passes; cut so that the largest has as few parameters as can be. Each
             pushes and fetches its own part, and servers take those of a replica together.
+        grid: each worker is a replica over so many rows and columns of places, which compute tiles
+            of its layers, and units of Dense ones, as machines of `LocallyConnected` do. Each
+            pushes and fetches its own part; kernels of a Conv2D are those of the first, which hands
+            them to the others and adds up their gradients. Not together with stages.
     """
 
     architecture: ClassVar[str] = "parameter servers"
@@ -66,6 +79,7 @@ class Servers(Strategy):
     optimizer: str | None = None
     compressor: Nested | None = None
     stages: PositiveInt = 1
+    grid: tuple[PositiveInt, PositiveInt] | None = None
 
     @property
     def plays(self) -> bool:
@@ -87,23 +101,26 @@ class Servers(Strategy):
         return True
 
     @property
-    def replica_stages(self) -> int:
-        """As the field says."""
-        return self.stages
+    def replica_cut(self) -> int | Grid:
+        """As the fields say."""
+        return self.stages if self.grid in (None, (1, 1)) else self.grid
 
     def copies(self, workers: int) -> Sequence[int]:
         """Servers hold parts of the same weights."""
         return ()
 
     def beside(self, workers: int) -> int:
-        """Ranks of servers that compute no gradients, and of the other stages of workers."""
-        return (0 if self.colocated else self.servers) + workers * (self.stages - 1)
+        """Ranks of servers that compute no gradients, and of the other members of workers."""
+        return (0 if self.colocated else self.servers) + workers * self._others
 
     def places(self, worker: int, workers: int) -> list[int]:
-        """Those of its stages."""
-        others = self.stages - 1
-        first = workers + self.beside(0) + worker * others
-        return [*range(first, first + others), worker]
+        """Those of its stages, or of the machines of its grid; the last one has the loss."""
+        first = workers + self.beside(0) + worker * self._others
+        return [*range(first, first + self._others), worker]
+
+    @property
+    def _others(self) -> int:
+        return (prod(self.grid) if self.grid else self.stages) - 1
 
     def rows(self, batch_size: int, workers: int) -> int:
         """Rows of a worker's part of the batch."""
@@ -134,8 +151,8 @@ class Servers(Strategy):
             )
         if self.compressor is not None:
             _refuse_unsaid(self.compressor)
-        if self.stages > 1:
-            self._check_stages(experiment)
+        if self._others or self.grid:
+            self._check_cut(experiment)
         if experiment.feed == "scatter":
             raise InvalidInput("feed='scatter' does not know servers; use feed='shard'")
         optimizer = self.optimizer_of(experiment)
@@ -147,19 +164,39 @@ class Servers(Strategy):
                 "but each server has some of them; use clipnorm, or servers=1"
             )
 
-    def _check_stages(self, experiment: Question) -> None:
-        blocks = experiment.blocks
-        if blocks is not None and self.stages > blocks:
+    def _check_cut(self, experiment: Question) -> None:
+        cut, whole = f"stages={self.stages}", "give stages=1"
+        if self.grid:
+            cut, whole = f"grid={self.grid}", "leave grid out"
+            self._check_grid(self.grid, experiment)
+        elif (blocks := experiment.blocks) is not None and self.stages > blocks:
             raise InvalidInput(
-                f"stages={self.stages} have a block at least, but the model is a chain of "
-                f"{blocks}; allowed: 1 to {blocks}"
+                f"{cut} have a block at least, but the model is a chain of {blocks}; allowed: 1 to "
+                f"{blocks}"
             )
         if self.compressor is not None or self.one_sided:
             given = "transport='one_sided'" if self.one_sided else "a compressor"
             raise InvalidInput(
-                f"stages={self.stages} with {given}, which knows the weights of whole workers; "
-                "leave it out, or give stages=1"
+                f"{cut} with {given}, which knows the weights of whole workers; leave it out, or "
+                f"{whole}"
             )
+
+    def _check_grid(self, grid: Grid, experiment: Question) -> None:
+        if self.stages > 1:
+            raise InvalidInput(
+                f"grid={grid} with stages={self.stages} cuts a replica twice; give one of both"
+            )
+        if experiment.precision.startswith("mixed"):
+            raise InvalidInput(
+                f"grid={grid} with precision={experiment.precision!r}: what crosses between "
+                "machines is of the type of the weights; use precision='float32' or 'float64'"
+            )
+        check_fit(grid, None, experiment.planes or ())
+
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _grid(cls, value: Given) -> Given:
+        return rows_and_columns(value)
 
     @field_validator("optimizer")
     @classmethod
@@ -179,19 +216,19 @@ class Servers(Strategy):
         return placed(shapes, self.servers, self.placement)
 
     def hosts(self, workers: int) -> list[int]:
-        """The place of each worker, of each server, then of the other stages of workers."""
+        """The place of each worker, of each server, then of the other members of workers."""
         first = 0 if self.colocated else workers
         others = [place for worker in range(workers) for place in self.places(worker, workers)[:-1]]
         return [*range(workers), *range(first, first + self.servers), *others]
 
     def program(self, roles: Roles, number: int) -> Program:
         """What this one does."""
-        if not roles.stages:
+        if not roles.cut:
             serves = number in roles.servers
             return self.serve(roles, number) if serves else self.work(roles, number)
         if number in roles.servers:
             return whole(self.serve(roles, number), roles, number)
-        own = roles.of_stage(roles.place(number).stage)
+        own = roles.of_member(roles.place(number).member)
         return passing(self.work(own, number), roles, number)
 
     def talks(self, roles: Roles, server: int) -> list[Talk]:

@@ -97,7 +97,7 @@ class Stale(Servers):
             pushes: the gradients.
             version: updates that this server's weights have had.
             weights: these.
-            then: the weights that each gradient is of.
+            then: the weights that each gradient is of, as its worker has them.
         """
         if self.remedy == "delay_compensated":
             old = zip(pushes, then, strict=True)
@@ -199,9 +199,9 @@ class StaleSynchronous(Stale):
             free = [m for m in waiting if clocks[m.source] - slowest <= self.staleness]
             waiting = [m for m in waiting if m not in free]
             for each in free:
-                had[each.source] = weights
                 ends = number == roles.lead and clocks[each.source] >= total
                 said = yield Code(partial(talks[each.source].answer, weights))
+                had[each.source] = talks[each.source].has(weights)
                 yield Send(each.source, Message(number, said, version, ends=ends), answers=each)
             while kept < roles.epochs and _come_to((kept + 1) * roles.steps, clocks, lost):
                 yield Snapshot(kept, weights)
@@ -270,8 +270,8 @@ class SoftSync(Stale):
                 here.append((replace(push, values=gradient), had[push.source]))
             else:
                 yield Drop(push)
-            had[push.source] = weights
             said = yield Code(partial(talk.answer, weights))
+            had[push.source] = talk.has(weights)
             yield Send(push.source, Message(number, said, version, ends=ends), answers=push)
             if len(here) == self._group(roles.workers):
                 pushes, then = zip(*here, strict=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from labkit.model_parallel.meter import LayerRow
     from labkit.network import Network, Slowdown
     from labkit.programs import Parts, Program, Roles
-    from labkit.schedules.grid import Layer
+    from labkit.schedules.grid import Grid, Layer
 
 # One array or tensor, or a nest of them, with a row a sample: what a Keras model takes and gives.
 Batch: TypeAlias = "np.ndarray | tf.Tensor | Sequence[Batch] | Mapping[str, Batch]"
@@ -202,8 +202,8 @@ class Played(Protocol):
         """Whether a server has something to say while the worker beside it computes."""
 
     @property
-    def replica_stages(self) -> int:
-        """Into how many stages a worker's model is cut; 1: it is whole."""
+    def replica_cut(self) -> int | Grid:
+        """Into how many stages a worker's model is cut, or over which grid; 1: it is whole."""
 
     def copies(self, workers: int) -> Sequence[int]:
         """Who holds weights of its own, whose mean is the result; none where all share them."""
@@ -212,7 +212,7 @@ class Played(Protocol):
         """What each server holds of weights of these shapes; nothing where there is none."""
 
     def hosts(self, workers: int) -> Sequence[int]:
-        """The place of each worker, of each server, then of the other stages of workers."""
+        """The place of each worker, of each server, then of the other members of workers."""
 
     def program(self, roles: Roles, number: int) -> Program:
         """What this one does."""
@@ -280,13 +280,17 @@ class Strategy(Checked):
         return 1.0
 
     @property
-    def replica_stages(self) -> int:
-        """Of each worker of its programs; 1 where workers have whole models."""
+    def replica_cut(self) -> int | Grid:
+        """Stages or grid of each worker of its programs; 1 where workers have whole models."""
         return 1
 
     def beside(self, workers: int) -> int:
         """How many ranks it wants beside one for each worker."""
         return 0
+
+    def processes(self, workers: int) -> int:
+        """How many processes, or devices of one, compute at once, each with as many threads."""
+        return workers + self.beside(workers)
 
     def places(self, worker: int, workers: int) -> list[int]:
         """The ranks of a worker."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import ClassVar, Literal, NamedTuple
 
@@ -19,11 +20,13 @@ from labkit.strategies.elsewhere import (
     refuse_elsewhere,
     refuse_hosts,
     refuse_unlinked,
+    refuse_unweighted,
     train_elsewhere,
 )
-from labkit.strategies.refusals import refuse_around
+from labkit.strategies.refusals import refuse_around, refuse_given
 from labkit.strategies.strategy import Question, Session, Strategy
 
+CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 LOCAL = ("mirrored", "central_storage")
 
 
@@ -34,29 +37,43 @@ class Kind(NamedTuple):
         architecture, synchronization: as of every strategy.
         algorithm: by which gradients meet where all devices are processors.
         ours: the strategy of labkit's that does the same.
+        legacy: whether Keras 3's `fit` does not carry it, and a loop of one's own is needed.
     """
 
     architecture: str
     synchronization: str
     algorithm: str
     ours: dict[str, JSON]
+    legacy: bool = False
+
+    def by(self, algorithm: str, ours: str) -> Kind:
+        """The same, whose gradients meet by another algorithm, and by one of `AllReduce`'s."""
+        return self._replace(algorithm=algorithm, ours=self.ours | {"algorithm": ours})
 
 
 RING = Kind("decentralized", "synchronous", "ring", {"name": "AllReduce", "algorithm": "ring"})
+AUTO = RING.by("auto (ring on processors)", "ring")
+# By `cross_device_ops` of "mirrored".
+WAYS = {
+    "auto": AUTO,
+    "reduction_to_one_device": RING.by("sum on one device, copied back", "master_worker"),
+    "hierarchical_copy": RING.by("hierarchical copy (two halves, then across)", "tree"),
+}
 KINDS = {
-    "mirrored": RING,
+    "mirrored": AUTO,
     "central_storage": Kind(
         "parameter servers",
         "synchronous",
         "sum at the weights",
         {"name": "ParameterServer", "synchronous": True},
     ),
-    "multi_worker_mirrored": RING,
+    "multi_worker_mirrored": RING._replace(legacy=True),
     "parameter_server": Kind(
         "parameter servers",
         "asynchronous",
         "push and fetch by variable",
         {"name": "ParameterServer", "synchronous": False},
+        legacy=True,
     ),
 }
 
@@ -95,8 +112,14 @@ class TFDistribute(Strategy):
     only adds.
 
     Training is a custom loop, a `tf.function` of `strategy.run`, as Keras 3's `fit` does not carry
-    all of them. Processes are fresh, as TensorFlow wants to know its cluster before it starts. The
-    rank validates after each epoch, outside of the cluster, as TensorFlow's evaluators do.
+    "multi_worker_mirrored" and "parameter_server". Processes are fresh, as TensorFlow wants to know
+    its cluster before it starts. The rank is the evaluator: after each epoch it takes the weights,
+    and validates outside of the cluster, where a process of the task "evaluator" would stand, which
+    reads checkpoints beside the training (`labkit tf-config --evaluator` gives a script one).
+
+    Keras clips a replica's gradient before TensorFlow adds them up, and losses of replicas are
+    weighted by rows: `clipnorm` and its kin, losses that are sums, and outputs with masks are
+    refused, but of one worker and of servers, which take each gradient alone.
 
     Source: M. Abadi et al., TensorFlow, 2016, arXiv 1605.08695; www.tensorflow.org, Distributed
     training with TensorFlow.
@@ -117,6 +140,16 @@ class TFDistribute(Strategy):
     colocated: bool = False
 
     @property
+    def stands(self) -> Kind:
+        """Its place among labkit's, by its options, too."""
+        found = WAYS[self.cross_device_ops] if self.kind == "mirrored" else KINDS[self.kind]
+        if self.communication == "auto":
+            found = found._replace(algorithm=AUTO.algorithm)
+        if found.ours["name"] == "ParameterServer":
+            found = found._replace(ours=found.ours | {"servers": self.servers})
+        return found
+
+    @property
     def exact(self) -> bool:
         """Gradients are summed in full; those of servers come when they come."""
         return self.kind != "parameter_server"
@@ -129,6 +162,12 @@ class TFDistribute(Strategy):
         """One rank is enough where one process leads all the others."""
         return 0 if self.kind == "multi_worker_mirrored" else 1 - workers
 
+    def processes(self, workers: int) -> int:
+        """Of all replicas; with servers, also those, and the coordinator."""
+        if self.kind != "parameter_server":
+            return workers
+        return workers + 1 + (0 if self.colocated else self.servers)
+
     def rows(self, batch_size: int, workers: int) -> int:
         """Rows of a replica."""
         return -(-batch_size // workers)
@@ -137,6 +176,7 @@ class TFDistribute(Strategy):
         """Refuse what TensorFlow's strategies do not do here, before any rank starts."""
         self._check_fields()
         refuse_around(experiment.optimizer_options)
+        self._check_clipping(experiment.workers, experiment.optimizer_options)
         if experiment.precision == "mixed_float16":
             raise InvalidInput(
                 "precision='mixed_float16' needs a scaled loss, which TFDistribute's loop has not; "
@@ -155,6 +195,16 @@ class TFDistribute(Strategy):
             raise InvalidInput(
                 "TensorFlow's hierarchical_copy adds up two halves of the devices, and leaves out "
                 f"the last of workers={experiment.workers}; give an even number"
+            )
+
+    def _check_clipping(self, workers: int, options: Mapping[str, JSON]) -> None:
+        """Refuse what Keras does to a replica's gradient before TensorFlow adds them up."""
+        given = [name for name in CLIPPING if options.get(name) is not None]
+        if given and self.exact and workers > 1:
+            raise InvalidInput(
+                f"{given[0]}={options[given[0]]}: within TensorFlow's strategies Keras clips the "
+                "gradient of each replica before they are added up, which is not what clips their "
+                f"sum; leave {given[0]} out"
             )
 
     def _check_link(self, workers: int) -> None:
@@ -198,12 +248,18 @@ class TFDistribute(Strategy):
             communicator,
             "start a script of your own there with what `labkit tf-config` prints",
         )
-        session.compile(session.optimizer())
+        optimizer = session.optimizer()
+        refuse_given(optimizer)
+        own = {name: getattr(optimizer, name, None) for name in CLIPPING}  # a compiled model's, too
+        self._check_clipping(session.experiment.workers, own)
+        session.compile(optimizer)
+        if self.exact and session.experiment.workers > 1:
+            refuse_unweighted(session.model)
         job, rank = "chief" if self.kind == "parameter_server" else "worker", communicator.rank
         with ExitStack() as ended, tempfile.TemporaryDirectory(prefix="labkit-tf-") as folder:
             ends = linked(session, ended)
-            own = self._spec(session.experiment.workers, *ends) if rank == 0 else None
-            spec = communicator.share(own, what="the cluster of TensorFlow's processes")
+            made = self._spec(session.experiment.workers, *ends) if rank == 0 else None
+            spec = communicator.share(made, what="the cluster of TensorFlow's processes")
             config = spec.of(job, rank) if spec.jobs else None
             within = {address: inside(name) for address, name in ends.items()}
             servers = Servers(spec, communicator, session.experiment.threads, within)

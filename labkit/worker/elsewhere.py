@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ class Task:
         rank: of the worker; 0 where one process has them all.
         config: TF_CONFIG, or None.
         weights: that training begins with.
-        optimizer: as `keras.optimizers.serialize` says it.
+        optimizer: its `labkit.keras.Recipe`, pickled with classes of the user's own.
         options: what `keras.Model.compile` takes of the loss, pickled: Keras makes losses anew,
             of the float type that it has by then.
         folder: where processes read what is too large to be sent; it is gone when training ends.
@@ -32,6 +31,6 @@ class Task:
     rank: int
     config: dict[str, JSON] | None
     weights: list[np.ndarray]
-    optimizer: dict[str, Any]
+    optimizer: bytes
     options: bytes
     folder: str

@@ -69,7 +69,8 @@ def export(
     batches = [rows for epoch in range(experiment.epochs) for rows in plan.local(rank, epoch)]
     sizes = [plan.sizes(step) for step in range(plan.steps_per_epoch)] * experiment.epochs
     parts = [each[rank] / sum(each) for each in sizes]
-    told.write((x, y) if rank == 0 else None, model.get_weights(), batches, parts)
+    most = [max(each) for each in sizes]
+    told.write((x, y) if rank == 0 else None, model.get_weights(), batches, parts, most)
     return told
 
 

@@ -15,8 +15,9 @@ from labkit.common.errors import InvalidInput
 from labkit.network import ComputeTime, Network, slower_than_fastest
 from labkit.programs import Diary, Gradient, Parts, Roles, placed
 from labkit.programs.actions import Passed, Place, Vector
-from labkit.programs.cut_replica import CutReplica, cut
+from labkit.programs.cut_replica import Cut, cut
 from labkit.programs.diary import Row
+from labkit.programs.over_grid import tiled
 from labkit.programs.ranks import RankWorld
 from labkit.programs.replica import Batches, Replica, Shard
 from labkit.programs.times import Laws
@@ -140,9 +141,12 @@ class Stage:
         self.compressor = getattr(played, "compressor", None)
         self._copies = played.copies(workers)
         self.replica = Replica(session.model, session.batches())
-        depth, self._cut, stages = played.replica_stages, list[CutReplica](), list[Parts]()
-        if depth > 1:
-            self._cut, stages, session.partition = cut(session.model, session.batches(), depth)
+        self._cut, given = Cut((), (), (), {}), (session.model, session.batches())
+        if isinstance(played.replica_cut, tuple):
+            self._cut = tiled(*given, played.replica_cut)
+        elif played.replica_cut > 1:
+            self._cut = cut(*given, played.replica_cut)
+            session.partition = self._cut.described
         self.roles = Roles(
             workers,
             list(played.parts(self.replica.shapes)),
@@ -151,7 +155,8 @@ class Stage:
             self.replica.weights,
             list(played.hosts(workers)),
             session.experiment.seed,
-            stages,
+            self._cut.parts,
+            self._cut.passes,
             slower_than_fastest(session.experiment.slowed, workers),
         )
         writers = [number for worker in range(workers) for number in self.roles.members(worker)]
@@ -205,13 +210,13 @@ class Stage:
         """What one predicts for a batch of a worker."""
         return self.replica.predictions(number, worker, step, weights)
 
-    def forward(self, place: Place, weights: Vector, values: Vector | None) -> Passed:
-        """What a stage passes on of its replica's next batch."""
-        return self._cut[place.stage].forward(place.worker, weights, values)
+    def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
+        """What a pass of a member gives, of its replica's next batch."""
+        return self._cut.members[place.member].forward(place, weights, values)
 
-    def backward(self, place: Place, values: Vector | None) -> Gradient:
-        """The gradient of a stage that has gone forward."""
-        return self._cut[place.stage].backward(place.worker, values)
+    def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
+        """The gradients of a pass that has gone forward."""
+        return self._cut.members[place.member].backward(place, values)
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient; workers that all have the same mean take one step together."""
@@ -304,11 +309,12 @@ class Stage:
     def _become(self, parts: Mapping[int, Vector]) -> None:
         roles, weights = self.roles, self.roles.whole(parts)
         share, what = self._session.communicator.share, "layers' states"
-        if not self._cut:
+        if not self._cut.members:
             self.replica.finish(weights, self._kept())
-        for number, stage, own in zip(roles.members(0), self._cut, roles.stages, strict=False):
+        pairs = zip(self._cut.members, self._cut.parts, strict=True)
+        for number, (member, own) in zip(roles.members(0), pairs, strict=False):
             root = 0 if self._virtual else roles.hosts[number]
-            stage.finish(own.take(weights), share(stage.states(0), root, what))
+            member.finish(own.take(weights), share(member.states(0), root, what))
 
     def _kept(self) -> list[np.ndarray]:
         """What layers keep beside the weights that count: where those are the mean of workers', the

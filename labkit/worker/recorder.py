@@ -111,7 +111,8 @@ class Recorder(keras.callbacks.Callback, Hook):
         if self.timeline is not None:
             self.timeline.add("step", -1, self._start)
         traffic = self.communicator.traffic.since(self._before)
-        seconds, samples = now - self._start, int(self._samples.numpy())
+        seconds = now - self._start - traffic.aside_seconds
+        samples = int(self._samples.numpy())
         coded = self._compressed.seconds if self._compressed is not None else 0.0
         codec, self._codec = coded - self._codec, coded
         if math.isnan(loss) and samples:  # a train_step of the user's own computes it elsewhere

@@ -101,8 +101,6 @@ def replay(
         key = int(event["worker"]), int(event["step"])
         had.setdefault(key, {})[int(event["server"])] = int(event["version"])
     wanted = Counter((s, v) for versions in had.values() for s, v in versions.items())
-    if mending.compensation:  # old weights are asked for again when a gradient is applied
-        wanted.update(wanted)
     gradients = _Gradients(roles, servers, had, wanted, asked, talks, mending)
     left = {server: _updates(events, server) for server in servers}
     while any(left.values()):
@@ -123,13 +121,6 @@ class _Server:
         self.weights: Vector = part.take(weights).copy()
         self.versions: list[Vector | None] = [self.weights]
         self._rule = rule(part.size)
-
-    def since(self, version: int) -> Vector:
-        """By how much the weights have changed."""
-        then = self.versions[version]
-        assert then is not None  # kept as long as it is wanted
-        changed: Vector = self.weights - then
-        return changed
 
     def apply(
         self, gradient: Vector, rate: float, wanted: Mapping[tuple[int, int], int], number: int
@@ -160,6 +151,7 @@ class _Gradients:
         self._mending = mending
         self._wanted = wanted
         self._found: dict[tuple[int, int], dict[int, Vector]] = {}
+        self._then: dict[tuple[int, int], dict[int, Vector]] = {}  # the weights they are of
         self._steps: dict[int, int] = {}  # that a worker's gradients were computed of
         pairs = [(worker, server) for worker in range(roles.workers) for server in roles.servers]
         self._ends = {pair: (talks(*pair), talks(*pair)) for pair in pairs}  # worker's, server's
@@ -180,8 +172,9 @@ class _Gradients:
         for event in update:
             now, then = len(held.versions) - 1, int(event["version"])
             own = self._of(_key(event), server)
-            if self._mending.compensation and now > then:
-                own = own + self._mending.compensation * own**2 * held.since(then)
+            if self._mending.compensation:
+                moved = held.weights - self._then[_key(event)].pop(server)
+                own = own + self._mending.compensation * own**2 * moved
             share = event["rows"] * self._mending.factor(now - then)
             found += own * share
             rows, weight = rows + event["rows"], weight + share
@@ -203,6 +196,8 @@ class _Gradients:
             self._wanted[server, version] -= 1
             mine, its = self._ends[worker, server]
             weights[server] = mine.answered(its.answer(held)) if step else held
+        if self._mending.compensation:
+            self._then[worker, step] = dict(weights)
         gradient = self._asked(worker, step, self._roles.whole(weights))
         return {
             server: its.pushed(mine.push(self._roles.part(server).take(gradient)))

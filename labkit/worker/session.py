@@ -19,7 +19,7 @@ from labkit.communicator import Communicator
 from labkit.exchange import Timeline
 from labkit.exchange.seam import seam
 from labkit.experiment import Experiment
-from labkit.keras import LARS, copy_of, evaluate
+from labkit.keras import LARS, Recipe, copy_of, evaluate
 from labkit.model_parallel.memory import Memory
 from labkit.model_parallel.meter import LayerRow
 from labkit.programs.diary import Event
@@ -145,7 +145,7 @@ class TrainingSession:
             self.communicator.rank,
             config,
             self.model.get_weights(),
-            keras.optimizers.serialize(self.optimizer()),
+            cloudpickle.dumps(Recipe.of(TrainingSession.optimizer(self))),  # none that is watched
             cloudpickle.dumps(options),
             folder,
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import cloudpickle
 import numpy as np
 
+from labkit.communicator.clock import WallClock
 from labkit.frameworks.child import serve
 from labkit.strategies import TFDistribute
 from labkit.worker.elsewhere import Task
@@ -29,22 +30,22 @@ class Training:
     """A model and an optimizer in the scope of TensorFlow's strategy, and each worker's batches."""
 
     def __init__(self, task: Task, strategy: tf.distribute.Strategy) -> None:
-        import keras
         import tensorflow as tf
 
         from labkit.experiment.batches import plan_of
         from labkit.worker.feed import read
-        from labkit.worker.session import WarmUp, build_model, reset
+        from labkit.worker.session import build_model, reset
 
         experiment = task.experiment
         self.rank, self.number, self.strategy = task.rank, 0, strategy
+        self.clock = WallClock()
         reset(experiment)
         self.source = read(experiment).first(task.rows)
         options = cloudpickle.loads(task.options)
         with strategy.scope():
             self.model: keras.Model = build_model(experiment, self.source)
             self.model.set_weights(task.weights)
-            optimizer = keras.optimizers.deserialize(task.optimizer, {"WarmUp": WarmUp})
+            optimizer = cloudpickle.loads(task.optimizer).made()
             self.model.compile(optimizer=optimizer, jit_compile=False, **options)
             self.model.optimizer.build(self.model.trainable_variables)
         shares = experiment.capacities or (1.0,) * experiment.workers
@@ -91,8 +92,8 @@ class Synchronous(Training):
         super().__init__(task, strategy)
         self._batches = self.source.batches(task.experiment, sample_rank(self.model))
 
-    def step(self) -> float:
-        """Train on the next batch; the mean loss of this process's rows."""
+    def step(self) -> tuple[float, float]:
+        """Train on the next batch; the mean loss of this process's rows, and the step's seconds."""
         import keras
         import tensorflow as tf
 
@@ -109,11 +110,14 @@ class Synchronous(Training):
 
         spread = self.strategy.experimental_distribute_values_from_function
         given = [spread(own(part)) for part in range(3)]
-        losses = self.strategy.experimental_local_results(self.compiled(*given))
+        start = self.clock.now()  # as a data set of TensorFlow's has batches ready
+        replicas = self.strategy.experimental_local_results(self.compiled(*given))
+        losses = [loss.numpy() for loss in replicas]
+        seconds = self.clock.now() - start
         self.number += 1
         workers = [self.rank] if len(losses) == 1 else range(len(losses))
         share = sum(sizes[worker] for worker in workers) / sum(sizes)
-        return float(np.sum([loss.numpy() for loss in losses]) / share)
+        return float(np.sum(losses) / share), seconds
 
 
 class Coordinated(Training):
@@ -132,14 +136,22 @@ class Coordinated(Training):
         data = self._coordinator.create_per_worker_dataset(self._data(task.folder))
         self._batches = iter(data)
         self._scheduled: deque[list[tf.distribute.coordinator.RemoteValue]] = deque()
-        self._given = 0
+        self._given, self._ended = 0, 0.0
         self._taken = tf.function(self._one)
 
-    def step(self) -> float:
-        """As many gradients as there are workers, whoever computes them; their mean loss."""
+    def step(self) -> tuple[float, float]:
+        """As many gradients as there are workers, whoever computes them.
+
+        Returns:
+            their mean loss, and the seconds since the step before: workers go on while nobody asks.
+        """
         per_epoch = self.plan.steps_per_epoch
-        end = (self.number // per_epoch + 1) * per_epoch
-        while self._given < min(self.number + AHEAD, end):
+        epoch, place = divmod(self.number, per_epoch)
+        if place == 0:
+            self._ended = self.clock.now()
+        # The first step stands alone, so that nothing of the next ones is counted with it.
+        ahead, end = AHEAD if self.number else 1, (epoch + 1) * per_epoch
+        while self._given < min(self.number + ahead, end):
             told = [
                 self._coordinator.schedule(self._taken, args=(self._batches,))
                 for _ in range(self._workers)
@@ -148,8 +160,9 @@ class Coordinated(Training):
             self._given += 1
         self.number += 1
         found = np.array([each.fetch() for each in self._scheduled.popleft()])  # (workers, 2)
+        before, self._ended = self._ended, self.clock.now()
         losses, rows = found.T
-        return float(np.sum(losses * rows) / np.sum(rows))
+        return float(np.sum(losses * rows) / np.sum(rows)), self._ended - before
 
     def weights(self) -> list[np.ndarray]:
         """Those of the servers, when all that was given to workers is done."""

@@ -37,7 +37,10 @@ OWN = [
         ideal_saving_ms=71.5,
     ),
 ]
-PEER = [row("ddp local", version="PyTorch 9"), row("ddp", **ADDED, version="PyTorch 9")]
+PEER = [
+    row("ddp local", version="PyTorch 9"),
+    row("ddp", **ADDED, ours_to_theirs=0.45, version="PyTorch 9"),
+]
 
 
 @pytest.fixture
@@ -46,15 +49,24 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
 
     def measure(*arguments: Any) -> list[dict[str, Any]]:
-        calls.append(arguments)
+        *given, others = arguments
+        calls.append(tuple(given))
+        if others:
+            others()
         return [dict(each) for each in OWN]
 
-    def peers(names: Sequence[str], *arguments: Any) -> tuple[list[dict[str, Any]], list[str]]:
-        calls.append((list(names), *arguments))
-        return PEER if "ddp" in names else [], [f"{name}: not here" for name in names[1:]]
+    class Others:
+        def __init__(self, names: Sequence[str], *arguments: Any) -> None:
+            calls.append((list(names), *arguments))
+            self.remarks = [f"{name}: not here" for name in names[1:]]
+            self.turn = lambda: calls.append(("turn",))
+
+        def rows(self, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            assert own == OWN
+            return PEER
 
     monkeypatch.setattr(exchange, "measure", measure)
-    monkeypatch.setattr(beside, "measure", peers)
+    monkeypatch.setattr(beside, "Beside", Others)
     return calls
 
 
@@ -96,8 +108,11 @@ def test_peers_stand_below_and_those_that_are_absent_are_remarked(
     file = tmp_path / "rows.jsonl"
     done = bench("--cases", "cnn", "--peer", "ddp,horovod", "--json", str(file), "--repeats", "3")
     assert done.exit_code == 0, done.output
-    assert asked[1] == (["ddp", "horovod"], ["cnn"], 2, 3)
+    assert asked[0] == (["ddp", "horovod"], ["cnn"], 2)
+    assert asked[2] == ("turn",)
     assert "PyTorch 9" in done.output
+    assert "added by ours : by theirs" in done.output
+    assert any("2.5 (2.25 to 3.5)" in line and "0.45" in line for line in done.output.splitlines())
     assert "peer horovod: not here" in done.stderr
     written = [json.loads(line) for line in file.read_text().splitlines()]
     assert written == OWN + PEER
@@ -132,6 +147,44 @@ def test_an_unknown_case_names_those_that_there_are() -> None:
     done = bench("--cases", "gpt")
     assert done.exit_code == 2
     assert "case 'gpt' is not known; allowed: mlp-1024" in done.output
+
+
+def test_repeats_of_all_turns_stand_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class Engines:
+        def __init__(self, workers: int) -> None: ...
+
+        def __enter__(self) -> Engines:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def call(self, _: object, name: str, *given: Any, **more: Any) -> list[dict[str, Any]]:
+            said.append(name)
+            seconds = {"local": [0.01], "sequential": [0.01 + len(said) / 1e3]}
+            return [
+                {
+                    "seconds": seconds,
+                    "added": {kind: [value - 0.01 for value in of] for kind, of in seconds.items()},
+                    "same": {"sequential": len(said) != 4},
+                    "nbytes": 40,
+                    "why": {"sequential": {}},
+                    "events": {"sequential": {"events_per_step": 1.0, "seconds_per_event": 0.0}},
+                    "delay": {"sequential": 0.0},
+                }
+            ]
+
+    monkeypatch.setattr(exchange, "Cluster", Engines)
+    cases, more = ["cnn", "mlp-1024"], {"repeats": 3, "others": lambda: said.append("others")}
+    rows = exchange.measure(2, cases, ["sequential"], **more)
+    assert said == 3 * [*cases, "others"]
+    of_cnn, of_mlp = (row for row in rows if row["what"] == "sequential")
+    assert (of_cnn["added_min_ms"], of_cnn["added_max_ms"]) == pytest.approx((1, 7))
+    assert of_cnn["added_ms"] == pytest.approx(4)
+    assert of_mlp["same_weights"]
+    assert not of_cnn["same_weights"]  # in its second turn
+    assert of_cnn["repeats"] == 3
 
 
 @pytest.mark.slow

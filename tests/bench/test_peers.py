@@ -8,24 +8,27 @@ import sys
 import textwrap
 import threading
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from labkit.bench.peers import processes
-from labkit.bench.peers.beside import check
-from labkit.bench.peers.beside import measure as measure_peers
-from labkit.bench.peers.meeting import Meeting, same
+from labkit.bench.peers import beside, processes
+from labkit.bench.peers.beside import Beside, check
+from labkit.bench.peers.meeting import Meeting, Record, same
 from labkit.bench.peers.processes import run
 from labkit.bench.steps import CASES, Case
+from labkit.bench.timing import Row
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.frameworks import environments, foreign
 from labkit.frameworks.environments import PEERS, Found, find
 
 
 def test_an_unknown_peer_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(InvalidInput, match=r"peer='gossip'.*multi_worker_mirrored, ddp, horovod"):
+    with pytest.raises(
+        InvalidInput, match=r"peer='gossip'.*multi_worker_mirrored, ddp, fsdp, horovod, jax"
+    ):
         find("gossip")
 
 
@@ -37,16 +40,97 @@ def test_peers_cannot_run_on_an_emulated_network() -> None:
 
 
 def test_multi_worker_mirrored_is_there_with_tensorflow() -> None:
-    assert find("multi_worker_mirrored") == Found("multi_worker_mirrored", sys.executable)
+    there = f"tensorflow {version('tensorflow')}"
+    assert find("multi_worker_mirrored") == Found("multi_worker_mirrored", sys.executable, there)
 
 
 def test_a_peer_that_is_not_installed_is_a_remark(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(environments, "find_spec", lambda _: None)
+    monkeypatch.setattr(environments, "versions", lambda _: "")
     monkeypatch.delenv("LABKIT_TORCH_PYTHON", raising=False)
     monkeypatch.setenv("LABKIT_PEERS", str(tmp_path))
-    assert measure_peers(["ddp"], ["cnn"]) == ([], [str(find("ddp"))])
+    others = Beside(["ddp"], ["cnn"])
+    others.turn()
+    assert (others.rows(), others.remarks) == ([], [str(find("ddp"))])
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Record | str]]:
+    """What peers tell turn by turn, of the CNN: a record, or why there is none."""
+    turns: dict[str, list[Record | str]] = {}
+
+    def run(peer: Found, *_: object, repeats: int) -> list[Record]:
+        said = turns[peer.name].pop(0)
+        if isinstance(said, str):
+            raise LabkitError(said)
+        return [said]
+
+    monkeypatch.setattr(beside, "run", run)
+    monkeypatch.setattr(beside, "find", lambda name: Found(name, "python", "9.8"))
+    return turns
+
+
+def record(added: float, same_weights: bool = True) -> Record:
+    seconds = {"local": [0.01], "step": [0.01 + added], "raw allreduce": [0.002]}
+    kinds = {"local": [0.0], "step": [added], "raw allreduce": [0.0]}
+    return Record(
+        case="cnn", version="9.8", seconds=seconds, added=kinds, same_weights=same_weights
+    )
+
+
+OWN: list[Row] = [
+    {"case": "cnn", "what": "local", "median_ms": 9.0},
+    {"case": "cnn", "what": "overlap", "same_weights": True, "added_ms": 9.0},
+    {"case": "cnn", "what": "sequential", "same_weights": True, "added_ms": 1.5},
+]
+
+
+def test_turns_are_repeats_and_ours_is_held_against_their_median(
+    told: dict[str, list[Record | str]],
+) -> None:
+    told["ddp"] = [record(0.005), record(0.002), record(0.006)]
+    others = Beside(["ddp"], ["cnn", "embedding"])
+    for _ in range(3):
+        others.turn()
+    local, step, raw = others.rows(OWN)
+    assert [row["what"] for row in (local, step, raw)] == ["ddp local", "ddp", "ddp raw allreduce"]
+    assert step["repeats"] == 3
+    assert step["added_ms"] == pytest.approx(5)
+    assert (step["added_min_ms"], step["added_max_ms"]) == pytest.approx((2, 6))
+    assert step["ours"] == "sequential"
+    assert step["ours_to_theirs"] == pytest.approx(0.3)
+    assert "ours_to_theirs" not in local
+    assert others.remarks == []
+
+
+def test_a_peer_whose_weights_are_not_equal_has_no_speed_and_one_that_fails_is_not_asked_again(
+    told: dict[str, list[Record | str]],
+) -> None:
+    told["ddp"] = [record(0.005), record(0.002, same_weights=False)]
+    told["horovod"] = ["horovod ended early"]
+    others = Beside(["ddp", "horovod"], ["cnn"])
+    for _ in range(2):
+        others.turn()
+    local, step, _ = others.rows(OWN)
+    assert local["median_ms"] == pytest.approx(10)
+    assert step["same_weights"] is False
+    assert step["median_ms"] is step["added_ms"] is None
+    assert "ours_to_theirs" not in step
+    assert others.remarks == [
+        "horovod ended early",
+        "ddp: weights were not equal among ranks after steps of cnn, so that no speed is shown",
+    ]
+
+
+@pytest.mark.parametrize("own", [[], OWN[:1], [OWN[2] | {"added_ms": -0.1}]])
+def test_without_a_cost_of_ours_nothing_is_held_against_theirs(
+    told: dict[str, list[Record | str]], own: list[Row]
+) -> None:
+    told["ddp"] = [record(0.005)]
+    others = Beside(["ddp"], ["cnn"])
+    others.turn()
+    assert not any("ours_to_theirs" in row for row in others.rows(own))
 
 
 # --- meeting and timing --------------------------------------------------------------------------
@@ -91,7 +175,7 @@ def fake(tmp_path: Path, body: str) -> Found:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$3"\n')
     python.chmod(0o755)
-    return Found("ddp", str(python))
+    return Found("ddp", str(python), "9.8")
 
 
 def test_each_process_gets_its_rank_and_one_thread(tmp_path: Path) -> None:
@@ -100,8 +184,9 @@ def test_each_process_gets_its_rank_and_one_thread(tmp_path: Path) -> None:
         """
         import json, os, sys
         task = json.loads(sys.argv[1])
-        threads = [os.environ[n] for n in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")]
-        assert threads == ["1", "1"] and "OMPI_COMM_WORLD_RANK" not in os.environ
+        names = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+        assert [os.environ[name] for name in names] == ["1", "1", "2"]  # as our ranks have them
+        assert "OMPI_COMM_WORLD_RANK" not in os.environ
         print("a word of some library's")
         print(json.dumps({"rank": task["rank"], "size": task["size"], "case": task["cases"][0]}))
         """,
@@ -145,9 +230,9 @@ def test_the_script_needs_nothing_of_labkits_dependencies(tmp_path: Path) -> Non
     Path("sample_of_peers.py").write_text(
         "import sys\n"
         "from importlib import import_module\n"
-        "for name in ('meeting', 'ddp', 'horovod', 'multi_worker_mirrored'):\n"
+        "for name in ('meeting', 'ddp', 'fsdp', 'horovod', 'jax', 'multi_worker_mirrored'):\n"
         "    import_module(f'labkit.bench.peers.{name}')\n"
-        "for name in ('child', 'exported'):\n"
+        "for name in ('child', 'exported', 'in_keras', 'versions'):\n"
         "    import_module(f'labkit.frameworks.{name}')\n"
         "assert 'tensorflow' not in sys.modules\n"
     )
@@ -194,8 +279,10 @@ def installed(name: str) -> bool:
 def test_a_peer_that_is_installed_is_measured_and_ends_with_equal_weights(name: str) -> None:
     if not installed(name):
         pytest.skip(str(find(name)))
-    rows, remarks = measure_peers([name], ["mlp-1024", "cnn"], repeats=1)
-    assert remarks == []
+    others = Beside([name], ["mlp-1024", "cnn"])
+    others.turn()
+    rows = others.rows()
+    assert others.remarks == []
     assert [(row["case"], row["what"]) for row in rows] == [
         (case, what)
         for case in ("mlp-1024", "cnn")

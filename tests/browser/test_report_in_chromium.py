@@ -129,14 +129,31 @@ def test_all_figures_are_drawn_and_nothing_is_asked_of_any_host(page: Any, writt
     assert [url for url in page.requests if not url.startswith("data:")] == [written.as_uri()]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_keeps_the_rules_of_accessibility(page: Any, written: Path, scheme: str) -> None:
+DESK, TABLET, PHONE, PRINT = (1280, "screen"), (1024, "screen"), (390, "screen"), (700, "print")
+
+
+@pytest.mark.parametrize(
+    ("of", "scheme", "shapes"),
+    [
+        ("written", "light", (DESK, TABLET, PHONE, PRINT)),
+        ("written", "dark", (DESK, TABLET, PHONE, PRINT)),
+        ("many", "light", (DESK,)),
+        ("many", "dark", (PHONE,)),
+    ],
+)
+def test_it_keeps_the_rules_of_accessibility(
+    page: Any,
+    of: str,
+    scheme: str,
+    shapes: tuple[tuple[int, str], ...],
+    request: pytest.FixtureRequest,
+) -> None:
     """No violation that axe-core calls serious or critical: on a desk, a phone, and on paper."""
     from axe_playwright_python.sync_playwright import Axe
 
     page.emulate_media(color_scheme=scheme)
-    opened(page, written)
-    for width, medium in ((1280, "screen"), (1024, "screen"), (390, "screen"), (700, "print")):
+    opened(page, request.getfixturevalue(of))
+    for width, medium in shapes:
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme, media=medium)
         found = Axe().run(page).response["violations"]
@@ -304,6 +321,76 @@ def test_the_table_is_filtered_as_one_types_and_the_figures_follow(
         assert rows.count() == count, text
 
 
+def test_what_is_typed_means_what_is_shown_also_beside_a_run_that_failed(
+    page: Any, many: Path
+) -> None:
+    from playwright.sync_api import expect
+
+    opened(page, many)
+    rows, status = page.locator("#table tbody tr[data-key]"), page.locator("[role=status]")
+    for text, count in (
+        ("test_accuracy>75", 3),  # the head says per cent
+        ("test_accuracy=76.50", 1),
+        ('"test accuracy">="76.5 %"', 3),
+        ('compressor="TopK 1 %"', 2),  # as its cell says it
+        ('compressor="TopK 1 %" network=100Mb', 1),
+        ("state=failed", 1),
+        ("samples_per_second>=25,000", 6),
+        ("tset_accuracy>75", 0),
+    ):
+        page.locator("#filter").fill(text)
+        expect(status).to_contain_text(f"{count} of 7 pass")
+        assert rows.count() == count, text
+    expect(status).to_contain_text("no run has tset_accuracy; there are label, ")
+    page.locator("#filter").fill("state=failed")
+    settled(page)
+    unseen = page.locator(".unseen").first
+    assert "None of the runs in view is drawn here. This plot has 6 of 7 runs" in (
+        unseen.text_content()
+    )
+    page.locator("#filter").fill("")
+    settled(page)
+    assert page.locator(".unseen").count() == 0
+    head = page.locator("#table th[data-name=test_accuracy]")
+    place = head.evaluate("(each) => [...each.parentElement.children].indexOf(each)")
+    cells = page.locator(f"#table tbody tr > :nth-child({place + 1})")
+    # The run that failed has no number: wherever it stands, the others are in their order.
+    rising = ["70.50", "72.50", "74.50", "76.50", "78.50", "80.50"]
+    for way, order in (("ascending", rising), ("descending", rising[::-1])):
+        head.click()
+        expect(head).to_have_attribute("aria-sort", way)
+        assert [text for text in cells.all_text_contents() if text != "—"] == order
+
+
+def test_of_very_many_values_some_are_facets_and_dashes_tell_them_apart(
+    page: Any, tmp_path: Path
+) -> None:
+    for place in range(26):
+        write_run(tmp_path / "runs", learning_rate=(1 + place) / 100)
+    opened(page, report(tmp_path / "runs", tmp_path / "report.html"))
+    page.locator("#facet").select_option("learning_rate")
+    settled(page)
+    heads = page.locator(".panel .facet:not(.note)")
+    assert heads.count() == 2 * 12
+    said = page.locator(".panel .facet.note").all_text_contents()
+    assert said == ["12 of 26 values of learning_rate: a filter brings others here."] * 2
+    page.locator("#filter").fill("learning_rate>=0.26")
+    settled(page)
+    assert heads.first.text_content() == "learning_rate 0.26"
+    page.locator("#filter").fill("")
+    page.locator("#facet").select_option("")
+    page.locator("#by").select_option("learning_rate")
+    settled(page)
+    looks = page.locator("[data-swatch]").evaluate_all(
+        "(all) => all.map((each) => getComputedStyle(each).borderTop)"
+    )
+    assert len(set(looks)) == 24
+    dashes = "JSON.stringify([...new Set(plot.data.map((t) => t.line && t.line.dash))].sort())"
+    assert lone(page, dashes)[0] == '["dash","dashdot","dot","solid"]'
+    said = page.locator("[role=status]").text_content()
+    assert said == "26 values of learning_rate: after 24 colours and dashes begin anew."
+
+
 def test_a_head_sorts_by_number(page: Any, written: Path) -> None:
     from playwright.sync_api import expect
 
@@ -466,7 +553,7 @@ def test_a_hundred_runs_take_at_most_8_mb_and_are_seen(page: Any, tmp_path: Path
     of_points = """(say) => [...document.querySelectorAll(".js-plotly-plot")].flatMap((plot) =>
         plot.data.filter((t) => t.meta && t.meta.points)).map(new Function("t", "return " + say))"""
     assert 100 in page.evaluate(of_points, "t.meta.points.length")
-    page.locator("[data-mark]").nth(2).click()
+    page.locator("[data-mark]").last.click()  # which has sent bytes, as one worker has not
     settled(page)
     assert set(page.evaluate(of_points, "t.selectedpoints.length")) == {1}
     page.get_by_role("button", name="none", exact=True).click()

@@ -97,6 +97,105 @@ def test_images_of_hugging_face() -> None:
     np.testing.assert_array_equal(found.x_train[:, 0, 0, 0], found.y_train)
 
 
+def test_an_image_that_is_added_to_a_class_is_read(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "pets")
+    assert datasets.count(str(folder), {}) == 16
+    (folder / "cat" / "0.png").rename(tmp_path / "kept.png")
+    (tmp_path / "kept.png").rename(folder / "cat" / "10.png")
+    (folder / "dog" / "10.png").write_bytes((folder / "dog" / "9.png").read_bytes())
+    found = datasets.load(str(folder))
+    assert len(found.x_train) + len(found.x_test) == 21
+    (folder / "dog" / "9.png").write_text("no image")
+    with pytest.raises(InvalidInput, match=r"9\.png cannot be read: .*; mend or remove it"):
+        datasets.load(str(folder))
+
+
+@pytest.mark.parametrize("labels", [[-1, 1], [3, 7], [False, True], ["b", "a"]])
+def test_labels_of_any_kind_are_classes_from_0(labels: list[int]) -> None:
+    np.savez("set.npz", x=X, y=np.array(labels * 50))
+    found = datasets.load("set.npz")
+    assert found.outputs == 2
+    expected = np.searchsorted(sorted(labels), labels * 50)[~held_out(100, 0.2)]
+    np.testing.assert_array_equal(found.y_train, expected)
+
+
+def test_many_whole_numbers_are_amounts_or_classes_as_one_says() -> None:
+    np.savez("set.npz", x=X, y=1000 + np.arange(100))
+    words = '100 distinct labels in 100 rows: amounts want task="regression", classes task="class'
+    with pytest.raises(InvalidInput, match=words):
+        datasets.load("set.npz")
+    prices = datasets.load("set.npz", task="regression")
+    assert (prices.task, prices.outputs, prices.y_train.max()) == ("regression", 1, 1098)
+    assert datasets.load("set.npz", task="classification").outputs == 100
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"label": [0, 1] * 50}, "0 columns beside 'label': there is nothing to learn from"),
+        ({"x": [], "label": []}, "0 training rows"),
+        ({"x": range(4), "label": ["a", None, "b", "a"]}, "1 rows without a label"),
+        ({"x": range(4), "label": [0.5, None, 1.5, None]}, "2 rows without a label"),
+        (
+            {"name": [f"n{k}" for k in range(2000)], "label": [0, 1] * 1000},
+            "1,600 distinct texts in column 'name', and each would be a feature; allowed: 1,000",
+        ),
+        ({"x": range(50), "label": [f"n{k}" for k in range(50)]}, "50 distinct labels in 50 rows"),
+    ],
+)
+def test_a_table_that_teaches_nothing_is_refused_in_a_sentence(
+    columns: dict[str, list[object]], words: str
+) -> None:
+    pd.DataFrame(columns).to_csv("set.csv", index=False)
+    with pytest.raises(InvalidInput, match=words):
+        lk.Experiment(dataset="set.csv")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": X, "y": Y[:99]}, "100 rows of x and 99 labels"),
+        ({"x": X.astype(str).astype("U9")[:, :1].astype("U1") + "a", "y": Y}, "no numbers"),
+        ({"x": X, "y": np.where(Y == 1, np.nan, 0.5)}, "rows without a label"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_in_a_sentence(
+    arrays: dict[str, np.ndarray], words: str
+) -> None:
+    np.savez("set.npz", **arrays)
+    with pytest.raises(InvalidInput, match=words):
+        datasets.load("set.npz")
+
+
+def test_a_column_without_a_number_is_nought_and_shapes_of_arrays_are_the_same() -> None:
+    frame = pd.DataFrame({"x": [np.nan] * 20, "z": range(20), "label": [0, 1] * 10})
+    frame.to_csv("set.csv", index=False)
+    assert not datasets.load("set.csv").x_train[:, 0].any()
+    uneven = [np.zeros(2 + k % 2) for k in range(20)]
+    pd.DataFrame({"x": uneven, "label": [0, 1] * 10}).to_parquet("set.parquet")
+    with pytest.raises(InvalidInput, match="arrays of shapes that do not fit"):
+        datasets.load("set.parquet")
+
+
+def test_a_configuration_of_a_hubs_set_stands_behind_a_colon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub = pytest.importorskip("datasets")
+    asked: list[tuple[str, ...]] = []
+
+    def load(*names: str) -> object:
+        asked.append(names)
+        if len(names) < 2:
+            raise ValueError("Config name is missing. Please pick one among: ['mrpc']")
+        return hub.Dataset.from_pandas(table())
+
+    monkeypatch.setattr(hub, "load_dataset", load)
+    assert datasets.load("hf:somebody/glue:mrpc").outputs == 2
+    assert asked == [("somebody/glue", "mrpc")]
+    with pytest.raises(InvalidInput, match="pick one among"):
+        datasets.load("hf:somebody/glue")
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

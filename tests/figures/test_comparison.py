@@ -270,7 +270,7 @@ def test_the_reading_judges_a_clear_lead_and_names_failed_gates(tmp_path: Path) 
     runs.append(write_run(tmp_path, workers=4, measured={"equivalence": FAILED_GATE}))
     text = comparison_reading(runs)
     # Another task: no race between models.
-    assert "Not compared, for no other run has their task and length: workers 2, cnn" in text
+    assert "Not compared, for no other run has their task, length and clock: workers 2, cnn" in text
     assert "mlp on digits: " in text
     assert "no speed is shown of workers 4" in text
     clear = [
@@ -281,6 +281,51 @@ def test_the_reading_judges_a_clear_lead_and_names_failed_gates(tmp_path: Path) 
         for s in range(3)
     ]
     assert "more than their seeds explain" in comparison_reading(clear)
+
+
+def test_modelled_seconds_are_no_rivals_of_measured_ones(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path, clock=clock, learning_rate=rate, measured={"clock": clock} | speed)
+        for clock, speed in (
+            ("wall", {"train_seconds": 9.0}),
+            ("virtual", {"train_seconds": 1.0, "samples_per_second": 1e6}),
+        )
+        for rate in (0.1, 0.2)
+    ]
+    text = comparison_reading(runs)
+    assert "wall clock: One seed cannot tell chance from a difference in samples/s" in text
+    assert "virtual clock: One seed cannot tell chance from a difference in samples/s" in text
+    assert "clock virtual" not in text.partition("wall clock: ")[2].partition("virtual clock: ")[0]
+    alone = comparison_reading(runs[1:3])
+    assert "no other run has their task, length and clock" in alone
+    # Beside each other in the figure of accuracy and seconds, neither beats the other.
+    assert pareto(runs).layout.meta["alt"].count("(on the front)") == 4
+
+
+def test_a_speed_up_names_its_spread_and_its_seeds_and_a_null_result_comes_first(
+    tmp_path: Path,
+) -> None:
+    def reading(name: str, steps: list[float]) -> str:
+        return comparison_reading(
+            [
+                write_run(tmp_path / name, workers=workers, seed=seed, step_ms=step)
+                for workers, times in ((1, [8.0] * len(steps)), (2, steps))
+                for seed, step in enumerate(times)
+            ]
+        )
+
+    assert (
+        "Largest speed-up over one worker: **workers 2**, 1.60 (3 seeds, 1.33 to 2.00); "
+        "strong scaling, efficiency 80%." in reading("clear", [4.0, 5.0, 6.0])
+    )
+    assert (
+        "No speed-up over one worker beyond the spread of the seeds; the largest: **workers 2**, "
+        "1.14 (3 seeds, 0.89 to 1.60)" in reading("null", [5.0, 7.0, 9.0])
+    )
+    assert (
+        "1.60 (spread 1.14 to 2.00); strong scaling, efficiency 80%; one seed, the spread is that "
+        "of its steps" in reading("one", [5.0])
+    )
 
 
 def test_without_runs_each_says_what_to_do() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,16 +18,29 @@ RING = {"name": "AllReduce", "algorithm": "ring"}
 ASYNCHRONOUS = {"name": "ParameterServer", "synchronous": False}
 
 
-def theirs(folder: Path, kind: str, step_ms: float, bytes_a_step: int, **measured: object) -> Run:
+def theirs(
+    folder: Path,
+    kind: str,
+    step_ms: float,
+    bytes_a_step: int,
+    options: dict[str, Any] | None = None,
+    work: dict[str, Any] | None = None,
+    **measured: object,
+) -> Run:
     tasks = ["ps 0", "worker 0"] if kind == "parameter_server" else ["worker 0", "worker 1"]
     sent = {a: {b: (a != b) * bytes_a_step * STEPS for b in tasks} for a in tasks}
-    exchange = {"algorithm": f"tensorflow.python.{kind}.Theirs", "sent_bytes": sent}
+    exchange = {
+        "algorithm": f"tensorflow.python.{kind}.Theirs",
+        "sent_bytes": sent,
+        "counted_steps": STEPS,
+    }
     strategy = TFDistribute.model_validate({"kind": kind}).to_json()
     return write_run(
         folder / kind,
-        strategy=strategy,
+        strategy=strategy | (options or {}),
         step_ms=step_ms,
         measured={"exchange": exchange} | measured,
+        **(work or {}),
     )
 
 
@@ -55,10 +69,12 @@ def test_each_stands_beside_the_one_of_ours_that_does_the_same(runs: list[Run]) 
     assert list(table["synchronization"]) == ["synchronous", "asynchronous"] * 2
     assert list(table["labkit's"]) == [
         "AllReduce(algorithm='ring')",
-        "ParameterServer(synchronous=False)",
+        "ParameterServer(synchronous=False, servers=1)",
         "itself",
         "itself",
     ]
+    legacy = "Keras 3's fit does not carry it"
+    assert list(table["legacy"]) == [legacy, legacy, "", ""]
     mirrored, served = framework_reading(runs).splitlines()
     assert mirrored.startswith("- **Theirs**: accuracy")
     assert "that of labkit's AllReduce(algorithm='ring') 5 ms: 4 times as long" in mirrored
@@ -70,12 +86,86 @@ def test_what_failed_its_gate_has_no_speed(tmp_path: Path, runs: list[Run]) -> N
     failed = theirs(tmp_path / "failed", "mirrored", 5.0, 0, equivalence=verdict)
     assert np.isnan(framework_table([failed, *runs])["step_ms"].iloc[0])
     said = framework_reading([failed, *runs]).splitlines()[0]
-    assert "its gate failed, so that it has no speed" in said
+    assert "the gate of Theirs failed, so that it has no speed" in said
     assert "fast" not in said
     ours = write_run(
         tmp_path / "ours", strategy=RING, step_ms=5.0, measured={"equivalence": verdict}
     )
-    assert "it has no speed" in framework_reading([failed, ours])
+    assert "has no speed" in framework_reading([failed, ours])
+
+
+def test_what_was_not_held_against_one_process_has_no_speed_either(tmp_path: Path) -> None:
+    verdict = {"verdict": "not applicable", "max_abs_difference": None, "tolerance": None}
+    unheld = verdict | {"reason": "TFDistribute is not exact"}
+    runs = [
+        theirs(tmp_path, "parameter_server", 5.0, 512, equivalence=unheld),
+        write_run(tmp_path / "servers", strategy=ASYNCHRONOUS, step_ms=5.0),
+    ]
+    assert list(framework_table(runs)["step_ms"].isna()) == [True, False]
+    said = framework_reading(runs)
+    assert "has no speed: TFDistribute is not exact" in said
+    assert "fast" not in said
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model_options", {"widths": [8]}),
+        ("dataset", "mnist"),
+        ("batch_size", 64),
+        ("optimizer", "adam"),
+        ("seed", 1),
+        ("precision", "float64"),
+        ("threads", 2),
+        ("workers", 4),
+    ],
+)
+def test_other_work_is_not_compared(tmp_path: Path, field: str, value: object) -> None:
+    run = theirs(tmp_path, "multi_worker_mirrored", 20.0, 2048)
+    other = write_run(tmp_path / "ring", strategy=RING, step_ms=5.0, **{field: value})
+    said = framework_reading([run, other])
+    assert f"not compared, as labkit's AllReduce(algorithm='ring') has other work: {field}" in said
+    assert "ms" not in said
+
+
+def test_another_number_of_servers_and_a_compressor_are_another_strategy(tmp_path: Path) -> None:
+    two = theirs(tmp_path, "parameter_server", 5.0, 512, options={"servers": 2})
+    one = write_run(tmp_path / "one", strategy=ASYNCHRONOUS)
+    asked = "labkit's ParameterServer(synchronous=False, servers=2) has no run beside it"
+    assert asked in framework_reading([two, one])
+    same = write_run(tmp_path / "two", strategy=ASYNCHRONOUS | {"servers": 2})
+    assert "a step takes" in framework_reading([two, same])
+    ring = theirs(tmp_path, "multi_worker_mirrored", 20.0, 2048)
+    packed = write_run(tmp_path / "packed", strategy=RING | {"compressor": {"name": "TopK"}})
+    assert "has no run beside it" in framework_reading([ring, packed])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "algorithm", "ours"),
+    [
+        ("mirrored", {}, "auto (ring on processors)", "ring"),
+        (
+            "mirrored",
+            {"cross_device_ops": "reduction_to_one_device"},
+            "sum on one device, copied back",
+            "master_worker",
+        ),
+        (
+            "mirrored",
+            {"cross_device_ops": "hierarchical_copy"},
+            "hierarchical copy (two halves, then across)",
+            "tree",
+        ),
+        ("multi_worker_mirrored", {}, "ring", "ring"),
+        ("multi_worker_mirrored", {"communication": "auto"}, "auto (ring on processors)", "ring"),
+    ],
+)
+def test_each_way_in_which_gradients_meet_has_its_own_name(
+    tmp_path: Path, kind: str, options: dict[str, str], algorithm: str, ours: str
+) -> None:
+    table = framework_table([theirs(tmp_path, kind, 5.0, 0, options=options)])
+    assert table["algorithm"].item() == algorithm
+    assert table["labkit's"].item() == f"AllReduce(algorithm='{ours}')"
 
 
 def test_bytes_that_nobody_has_counted_are_not_shown(tmp_path: Path) -> None:

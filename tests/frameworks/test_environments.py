@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -14,12 +16,13 @@ from labkit.cli.app import app
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.frameworks import environments
 from labkit.frameworks.environments import MARK, PEERS, SET_UP, Found, find, setup
+from labkit.frameworks.versions import versions
 
 
 @pytest.fixture(autouse=True)
 def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The folder of environments, which is empty."""
-    monkeypatch.setattr(environments, "find_spec", lambda _: None)
+    monkeypatch.setattr(environments, "versions", lambda _: "")
     monkeypatch.setenv("LABKIT_PEERS", str(tmp_path / "peers"))
     for kind in PEERS.values():
         monkeypatch.delenv(kind.variable or "-", raising=False)
@@ -40,7 +43,7 @@ def test_what_is_not_installed_is_a_sentence_that_says_what_to_do(
     assert f"{PEERS[name].module} is not installed" in said
     assert f"{variable} is not set: labkit peers setup {name}" in said
     monkeypatch.setenv(variable, sys.executable + "-not-there")
-    monkeypatch.setattr(environments, "_has", lambda python, module: False)
+    monkeypatch.setattr(environments, "_versions", lambda python, kind: "")
     assert f"nor in {variable}={sys.executable}-not-there" in str(find(name))
     listed = peers("list")
     assert listed.exit_code == 0
@@ -53,6 +56,8 @@ def test_what_was_set_up_is_found_where_it_is(nothing_installed: Path) -> None:
     assert isinstance(find("ddp"), str)  # it is not complete
     (folder / MARK).write_text(json.dumps({"name": "ddp", "version": "9.8"}))
     assert find("ddp") == Found("ddp", str(folder / "bin" / "python"), "9.8")
+    # They share an environment.
+    assert find("fsdp") == Found("fsdp", str(folder / "bin" / "python"), "9.8")
     assert f"ddp: 9.8 {folder}/bin/python" in peers("list").stdout.replace("\n", " ")
 
 
@@ -77,7 +82,7 @@ def test_programs_that_are_missing_are_named_before_anything_is_made(
 
 
 def test_what_is_of_labkits_own_environment_is_not_set_up() -> None:
-    with pytest.raises(InvalidInput, match=r"'multi_worker_mirrored' is not set up.*ddp, horovod"):
+    with pytest.raises(InvalidInput, match=r"'multi_worker_mirrored' is not set up.*ddp, fsdp"):
         setup("multi_worker_mirrored")
     assert peers("setup", "gossip").exit_code == 2
 
@@ -112,6 +117,50 @@ def program(path: Path, body: str) -> None:
 
 @pytest.mark.heavy
 def test_another_python_may_have_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program(tmp_path / "python", "exit 0")  # it finds every module
+    program(tmp_path / "python", "echo torch 9.8")  # it finds every module
     monkeypatch.setenv("LABKIT_TORCH_PYTHON", str(tmp_path / "python"))
-    assert find("ddp") == Found("ddp", str(tmp_path / "python"))
+    assert find("ddp") == Found("ddp", str(tmp_path / "python"), "torch 9.8")
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder of packages that are found: torch of version 9.8, horovod beside its own folder."""
+    for name in ("torch", "horovod"):
+        (tmp_path / name).mkdir()
+    released(tmp_path, "torch", "9.8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def released(folder: Path, name: str, version: str) -> None:
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def test_what_is_installed_here_has_the_version_of_its_package(
+    monkeypatch: pytest.MonkeyPatch, packages: Path
+) -> None:
+    monkeypatch.setattr(environments, "versions", versions)
+    assert find("ddp") == Found("ddp", sys.executable, "torch 9.8")
+    assert isinstance(find("horovod"), str)  # a folder of that name is no package
+    assert versions(["torch", "numpy"]) == f"torch 9.8, numpy {np.__version__}"
+    assert versions(["torch", "horovod"]) == versions(["torch", "not_there"]) == ""
+
+
+@pytest.mark.heavy
+def test_an_upgrade_is_seen_in_another_python(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    program(python, f'PYTHONPATH={packages} exec {sys.executable} "$@"')
+    monkeypatch.setenv("LABKIT_TORCH_PYTHON", str(python))
+    assert find("ddp") == Found("ddp", str(python), "torch 9.8")
+    (packages / "torch-9.8.dist-info").rename(packages / "torch-9.9.dist-info")
+    metadata = packages / "torch-9.9.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text().replace("9.8", "9.9"))
+    assert find("ddp") == Found("ddp", str(python), "torch 9.9")
+
+
+def test_keras_on_jax_is_the_one_that_labkit_has() -> None:
+    assert f"keras=={version('keras')}" in PEERS["jax"].packages

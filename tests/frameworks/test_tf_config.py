@@ -59,6 +59,10 @@ def test_servers_bring_a_chief_and_have_ports_of_their_own() -> None:
 def test_a_server_inside_a_worker_has_no_process_of_its_own() -> None:
     found = told("a", "b", "--servers", "1", "--server-inside-worker")
     assert [*found] == ["a: chief 0", "a: worker 0 and ps 0", "b: worker 1 and ps 1"]
+    found = told("a", "b", "--workers", "2", "--servers", "1", "--server-inside-worker")
+    assert [*found][1:] == [
+        *("a: worker 0 and ps 0", "a: worker 1", "b: worker 2 and ps 1", "b: worker 3"),
+    ]
     with pytest.raises(InvalidInput, match="servers=2 do not fit inside workers=1"):
         on_hosts(["a"], servers=2, inside=True)
     with pytest.raises(InvalidInput, match="hosts a are named twice"):
@@ -100,6 +104,8 @@ def test_bytes_are_those_of_the_connections_between_tasks() -> None:
     row = wires.matrix(["child"])
     assert row == {"child": {"child": 0, "parent": wires.look(["child"])}}
     assert wires.look(["nobody"]) == 0
+    wires.forget()
+    assert wires.look(["child"]) == 0
 
 
 SAMPLE = """

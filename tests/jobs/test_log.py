@@ -99,6 +99,36 @@ def test_logged_runs_stand_in_tables_figures_and_reports(tmp_path: Path) -> None
     assert "nan s" not in page
 
 
+def test_numbers_and_curves_of_ones_own_are_read_out_and_drawn(tmp_path: Path) -> None:
+    def run(rate: float, seed: int) -> lk.Run:
+        values = {f"own {k}": [rate, 2.0] for k in range(7)}
+        folder = tmp_path / f"{rate}-{seed}"
+        f1 = [0.1, rate + seed / 100]
+        return logged(folder, {"rate": rate, "seed": seed}, F1=f1, note="n", error=0.5, **values)
+
+    runs = [run(rate, seed) for rate in (0.1, 0.2, 0.3) for seed in (1, 2)]
+    text = lk.figures.comparison_reading(runs)
+    assert "No completed run has a test result" not in text
+    assert (
+        "Greatest F1: **rate 0.3**, 0.315 (2 seeds, 0.31 to 0.32); next rate 0.2, 0.215 "
+        "(2 seeds, 0.21 to 0.22); least rate 0.1, 0.115 (2 seeds, 0.11 to 0.12): "
+        "each of its seeds is greater" in text
+    )
+    assert "No difference beyond the spread of their seeds in own 0: " in text
+    assert "3 more numbers of their own are in the table" in text
+    assert "F1 0.315" in lk.figures.reading(runs)
+    figure = lk.compare(runs)
+    titles = [each.text for each in figure.layout.annotations]
+    assert "<b>F1</b>" in titles
+    assert "<b>error</b>" not in titles  # it has no curve
+    assert sum("own" in title for title in titles) == 5
+    assert "curves of 6 of 8 names of their own" in figure.layout.meta["alt"]
+    drawn = [list(t.y) for t in figure.data if t.y is not None and len(t.y) == 2]
+    assert any(each == pytest.approx([0.1, 0.315]) for each in drawn)
+    page = lk.report(runs, tmp_path / "report.html").read_text()
+    assert "<h4>F1</h4>" in page
+
+
 @pytest.mark.parametrize("values", [{"loss": [[1.0]]}, {"model": object()}, {"epochs": 3}])
 def test_what_is_no_result_is_refused(tmp_path: Path, values: dict[str, object]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(values))):
@@ -187,6 +217,95 @@ def test_a_script_logs_beside_other_interactive_runs(tmp_path: Path) -> None:
     assert run.status["state"] == "completed"
     assert run.experiment == {"notebook": "train.py", "name": "a", "rate": 1}
     assert run.environment["cores"] > 0
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "cause"),
+    [
+        ("sys.exit(1)", "failed", "exit code 1"),
+        ("sys.exit('no data')", "failed", "no data"),
+        ("1 / 0", "failed", "ZeroDivisionError: division by zero"),
+        ("threading.Thread(target=sys.exit, args=(1,)).start()", "completed", None),
+    ],
+)
+def test_a_script_that_exits_with_an_error_has_failed(
+    tmp_path: Path, end: str, state: str, cause: str | None
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import sys, threading\nimport labkit as lk\nlk.log(f1=0.5)\n{end}\n")
+    ended = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True)
+    assert bool(ended.returncode) == (state == "failed")
+    [run] = lk.load_runs(tmp_path / "runs")
+    assert (run.status["state"], run.status.get("cause")) == (state, cause)
+    assert run.metrics["f1"] == 0.5
+
+
+SESSION = """\
+import os, sys
+from pathlib import Path
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for cell in {cells!r}:
+    shell.run_cell(cell, store_history=True).raise_error()
+import labkit as lk
+told = (
+    f"{{r.experiment.get('rate')}} {{r.metrics.get('f1')}} {{len(r.history)}} {{r.status['state']}}"
+    for r in lk.load_runs("runs")
+)
+Path("told").write_text("\\n".join(told))
+"""
+TRAINS = "for step in range(1, steps): lk.log(step=step, loss=rate / step)\nrate *= 0.5"
+SCORES = "lk.log(f1=rate)"
+
+
+@pytest.mark.parametrize(
+    ("cells", "runs"),
+    [
+        # A parameter that is changed by training, or set by a function, begins nothing.
+        ([TRAINS, "def f(): rate = 1", SCORES], ["0.1 0.05 3 running"]),
+        (
+            [TRAINS, "rate = 0.3", TRAINS, SCORES],
+            ["0.1 None 3 completed", "0.3 0.15 3 running"],
+        ),
+        (
+            [TRAINS, SCORES, PARAMETERS, "steps = 3", TRAINS],
+            ["0.1 0.05 3 completed", "0.1 None 2 running"],
+        ),
+        # The cell that sets and trains at once is one run each time.
+        (
+            [f"rate = 0.2\n{TRAINS}", SCORES, f"rate = 0.4\n{TRAINS}"],
+            ["0.2 0.1 3 completed", "0.4 None 3 running"],
+        ),
+    ],
+)
+def test_in_a_session_of_cells_other_parameters_are_another_run(
+    tmp_path: Path, cells: list[str], runs: list[str]
+) -> None:
+    path = notebook(tmp_path / "mine.ipynb", *cells)
+    setup = f"{PARAMETERS}\nsteps = 4\nimport labkit as lk"
+    script = tmp_path / "session.py"
+    script.write_text(SESSION.format(cells=[setup, *cells]))
+    environ = os.environ | {"JPY_SESSION_NAME": str(path)}
+    subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=environ, check=True)
+    assert (tmp_path / "told").read_text().splitlines() == runs
+
+
+def test_other_given_parameters_are_another_run(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import labkit as lk\n"
+        "for rate in (0.1, 0.2):\n"
+        "    lk.log(parameters={'rate': rate}, f1=rate)\n"
+        "    lk.log(auc=2 * rate)\n"
+        "    lk.log(parameters={'rate': rate}, error=0.5)\n"
+    )
+    subprocess.run([sys.executable, str(script)], cwd=tmp_path, check=True)
+    runs = lk.load_runs(tmp_path / "runs")
+    assert [(r.experiment["rate"], r.metrics["f1"], r.metrics["auc"]) for r in runs] == [
+        (0.1, 0.1, 0.2),
+        (0.2, 0.2, 0.4),
+    ]
+    assert {run.status["state"] for run in runs} == {"completed"}
 
 
 def test_a_run_that_is_asked_to_end_while_it_ends_has_ended(

@@ -17,6 +17,8 @@ from sample_runs import FAILED_GATE, write_run
 
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.jobs.log import Log
+from labkit.records import store
 from labkit.records.export import export, to_mlflow, to_tensorboard
 from labkit.records.run import Run
 
@@ -129,6 +131,14 @@ def test_mlflow_keeps_each_run_once_with_its_curves(tmp_path: Path) -> None:
     found = client.search_runs([kept[0].info.experiment_id])
     assert {each.info.run_id for each in found} == set(again)
     assert to_mlflow(runs, place) == again
+    odd = Log(store.new_run_directory(tmp_path, "odd"), {"epochs (own)": [1], "a": "x" * 9000})
+    odd.add({"F1 (macro)": [0.1, 0.2], "F1 [macro]": 0.3, "/top//5%": 0.4, "..": 0.5, "μ": 0.6})
+    store.fail(odd.run.path, "no" * 9000)
+    data = client.get_run(*to_mlflow([odd.run], place)).data
+    assert data.params["epochs _own_"] == "[1]"
+    told = {"F1 _macro_": 0.2, "F1 _macro__": 0.3, "top/5_": 0.4, "_": 0.5, "μ": 0.6}
+    assert told.items() <= data.metrics.items()
+    assert data.metrics["epoch/F1 _macro_"] == 0.2
     with pytest.raises(InvalidInput, match=r"name a file, such as .*mlflow\.db"):
         to_mlflow(runs, tmp_path)
 

@@ -12,6 +12,7 @@ from labkit.experiment import Experiment
 from labkit.model_parallel.memory import Memory
 from labkit.records.measure import summarise
 from labkit.records.result import RankResult, Verdict, WholeResult
+from labkit.strategies import TFDistribute
 
 GATE = Verdict(verdict="passed", max_abs_difference=0.0, tolerance=1e-9, reason="")
 WHOLE = WholeResult([{"epoch": 0}], {"loss": 0.5, "accuracy": 0.9}, GATE)
@@ -96,6 +97,17 @@ def test_more_threads_than_cores_are_marked() -> None:
     fits = metrics_of(Experiment(workers=1, threads=cores), rows([[1.0]]))
     over = metrics_of(Experiment(workers=1, threads=cores + 1), rows([[1.0]]))
     assert (fits["oversubscribed"], over["oversubscribed"]) == (False, True)
+
+
+def test_processes_of_other_frameworks_count_among_those_that_want_cores() -> None:
+    cores = psutil.cpu_count() or 1
+    alone = Experiment(workers=cores, strategy=TFDistribute("multi_worker_mirrored"))
+    served = Experiment(workers=cores, strategy=TFDistribute("parameter_server", servers=2))
+    found = [metrics_of(each, rows([[1.0]]))["oversubscribed"] for each in (alone, served)]
+    assert found == [False, True]
+    assert TFDistribute("parameter_server", servers=2).processes(3) == 6  # with the coordinator
+    assert TFDistribute("parameter_server", servers=2, colocated=True).processes(3) == 4
+    assert TFDistribute("mirrored").processes(3) == 3  # devices, each with threads of its own
 
 
 def test_steps_under_the_microscope_are_not_timed() -> None:

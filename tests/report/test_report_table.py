@@ -7,6 +7,9 @@ from pathlib import Path
 from sample_runs import FAILED_GATE, write_run
 
 from labkit.figures.kit.entries import settings
+from labkit.jobs.log import Log, experiment
+from labkit.records import store
+from labkit.records.run import Run
 from labkit.report.table import Cell, Table, table_of
 
 
@@ -79,3 +82,67 @@ def test_a_filter_knows_parameters_results_and_what_all_share(tmp_path: Path) ->
     assert known["shared"]["dataset"] == "digits"
     assert [row["values"]["workers"] for row in known["runs"].values()] == [1, 2]
     assert list(known["runs"]) == [entry.key for entry in shown]
+
+
+def logged(root: Path, fields: dict[str, object], **values: object) -> Run:
+    log = Log(store.new_run_directory(root, "mine"), experiment("mine.ipynb", fields))
+    log.add(values)
+    store.complete(log.run.path)
+    return log.run
+
+
+def test_results_of_ones_own_are_columns_whatever_their_names(tmp_path: Path) -> None:
+    runs = [
+        logged(
+            tmp_path,
+            {"rate": rate, "label": f"try {rate}", "f1": "macro" if rate > 0.1 else "micro"},
+            **{"f1": rate, "auc.test": 2 * rate, "note": f"n{rate}", "sent_bytes": "many"},
+            balanced_accuracy=90 + rate,
+        )
+        for rate in (0.1, 0.2)
+    ]
+    table = table_of(settings(runs))
+    heads = {column.name: column.head for column in table.columns}
+    assert cells(table, "f1") == ["0.100", "0.200"]
+    assert cells(table, "auc.test") == ["0.200", "0.400"]
+    assert cells(table, "note") == ["n0.1", "n0.2"]
+    assert heads["balanced_accuracy"] == "balanced accuracy"  # which counts in per cent already
+    assert cells(table, "f1 (asked)") == ["micro", "macro"]
+    values = [row["values"] for row in table.known()["runs"].values()]
+    assert [row["f1"] for row in values] == [0.1, 0.2]
+    assert [row["note"] for row in values] == ["n0.1", "n0.2"]
+    assert [row["label (asked)"] for row in values] == ["try 0.1", "try 0.2"]
+    many = {f"own_{place}": place for place in range(40)}
+    table = table_of(settings([logged(tmp_path / "many", {}, **many)]))
+    assert (len(table.columns), table.more) == (3 + 24, 16)
+    assert table.values[0]["own_39"] == 39
+
+
+def test_a_filter_and_a_column_of_one_name_mean_the_same_parameter(tmp_path: Path) -> None:
+    def run(outer: float, label: str) -> Run:
+        strategy = {"name": "ParameterAveraging", "outer": {"learning_rate": outer}}
+        return write_run(tmp_path, strategy=strategy, dataset_options={"label": label})
+
+    shown = settings([run(0.7, "wage"), run(0.9, "age")])
+    table = table_of(shown)
+    assert table.parameters == ["outer.learning_rate", "dataset_options.label"]
+    known = table.known()
+    assert known["shared"]["learning_rate"] == 0.1
+    found = [row["values"] for row in known["runs"].values()]
+    assert [row["outer.learning_rate"] for row in found] == [0.7, 0.9]
+    assert [row["dataset_options.label"] for row in found] == ["wage", "age"]
+    assert [row["label"] for row in found] == [entry.label for entry in shown]
+
+
+def test_a_compressor_is_spoken(tmp_path: Path) -> None:
+    methods = (None, {"name": "TopK", "ratio": 0.01})
+    strategies = [{"name": "AllReduce", "compressor": each} for each in methods]
+    table = table_of(settings([write_run(tmp_path, strategy=each) for each in strategies]))
+    assert cells(table, "compressor")[1] == "TopK 1 %"
+
+
+def test_a_filter_asks_in_the_units_that_are_seen(tmp_path: Path) -> None:
+    measured = {"test_accuracy": 0.805, "payload_bytes_per_step": 3 * 1024**2}
+    table = table_of(settings([write_run(tmp_path, measured=measured)]))
+    shared = table.known()["shared"]
+    assert (shared["test_accuracy"], shared["payload_bytes_per_step"]) == (80.5, 3.0)

@@ -1,4 +1,4 @@
-"""Replicas in stages against whole ones: as formulas, as any order of pieces, and as models."""
+"""Replicas that are cut against whole ones: as formulas, as any order of pieces, and as models."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from labkit import (
 )
 from labkit.common.errors import InvalidInput
 from labkit.programs import Message, Program, Receive, Roles, Send, placed, whole
+from labkit.schedules.grid import crossing
 
 LAW = ComputeTime(0.1, law="lognormal")
 WAYS: list[Any] = [
@@ -82,7 +83,7 @@ def test_pieces_in_any_order_are_whole_pushes(data: st.DataObject) -> None:
     placement = data.draw(st.sampled_from(["round_robin", "greedy", "sharded"]))
     parts, cut = placed(shapes, servers, placement), placed(shapes, stages, "round_robin")
     weights = np.arange(float(sum(size for (size,) in shapes)))
-    roles = Roles(workers, parts, 1, 1, weights, [], stages=cut)
+    roles = Roles(workers, parts, 1, 1, weights, [], cut=cut)
     server = workers + data.draw(st.integers(0, servers - 1))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     pushes = {(w, k): rng.normal(size=weights.size) for w in range(workers) for k in range(3)}
@@ -121,8 +122,8 @@ def test_pieces_in_any_order_are_whole_pushes(data: st.DataObject) -> None:
 
 def _piece(roles: Roles, member: int, server: int, step: int, push: Any) -> Any:
     """What a stage sends of a push to a server."""
-    stage = roles.place(member).stage
-    part = roles.of_stage(stage).part(server).take(roles.stages[stage].take(push))
+    stage = roles.place(member).member
+    part = roles.of_member(stage).part(server).take(roles.cut[stage].take(push))
     return Message(member, part, rows=int(member < roles.workers), step=step)
 
 
@@ -139,7 +140,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-def furthest(communicator: Any, pairs: list[tuple[Experiment, int]]) -> list[float]:
+def furthest(communicator: Any, pairs: list[tuple[Experiment, Any]]) -> list[float]:
     """How far weights are from those of whole replicas, at the interleaving of these."""
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
@@ -152,15 +153,15 @@ def furthest(communicator: Any, pairs: list[tuple[Experiment, int]]) -> list[flo
 
     found = []
     whole_ones: dict[str, Any] = {}
-    for plain, stages in pairs:
+    for plain, cut in pairs:
         theirs = whole_ones.get(plain.hash8) or train(plain)
         whole_ones[plain.hash8] = theirs
         events = sorted(theirs.interleaving, key=lambda each: each["applied"])
         order = [tuple(int(each[k]) for k in ("server", "worker", "step")) for each in events]
-        cut = plain.strategy.model_copy(update={"stages": stages})
-        ours = train(plain.replace(strategy=cut, order=order))
+        strategy = plain.strategy.model_copy(update=cut)
+        ours = train(plain.replace(strategy=strategy, order=order))
         assert len(ours.interleaving) == len(events)
-        assert len(ours.partition["edges"]) == stages + 1
+        assert len(ours.partition.get("edges", [])) == (1 + cut["stages"] if "stages" in cut else 0)
         weights = zip(ours.model.weights, theirs.model.weights, strict=True)
         found.append(max(float(abs(a.numpy() - b.numpy()).max()) for a, b in weights))
     return found
@@ -171,12 +172,75 @@ def test_as_models_they_are_whole_ones_at_the_same_interleaving(cluster: Cluster
         strategy = Downpour(servers=2, placement="sharded", optimizer=optimizer)
         return Experiment(strategy=strategy, workers=workers, **SMALL | options)
 
-    pairs = [(asked(1, name), stages) for name in ("adagrad", "adam") for stages in (2, 3)]
-    pairs.append((asked(3, "adagrad"), 2))
+    names = ("adagrad", "adam")
+    pairs = [(asked(1, name), {"stages": stages}) for name in names for stages in (2, 3)]
+    pairs.append((asked(3, "adagrad"), {"stages": 2}))
     unshared = {"model": "locally_connected", "model_options": {"filters": [2], "kernel": 3}}
-    pairs.append((asked(2, "adagrad", **unshared), 2))  # DistBelief's kind of model
+    pairs.append((asked(2, "adagrad", **unshared), {"stages": 2}))  # DistBelief's kind of model
     for pair, apart in zip(pairs, cluster.call(furthest, pairs, ranks=1)[0], strict=True):
         assert apart <= 1e-10, pair
+
+
+UNSHARED: dict[str, Any] = {"model": "locally_connected", "model_options": {"filters": [2, 3]}}
+CONVOLUTION: dict[str, Any] = {"model": "cnn", "model_options": {"filters": [3, 2], "dense": 6}}
+SINGLE = {"dataset_options": {"rows": 8, "test_rows": 10}, "batch_size": 2}  # and one has no row
+
+
+def test_over_a_grid_they_are_whole_ones_at_the_same_interleaving(cluster: Cluster) -> None:
+    distbelief = Downpour(servers=2, placement="sharded")
+    steps_of_their_own = Downpour(2, push_every=3, servers=2)
+    cases: list[tuple[Any, dict[str, Any], tuple[int, int]]] = [
+        (distbelief, UNSHARED, (2, 2)),
+        (steps_of_their_own, CONVOLUTION, (1, 2)),
+        (Downpour(), UNSHARED | SINGLE, (1, 2)),
+    ]
+    pairs = [
+        (Experiment(strategy=strategy, workers=3, **SMALL | fields), {"grid": grid})
+        for strategy, fields, grid in cases
+    ]
+    for pair, apart in zip(pairs, cluster.call(furthest, pairs, ranks=1)[0], strict=True):
+        assert apart <= 1e-10, pair
+
+
+def sent(communicator: Any, experiments: list[Experiment]) -> list[float]:
+    """Bytes that all have sent, and were sent by servers."""
+    from labkit.worker.feed import read
+    from labkit.worker.session import TrainingSession
+
+    found = []
+    for each in experiments:
+        session = TrainingSession(each, communicator, read(each, communicator))
+        session.feed.validation = None
+        each.strategy.train(session)
+        found.append(sum(row["wire_bytes"] for row in session.stage.rows))
+    return found
+
+
+def test_between_tiles_goes_what_crosses_and_between_machines_kernels(cluster: Cluster) -> None:
+    grid = (1, 2)
+    wholes = [
+        Experiment(strategy=Downpour(), workers=1, **SMALL | fields | {"epochs": 1})
+        for fields in (UNSHARED, CONVOLUTION)
+    ]
+    cuts = [each.replace(strategy=Downpour(grid=grid)) for each in wholes]
+    whole_ones, ours = (cluster.call(sent, each, ranks=1)[0] for each in (wholes, cuts))
+    kernels = (3 * 3 + 1) * 3 + (3 * 3 * 3 + 1) * 2
+    for each, theirs, own, handed in zip(wholes, whole_ones, ours, (0, kernels), strict=True):
+        data = crossing(each.planes or (), grid)
+        values = 100 * (data.values.sum() + data.values_back.sum()) + 4 * 2 * handed
+        assert own - theirs == 8 * values
+
+
+def test_a_lost_machine_is_a_lost_replica(cluster: Cluster) -> None:
+    strategy = ParameterServer(synchronous=False, grid=(1, 2))
+    fields = SMALL | UNSHARED | {"compute": 0.1, "epochs": 1, "lost": {1: 0.12}}
+    run = cluster.run(Experiment(strategy=strategy, workers=3, **fields), show=False)
+    assert run.metrics["equivalence"]["verdict"] == "passed"
+    (loss,) = run.metrics["exchange"]["lost"]
+    assert loss == {"worker": 1, "seconds": 0.12, "gradients": 2}
+    assert sum(run.history["rank"] == 1) == 2  # in half of the time that one machine takes
+    assert run.history["samples"].sum() >= 100 - 10  # others do what it was to
+    assert set(run.history["rank"]) == {0, 1, 2, 4, 5, 6}
 
 
 @pytest.mark.parametrize(
@@ -185,11 +249,30 @@ def test_as_models_they_are_whole_ones_at_the_same_interleaving(cluster: Cluster
         (Downpour(stages=9), "stages=9 have a block at least, but the model is a chain of"),
         (Downpour(stages=2, compressor=TopK()), "stages=2 with a compressor, which knows"),
         (ParameterServer(stages=2, transport="one_sided"), "stages=2 with transport='one_sided'"),
+        (Downpour(grid=(1, 2), stages=2), r"grid=\(1, 2\) with stages=2 cuts a replica twice"),
+        (Downpour(grid=(1, 2), compressor=TopK()), r"grid=\(1, 2\) with a compressor, which"),
+        (Downpour(grid=(1, 2), transport="one_sided"), r"grid=\(1, 2\) with transport='one_s"),
+        (Downpour(grid=(3, 4)), r"'dense_2' of 10 units; allowed: \(3, 3\), \(2, 4\)"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(strategy: Any, why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         Experiment(dataset="digits", workers=2, strategy=strategy)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        (
+            {"model": "transformer", "dataset": "shakespeare"},
+            "cannot be cut over a grid",
+        ),
+        ({"precision": "mixed_bfloat16"}, "use precision='float32' or 'float64'"),
+    ],
+)
+def test_models_that_have_no_grid_are_refused(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        Experiment(**{"dataset": "digits", "strategy": Downpour(grid=(1, 2))} | fields)
 
 
 def refused(communicator: Any) -> list[str]:
@@ -198,6 +281,7 @@ def refused(communicator: Any) -> list[str]:
     import tensorflow as tf
     from keras.layers import Dense, Embedding, GlobalAveragePooling1D, Input, Softmax
 
+    from labkit.programs.actions import Place
     from labkit.programs.cut_replica import cut
 
     def said(stages: int, *layers: Any) -> str:
@@ -206,8 +290,8 @@ def refused(communicator: Any) -> list[str]:
         x, y = tf.ones((2, 4)), tf.zeros((2, 1))
 
         def go_forward() -> None:
-            made, *_ = cut(model, lambda worker, number: (x, y, None), stages)
-            made[0].forward(0, made[0].weights, None)
+            (first, *_), *_ = cut(model, lambda worker, number: (x, y, None), stages)
+            first.forward(Place(0, 0), first.weights, ())
 
         with pytest.raises(InvalidInput) as caught:
             go_forward()
@@ -230,11 +314,14 @@ def test_models_that_cannot_be_cut_are_refused(cluster: Cluster) -> None:
         assert why in said
 
 
-def test_each_stage_is_a_rank() -> None:
+def test_each_member_is_a_rank() -> None:
     apart = Downpour(servers=2, stages=2)
     assert apart.hosts(3) == [0, 1, 2, 3, 4, 5, 6, 7]
     beside = Downpour(servers=2, stages=2, colocated=True)
     assert beside.hosts(3) == [0, 1, 2, 0, 1, 3, 4, 5]
     assert [beside.places(worker, 3) for worker in range(3)] == [[3, 0], [4, 1], [5, 2]]
-    ranks = [Experiment(dataset="digits", workers=3, strategy=s).ranks for s in (apart, beside)]
-    assert ranks == [8, 6]
+    over_grid = Downpour(servers=2, grid=(2, 2))
+    assert over_grid.places(1, 3) == [8, 9, 10, 1]
+    strategies = (apart, beside, over_grid)
+    ranks = [Experiment(dataset="digits", workers=3, strategy=s).ranks for s in strategies]
+    assert ranks == [8, 6, 14]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sample_programs import SIZE, play
+from sample_programs import SIZE, Numbers, play
 
 from labkit import Cluster, Downpour, Experiment, ParameterServer, Slowdown
 from labkit.common.errors import InvalidInput
@@ -54,6 +54,15 @@ def test_one_replica_that_pushes_and_fetches_each_batch_is_plain_training(cluste
     ours = cluster.run(Experiment(strategy=Downpour(), clock="virtual", **fields), show=False)
     pairs = zip(plain.model().get_weights(), ours.model().get_weights(), strict=True)
     assert max(abs(one - other).max() for one, other in pairs) < 1e-12
+
+
+def test_a_push_without_rows_is_written_down_as_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Numbers, "batch", lambda own, worker: 2 * (worker > 0))
+    _, _, diary = play(Downpour(), 3)
+    dropped = [event for event in diary.events if event["update"] < 0]
+    assert len(diary.events) == 30
+    assert {event["worker"] for event in dropped} == {0}
+    assert len(dropped) == 10
 
 
 def test_replicas_end_when_the_epochs_are_over_and_every_gradient_is_pushed() -> None:

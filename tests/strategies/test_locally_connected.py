@@ -62,6 +62,7 @@ NAMED: dict[str, Any] = {"optimizer": "adam", "batch_size": 31}
 CONVOLUTION = {"model": "cnn", "model_options": {"filters": [3, 2], "dense": 6}}
 UNEVEN = {"model": pooled, "model_options": {}}
 REPLICAS = {"strategy": LocallyConnected(grid=(1, 2))}
+UNLIKE = REPLICAS | {"shards": "by_label"}  # data of the replicas
 
 
 def verify(communicator: Any, experiments: list[Experiment], cache: str) -> list[dict[str, Any]]:
@@ -70,6 +71,13 @@ def verify(communicator: Any, experiments: list[Experiment], cache: str) -> list
 
     os.environ["LABKIT_CACHE"] = cache
     return [dict(gate.verify(e, communicator, read(e, communicator))) for e in experiments]
+
+
+def test_replicas_with_unlike_data_are_exact(cluster: Cluster) -> None:
+    cache = str(Path.cwd() / "cache")
+    for (verdict,) in cluster.call(verify, [Experiment(**SMALL | UNLIKE)], cache):
+        assert verdict["verdict"] == "passed", verdict
+        assert verdict["max_abs_difference"] < 1e-10
 
 
 @pytest.mark.slow

@@ -33,6 +33,8 @@ SMALL: dict[str, Any] = {
     "batch_size": 30,
 }
 MOMENTUM = {"optimizer_options": {"momentum": 0.9}}
+CONVOLUTION = {"model": "cnn", "model_options": {"filters": [3, 2], "dense": 6}}
+UNSHARED = {"model": "locally_connected", "model_options": {"filters": [2]}}
 VIRTUAL = {"clock": "virtual", "compute": 0.01, "network": "1GbE"}
 
 
@@ -67,6 +69,7 @@ EXACT = [
     experiment(AllReduce("ring"), 3, shards="dirichlet(0.3)", **VIRTUAL),
     experiment(ParameterServer(2), 3, shards="by_label", capacities=(1, 2, 1), **VIRTUAL),
     experiment(ParameterServer(2, stages=2, placement="sharded"), 3, optimizer="adam", **VIRTUAL),
+    experiment(ParameterServer(2, grid=(2, 2), placement="sharded"), 2, **UNSHARED, **VIRTUAL),
 ]
 REPLAYED = [
     experiment(ParameterServer(2, synchronous=False), 3, **MOMENTUM, **VIRTUAL),
@@ -77,11 +80,13 @@ REPLAYED = [
     experiment(SoftSync(2, remedy="mean"), 4, optimizer="adagrad", **VIRTUAL),
     experiment(SoftSync(4, remedy="delay_compensated", servers=2), 4, slow={0: 3.0}, **VIRTUAL),
     experiment(SoftSync(4, remedy="momentum"), 4, **MOMENTUM, **VIRTUAL),
+    experiment(StaleSynchronous(1, remedy="mean"), 3, slow={1: 3.0}, **VIRTUAL),
     experiment(ParameterServer(2, synchronous=False), 3, lost={1: 0.05}, **MOMENTUM, **VIRTUAL),
     experiment(StaleSynchronous(1), 3, lost={0: 0.05}, **VIRTUAL),
     experiment(ParameterServer(1, backups=1), 3, lost={2: 0.05}, **VIRTUAL),
     experiment(Downpour(servers=2), 3, shards="dirichlet(0.3)", **VIRTUAL),
     experiment(Downpour(servers=2, stages=2), 3, slow={1: 3.0}, lost={2: 0.05}, **VIRTUAL),
+    experiment(Downpour(servers=2, grid=(1, 2)), 3, lost={2: 0.05}, **CONVOLUTION, **VIRTUAL),
     experiment(
         SoftSync(2, remedy="per_gradient", compressor=ErrorFeedback(TopK(ratio=0.2))),
         4,
@@ -138,8 +143,13 @@ ASYNCHRONOUS: dict[str, Any] = {"synchronous": False, "transport": "one_sided"}
         experiment(ParameterServer(1, **ASYNCHRONOUS), 2, network="1GbE"),
         experiment(StaleSynchronous(1, remedy="per_gradient", colocated=True), 2),
         experiment(Downpour(servers=2, stages=2, colocated=True), 2, network="1GbE"),
+        experiment(Downpour(grid=(1, 2)), 1, **CONVOLUTION),
+        experiment(Downpour(grid=(2, 1), colocated=True), 2, network="1GbE", **UNSHARED),
     ],
-    ids=["two-sided", "colocated, one-sided", "apart, one-sided, emulated", "stale", "in stages"],
+    ids=[
+        *("two-sided", "colocated, one-sided", "apart, one-sided, emulated", "stale", "in stages"),
+        *("over a grid", "over grids, colocated, emulated"),
+    ],
 )
 def test_so_is_what_ranks_did(cluster: Cluster, wanted: Experiment) -> None:
     (found,) = verdicts(cluster, [wanted])
@@ -264,6 +274,14 @@ SHORT = {"dataset_options": {"rows": 20, "test_rows": 10}, "batch_size": 18}
         experiment(
             ParameterServer(1, synchronous=False, compressor=FEW), 3, **VIRTUAL | SHORT, **MOMENTUM
         ),
+        experiment(Downpour(compressor=FEW), 3, **VIRTUAL | SHORT),
+        # The weights that it is held against are those that its worker has by now.
+        experiment(
+            StaleSynchronous(1, remedy="delay_compensated", compensation=0.5, compressor=FEW),
+            3,
+            slow={0: 3.0},
+            **VIRTUAL,
+        ),
         *(
             pytest.param(each, marks=pytest.mark.slow)
             for each in (
@@ -282,7 +300,10 @@ SHORT = {"dataset_options": {"rows": 20, "test_rows": 10}, "batch_size": 18}
             )
         ),
     ],
-    ids=["rows run out", "all are waited for", "one comes too late", "ranks"],
+    ids=[
+        *("rows run out", "a replica's, too", "delay-compensated"),
+        *("all are waited for", "one comes too late", "ranks"),
+    ],
 )
 def test_what_was_said_is_said_again_by_servers_written_anew(
     cluster: Cluster, wanted: Experiment

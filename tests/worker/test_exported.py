@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 
 from labkit import Experiment, InvalidInput
 from labkit.experiment.batches import plan_of
-from labkit.frameworks.exported import Batches
+from labkit.frameworks import in_keras
+from labkit.frameworks.exported import Batches, Exported
+from labkit.frameworks.in_keras import model_of
 from labkit.worker.exported import export, layers_of, loss_of, optimizer_of
 from labkit.worker.feed import read
 from labkit.worker.session import build_model
@@ -49,6 +53,109 @@ def test_weights_and_batches_arrive_as_they_were(
             np.testing.assert_array_equal(np.concatenate([b[1] for b in each]), y[rows])
             factors = [2 * size / len(rows) for size in plan.sizes(step)]
             assert [b[2] for b in each] == pytest.approx(factors)
+
+
+@pytest.mark.parametrize("level", [False, True])
+@pytest.mark.parametrize("capacities", [None, (1, 3)])
+def test_who_has_numpy_alone_trains_to_the_weights_that_keras_has(
+    tmp_path: Path, capacities: tuple[float, ...] | None, level: bool
+) -> None:
+    """What is exported is all that is needed: two workers' files, gradients by hand, their mean."""
+    fields: dict[str, Any] = {"batch_size": 63, "epochs": 2, "steps": 10, "precision": "float64"}
+    experiment = Experiment(
+        model="mlp",
+        model_options={"widths": [12, 8]},
+        dataset="digits",
+        workers=2,
+        capacities=capacities,
+        **fields,
+    )
+    with float64():
+        source = read(experiment)
+        model = build_model(experiment, source)
+        sgd = optimizers.SGD(0.1, momentum=0.9, nesterov=True)
+        loss = losses.SparseCategoricalCrossentropy(from_logits=True)  # of the floats of now
+        given = [(experiment, source, rank, model, sgd, loss, str(tmp_path)) for rank in (0, 1)]
+        start, found = replayed([export(*each) for each in given], level)
+        model.compile(sgd, loss)
+        x, y = source.train
+        plan = plan_of(experiment, len(x), capacities or (1.0, 1.0), source.labels)
+        for epoch in range(2):
+            for rows in plan.whole(epoch):
+                model.train_on_batch(x[rows], y[rows])
+        for first, own, theirs in zip(start, model.get_weights(), found, strict=True):
+            np.testing.assert_allclose(own, theirs, rtol=0, atol=1e-12)
+            assert np.abs(first - theirs).max() > 1e-3
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    compute_in("float64")
+    try:
+        yield
+    finally:
+        compute_in("float32")
+
+
+def compute_in(floats: str) -> None:
+    keras.config.set_floatx(floats)
+    keras.config.set_dtype_policy(floats)
+
+
+def replayed(told: list[Exported], level: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Weights at the start and after 20 steps, of dense layers, cross-entropy and momentum."""
+    files = [Batches(each) for each in told]
+    kinds = [options["activation"] for kind, options in told[0].layers if kind == "Dense"]
+    assert kinds == ["relu", "relu", "linear"]
+    rate, momentum = (told[0].optimizer[name] for name in ("learning_rate", "momentum"))
+    assert told[0].optimizer["nesterov"]
+    start = [each.copy() for each in files[0].weights]
+    weights, memory = files[0].weights, [np.zeros_like(each) for each in start]
+    for _ in range(20):
+        if level:
+            batches = [file.next_level() for file in files]
+            assert len({len(x) for x, _, _ in batches}) == 1
+            assert sum(parts.sum() for _, _, parts in batches) == pytest.approx(1)
+        else:
+            each = [file.next() for file in files]
+            batches = [(x, y, np.full(len(x), factor / len(x) / 2)) for x, y, factor in each]
+        gradients = [by_hand(weights, x.reshape(len(x), -1), y, parts) for x, y, parts in batches]
+        for place, several in enumerate(zip(*gradients, strict=True)):
+            step = rate * np.sum(several, axis=0)
+            memory[place] = momentum * memory[place] - step
+            weights[place] = weights[place] + momentum * memory[place] - step
+    return start, weights
+
+
+def by_hand(
+    weights: list[np.ndarray], x: np.ndarray, y: np.ndarray, parts: np.ndarray
+) -> list[np.ndarray]:
+    """Gradients of the sum of rows' cross-entropies, each times its part."""
+    inputs = [x]
+    for matrix, bias in zip(weights[:-2:2], weights[1:-2:2], strict=True):
+        inputs.append(np.maximum(inputs[-1] @ matrix + bias, 0))
+    scores = inputs[-1] @ weights[-2] + weights[-1]
+    shares = np.exp(scores - scores.max(1, keepdims=True))
+    back = shares / shares.sum(1, keepdims=True)
+    back[np.arange(len(y)), y] -= 1
+    back *= parts[:, np.newaxis]
+    found: list[np.ndarray] = []
+    for matrix, before in zip(weights[-2::-2], reversed(inputs), strict=True):
+        found = [before.T @ back, back.sum(0), *found]
+        back = back @ matrix.T * (before > 0)
+    return found
+
+
+def test_another_keras_makes_the_same_model_and_loss_of_it(tmp_path: Path) -> None:
+    experiment = Experiment(model="cnn", dataset="digits", workers=2, batch_size=100, steps=1)
+    source = read(experiment)
+    model = build_model(experiment, source)
+    told = export(experiment, source, 0, model, optimizers.SGD(0.5), LOSS, str(tmp_path))
+    batches = Batches(told)
+    again, (x, y, _) = model_of(told, batches.weights, keras), batches.next()
+    np.testing.assert_array_equal(model(x), again(x))
+    each = in_keras.loss_of(told, keras, reduction="none")(y, again(x))
+    assert float(LOSS(y, model(x))) == pytest.approx(float(np.mean(each)), rel=1e-6)
 
 
 def sequential(*hidden: keras.Layer) -> keras.Model:

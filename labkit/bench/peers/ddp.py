@@ -17,7 +17,13 @@ from labkit.bench.steps import MOMENTUM, RATE, Case
 
 
 def join(meeting: Meeting, task: Task) -> Peer:
-    """Start the process group; processes find each other through a file, and talk on loopback."""
+    """Meet."""
+    return Peer(meeting, start(meeting, task))
+
+
+def start(meeting: Meeting, task: Task) -> Any:
+    """PyTorch, with a process group; processes find each other through a file, and talk on
+    loopback."""
     environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     torch = import_module("torch")  # by name: it is no dependency of labkit's
     torch.set_num_threads(1)
@@ -28,21 +34,20 @@ def join(meeting: Meeting, task: Task) -> Peer:
         world_size=meeting.size,
         timeout=timedelta(seconds=LIMIT),
     )
-    return Peer(meeting, torch)
+    return torch
 
 
 class Peer:
     """The steps of one process."""
 
     def __init__(self, meeting: Meeting, torch: Any) -> None:
-        self._meeting, self._torch = meeting, torch
+        self._meeting, self.torch = meeting, torch
         self.version = f"PyTorch {torch.__version__}"
 
     def measure(self, case: Case, repeats: int) -> Agreed:
         """Seconds of local steps, exchanged steps and the bare sum; whether weights agree."""
-        torch, distributed = self._torch, self._torch.distributed
-        alone, inner = self._model(case), self._model(case)
-        together = torch.nn.parallel.DistributedDataParallel(inner)
+        torch, distributed = self.torch, self.torch.distributed
+        alone, together = self._model(case), self.spread(self._model(case))
         buffer = torch.zeros(case.parameters)
         steps = {
             "local": self._step(case, alone),
@@ -54,15 +59,24 @@ class Peer:
         distributed.all_reduce(ones)
         # Once more from known values: buffers of steps hold no sum that could be checked.
         right = np.allclose(ones.numpy(), self._meeting.size * (self._meeting.size + 1) / 2)
-        checksum = float(sum(p.detach().double().abs().sum() for p in inner.parameters()))
+        weights = [self.whole(each) for each in together.parameters()]
+        checksum = float(sum(each.double().abs().sum() for each in weights))
         return Agreed(**found, same_weights=same(self._meeting, checksum) and bool(right))
+
+    def spread(self, model: Any) -> Any:
+        """The model as all processes train it together."""
+        return self.torch.nn.parallel.DistributedDataParallel(model)
+
+    def whole(self, parameter: Any) -> Any:
+        """All of a parameter's values."""
+        return parameter.detach()
 
     def leave(self) -> None:
         """End the process group."""
-        self._torch.distributed.destroy_process_group()
+        self.torch.distributed.destroy_process_group()
 
     def _step(self, case: Case, model: Any) -> Callable[[], float]:
-        torch = self._torch
+        torch = self.torch
         x, y = (torch.from_numpy(array) for array in case.data(self._meeting.rank))
         optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM)
         loss = torch.nn.CrossEntropyLoss()
@@ -78,7 +92,7 @@ class Peer:
 
     def _model(self, case: Case) -> Any:
         """The case's model with its weights; PyTorch has them (out, in) and (out, in, y, x)."""
-        torch = self._torch
+        torch = self.torch
         layers = self._perceptron(case) if case.widths else self._convolutions()
         model = torch.nn.Sequential(*layers)
         with torch.no_grad():
@@ -90,14 +104,14 @@ class Peer:
         return model
 
     def _perceptron(self, case: Case) -> list[Any]:
-        nn = self._torch.nn
+        nn = self.torch.nn
         layers: list[Any] = []
         for inputs, outputs in pairwise((784, *case.widths)):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         return [*layers, nn.Linear(case.widths[-1], 10)]
 
     def _convolutions(self) -> list[Any]:
-        nn = self._torch.nn
+        nn = self.torch.nn
         return [
             nn.Unflatten(1, (1, 28, 28)),
             *(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),

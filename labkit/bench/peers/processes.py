@@ -20,7 +20,7 @@ from labkit.bench.peers.meeting import Meeting, Record, Task
 from labkit.common.errors import LabkitError
 from labkit.communicator import launcher
 from labkit.frameworks import foreign
-from labkit.frameworks.child import FOREIGN, environment
+from labkit.frameworks.child import FOREIGN, computing, environment
 from labkit.frameworks.environments import Found
 from labkit.frameworks.tf_config import free_ports
 
@@ -93,17 +93,17 @@ def _environment(peer: Found) -> dict[str, str]:
     # Under mpirun these would make a peer's ranks believe that they belong to a job of ours.
     given = environment(peer.python)
     kept = {k: v for k, v in given.items() if not k.startswith(FOREIGN)}
-    return kept | {
-        "TF_NUM_INTRAOP_THREADS": "1",
-        "TF_NUM_INTEROP_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "HOROVOD_FUSION_THRESHOLD": "0",  # without two copies; the fastest setting measured
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "no_proxy": "127.0.0.1,localhost",
-        **launcher.huge_pages(),  # as our ranks have them
-    }
+    # One thread that computes and one that may wait for a message, as our ranks have them.
+    return (
+        kept
+        | computing(1)
+        | {
+            "HOROVOD_FUSION_THRESHOLD": "0",  # without two copies; the fastest setting measured
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            **launcher.huge_pages(),  # as our ranks have them
+        }
+    )
 
 
 @contextmanager

@@ -63,8 +63,10 @@ def _beside(runs: Iterable[Run] | Run) -> Beside:
 
 def _said(found: Beside) -> Iterator[Finding]:
     for theirs, ours in found.pairs:
-        ratio, times = None, "its gate failed, so that it has no speed"
-        if theirs["sound"] and ours["sound"]:
+        ratio = None
+        unheld = [row for row in (theirs, ours) if row["gate"] != "passed"]
+        times = "; ".join(map(_no_speed, unheld))
+        if not unheld:
             ratio, same = theirs["step_ms"] / ours["step_ms"], theirs["labkit's"]
             times = (
                 f"a step takes {seconds_text(theirs['step_ms'] / 1e3)}, that of labkit's "
@@ -76,6 +78,18 @@ def _said(found: Beside) -> Iterator[Finding]:
             said=(ends, times),
             verdict=_verdict(ratio),
         )
+    for theirs, why in found.alone:
+        yield Finding(
+            what=f"**{theirs['strategy']}**",
+            said=(f"accuracy at the end {theirs['accuracy']:.1%}", f"not compared, as {why}"),
+        )
+
+
+def _no_speed(row: pd.Series) -> str:
+    """Why a run has no speed to be shown."""
+    if row["gate"] == "failed":
+        return f"the gate of {row['strategy']} failed, so that it has no speed"
+    return f"{row['strategy']} was not held against one process, and has no speed: {row['why']}"
 
 
 def _verdict(ratio: float | None) -> str:

@@ -113,7 +113,7 @@ def show(figure: Figure) -> None:
 def _learning(shown: Sequence[Entry]) -> Sheet:
     panels, remarks, words = learning_panels(shown)
     title = _title(shown, "Learning")
-    return Sheet([panels], shown, title, [*_remarks(shown), *remarks], [words], plot=240)
+    return Sheet(panels, shown, title, [*_remarks(shown), *remarks], [words], plot=240)
 
 
 def _speeds(shown: Sequence[Entry]) -> Sheet:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import mean
 
+from labkit.common.content import is_number
 from labkit.common.units import bytes_text, plural
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import Entry
@@ -14,7 +16,7 @@ from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.records.questions.columns import parameters, plain_parameters, spread
 from labkit.records.questions.scaling import scalings
 from labkit.records.questions.spending import MEASURES, front, spending, steps_of
-from labkit.records.run import Run
+from labkit.records.run import Run, own_results
 from labkit.records.verdict import accuracies, judge, seeds_of
 
 _CHANCE = ("name", "seed", "repeats", "gate")  # none of them makes a run another
@@ -25,9 +27,9 @@ def comparison_reading(runs: Iterable[Run] | Run) -> Markdown:
     """Say what differs, how many passed the gate, and who is best in accuracy, speed and bytes.
 
     "Best" is said of settings (runs that differ in seeds only) that did the same task for as many
-    samples; what else differs between the two is said, too. A lead in accuracy is judged by the
-    seeds (`verdict.judge`), a lead in speed by whether the seeds' spreads stay apart; where there
-    is none, the sentence begins with that.
+    samples on the same clock; what else differs between the two is said, too. A lead in accuracy is
+    judged by the seeds (`verdict.judge`), a lead in speed by whether the seeds' spreads stay apart;
+    where there is none, the sentence begins with that.
 
     Raises: LabkitError where there are no runs.
     """
@@ -36,7 +38,9 @@ def comparison_reading(runs: Iterable[Run] | Run) -> Markdown:
     found = _alike([entry for entry in shown if entry.metrics])
     compared = {head: same for head, same in found.items() if len(same) > 1 or len(found) == 1}
     for head, same in compared.items():
-        best = (_best(same), _fastest(same), _fewest(same), *_on_the_front(same))
+        own = _of_ones_own(same)
+        judged = _best(same) or (None if own else Finding("No completed run has a test result"))
+        best = (judged, *own, _fastest(same), _fewest(same), *_on_the_front(same))
         said += [replace(each, what=f"{head}{each.what}") for each in best if each]
     alone = [
         f"{same[0].label} ({head.removesuffix(': ')})"
@@ -44,7 +48,7 @@ def comparison_reading(runs: Iterable[Run] | Run) -> Markdown:
         if head not in compared
     ]
     if alone:
-        head = "Not compared, for no other run has their task and length"
+        head = "Not compared, for no other run has their task, length and clock"
         said.append(Finding(head, said=(_some(alone),)))
     return sentences([*said, *_scaling(shown)])
 
@@ -89,15 +93,19 @@ def _bytes(entry: Entry) -> Finding | None:
 
 
 def _alike(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Those that did the same task for as many samples, by the words that tell the groups apart."""
-    groups: dict[tuple[str, str], list[Entry]] = {}
+    """Those that did the same task for as many samples on the same clock, by what tells them apart.
+
+    Modelled seconds are no seconds, so that runs of both clocks are never one ranking.
+    """
+    groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in shown:
         row, steps = plain_parameters(entry.run), steps_of(entry.run)
         # Of steps and batch the product: with weak scaling there are fewer, larger steps.
         samples = steps * int(row.get("batch_size") or 1) if steps else None
         length = f"{samples:,} samples" if samples else "unknown length"
-        groups.setdefault((f"{row.get('model')} on {row.get('dataset')}", length), []).append(entry)
-    told = [place for place in (0, 1) if len({key[place] for key in groups}) > 1]
+        task, clock = f"{row.get('model')} on {row.get('dataset')}", entry.metrics.get("clock")
+        groups.setdefault((task, length, f"{clock or 'wall'} clock"), []).append(entry)
+    told = [place for place in range(3) if len({key[place] for key in groups}) > 1]
     return {
         f"{', '.join(key[place] for place in told)}: " if told else "": same
         for key, same in groups.items()
@@ -133,14 +141,16 @@ def _ranked(
     return sorted(known, key=lambda each: -sign * (each[0].value or 0.0))
 
 
-def _lead(ranked: Sequence[_Place], most: str, judged: Callable[[_Place, _Place], str]) -> Finding:
+def _lead(
+    ranked: Sequence[_Place], most: str, judged: Callable[[_Place, _Place], str], more: str = ""
+) -> Finding:
     """The best beside the next best; where the seeds do not tell them apart, that comes first."""
     best, *others = ranked
     if not others:
         return replace(best[0], what=f"{most} {best[0].what}")
     verdict = judged(best, others[0])
     differing = [n for n in parameters([best[1].run, others[0][1].run]) if n not in _CHANCE]
-    said = [f"next {others[0][0].who}, {others[0][0].number}"]
+    said = [f"next {others[0][0].who}, {others[0][0].number}", more]
     if len(differing) > 1:
         said.append(f"the two differ in {' and '.join(differing)}")
     what = f"{most} {best[0].what}" if verdict else f"{_NULL} {best[0].what}"
@@ -153,14 +163,33 @@ _NULL = "No difference beyond the spread of their seeds in"
 _ONE_SEED = "One seed cannot tell chance from a difference in"
 
 
-def _best(found: Sequence[Entry]) -> Finding:
+def _best(found: Sequence[Entry]) -> Finding | None:
     if ranked := _ranked(found, _accuracy, 1):
         return _lead(ranked, "Highest", _by_seeds)
     # What tasks without an accuracy are judged by.
     ranked = _ranked(found, _loss, -1)
-    if not ranked:
-        return Finding("No completed run has a test result")
-    return _lead(ranked, "Lowest", _lower)
+    return _lead(ranked, "Lowest", _lower) if ranked else None
+
+
+def _of_ones_own(found: Sequence[Entry]) -> list[Finding]:
+    """Numbers under names of the user's own; whether more of them is better, only they know."""
+    names = dict.fromkeys(name for entry in found for name in own_results(entry.run))
+    ranked = [_ranked(found, partial(_result, name), 1) for name in names]
+    ranked = [each for each in ranked if each]
+    said = [_lead(each, "Greatest", _greater, _least(each)) for each in ranked[:_NAMED]]
+    more = plural(len(ranked) - _NAMED, "more number")
+    return said + ([Finding(f"{more} of their own are in the table")] if ranked[_NAMED:] else [])
+
+
+def _result(name: str, entry: Entry) -> Finding | None:
+    """A result under a name of the user's own, the mean over seeds."""
+    found = (seed.metrics.get(name) for seed in seeds_of(entry.run))
+    return _of_seeds(entry, name, [v for v in found if is_number(v)], "{:.4g}".format)
+
+
+def _least(ranked: Sequence[_Place]) -> str:
+    last = ranked[-1][0]
+    return f"least {last.who}, {last.number}" if len(ranked) > 2 else ""
 
 
 def _by_seeds(first: _Place, second: _Place) -> str:
@@ -172,6 +201,10 @@ def _by_seeds(first: _Place, second: _Place) -> str:
 
 def _lower(first: _Place, second: _Place) -> str:
     return "each of its seeds is lower" if _apart(second, first) else ""
+
+
+def _greater(first: _Place, second: _Place) -> str:
+    return "each of its seeds is greater" if _apart(first, second) else ""
 
 
 def _faster(first: _Place, second: _Place) -> str:
@@ -221,9 +254,19 @@ def _scaling(shown: Sequence[Entry]) -> list[Finding]:
     if measured.empty:
         return []
     most = measured.loc[measured["speedup"].idxmax()]
-    kind = f"{most['kind']} scaling, efficiency {most['efficiency'] / 100:.0%}"
+    seeds = int(most["seeds"])
+    # One seed has no spread of its own; that of its steps is known.
+    ends = ("slowest_seed", "fastest_seed") if seeds > 1 else ("speedup_low", "speedup_high")
+    low, high = (float(most[end]) for end in ends)
+    over = "seeds" if seeds > 1 else "steps"
     head = "Largest speed-up over one worker"
-    return [Finding(head, most["run"], most["speedup"], text="{:.2f}".format, unit=f" ({kind})")]
+    if low <= 1:
+        head = f"No speed-up over one worker beyond the spread of the {over}; the largest"
+    said = [f"{most['kind']} scaling, efficiency {most['efficiency'] / 100:.0%}"]
+    said += ["one seed, the spread is that of its steps"] if seeds < 2 else []
+    told = seeds if seeds > 1 else 0
+    text = "{:.2f}".format
+    return [Finding(head, most["run"], most["speedup"], (low, high), told, text, said=tuple(said))]
 
 
 def _some(labels: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -14,12 +15,15 @@ from labkit.figures.kit.marks import line_over_band
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.runs import speed
 from labkit.records.questions.losses import epoch_results, loss_curve
+from labkit.records.run import logged, own_results
 
 if TYPE_CHECKING:
     import pandas as pd
 
 POINTS = 300  # a panel shows no more; of many runs a quarter: a hundred are drawn at once
-CURVES = 120  # so many runs have curves, and their histories read
+CURVES = 240  # so many runs have curves, and their histories read
+MOST = 9000  # points of all curves of a panel; what a browser draws stays about the same
+OWN = 6  # so many names of the user's own have a panel
 Tables: TypeAlias = "Mapping[str, pd.DataFrame]"  # by the keys of entries
 FEW = 8  # above so many runs the unsmoothed lines would only be fog
 _TOLD = 3  # so many of what coincides are told
@@ -32,12 +36,15 @@ AXES = {
 }
 
 
-def learning_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[str], str]:
-    """Loss and test results over steps, with their places on other axes; remarks; words."""
+def learning_panels(shown: Sequence[Entry]) -> tuple[list[list[Panel]], list[str], str]:
+    """Loss and test results over steps, with their places on other axes; remarks; words.
+
+    Below them, two in a row, the curves of the user's own.
+    """
     whole, shown = shown, chosen(shown)
     curves = {entry.key: loss_curve(entry.run.history) for entry in shown}
-    # The more runs, the fewer points of each: what a browser draws stays about the same.
     points = POINTS if len(shown) <= FEW else POINTS // 2 if len(shown) <= MANY else POINTS // 4
+    points = min(points, MOST // len(shown))
     losses = {key: thinned(curve, points) for key, curve in curves.items()}
     found = {e.key: epoch_results(e.run, curves[e.key]) for e in shown}
     words = "; ".join(f"{e.label}: {_in_words(e, curves[e.key])}" for e in shown)
@@ -53,7 +60,29 @@ def learning_panels(shown: Sequence[Entry]) -> tuple[list[Panel], list[str], str
         _panel(shown, losses, "smooth", "Training loss", axes),
         _panel(shown, tests, judged, what, axes, look),
     ]
-    return panels, [*_silent(shown, losses), *_coinciding(shown, curves)], words
+    names = _own_names(shown, found)
+    panels += [
+        _panel(shown, _of_name(found, name, points), name, name, axes) for name in names[:OWN]
+    ]
+    remarks = [*_silent(shown, losses), *_coinciding(shown, curves)]
+    remarks += [f"curves of {OWN} of {len(names)} names of their own"] if names[OWN:] else []
+    return [panels[row : row + 2] for row in range(0, len(panels), 2)], remarks, words
+
+
+def _own_names(shown: Sequence[Entry], found: Tables) -> list[str]:
+    """Under which names of the user's own there are curves; the training loss has its panel."""
+    every = dict.fromkeys(name for entry in shown for name in logged(entry.run))
+    return [
+        name
+        for name in every
+        if name not in ("loss", "epoch", *AXES)
+        and any(name in own and own[name].count() > 1 for own in found.values())
+    ]
+
+
+def _of_name(found: Tables, name: str, points: int) -> Tables:
+    known = {key: own.dropna(subset=[name]) for key, own in found.items() if name in own}
+    return {key: thinned(own, points) for key, own in known.items()}
 
 
 def chosen(shown: Sequence[Entry]) -> Sequence[Entry]:
@@ -116,7 +145,7 @@ def _panel(
     return Panel(
         title=what,
         x=AXES["step"],
-        y="loss, mean over ranks" if is_loss else what.lower(),
+        y="loss, mean over ranks" if is_loss else what if what == y else what.lower(),
         traces=traces,
         note=f"over seconds: {refused}" if refused else "" if traces else empty,
         always_note=bool(refused),
@@ -204,4 +233,6 @@ def _in_words(entry: Entry, curve: pd.DataFrame) -> str:
         if entry.metrics.get(key) is not None:
             parts.append(f"{words} {entry.metrics[key]:.3g}")
             break
+    own = islice(own_results(entry.run).items(), OWN)
+    parts += [f"{name} {value:.3g}" for name, value in own]
     return ", ".join(parts) or "no curve"

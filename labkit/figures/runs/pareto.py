@@ -30,9 +30,9 @@ _COSTS = {
 def pareto(runs: Iterable[Run] | Run) -> Figure:
     """Test accuracy over bytes on the wire and over seconds, with the Pareto front of each panel.
 
-    Error bars span the seeds. A filled marker: no other run on its network is at least as good in
-    accuracy, bytes and seconds, and better in one. A run whose equivalence gate failed has no
-    seconds. Raises LabkitError where there are no runs.
+    Error bars span the seeds. A filled marker: no other run on its network and clock is at least as
+    good in accuracy, bytes and seconds, and better in one. A run whose equivalence gate failed has
+    no seconds. Raises LabkitError where there are no runs.
     """
     return pareto_sheet(settings(runs)).figure()
 
@@ -83,9 +83,10 @@ def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:
 
 
 def _fronts(drawn: pd.DataFrame, cost: str) -> list[Trace]:
-    """Steps from the cheapest run to the best; by seconds, a front a network."""
+    """Steps from the cheapest run to the best; by seconds, a front a network and clock."""
     best = front(drawn, ("accuracy", cost)).sort_values(cost)
-    groups = [best] if cost == "bytes" else [own for _, own in best.groupby("network", sort=False)]
+    links = best.groupby(["network", "clock"], sort=False)
+    groups = [best] if cost == "bytes" else [own for _, own in links]
     # Steps, not straight lines: between two runs nothing was measured.
     line = rule([], [], "dot")["line"] | {"width": 1.5, "shape": "hv"}
     look = {"name": "Pareto front", "line": line}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from labkit.figures.kit.entries import Entry, settings
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.runs import speed
-from labkit.records.run import Run, verdict
+from labkit.records.run import Run, own_results, verdict
+
+_OWN = 6  # so many results under names of the user's own are told
 
 
 def reading(runs: Iterable[Run] | Run) -> Markdown:
@@ -33,6 +36,8 @@ def _of_run(entry: Entry) -> list[str]:
         said.append(f"{metrics['test_accuracy']:.1%} of the test data right")
     elif metrics.get("test_loss") is not None:
         said.append(f"test loss {metrics['test_loss']:.4g}")
+    own = islice(own_results(entry.run).items(), _OWN)
+    said += [f"{name} {value:.4g}" for name, value in own]
     said.append(f"equivalence {verdict(entry.run)}")
     history = entry.run.history
     parts = ("compute_seconds", "communicate_seconds", "wait_seconds")

@@ -85,14 +85,38 @@ def batch_reading(runs: Sequence[Run]) -> Markdown:
     if small < large and young < old:
         cells = table.set_index(["batch", "splits"])
         mended, plain = cells.loc[(small, old)], cells.loc[(large, young)]
+        # As many samples in all are more updates: what is due to these alone stands beside.
         said = (
             f"batch {small} with gradients {old} updates old {mended.accuracy:.1%}, batch {large} "
-            f"with gradients {young} updates old {plain.accuracy:.1%}"
+            f"with gradients {young} updates old {plain.accuracy:.1%}; batch {small} with such "
+            f"young ones {cells.loc[(small, young)].accuracy:.1%}"
         )
         came = it_came(_apart(mended.run, plain.run))
         head = f"**Smaller batches make up for staleness** (Gupta 2015): {came}"
         found.append(Finding(head, said=(said,)))
     return sentences(found)
+
+
+def rate_reading(runs: Sequence[Run]) -> Markdown:
+    """At which learning rates old gradients learn as much as young ones, within the seeds' bands.
+
+    Args:
+        runs: of softsync, without a remedy, with several rates and several n.
+    """
+    by_rate: dict[float, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: int(run.experiment["strategy"]["splits"])):
+        by_rate.setdefault(float(run.experiment["learning_rate"]), []).append(run)
+    found, free = [], []
+    for rate, own in sorted(by_rate.items()):
+        young, old = own[0], own[-1]
+        for run in dict.fromkeys((young, old)):
+            splits = run.experiment["strategy"]["splits"]
+            found.append(_accuracy(run, f"At {rate:g}, gradients {splits} updates old"))
+        free += [f"{rate:g}"] if young is not old and not _apart(young, old) else []
+    told = f"at {', '.join(free)}" if free else "at none of these rates"
+    return sentences(
+        [*found, Finding("**Old gradients learn as much as young ones**", said=(told,))]
+    )
 
 
 def downpour_reading(runs: Sequence[Run]) -> Markdown:

@@ -19,8 +19,9 @@ class Search:
         metric: its name; `accuracy` is that of held-out data, `test_accuracy` in records.
         maximize: whether it shall be large.
         trials: members to try.
-        prune: end those early that are worse than the median of the others at the same step.
-        sampler: Optuna's: tpe or random.
+        prune: end those early that promise less than others at the same step, by this pruner of
+            Optuna's; None: none. (Records from before there was a choice say true for the median.)
+        sampler: Optuna's.
         seed: of the sampler.
         axes: what each parameter may be.
         fixed: parameters of all members.
@@ -29,7 +30,7 @@ class Search:
     metric: str
     maximize: bool
     trials: int
-    prune: bool
+    prune: str | None
     sampler: str
     seed: int
     axes: Mapping[str, Axis]
@@ -59,6 +60,7 @@ def of_record(record: store.Record) -> Search:
             name: Draw(**axis) if isinstance(axis, dict) else tuple(axis)
             for name, axis in record["axes"].items()
         }
-        return Search(**{**record, "axes": axes})
+        prune = {True: "median", False: None}.get(record["prune"], record["prune"])
+        return Search(**{**record, "axes": axes, "prune": prune})
     except (TypeError, KeyError, AttributeError) as error:
         raise LabkitError(f"the sweep's record of its search is odd: {error}") from error

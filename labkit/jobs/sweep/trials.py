@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     import optuna
 
 WATCH_EVERY = 0.25  # seconds; ranks tell as often
+PRUNERS = {
+    "median": "MedianPruner",
+    "halving": "SuccessiveHalvingPruner",
+    "hyperband": "HyperbandPruner",
+}
 Study: TypeAlias = "optuna.Study"
 
 
@@ -141,7 +146,8 @@ class Trials:
             found = [*job.glob(f"*/{FOLDER}"), *job.glob(f"*/seed*/{FOLDER}")]
             if not found:
                 return None
-            self._readers[member.folder] = Reader(found[0])
+            # By name: each look at the folder finds the same run, whatever the file system's order.
+            self._readers[member.folder] = Reader(min(found))
         return self._readers[member.folder]
 
 
@@ -153,16 +159,22 @@ def study(folder: Path, search: Search) -> Study:
         storage=storage(folder),
         study_name=STUDY,
         direction="maximize" if search.maximize else "minimize",
-        pruner=optuna.pruners.MedianPruner() if search.prune else optuna.pruners.NopPruner(),
+        pruner=getattr(optuna.pruners, PRUNERS.get(search.prune or "", "NopPruner"))(),
         load_if_exists=True,
     )
     # A search that is resumed shall not draw what it drew at first.
     seed = search.seed + len(found.get_trials(deepcopy=False))
+    samplers = optuna.samplers
     if search.sampler == "random":
-        found.sampler = optuna.samplers.RandomSampler(seed=seed)
+        found.sampler = samplers.RandomSampler(seed=seed)
+    elif search.sampler == "qmc":
+        # Its sequence goes on by itself, as long as the seed stays; the first trial is at random.
+        found.sampler = samplers.QMCSampler(
+            seed=search.seed, scramble=True, warn_independent_sampling=False
+        )
     else:
         # Several members may run at a time: none shall be asked where another just looks.
-        found.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        found.sampler = samplers.TPESampler(seed=seed, constant_liar=True)
     return found
 
 

@@ -67,10 +67,7 @@ class Part(Share):
 
     def pairs(self) -> Iterator[Pair]:
         """Of all layers."""
-        for number, (piece, own) in enumerate(zip(self.model.pieces, self.model.own, strict=True)):
-            place = self.model.place(number)
-            for whole, mine in zip(piece.layer.variables, own.variables, strict=True):
-                yield Pair(whole, mine, place)
+        return self.model.pairs()
 
     def describe(self, steps: int = 1) -> list[LayerRow]:
         """A row a layer: what this machine has of it, bytes that it sends before it, of weights.

@@ -1,28 +1,26 @@
-"""One machine's tiles and units of a model, and what it needs of others to compute them."""
+"""One machine's tiles and units of a model, computed with what it needs of others."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from math import prod
 
 import keras
 import tensorflow as tf
 
 from labkit.communicator import Communicator
-from labkit.model_parallel.grid.halo import Halo, extent
-from labkit.model_parallel.grid.pieces import Piece, cut
+from labkit.model_parallel.grid.border import extent
+from labkit.model_parallel.grid.halo import Halo
+from labkit.model_parallel.grid.machine import Machine, planes_of, shaped
+from labkit.model_parallel.grid.pieces import cut
 from labkit.model_parallel.tensor import Link
-from labkit.model_parallel.weights import Place
 from labkit.models.unshared import LocallyConnected2D
-from labkit.schedules.grid import Grid, Layer, check_fit, crossing, held, read
+from labkit.schedules.grid import Grid, check_fit
 
 
-class Tiles:
+class Tiles(Machine):
     """What machine `communicator.rank` of a grid computes of a model; called as the model is.
 
-    Unshared kernels and units are cut: a machine has those of its own outputs. Kernels of a
-    Conv2D, which all places share, are whole on all machines, and their gradients are summed.
-    Weights are new.
+    Gradients of kernels that all machines have are summed.
 
     Args:
         model: Sequential or functional without branches, built.
@@ -31,8 +29,6 @@ class Tiles:
         algorithm: how gradients of shared kernels are summed, see `Communicator.allreduce`.
 
     Attributes:
-        planes: the model as machines see it, the loss at its end.
-        pieces, own: the layers of the whole model behind its input, and this machine's of each.
         halos: what crosses before each layer behind the first, the loss included.
         links: over which gradients of each layer are summed.
         inputs, outputs, variables, trainable_variables, losses: as of a Keras model.
@@ -44,23 +40,14 @@ class Tiles:
     def __init__(
         self, model: keras.Model, communicator: Communicator, grid: Grid, algorithm: str
     ) -> None:
-        self._input, *self.pieces = cut(model)
-        planes = [self._input.plane, *(piece.plane for piece in self.pieces)]
-        self.planes = [*planes, Layer("loss", "loss", planes[-1].shape, trains=False)]
-        check_fit(grid, communicator.size, self.planes)
+        check_fit(grid, communicator.size, planes_of(cut(model)))
+        super().__init__(model, grid, communicator.rank)
         self.inputs, self.outputs = model.inputs, model.outputs
         self.losses: list[tf.Tensor] = []  # what has any cannot be cut
-        self._dtype, me = tf.as_dtype(model.compute_dtype), communicator.rank
-        self._scores = model.output_shape[1:] if me == 0 else None
-        self._held = [held(plane, grid)[me] for plane in self.planes]
-        self._read = [  # by each layer, of the one before it
-            read(plane, before.shape, grid)[me] for before, plane in pairwise(self.planes)
-        ]
-        crosses, ends = crossing(self.planes, grid), zip(self._held, self._read, strict=False)
+        self._scores = model.output_shape[1:] if communicator.rank == 0 else None
         self.halos = [
-            Halo(communicator, crosses, number, *boxes) for number, boxes in enumerate(ends, 1)
+            Halo(communicator, border, number) for number, border in enumerate(self.borders, 1)
         ][1:]  # the input is on all machines
-        self.own = [self._made(number, piece) for number, piece in enumerate(self.pieces, 1)]
         self.links = [Link(communicator, algorithm, number) for number in range(len(self.own))]
         self.variables = [v for own in self.own for v in own.variables]
         self.trainable_variables = [v for own in self.own for v in own.trainable_variables]
@@ -70,11 +57,8 @@ class Tiles:
 
         Layers that can be cut do the same in training.
         """
-        rows = tf.shape(x)[0]
-        x = _shaped(tf.cast(tf.convert_to_tensor(x), self._dtype), rows, self.planes[0].shape)
-        for layer in self._input.behind:
-            x = layer(x)
-        (top, bottom), (left, right), _ = self._read[0].tolist()
+        rows, x = tf.shape(x)[0], self.taken(x)
+        (top, bottom), (left, right), _ = self.read[0].tolist()
         x = x[:, top:bottom, left:right]
         for number, (piece, own) in enumerate(zip(self.pieces, self.own, strict=True), 1):
             if number > 1:
@@ -84,19 +68,9 @@ class Tiles:
             x = _computed(own, x, self.links[number - 1])
             for layer in piece.behind:
                 x = layer(x)
-            x = _shaped(x, rows, extent(self._held[number]))
+            x = shaped(x, rows, extent(self.held[number]))
         x = self.halos[-1](x)
-        return x if self._scores is None else _shaped(x, rows, self._scores)
-
-    def place(self, number: int) -> Place:
-        """Of kernel and bias of the layer of this number alike, what this machine has."""
-        piece, box = self.pieces[number], self._held[number + 1]
-        (top, bottom), (left, right), (first, last) = box.tolist()
-        if piece.plane.kind == "units":
-            return (..., slice(first, last))
-        if type(piece.layer) is keras.layers.Conv2D:
-            return (...,)
-        return slice(top, bottom), slice(left, right)
+        return x if self._scores is None else shaped(x, rows, self._scores)
 
     def a_row(self) -> int:
         r"""Bytes of activations that a row is predicted to leave until the backward pass.
@@ -106,30 +80,20 @@ class Tiles:
         """
         values = prod(self.planes[0].shape) * (1 + len(self._input.behind))
         for number, piece in enumerate(self.pieces, 1):
-            outputs = prod(extent(self._held[number]))
+            outputs = prod(extent(self.held[number]))
             values += self._under(number) + outputs * (1 + len(piece.behind))
-        return (values + prod(extent(self._held[-1]))) * int(self._dtype.size)
+        return (values + prod(extent(self.held[-1]))) * int(self.dtype.size)
 
     def _under(self, number: int) -> int:
         """Values that a layer keeps of what it reads; of the input only what is a copy of it."""
-        piece, box = self.pieces[number - 1], extent(self._read[number - 1])
+        piece, box = self.pieces[number - 1], extent(self.read[number - 1])
         unshared = type(piece.layer) is LocallyConnected2D
         same = number == 1 and (unshared or box == self.planes[0].shape)
         values = 0 if same else prod(box)
         if unshared:
-            rows, columns, _ = extent(self._held[number])
+            rows, columns, _ = extent(self.held[number])
             values += rows * columns * prod(piece.plane.kernel) * box[2]
         return values
-
-    def _made(self, number: int, piece: Piece) -> keras.Layer:
-        """This machine's layer: as the whole one, of its places or units."""
-        reads, config = extent(self._read[number - 1]), piece.layer.get_config()
-        units = piece.plane.kind == "units"
-        if units:
-            config["units"] = extent(self._held[number])[2]
-        made = type(piece.layer).from_config(config)
-        made.build((None, prod(reads)) if units else (None, *reads))
-        return made
 
 
 def _computed(own: keras.Layer, x: tf.Tensor, link: Link) -> tf.Tensor:
@@ -139,7 +103,3 @@ def _computed(own: keras.Layer, x: tf.Tensor, link: Link) -> tf.Tensor:
     shared = [link.spread(tf.identity(v.value)) for v in own.trainable_variables]
     y, _ = own.stateless_call(shared, own.non_trainable_variables, x)
     return y
-
-
-def _shaped(x: tf.Tensor, rows: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
-    return tf.ensure_shape(tf.reshape(x, (rows, *shape)), (None, *shape))

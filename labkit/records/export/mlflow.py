@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from labkit.records.run import Run
 
 Item = TypeVar("Item")
 MOST_METRICS, MOST_PARAMETERS = 1000, 100  # in one request, as MLflow's servers allow
+LONGEST_NAME, LONGEST_VALUE = 250, 6000  # letters
 _STATES = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "pruned": "KILLED"}
 
 
@@ -81,7 +83,7 @@ class MlflowStore:
         """
         for there in self._same(run):
             self._client.delete_run(there.info.run_id)
-        told = tags(run) | ({"mlflow.parentRunId": parent.number} if parent else {})
+        told = _tags(run) | ({"mlflow.parentRunId": parent.number} if parent else {})
         made = self._client.create_run(self._experiment, _started(run), told, run.name)
         return MlflowLog(self._client, str(made.info.run_id), run)
 
@@ -98,26 +100,52 @@ class MlflowLog:
     def __init__(self, client: Any, number: str, run: Run) -> None:
         self._client, self.number = client, number
         self._entities = entities = optional("mlflow.entities", "mlflow")
-        given = [entities.Param(name, str(value)) for name, value in parameters(run).items()]
+        self._names: dict[str, str] = {}  # as MLflow allows them
+        given = [
+            entities.Param(self._allowed(name), str(value)[:LONGEST_VALUE])
+            for name, value in parameters(run).items()
+        ]
         for some in _portions(given, MOST_PARAMETERS):
             client.log_batch(number, params=some)
 
     def add(self, curves: Iterable[Point]) -> None:
         """Write points of curves."""
         metric = self._entities.Metric
-        found = [metric(p.name, p.value, round(1000 * p.time), p.step) for p in curves]
+        found = [
+            metric(self._allowed(p.name), p.value, round(1000 * p.time), p.step) for p in curves
+        ]
         for some in _portions(found, MOST_METRICS):
             self._client.log_batch(self.number, metrics=some)
+
+    def _allowed(self, name: str) -> str:
+        """A name that MLflow takes, and that no other of this run has become."""
+        if name not in self._names:
+            found, taken = allowed(name), set(self._names.values())
+            while found in taken:
+                found = f"{found[: LONGEST_NAME - 1]}_"
+            self._names[name] = found
+        return self._names[name]
 
     def end(self, run: Run, rest: Iterable[Point]) -> None:
         """Write what is missing of its curves, what came out, and how it ended."""
         ended = moment(run, "ended")
         self.add([Point(name, 0, ended, value) for name, value in results(run).items()])
         self.add(rest)
-        told = [self._entities.RunTag(name, value) for name, value in tags(run).items()]
+        told = [self._entities.RunTag(name, value) for name, value in _tags(run).items()]
         self._client.log_batch(self.number, tags=told)
         state = _STATES.get(run.status["state"], "RUNNING")
         self._client.set_terminated(self.number, state, round(1000 * ended) or None)
+
+
+def _tags(run: Run) -> dict[str, str]:
+    return {name: value[:LONGEST_VALUE] for name, value in tags(run).items()}
+
+
+def allowed(name: str) -> str:
+    """A name as MLflow has them, of letters, digits, `_`, `-`, `.`, blanks, and `/` between."""
+    parts = re.sub(r"[^\w.\- /]", "_", name).split("/")
+    whole = "/".join(part for part in parts if part not in ("", ".", ".."))
+    return whole[:LONGEST_NAME].rstrip("/") or "_"
 
 
 def _address(place: Path | str) -> str:

@@ -30,19 +30,32 @@ _TIMED = ("second", "_ms", "samples_per")
 def differences(runs: Sequence[Run]) -> list[dict[str, Value]]:
     """Each run's parameters that are not the same in all, under their shortest clear names."""
     rows = [plain_parameters(run) for run in runs]
+    short = differing(rows)
+    return [{short[name]: row[name] for name in short if name in row} for row in rows]
+
+
+def differing(rows: Sequence[Mapping[str, Value]]) -> dict[str, str]:
+    """The parameters that are not the same in all rows, and the shortest clear name of each."""
+    every = list(dict.fromkeys(name for row in rows for name in row))
     # By field, so that a compressor's ratio stands beside it although other runs have none.
-    fields = list(dict.fromkeys(name.partition(".")[0] for row in rows for name in row))
-    names = sorted(
-        dict.fromkeys(name for row in rows for name in row),
-        key=lambda name: fields.index(name.partition(".")[0]),
-    )
-    differing = [name for name in names if _differs(name, rows)]
-    last = [name.rpartition(".")[2] for name in differing]
-    short = {
-        name: end if last.count(end) == 1 else name
-        for name, end in zip(differing, last, strict=True)
-    }
-    return [{short[name]: row[name] for name in differing if name in row} for row in rows]
+    fields = list(dict.fromkeys(name.partition(".")[0] for name in every))
+    names = sorted(every, key=lambda name: fields.index(name.partition(".")[0]))
+    return {name: clear(name, every) for name in names if _differs(name, rows)}
+
+
+def clear(name: str, every: Sequence[str]) -> str:
+    """The shortest end of a dotted name that is the end of no other.
+
+    Of the learning rate and that of a strategy's outer steps the former keeps its name.
+    """
+    parts = name.split(".")
+    ends = (".".join(parts[place:]) for place in range(len(parts) - 1, 0, -1))
+    others = [other for other in every if other != name]
+    return next((end for end in ends if not any(_ends(other, end) for other in others)), name)
+
+
+def _ends(name: str, end: str) -> bool:
+    return name == end or name.endswith(f".{end}")
 
 
 def plain_parameters(run: Run) -> dict[str, Value]:
@@ -128,7 +141,7 @@ def ordered(values: Sequence[Value]) -> list[Value]:
     return [*([None] if any(value is None for value in distinct) else []), *found, *words]
 
 
-def _differs(name: str, rows: Sequence[dict[str, Value]]) -> bool:
+def _differs(name: str, rows: Sequence[Mapping[str, Value]]) -> bool:
     """Whether a parameter tells runs apart; of a strategy's own, among runs of that strategy.
 
     Where strategies differ, all of their fields do, and their names alone say more.

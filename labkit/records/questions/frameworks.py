@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit.common.content import JSON
-from labkit.records.run import Run, gate_failed
-from labkit.strategies import RING, STRATEGIES, TF_KINDS, Peer, TFDistribute
+from labkit.records.run import Run
+from labkit.strategies import RING, STRATEGIES, Peer, TFDistribute
 from labkit.strategies.tf_distribute import Kind
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+OURS = "labkit's"  # column: which of labkit's strategies does the same
+# What does not define the work that is done, of all that an experiment is.
+NOT_WORK = ("schema", "name", "strategy", "gate")
 
 
 @dataclass(frozen=True)
@@ -21,28 +26,34 @@ class Beside:
 
     Attributes:
         table: a row a run: its strategy, where it stands, what a step costs, where it ends.
-        pairs: rows of one of theirs, and of the run of labkit's that does the same.
+        pairs: rows of one of theirs, and of the run of labkit's that does the same work.
+        alone: rows of theirs without such a run, and why there is none.
     """
 
     table: pd.DataFrame
     pairs: list[tuple[pd.Series, pd.Series]]
+    alone: list[tuple[pd.Series, str]]
 
 
 def beside(runs: Mapping[str, Run]) -> Beside:
     """Runs by name, all completed."""
     import pandas as pd
 
-    rows = [_row(name, run) for name, run in runs.items()]
-    table = pd.DataFrame(rows)
-    pairs = [
-        (theirs, ours)
-        for (_, theirs), run in zip(table.iterrows(), runs.values(), strict=True)
-        if (kind := _kind(run.experiment["strategy"])) is not None
-        for (_, ours), other in zip(table.iterrows(), runs.values(), strict=True)
-        if _does(other.experiment["strategy"], kind.ours)
-        and all(other.experiment[n] == run.experiment[n] for n in ("workers", "network"))
-    ]
-    return Beside(table, pairs)
+    table = pd.DataFrame([_row(name, run) for name, run in runs.items()])
+    found = Beside(table, [], [])
+    each = [(row, run) for (_, row), run in zip(table.iterrows(), runs.values(), strict=True)]
+    for theirs, run in each:
+        if (kind := _kind(run.experiment["strategy"])) is None:
+            continue
+        kin = [pair for pair in each if _does(pair[1].experiment["strategy"], kind.ours)]
+        differences = [_differences(run, other) for _, other in kin]
+        same = [ours for (ours, _), names in zip(kin, differences, strict=True) if not names]
+        found.pairs.extend((theirs, ours) for ours in same)
+        if not same:
+            least = min(differences, key=len, default=[])
+            does = f"other work: {', '.join(least)}" if least else "no run beside it"
+            found.alone.append((theirs, f"labkit's {theirs[OURS]} has {does}"))
+    return found
 
 
 def sent(run: Run) -> pd.DataFrame:
@@ -50,29 +61,43 @@ def sent(run: Run) -> pd.DataFrame:
     import pandas as pd
 
     exchange: dict[str, dict[str, dict[str, int]]] = run.metrics.get("exchange") or {}
-    steps = run.history["step"].nunique()
+    # Records of before count from the start of the processes, over all steps.
+    steps = exchange.get("counted_steps", run.history["step"].nunique())
     rows = [
         {"source": source, "target": target, "bytes": nbytes / steps}
-        for source, row in exchange.get("sent_bytes", {}).items()
+        for source, row in (exchange.get("sent_bytes", {}) if steps else {}).items()
         for target, nbytes in row.items()
     ]
     return pd.DataFrame(rows, columns=["source", "target", "bytes"])
 
 
+def _differences(run: Run, other: Run) -> list[str]:
+    """What defines the work of one run, and is another of the other one."""
+    one, two = run.experiment, other.experiment
+    names = dict.fromkeys([*one, *two])
+    return [name for name in names if name not in NOT_WORK and one.get(name) != two.get(name)]
+
+
 def _does(fields: Mapping[str, JSON], asked: Mapping[str, JSON]) -> bool:
-    """Whether a strategy has these fields."""
-    return all(fields.get(name) == value for name, value in asked.items())
+    """Whether a strategy has these fields, and all others as nobody has asked for."""
+    if fields["name"] != asked["name"]:
+        return False
+    default = STRATEGIES[str(asked["name"])]().to_json()
+    return default | dict(fields) == default | dict(asked)
 
 
 def _kind(fields: Mapping[str, JSON]) -> Kind | None:
     """Where another framework's strategy stands; None for one of labkit's."""
-    kinds = {Peer.__name__: RING, TFDistribute.__name__: TF_KINDS.get(str(fields.get("kind")))}
-    return kinds.get(str(fields["name"]))
+    if fields["name"] == Peer.__name__:
+        return RING
+    if fields["name"] != TFDistribute.__name__:
+        return None
+    return TFDistribute.model_validate({k: v for k, v in fields.items() if k != "name"}).stands
 
 
 def _row(name: str, run: Run) -> dict[str, JSON]:
     fields, metrics = run.experiment["strategy"], run.metrics
-    failed = gate_failed(run)
+    gate = metrics["equivalence"]
     # Bytes of other processes are known where the kernel counts them.
     exchange = metrics.get("exchange") or {}
     counted = _kind(fields) is None or bool(exchange.get("sent_bytes"))
@@ -80,9 +105,10 @@ def _row(name: str, run: Run) -> dict[str, JSON]:
         "run": name,
         **dict(_place(fields, exchange)),
         "network": metrics.get("network") or "this machine's own",
-        "gate": metrics["equivalence"]["verdict"],
-        "sound": not failed,
-        "step_ms": None if failed else metrics["step_ms"]["median"],
+        "gate": gate["verdict"],
+        "why": gate["reason"],
+        # Elsewhere nobody knows whether the same is computed, and how fast says nothing.
+        "step_ms": metrics["step_ms"]["median"] if gate["verdict"] == "passed" else None,
         "wire_bytes_per_step": metrics["wire_bytes_per_step"] if counted else None,
         "accuracy": metrics.get("test_accuracy", float("nan")),
     }
@@ -95,7 +121,8 @@ def _place(fields: Mapping[str, JSON], exchange: Mapping[str, JSON]) -> Iterator
         yield "synchronization", kind.synchronization
         yield "algorithm", kind.algorithm
         options = ", ".join(f"{name}={v!r}" for name, v in kind.ours.items() if name != "name")
-        yield "labkit's", f"{kind.ours['name']}({options})"
+        yield OURS, f"{kind.ours['name']}({options})"
+        yield "legacy", "Keras 3's fit does not carry it" if kind.legacy else ""
         return
     strategy = STRATEGIES[str(fields["name"])]
     waits = ("asynchronous", "synchronous")
@@ -106,4 +133,5 @@ def _place(fields: Mapping[str, JSON], exchange: Mapping[str, JSON]) -> Iterator
         waits[bool(fields["synchronous"])] if "synchronous" in fields else strategy.synchronization,
     )
     yield "algorithm", exchange.get("algorithm") or fields.get("algorithm", "")
-    yield "labkit's", "itself"
+    yield OURS, "itself"
+    yield "legacy", ""

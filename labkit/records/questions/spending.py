@@ -17,7 +17,7 @@ MEASURES = ("accuracy", "bytes", "seconds")
 
 
 def spending(runs: Mapping[str, Run]) -> pd.DataFrame:
-    """A row a run with a test accuracy: run, network, and of each measure mean, _low and _high.
+    """A row a run with a test accuracy: run, network, clock, of each measure mean, _low and _high.
 
     Measures, over the seeds: accuracy, a share; bytes, that all ranks put on the wire after the
     first step, in which is sent what is sent once; seconds of training after the first step,
@@ -32,9 +32,10 @@ def spending(runs: Mapping[str, Run]) -> pd.DataFrame:
             spent = np.array([_spent(seed, gate_failed(run)) for seed in seeds])
             # Mean, low and high of a measure stand beside each other, as `columns` names them.
             ends = np.stack([spent.mean(axis=0), spent.min(axis=0), spent.max(axis=0)], axis=1)
-            rows.append([name, str(run.metrics.get("network")), *ends.ravel()])
+            link = str(run.metrics.get("network")), run.metrics.get("clock") or "wall"
+            rows.append([name, *link, *ends.ravel()])
     columns = [f"{measure}{end}" for measure in MEASURES for end in ("", "_low", "_high")]
-    return pd.DataFrame(rows, columns=["run", "network", *columns])
+    return pd.DataFrame(rows, columns=["run", "network", "clock", *columns])
 
 
 def to_target(
@@ -77,7 +78,7 @@ def front(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
     """The rows with all of these measures that no other such row beats.
 
     One row beats another that is at least as good in all of them, and better in one. Where seconds
-    are among them, only runs on the same network stand against each other.
+    are among them, only runs on the same network and clock stand against each other.
     """
     whole = table.dropna(subset=list(measures))
     # Turned, so that more is better in every column.
@@ -87,8 +88,8 @@ def front(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
     ours, theirs = good[:, None, :], good[None, :, :]
     beaten = (theirs >= ours).all(axis=2) & (theirs > ours).any(axis=2)
     if "seconds" in measures:
-        network = whole["network"].to_numpy()
-        beaten &= network[:, None] == network[None, :]
+        for same in (whole["network"].to_numpy(), whole["clock"].to_numpy()):
+            beaten &= same[:, None] == same[None, :]
     return whole[~beaten.any(axis=1)]
 
 

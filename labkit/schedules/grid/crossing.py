@@ -83,6 +83,10 @@ def crossing(layers: Sequence[Layer], grid: Grid) -> Crossing:
         columns.append((np.full(len(source), number), source, destination))
         boxes.append(np.stack([start[crosses], stop[crosses]], axis=2))
     layer, source, destination = map(np.concatenate, zip(*columns, strict=True))
-    # Layers up to the first with weights need no gradient of what they read.
-    first = next((n for n, each in enumerate(layers) if n and each.trains), len(layers))
-    return Crossing(layer, source, destination, np.concatenate(boxes), layer > first)
+    returns = layer > first_trained(layers)
+    return Crossing(layer, source, destination, np.concatenate(boxes), returns)
+
+
+def first_trained(layers: Sequence[Layer]) -> int:
+    """The place of the first layer with weights: up to it nobody asks for gradients of values."""
+    return next((n for n, each in enumerate(layers) if n and each.trains), len(layers))

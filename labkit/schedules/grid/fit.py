@@ -10,10 +10,15 @@ from labkit.schedules.grid.layer import Grid, Layer
 SHOWN = 6  # allowed grids in a message
 
 
-def fitting(layers: Sequence[Layer], workers: int) -> list[Grid]:
-    """Grids of which each machine has a place or a unit of every layer, and that divide workers."""
-    # What is left of the workers are replicas of the grid.
-    machines = [number for number in range(1, workers + 1) if workers % number == 0]
+def fitting(layers: Sequence[Layer], workers: int, divide: bool = True) -> list[Grid]:
+    """Grids of which each machine has a place or a unit of every layer, and that divide workers.
+
+    Args:
+        layers: of the model.
+        workers: among all machines; what a grid leaves of them are its replicas.
+        divide: whether a grid is of these; else of any machines up to so many.
+    """
+    machines = [n for n in range(1, workers + 1) if not divide or workers % n == 0]
     grids = [(r, n // r) for n in machines for r in range(1, n + 1) if n % r == 0]
     return [grid for grid in grids if _too_small(layers, grid) is None]
 
@@ -27,14 +32,19 @@ def squarest(workers: int) -> Grid:
     return rows, workers // rows
 
 
-def check_fit(grid: Grid, workers: int, layers: Sequence[Layer] = ()) -> None:
+def check_fit(grid: Grid, workers: int | None, layers: Sequence[Layer] = ()) -> None:
     """Refuse a grid that does not divide the workers, or is larger than the smallest layer.
+
+    Args:
+        grid: rows and columns.
+        workers: None, where a grid has machines of its own.
+        layers: of the model, as far as they are known.
 
     Raises: InvalidInput, with the nearest grids that are allowed.
     """
     machines = grid[0] * grid[1]
     small = _too_small(layers, grid)
-    if workers % machines:
+    if workers is not None and workers % machines:
         cause = f"is of {machines} machines, which does not divide workers={workers}"
     elif small is not None:
         what = {"places": "{0} × {1} places", "units": "{2} units"}[small.kind]
@@ -47,7 +57,8 @@ def check_fit(grid: Grid, workers: int, layers: Sequence[Layer] = ()) -> None:
         return sides, abs(other[0] * other[1] - machines)
 
     # Those nearest in shape: a person who asked for 2 × 3 wants no list of all.
-    nearest = sorted(fitting(layers, workers), key=distance)
+    fit = fitting(layers, workers or machines, divide=workers is not None)
+    nearest = sorted(fit, key=distance)
     more = " …" if len(nearest) > SHOWN else ""
     raise InvalidInput(
         f"grid={grid} {cause}; allowed: {', '.join(map(str, nearest[:SHOWN]))}{more}"

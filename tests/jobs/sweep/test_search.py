@@ -11,7 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 import labkit as lk
+from labkit.cli import sweep as cli
 from labkit.cli.app import app
+from labkit.cli.sweep import SAMPLERS
 from labkit.common.errors import InvalidInput, Pruned
 from labkit.figures.runs.search import search_history
 from labkit.jobs.log import Log
@@ -19,7 +21,7 @@ from labkit.jobs.sweep import plan, roster
 from labkit.jobs.sweep.grid import Draw
 from labkit.jobs.sweep.plan import Member
 from labkit.jobs.sweep.search import Search, of_record
-from labkit.jobs.sweep.trials import Trials
+from labkit.jobs.sweep.trials import PRUNERS, Trials
 from labkit.records import store
 from labkit.records.questions.searched import folders, searched
 from labkit.records.stream import FOLDER, PRUNED, Reader, Writer
@@ -29,7 +31,7 @@ AXES = {"rate": Draw(1e-4, 1e-1, log=True), "mode": ("ring", "tree"), "count": (
 
 
 def search(**changes: Any) -> Search:
-    fields: dict[str, Any] = {"metric": "accuracy", "maximize": True, "trials": 8, "prune": False}
+    fields: dict[str, Any] = {"metric": "accuracy", "maximize": True, "trials": 8, "prune": None}
     return Search(**fields | {"sampler": "tpe", "seed": 0, "axes": {}, "fixed": {}} | changes)
 
 
@@ -138,8 +140,11 @@ def tells(trials: Trials, member: Member, *values: float) -> Path:
     return live
 
 
-def test_a_member_that_is_worse_than_the_median_at_the_same_step_shall_end(tmp_path: Path) -> None:
-    trials = begun(tmp_path, prune=True, trials=10)
+@pytest.mark.parametrize("pruner", ["median", "halving"])
+def test_a_member_that_is_worse_than_others_at_the_same_step_shall_end(
+    tmp_path: Path, pruner: str
+) -> None:
+    trials = begun(tmp_path, prune=pruner, trials=10)
     for _ in range(5):  # so many Optuna lets run to their ends
         member = trials.ask()
         tells(trials, member, 0.5, 0.6, 0.7)
@@ -154,6 +159,39 @@ def test_a_member_that_is_worse_than_the_median_at_the_same_step_shall_end(tmp_p
     assert trials.states["PRUNED"] == 1
     shown = searched(trials.folder).trials
     assert list(shown["state"]) == ["complete"] * 5 + ["pruned"]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_each_sampler_asks_other_members_also_when_it_goes_on(tmp_path: Path, sampler: str) -> None:
+    trials = begun(tmp_path, sampler=sampler, prune="hyperband")
+    for _ in range(2):
+        for _ in range(3):
+            end(trials, trials.ask(), 0.5)
+        trials = resumed(trials)
+    assert len({member.values["rate"] for member in trials.plan.members}) == 6
+
+
+def test_optuna_has_each_pruner_and_old_records_mean_the_median(tmp_path: Path) -> None:
+    assert tuple(PRUNERS) == cli.PRUNERS
+    for pruner in cli.PRUNERS:
+        assert begun(tmp_path / pruner, prune=pruner).states.total() == 0
+    record = search().to_json()
+    assert [of_record(record | {"prune": said}).prune for said in (True, False)] == ["median", None]
+
+
+def test_of_several_runs_the_first_by_name_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = begun(tmp_path, prune="median")
+    member = trials.ask()
+    live = tells(trials, member, 0.5)
+    other = live.parent.with_name("a-run") / FOLDER
+    other.mkdir(parents=True)
+    plain = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda *of: sorted(plain(*of), reverse=True))
+    again = resumed(trials)
+    again.watch(member)
+    assert again._readers[member.folder].folder == other
 
 
 def test_a_logged_run_that_shall_end_raises(tmp_path: Path) -> None:

@@ -1,0 +1,125 @@
+"""JAX over gloo, a process a device, laid out as `keras.distribution.DataParallel` does it.
+
+Weights lie on all devices, rows of a batch are divided, and XLA adds gradients up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from labkit.bench.peers.meeting import Agreed, Meeting, Task, measure, same
+from labkit.bench.steps import MOMENTUM, RATE, Case
+
+
+def join(meeting: Meeting, task: Task) -> Peer:
+    """Start JAX with one thread; processes meet at the first one's port."""
+    os.environ |= {"JAX_PLATFORMS": "cpu", "NPROC": os.environ["OMP_NUM_THREADS"]}
+    jax = import_module("jax")  # by name: it is no dependency of labkit's
+    address = f"127.0.0.1:{task['ports'][0]}"
+    jax.distributed.initialize(address, meeting.size, meeting.rank)
+    return Peer(meeting, jax)
+
+
+class Peer:
+    """The steps of one process."""
+
+    def __init__(self, meeting: Meeting, jax: Any) -> None:
+        self._meeting, self._jax = meeting, jax
+        self.version = f"JAX {jax.__version__}"
+        mesh = jax.sharding.Mesh(np.array(jax.devices()), ("batch",))
+        layout, spec = jax.sharding.NamedSharding, jax.sharding.PartitionSpec
+        self._everywhere, self._divided = layout(mesh, spec()), layout(mesh, spec("batch"))
+        self._here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+    def measure(self, case: Case, repeats: int) -> Agreed:
+        """Seconds of local steps, exchanged steps and the bare sum; whether weights agree."""
+        jax, meeting = self._jax, self._meeting
+        alone = Steps(jax, case, meeting.rank, self._here, self._here)
+        together = Steps(jax, case, meeting.rank, self._everywhere, self._divided)
+        add = jax.jit(lambda rows: rows.sum(0), out_shardings=self._everywhere)
+        buffer = self._row(np.zeros(case.parameters, np.float32))
+        steps = {
+            "local": alone.step,
+            "step": together.step,
+            "raw allreduce": lambda: add(buffer).block_until_ready(),
+        }
+        found = measure(meeting, steps, repeats)
+        ones = add(self._row(np.full(8, meeting.rank + 1, np.float32)))
+        right = np.allclose(np.asarray(ones), meeting.size * (meeting.size + 1) / 2)
+        agree = same(meeting, together.checksum())
+        return Agreed(**found, same_weights=agree and bool(right))
+
+    def leave(self) -> None:
+        """End what joined the processes."""
+        self._jax.distributed.shutdown()
+
+    def _row(self, values: np.ndarray) -> Any:
+        """This process's row of a matrix that has one for each."""
+        return self._jax.make_array_from_process_local_data(self._divided, values[np.newaxis])
+
+
+class Steps:
+    """A model, its momenta, and its batch.
+
+    Args:
+        jax: the module.
+        case: what to build.
+        rank: whose data.
+        weights: where weights lie.
+        rows: where rows of the batch lie.
+    """
+
+    def __init__(self, jax: Any, case: Case, rank: int, weights: Any, rows: Any) -> None:
+        self._jax, self._case = jax, case
+        placed = jax.make_array_from_process_local_data
+        self._state = [
+            [placed(weights, array * scale) for array in case.arrays()] for scale in (1, 0)
+        ]
+        x, y = case.data(rank)
+        self._batch = placed(rows, x), placed(rows, y.astype(np.int32))
+        stays = [[weights] * len(each) for each in self._state]
+        self._compiled: Callable[..., Any] = jax.jit(
+            self._train, donate_argnums=0, out_shardings=(stays, weights)
+        )
+
+    def step(self) -> float:
+        """One step; its loss, when weights are there, too."""
+        self._state, loss = self._jax.block_until_ready(self._compiled(self._state, *self._batch))
+        return float(loss)
+
+    def checksum(self) -> float:
+        """Equal where all weights are."""
+        return float(sum(np.abs(np.asarray(w).astype(np.float64)).sum() for w in self._state[0]))
+
+    def _train(self, state: Any, x: Any, y: Any) -> Any:
+        weights, momenta = state
+        loss, gradients = self._jax.value_and_grad(self._loss)(weights, x, y)
+        momenta = [MOMENTUM * m - RATE * g for m, g in zip(momenta, gradients, strict=True)]
+        return [[w + m for w, m in zip(weights, momenta, strict=True)], momenta], loss
+
+    def _loss(self, weights: Any, x: Any, y: Any) -> Any:
+        jax = self._jax
+        pairs = list(zip(weights[::2], weights[1::2], strict=True))
+        if not self._case.widths:
+            x = self._convolutions(pairs[:2], x)
+            pairs = pairs[2:]
+        for weight, bias in pairs[:-1]:
+            x = jax.nn.relu(x @ weight + bias)
+        scores = jax.nn.log_softmax(x @ pairs[-1][0] + pairs[-1][1])
+        return -jax.numpy.take_along_axis(scores, y[:, np.newaxis], 1).mean()
+
+    def _convolutions(self, pairs: Any, x: Any) -> Any:
+        jax, lax = self._jax, self._jax.lax
+        x = x.reshape(-1, 28, 28, 1)
+        for weight, bias in pairs:
+            names = ("NHWC", "HWIO", "NHWC")
+            x = lax.conv_general_dilated(x, weight, (1, 1), "VALID", dimension_numbers=names)
+            x = jax.nn.relu(x + bias)
+        window = (1, 2, 2, 1)
+        x = lax.reduce_window(x, -np.inf, lax.max, window, window, "VALID")
+        return x.reshape(len(x), -1)
