@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.common.content import JSON
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import Communicator
 from labkit.frameworks.child import Child
 from labkit.frameworks.namespaces import ADDRESSES, rate_limited_link, require_means
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import keras
 
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")  # over rows, without weights
+ENDING = 1.0  # s, in which the end of a process is seen, although its peers were quicker
 LATENCY = 1e-3  # s; more than that a link within a machine does not stand for
 
 
@@ -152,12 +153,21 @@ def train_elsewhere(
         mend()
         wires.tasks |= others()
 
+    def ask(what: str) -> Any:
+        try:
+            return child.ask(what, meanwhile=meanwhile)
+        except LabkitError:
+            # What it stumbled over may be that another one has ended, a moment ago: that is told.
+            clock.sleep(ENDING)
+            mend()
+            raise
+
     def step(x: object, y: object, weight: object) -> float:
         nonlocal steps, before
         start = clock.now()
         meanwhile()
         asked = clock.now()
-        answer = child.ask("step", meanwhile=meanwhile)
+        answer = ask("step")
         timed = answer if isinstance(answer, tuple) else (answer, clock.now() - asked)
         before, last = wires.look(own), before
         traffic.wire_bytes += before - last
@@ -170,7 +180,7 @@ def train_elsewhere(
 
     def collect() -> None:
         wires.look(own)  # the kernel learns late that the last bytes of a step have come
-        session.model.set_weights(child.ask("weights", meanwhile=meanwhile))
+        session.model.set_weights(ask("weights"))
         wires.look(own, counts=False)
 
     session.loop(step, collect)
