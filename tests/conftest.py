@@ -56,17 +56,27 @@ def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(own_folders: Path) -> Iterator[labkit.Cluster]:
-    """Four ranks that all tests share; TensorFlow is imported in them once."""
-
-    def get_ready(communicator: object) -> None:
-        from labkit.worker.session import leave_modules
-
-        leave_modules()
-
+def shared_cluster(own_folders: Path) -> Iterator[labkit.Cluster]:
+    """Four ranks for the whole session; TensorFlow is imported in them once."""
     with labkit.Cluster(workers=4, limit=120) as up:
-        up.call(get_ready)
         yield up
+
+
+@pytest.fixture(scope="module")
+def cluster(shared_cluster: labkit.Cluster) -> labkit.Cluster:
+    """The four ranks, as new: a module finds nothing that the one before has set in Keras."""
+
+    def as_new(communicator: object) -> None:
+        import gc
+
+        from labkit.worker.session import leave_modules, restore
+
+        if not gc.get_freeze_count():  # engines that have just started
+            leave_modules()
+        restore()
+
+    shared_cluster.call(as_new)
+    return shared_cluster
 
 
 def pytest_collection_finish() -> None:

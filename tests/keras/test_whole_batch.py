@@ -37,6 +37,7 @@ def learned(
     import tensorflow as tf
 
     from labkit import keras as lkk
+    from labkit.worker.session import restore
 
     keras.backend.clear_session()
     keras.config.set_floatx("float64" if precision == "float64" else "float32")
@@ -55,7 +56,7 @@ def learned(
     one.set_weights(start)
     one.compile(optimizer=optimizer(), **compiled())
     alone = one.fit(batches, validation_data=held_out[1], verbose=0)
-    keras.config.set_dtype_policy("float32")
+    restore()
     pairs = list(zip(ours.get_weights(), one.get_weights(), strict=True))
     apart = [np.abs(a - b).max() / max(1e-3, np.abs(b).max()) for a, b in pairs]
     return {
