@@ -5,6 +5,9 @@ from .cuts.layer_traffic import layer_traffic
 from .cuts.pipeline_speedup import pipeline_speedup
 from .cuts.stage_reading import cut_reading, pipeline_reading
 from .cuts.stage_tables import measured_pipeline, pipeline_table, predicted_pipeline, rank_table
+from .dataflow.input_gantt import input_timeline
+from .dataflow.input_overhead import input_overhead, input_reading
+from .dataflow.thread_sweep import thread_reading, thread_sweep
 from .exchange.bandwidth import bandwidth
 from .exchange.compression_reading import compression_reading
 from .exchange.gantt import timeline
@@ -73,6 +76,9 @@ __all__ = [
     "has_grid",
     "heat_map",
     "hidden",
+    "input_overhead",
+    "input_reading",
+    "input_timeline",
     "interleaving",
     "large_batch",
     "large_batch_reading",
@@ -127,6 +133,8 @@ __all__ = [
     "staleness_reading",
     "step_parts",
     "table",
+    "thread_reading",
+    "thread_sweep",
     "throughput",
     "timeline",
     "traffic_matrix",
