@@ -15,6 +15,8 @@ from .exchange.hidden import exchange_reading, hidden
 from .exchange.layer_errors import microscope, microscope_reading
 from .exchange.step_parts import step_parts
 from .exchange.traffic_matrix import framework_reading, framework_table, traffic_matrix
+from .graphs.collapse import collapsed
+from .graphs.layered import layered
 from .runs.codistilled import codistillation_reading, codistillation_table
 from .runs.comparison import compare, curves, show, speedup, table, throughput
 from .runs.comparison_reading import comparison_reading
@@ -55,6 +57,7 @@ __all__ = [
     "batch_reading",
     "codistillation_reading",
     "codistillation_table",
+    "collapsed",
     "compare",
     "comparison_reading",
     "compression_reading",
@@ -84,6 +87,7 @@ __all__ = [
     "large_batch_reading",
     "large_batch_table",
     "layer_traffic",
+    "layered",
     "link_reading",
     "link_utilisation",
     "linked",
