@@ -9,8 +9,8 @@ from itertools import product
 
 import numpy as np
 
+from labkit.bench.step_process import PROCESS, Setting, Threads
 from labkit.bench.steps import Case
-from labkit.bench.thread_process import Setting, Threads
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, short
 from labkit.communicator import Communicator
@@ -18,7 +18,6 @@ from labkit.frameworks.child import Child
 from labkit.records.thread_counts import ThreadSweep, Timed
 
 MOST = 64  # threads; and processes, one a setting, that are there at a time
-PROCESS = "labkit.bench.thread_process"
 
 
 def measure(
