@@ -1,0 +1,270 @@
+"""What TensorFlow ran when it ran a step: operations where they were placed, copies, and times."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from labkit.common.errors import InvalidInput, LabkitError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    # TensorFlow ships its protocol buffers without types; these names say which one is meant.
+    GraphDef: TypeAlias = Any
+    NodeDef: TypeAlias = Any
+
+STEP = "labkit step"  # as the profiler's events of whole steps are called
+HIDDEN = ("_Send", "_Recv")  # the two ends of a copy, drawn as one edge
+BACK = "NextIteration"  # its edge leads back to the head of a loop
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A node of the graph that ran.
+
+    Attributes:
+        name: its own.
+        op: its type, such as `MatMul`.
+        device: where it ran, such as `CPU:1`.
+        bytes: of all its outputs; NaN where a shape is not known before it runs.
+        seconds: that it takes in the median of the steps; 0 where the profiler has no event of it,
+            as of constants and arguments, which compute nothing.
+        start, stop: s after the beginning of the step that is drawn; NaN without an event.
+    """
+
+    name: str
+    op: str
+    device: str
+    bytes: float
+    seconds: float = 0.0
+    start: float = math.nan
+    stop: float = math.nan
+
+
+@dataclass(frozen=True)
+class Flow:
+    """That an operation waits for another one; control: it reads nothing of it."""
+
+    source: str
+    target: str
+    bytes: float
+    control: bool = False
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """A step as it was carried out.
+
+    Attributes:
+        operations: of all devices, in the order in which TensorFlow lists them.
+        flows: between them. A copy between two devices, which TensorFlow sends and receives, is one
+            flow; the edges that lead back to the head of a loop are left out.
+        seconds: of the step whose `start` and `stop` the operations have.
+    """
+
+    operations: tuple[Operation, ...]
+    flows: tuple[Flow, ...]
+    seconds: float = math.nan
+
+    @property
+    def devices(self) -> list[str]:
+        """On which something ran."""
+        return sorted({each.device for each in self.operations})
+
+    @property
+    def copies(self) -> list[Flow]:
+        """What went from device to device: once for each tensor and receiving device."""
+        on = {each.name: each.device for each in self.operations}
+        found: dict[tuple[str, str, float], Flow] = {}
+        for flow in self.flows:
+            if on[flow.source] != on[flow.target] and not flow.control:
+                found.setdefault((flow.source, on[flow.target], flow.bytes), flow)
+        return list(found.values())
+
+
+def step_graph(
+    step: Callable[..., object], *arguments: tf.Tensor, repeats: int = 5, warm: int = 3
+) -> StepGraph:
+    """Run a step, and read what TensorFlow made of it and how long each operation took.
+
+    The graph is that of the partitions which TensorFlow's executors are given: after the optimizer
+    (Grappler) and the placer, with the sends and receives that the partitioner has put between
+    devices. The times are those of the profiler's events; on a GPU that is the launch of a kernel.
+
+    Args:
+        step: a Python function or a `tf.function`; it is traced anew, so it may create no variable.
+        arguments: of it; with known shapes the bytes are known.
+        repeats: steps that are profiled; the one of median length is drawn.
+        warm: steps before these.
+
+    Raises:
+        InvalidInput: repeats is not positive. LabkitError: TensorFlow tells of no graph.
+    """
+    if repeats < 1:
+        raise InvalidInput(f"repeats={repeats} is impossible: give at least 1")
+    compiled = _anew(step)
+    graph = executed_graph(compiled, *arguments)
+    for _ in range(warm):
+        compiled(*arguments)
+    return timed(graph, compiled, arguments, repeats)
+
+
+def executed_graph(
+    step: tf.types.experimental.PolymorphicFunction, *arguments: tf.Tensor
+) -> StepGraph:
+    """The graph alone, without times; the function must not have run yet."""
+    from tensorflow.python.eager import context
+
+    context.enable_run_metadata()
+    try:
+        step(*arguments)
+        context.context().executor.wait()
+        told = context.export_run_metadata().function_graphs
+    finally:
+        context.disable_run_metadata()
+    if not told:
+        raise LabkitError("TensorFlow tells of no graph: give a function that has not run yet")
+    # Others are of what copies arguments; the step is by far the largest.
+    largest = max(told, key=lambda each: sum(len(part.node) for part in each.partition_graphs))
+    return _read(largest.partition_graphs, largest.pre_optimization_graph.library)
+
+
+def timed(
+    graph: StepGraph,
+    step: tf.types.experimental.PolymorphicFunction,
+    arguments: Sequence[tf.Tensor],
+    repeats: int,
+) -> StepGraph:
+    """The graph with the times of so many steps."""
+    import tensorflow as tf
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder)
+        for number in range(repeats):
+            with tf.profiler.experimental.Trace(STEP, step_num=number, _r=1):
+                # Read, or the next step would begin before this one has ended.
+                tf.nest.map_structure(lambda each: each.numpy(), step(*arguments))
+        tf.profiler.experimental.stop()
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        space = xplane_pb2.XSpace.FromString(path.read_bytes())
+    events = list(_events(space))
+    spans = sorted((start, stop) for name, start, stop in events if name == STEP)
+    steps = [_within(events, span) for span in spans]
+    if not steps:
+        raise LabkitError("the profiler has no event of a step: it may run elsewhere already")
+    longest = sorted(range(len(spans)), key=lambda at: spans[at][1] - spans[at][0])
+    drawn = longest[len(longest) // 2]
+    first, last = spans[drawn]
+    found = [_with_times(each, steps, drawn, first) for each in graph.operations]
+    return replace(graph, operations=tuple(found), seconds=last - first)
+
+
+# Of a step: when each operation ran, by its name.
+Runs: TypeAlias = Mapping[str, list[tuple[float, float]]]
+
+
+def _within(events: Sequence[tuple[str, float, float]], span: tuple[float, float]) -> Runs:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for name, start, stop in events:
+        if span[0] <= start < span[1]:
+            found.setdefault(name, []).append((start, stop))
+    return found
+
+
+def _with_times(each: Operation, steps: Sequence[Runs], drawn: int, first: float) -> Operation:
+    """In loops an operation runs often: it starts when it first does, and its seconds add up."""
+    called = f"{each.name}:{each.op}"
+    seconds = [sum(stop - start for start, stop in runs.get(called, [])) for runs in steps]
+    times = steps[drawn].get(called)
+    if not times:
+        return replace(each, seconds=median(seconds))
+    start, stop = times[0][0] - first, max(stop for _, stop in times) - first
+    return replace(each, seconds=median(seconds), start=start, stop=stop)
+
+
+def _events(space: Any) -> Iterator[tuple[str, float, float]]:
+    """Name, start and stop (s) of all that the profiler has seen on the host."""
+    for plane in space.planes:
+        for line in plane.lines:
+            for event in line.events:
+                start = 1e-9 * line.timestamp_ns + 1e-12 * event.offset_ps
+                name = plane.event_metadata[event.metadata_id].name
+                yield name, start, start + 1e-12 * event.duration_ps
+
+
+def _anew(step: Callable[..., object]) -> tf.types.experimental.PolymorphicFunction:
+    import tensorflow as tf
+
+    return tf.function(getattr(step, "python_function", step))
+
+
+def _read(parts: Sequence[GraphDef], library: Any) -> StepGraph:
+    """Join the partitions: who receives reads what the sender sent."""
+    import tensorflow as tf
+
+    whole = tf.compat.v1.GraphDef(library=library)
+    nodes = [node for part in parts for node in part.node]
+    sent = {_key(node): node.input[0] for node in nodes if node.op == "_Send"}
+    received = {node.name: sent[_key(node)] for node in nodes if node.op == "_Recv"}
+    for node in nodes:
+        if node.op in HIDDEN:
+            continue
+        kept = whole.node.add()
+        kept.CopyFrom(node)
+        kept.ClearField("device")  # shapes are asked of the graph, and no device need be there
+        kept.input[:] = [_source(each, received) for each in node.input]
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(whole, name="")
+    places = {node.name: _place(node.device) for node in nodes}
+    operations = [
+        Operation(each.name, each.type, places[each.name], sum(map(_bytes, each.outputs)))
+        for each in graph.get_operations()
+    ]
+    flows = [flow for each in graph.get_operations() for flow in _flows(each)]
+    return StepGraph(tuple(operations), tuple(dict.fromkeys(flows)))
+
+
+def _flows(each: tf.Operation) -> Iterator[Flow]:
+    for tensor in each.inputs:
+        if tensor.op.type != BACK:
+            yield Flow(tensor.op.name, each.name, _bytes(tensor))
+    for before in each.control_inputs:
+        yield Flow(before.name, each.name, 0.0, control=True)
+
+
+def _bytes(tensor: tf.Tensor) -> float:
+    """Of a tensor of known shape; a handle carries none, whatever lies behind it."""
+    if tensor.dtype.name in ("resource", "variant"):
+        return 0.0
+    count = tensor.shape.num_elements()
+    if count is None or tensor.dtype.name == "string":
+        return math.nan
+    return float(count * tensor.dtype.size)
+
+
+def _source(name: str, received: Mapping[str, str]) -> str:
+    """What a node reads, or waits for; across devices it is what was sent."""
+    if name.startswith("^"):
+        node = name[1:]
+        return f"^{received[node].split(':')[0]}" if node in received else name
+    return received.get(name.removesuffix(":0"), name)
+
+
+def _key(node: NodeDef) -> tuple[str, str, str]:
+    """What a send and its receive have in common."""
+    named = ("tensor_name", "send_device", "recv_device")
+    name, sender, receiver = (node.attr[each].s.decode() for each in named)
+    return name, sender, receiver
+
+
+def _place(device: str) -> str:
+    """`/job:localhost/replica:0/task:0/device:CPU:1` as `CPU:1`"""
+    return device.rpartition("device:")[2] or device
