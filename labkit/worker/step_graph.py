@@ -58,6 +58,27 @@ class Flow:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """A pair of operations that TensorFlow's partitioner has put where an edge left its device.
+
+    Attributes:
+        tensor_name: by which the two find each other.
+        source: what is sent: the operation that made it.
+        send, receive: names of the two.
+        sender, receiver: devices on which they are.
+        bytes: of the tensor; 0 where only an end is told, as a control dependency is.
+    """
+
+    tensor_name: str
+    source: str
+    send: str
+    sender: str
+    receive: str
+    receiver: str
+    bytes: float
+
+
+@dataclass(frozen=True)
 class StepGraph:
     """A step as it was carried out.
 
@@ -66,11 +87,13 @@ class StepGraph:
         flows: between them. A copy between two devices, which TensorFlow sends and receives, is one
             flow; the edges that lead back to the head of a loop are left out.
         seconds: of the step whose `start` and `stop` the operations have.
+        transfers: the sends and receives behind the flows between devices.
     """
 
     operations: tuple[Operation, ...]
     flows: tuple[Flow, ...]
     seconds: float = math.nan
+    transfers: tuple[Transfer, ...] = ()
 
     @property
     def devices(self) -> list[str]:
@@ -229,7 +252,20 @@ def _read(parts: Sequence[GraphDef], library: Any) -> StepGraph:
         for each in graph.get_operations()
     ]
     flows = [flow for each in graph.get_operations() for flow in _flows(each)]
-    return StepGraph(tuple(operations), tuple(dict.fromkeys(flows)))
+    transfers = tuple(_transfers(nodes, graph))
+    return StepGraph(tuple(operations), tuple(dict.fromkeys(flows)), transfers=transfers)
+
+
+def _transfers(nodes: Sequence[NodeDef], graph: tf.Graph) -> Iterator[Transfer]:
+    """Each receive with the send that has its key; the tensor is asked of the joined graph."""
+    sends = {_key(node): node for node in nodes if node.op == "_Send"}
+    for node in nodes:
+        if node.op == "_Recv":
+            (name, sender, receiver), send = _key(node), sends[_key(node)]
+            made, _, port = send.input[0].partition(":")
+            size = _bytes(graph.get_operation_by_name(made).outputs[int(port or 0)])
+            between = (send.name, _place(sender), node.name, _place(receiver))
+            yield Transfer(name, made, *between, size)
 
 
 def _flows(each: tf.Operation) -> Iterator[Flow]:

@@ -113,6 +113,23 @@ def layered(
     return sheet([[panel]], legend, title, [remark], words, plot=LAYER * (deepest + 2), below=10)
 
 
+class Layout(NamedTuple):
+    """Where a graph is drawn: its nodes by name, and what each edge passes from end to end."""
+
+    nodes: dict[str, Place]
+    edges: dict[Edge, list[Place]]
+
+
+def layout(nodes: Sequence[Node], edges: Sequence[Edge]) -> Layout:
+    """The places at which `layered` draws this graph; raises InvalidInput as it does."""
+    _check(nodes, edges)
+    depths = layers([node.name for node in nodes], edges)
+    ways = _ways(edges, depths)
+    places = _places(nodes, depths, ways)
+    met = {edge: [places[name] for name in way] for edge, way in ways.items()}
+    return Layout({node.name: places[node.name] for node in nodes}, met)
+
+
 def layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
     """How many nodes stand at most above each: the longest way from a node that needs none.
 
