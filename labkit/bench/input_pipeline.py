@@ -100,9 +100,7 @@ def measure(feeding: Feeding, steps: int = 20, repeats: int = 5) -> InputTrace:
         return cluster.call(_measure, feeding, steps, repeats)[0]
 
 
-def _measure(
-    communicator: Communicator, feeding: Feeding, steps: int, repeats: int
-) -> InputTrace:
+def _measure(communicator: Communicator, feeding: Feeding, steps: int, repeats: int) -> InputTrace:
     """What the one rank does."""
     model = Model(Case("fed", feeding.widths, feeding.batch), rank=0)
     taken: list[Fed] = []
@@ -224,7 +222,7 @@ def _lead(feeding: Feeding) -> int:
 
 def _turn(
     way: Way, train: Callable[[tf.Tensor, tf.Tensor], np.ndarray], steps: int, lead: int
-) -> list[tuple[float, ...]]:
+) -> list[tuple[float, float, float, float, float]]:
     """Of each timed step: when it asked for its batch, had it, ended; when the batch was made."""
     batches, began = way(), time.time()
     kept = []

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 PROCESS = "labkit.bench.step_process"
+KINDS = ("plain", "gated", "split")  # of steps whose graph can be asked for
 WARM = 3  # steps before a turn's timed ones
 
 

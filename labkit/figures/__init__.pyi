@@ -5,9 +5,13 @@ from .cuts.layer_traffic import layer_traffic
 from .cuts.pipeline_speedup import pipeline_speedup
 from .cuts.stage_reading import cut_reading, pipeline_reading
 from .cuts.stage_tables import measured_pipeline, pipeline_table, predicted_pipeline, rank_table
+from .dataflow.control_order import control_order, control_reading, control_timeline
 from .dataflow.input_gantt import input_timeline
 from .dataflow.input_overhead import input_overhead, input_reading
+from .dataflow.ready_figure import queue_reading, queue_table, ready_animation
+from .dataflow.step_nodes import drawn_step, partitioned_step
 from .dataflow.thread_sweep import thread_reading, thread_sweep
+from .dataflow.transfers import transfers_reading, transfers_table
 from .exchange.bandwidth import bandwidth
 from .exchange.compression_reading import compression_reading
 from .exchange.gantt import timeline
@@ -63,6 +67,9 @@ __all__ = [
     "compression_reading",
     "consensus",
     "consensus_reading",
+    "control_order",
+    "control_reading",
+    "control_timeline",
     "cost_curves",
     "cost_reading",
     "counts_reading",
@@ -72,6 +79,7 @@ __all__ = [
     "deployment",
     "deployment_reading",
     "downpour_reading",
+    "drawn_step",
     "exchange_reading",
     "framework_reading",
     "framework_table",
@@ -101,6 +109,7 @@ __all__ = [
     "microscope_reading",
     "parallel_coordinates",
     "pareto",
+    "partitioned_step",
     "period_cost",
     "period_reading",
     "pipeline_gantt",
@@ -112,11 +121,14 @@ __all__ = [
     "predicted_and_measured",
     "predicted_pipeline",
     "prediction_reading",
+    "queue_reading",
+    "queue_table",
     "race",
     "race_reading",
     "rank_table",
     "rate_reading",
     "reading",
+    "ready_animation",
     "scatter",
     "search_history",
     "seed_by_seed",
@@ -142,4 +154,6 @@ __all__ = [
     "throughput",
     "timeline",
     "traffic_matrix",
+    "transfers_reading",
+    "transfers_table",
 ]

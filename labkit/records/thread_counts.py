@@ -75,7 +75,8 @@ def _turnings(sweep: ThreadSweep, batch: int) -> Iterator[dict[str, float | str]
     for place, kind in enumerate(KINDS):
         # All pairs that differ from the best one in this kind alone, fewest threads first.
         along = sorted(pair for pair in steps if pair[1 - place] == best[1 - place])
-        row = {"batch": batch, "threads": kind, "best": best[place], "other": best[1 - place]}
+        row: dict[str, float | str] = {"batch": batch}
+        row |= {"threads": kind, "best": best[place], "other": best[1 - place]}
         row |= {"best_ms": float(steps[best].median()), "most": along[-1][place]}
         row |= dict.fromkeys(("less_from", "ratio", "ratio_low", "ratio_high"), nan)
         for pair in along[along.index(best) + 1 :]:

@@ -1,4 +1,4 @@
-"""The executor's ready queue, replayed from a step that ran: counts that fall, waits that follow."""
+"""The executor's ready queue, replayed from a step that ran: counts that fall to zero, waits."""
 
 from __future__ import annotations
 
