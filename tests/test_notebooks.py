@@ -444,3 +444,33 @@ def test_tf_distribute_holds_tensorflows_strategy_and_runs_a_script_on_ranks(
     assert len({weights for _, _, weights in trained}) == 1
     readings = [text(data, "text/markdown") for data in outputs(job.path)]
     assert any("accuracy at the end" in reading for reading in readings)
+
+
+@pytest.mark.slow
+def test_dataflow_traces_a_step_sweeps_threads_and_feeds_it_in_every_way(tmp_path: Path) -> None:
+    given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["dataflow"][0]
+    job = execute(NOTEBOOKS / "dataflow.ipynb", given, tmp_path)
+    assert job.state == "completed", job.cause
+    found = outputs(job.path)
+    figures = [data[PLOTLY] for data in found if PLOTLY in data]
+    assert [figure["layout"]["title"]["text"].split(" · ")[0] for figure in figures] == [
+        "Training step",
+        "Ready queue of one step",
+        "Control dependencies in one step",
+        "Training step on two devices",
+        "Threads of a training step, 1 process",
+        "Input of a training step, 1 process",
+        "Synthetic and real input, 1 process",
+    ]
+    assert len(figures[1]["frames"]) > 20
+    told = "\n".join(text(data, "text/markdown") for data in found if "text/markdown" in data)
+    # What holds of every trace, whatever this machine's times are.
+    assert re.search(r"- 0 of \d+ operations began before all they wait for had ended", told)
+    assert re.search(r"At the end 0 of \d+ counts are above zero", told)
+    gated = r"updates wait for all gradients\*\*: 0 of 6 updates began .*none may, and none did"
+    assert re.search(gated, told)
+    assert re.search(r"[4-9] pairs of send and receive stand where an edge leaves its device", told)
+    ways = ("in the step", "map", "parallel calls", "prefetch", "cache")
+    assert all(f"- **{way}**: a step takes" in told for way in ways)
+    assert len(re.findall(r"I/O overhead -?\d+% \(repeats ", told)) == 5
+    assert len(re.findall(r"\*\*32 samples a step\*\*: with", told)) == 2

@@ -97,11 +97,15 @@ def measure(feeding: Feeding, steps: int = 20, repeats: int = 5) -> InputTrace:
             raise InvalidInput(f"{name}={short(value)}: give a whole number from 1 to {MOST:,}")
     datasets.ensure(feeding.dataset)
     with Cluster(workers=1) as cluster:
-        return cluster.call(_measure, feeding, steps, repeats)[0]
+        return cluster.call(_on_rank, feeding, steps, repeats)[0]
 
 
-def _measure(communicator: Communicator, feeding: Feeding, steps: int, repeats: int) -> InputTrace:
-    """What the one rank does."""
+def _on_rank(communicator: Communicator, feeding: Feeding, steps: int, repeats: int) -> InputTrace:
+    return take_turns(feeding, steps, repeats)
+
+
+def take_turns(feeding: Feeding, steps: int, repeats: int) -> InputTrace:
+    """The same in this process, whose TensorFlow has whatever threads it has."""
     model = Model(Case("fed", feeding.widths, feeding.batch), rank=0)
     taken: list[Fed] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,54 @@
+"""Steps that are fed in every way, and what the tracing benchmarks refuse before they start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from labkit.bench import input_pipeline, step_graphs, threads
+from labkit.common.errors import InvalidInput
+from labkit.records.input_wait import SYNTHETIC, WAYS
+
+FEEDING = input_pipeline.Feeding("digits", 64, 16, 28, calls=2, ahead=2, widths=(8,))
+
+
+@pytest.mark.heavy
+def test_every_way_gives_batches_that_were_made_before_they_came() -> None:
+    trace = input_pipeline.take_turns(FEEDING, steps=3, repeats=2)
+    assert trace.ways == list(WAYS)
+    assert len(trace.fed) == len(WAYS) * 3 * 2
+    assert trace.nbytes > 64 * 60  # a PNG has as much before its first pixel
+    for each in trace.fed:
+        assert each.start <= each.got <= each.stop
+        made_before = math.isnan(each.made_start)
+        assert made_before == (each.way in (SYNTHETIC, "cache"))
+        if not made_before:
+            assert each.made_start <= each.made_stop <= each.got + 1e-5  # of two clocks' steps
+        if each.way in ("in the step", "map"):
+            # Nothing is made while the step trains.
+            assert each.start - 1e-5 <= each.made_start
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "'shakespeare' has no images": replace(FEEDING, dataset="shakespeare").refuse_impossible,
+    "batch=65 of rows=64": replace(FEEDING, batch=65).refuse_impossible,
+    "enlarged=27: give 28 to": replace(FEEDING, enlarged=27).refuse_impossible,
+    "calls=0: give a whole": replace(FEEDING, calls=0).refuse_impossible,
+    "repeats=0: give a whole": lambda: input_pipeline.measure(FEEDING, repeats=0),
+    r"intra=\[0\]: give threads": lambda: threads.measure(intra=[0]),
+    r"inter=\[\]: give threads": lambda: threads.measure(inter=[]),
+    "want a process each: give 64": lambda: threads.measure(range(1, 10), range(1, 9)),
+    r"batches=\[0\]: give samples": lambda: threads.measure(batches=[0]),
+    "steps=0: give a whole number": lambda: threads.measure(steps=0),
+    r"widths=\[1, 1, 1, 1, 1\]: give 1 to 4": lambda: step_graphs.measure(widths=[1] * 5),
+    "inter=0: give a whole number": lambda: step_graphs.measure(inter=0),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_is_impossible_is_refused_before_anything_starts(words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        REFUSED[words]()

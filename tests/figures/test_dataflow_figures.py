@@ -1,0 +1,202 @@
+"""What is drawn of a step's graph, its queue, its threads and its input is what was measured."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from labkit.common.errors import InvalidInput
+from labkit.figures import (
+    control_order,
+    control_reading,
+    control_timeline,
+    drawn_step,
+    input_overhead,
+    input_reading,
+    input_timeline,
+    partitioned_step,
+    queue_reading,
+    queue_table,
+    ready_animation,
+    thread_reading,
+    thread_sweep,
+    transfers_reading,
+    transfers_table,
+)
+from labkit.figures.dataflow.step_nodes import UPDATE
+from labkit.records.input_wait import SYNTHETIC, Fed, InputTrace
+from labkit.records.thread_counts import ThreadSweep, Timed
+from labkit.worker.step_graph import Flow, Operation, StepGraph, Transfer
+
+NAN = float("nan")
+
+
+def ran(name: str, op: str, start: float, stop: float, device: str = "CPU:0") -> Operation:
+    """An operation with times in ms."""
+    return Operation(name, op, device, 8.0, (stop - start) / 1e3, start / 1e3, stop / 1e3)
+
+
+# Two gradients one after the other, and an update behind each; w is what the step was given.
+GRADIENTS = (ran("g1", "MatMul", 0, 2), ran("g2", "MatMul", 2, 4))
+DATA = (Flow("w", "g1", 8.0), Flow("g1", "g2", 8.0), Flow("g1", "u1", 8.0), Flow("g2", "u2", 8.0))
+GIVEN = Operation("w", "_Arg", "CPU:0", 8.0)
+FREE = StepGraph(
+    (GIVEN, *GRADIENTS, ran("u1", UPDATE, 2.5, 3), ran("u2", UPDATE, 4, 5)), DATA, 0.005
+)
+GATED = StepGraph(
+    (GIVEN, *GRADIENTS, ran("u1", UPDATE, 4, 4.5), ran("u2", UPDATE, 4.5, 5)),
+    (*DATA, Flow("g2", "u1", 0.0, True), Flow("g1", "u2", 0.0, True)),
+    0.005,
+)
+SPLIT = StepGraph(
+    (
+        *(ran("a", "MatMul", 0, 1), ran("b", "MatMul", 1.5, 2, "CPU:1")),
+        *(ran("c", "Relu", 2, 3, "CPU:1"), Operation("end", "NoOp", "CPU:0", 0.0)),
+    ),
+    (Flow("a", "b", 4096.0), Flow("a", "c", 4096.0), Flow("b", "c", 8.0), Flow("c", "end", 0.0)),
+    0.003,
+    (
+        Transfer("edge_1_c", "c", "c/_3", "CPU:1", "c/_4", "CPU:0", 0.0),
+        Transfer("edge_2_a", "a", "a/_1", "CPU:0", "a/_2", "CPU:1", 4096.0),
+    ),
+)
+BOTH = {"free": FREE, "gated": GATED}
+
+
+def test_the_graph_is_drawn_without_what_was_there_before() -> None:
+    figure = drawn_step(FREE, "Step")
+    drawn = [text for trace in figure.data for text in trace.text or () if text]
+    assert sorted(drawn) == ["MatMul", "MatMul", "update", "update"]
+    assert "1 arguments and constants that are not drawn" in figure.alt
+
+
+def test_the_animation_has_a_frame_for_each_time_that_something_begins_or_ends() -> None:
+    figure = ready_animation(FREE)
+    assert len(figure.frames) == 6  # at 0, 2, 2.5, 3, 4 and 5 ms
+    texts = [list(frame.data[0].text) for frame in figure.frames]
+    counts = [dict(zip(("g1", "g2", "u1", "u2"), text, strict=True)) for text in texts]
+    assert counts[0] == {"g1": "", "g2": "1", "u1": "1", "u2": "1"}
+    assert counts[1] == {"g1": "", "g2": "", "u1": "", "u2": "1"}
+    assert set(counts[-1].values()) == {""}
+    symbols = list(figure.frames[1].data[0].marker.symbol)
+    assert symbols == ["circle", "diamond", "square", "circle-open"]  # ended, runs, queued, waits
+    lengths = next(trace for trace in figure.data if trace.xaxis == "x2" and trace.mode == "lines")
+    assert list(lengths.y) == [0, 1, 0, 0, 0, 0]
+
+
+def test_the_queue_is_told_as_it_is_drawn() -> None:
+    assert list(queue_table(FREE)["wait_ms"]) == pytest.approx([0, 0, 0.5, 0])
+    said = queue_reading(FREE)
+    assert "0 of 4 operations began before" in said
+    assert "**u1** waited longest in it, 0.5 ms" in said
+
+
+def test_a_step_of_too_many_operations_is_refused() -> None:
+    many = tuple(ran(f"m{n}", "MatMul", n, n + 1) for n in range(61))
+    with pytest.raises(InvalidInput, match="61 operations cannot be told apart"):
+        ready_animation(StepGraph(many, ()))
+
+
+def test_control_dependencies_hold_updates_back() -> None:
+    order = control_order(BOTH)
+    assert list(order["early"]) == [1, 0]
+    assert list(order["control_edges"]) == [0, 2]
+    assert list(order["last_gradient_ms"]) == pytest.approx([4, 4])
+    free, gated = control_reading(BOTH).splitlines()
+    assert "1 of 2 updates began before" in free
+    assert gated.endswith("none may, and none did.")
+    lanes = {lane for trace in control_timeline(BOTH).data for lane in trace.y or () if lane}
+    assert lanes == {"other operations", "gradients", "updates"}
+
+
+def test_a_step_that_changes_nothing_has_no_order_to_show() -> None:
+    with pytest.raises(InvalidInput, match="changes no variable"):
+        control_order({"split": SPLIT})
+
+
+def test_a_send_and_a_receive_stand_where_an_edge_leaves_its_device() -> None:
+    figure = partitioned_step(SPLIT, "Split")
+    on = {
+        trace.name: sorted(text for text in trace.text if text in ("send", "receive"))
+        for trace in figure.data
+        if trace.name in ("CPU:0", "CPU:1") and trace.text
+    }
+    assert on == {"CPU:0": ["receive", "send"], "CPU:1": ["receive", "send"]}
+    assert "2 edges between devices" in figure.alt  # one a tensor, however many read it
+
+
+def test_pairs_are_in_the_order_in_which_what_they_carry_was_made() -> None:
+    table = transfers_table(SPLIT)
+    assert list(table["tensor"]) == ["edge_2_a", "edge_1_c"]
+    assert list(table["between_ms"][:1]) == pytest.approx([0.5])  # to the first of its readers
+    assert math.isnan(table["between_ms"][1])
+    said = transfers_reading(SPLIT)
+    assert "The largest is **edge_2_a**, 4 KiB from CPU:0 to CPU:1" in said
+    assert "1 of 2 carries nothing" in said
+    assert "no send and no receive" in transfers_reading(FREE)
+
+
+def fed(way: str, repeat: int, idle: float, compute: float, made: float) -> list[Fed]:
+    """Six steps; batch k is made in the `made` ms before step k has it, or was before the turn."""
+    found, now = [], 0.0
+    for step in range(6):
+        got, stop = now + idle / 1e3, now + (idle + compute) / 1e3
+        began = (got - made / 1e3, got) if made else (NAN, NAN)
+        found.append(Fed(way, repeat, step, now, got, stop, *began))
+        now = stop
+    return found
+
+
+INPUT = InputTrace(
+    [
+        each
+        for repeat in range(3)
+        for each in (
+            *fed(SYNTHETIC, repeat, 0, 2, 0),
+            *fed("map", repeat, 3, 2, 3),
+            *fed("parallel calls", repeat, 1 + repeat, 2, 5),
+        )
+    ],
+    nbytes=2048,
+    filled=0.25,
+)
+
+
+def test_idle_time_and_batches_that_are_made_are_drawn_where_they_were() -> None:
+    figure = input_timeline(INPUT, steps=2)
+    bars = [trace for trace in figure.data if trace.type == "bar"]
+    idle = [list(trace.x) for trace in bars if trace.name == "training waits for its batch"]
+    assert idle == [pytest.approx([3, 3]), pytest.approx([2, 2])]  # synthetic has none
+    made = [trace for trace in bars if trace.name == "a batch is made"]
+    assert set(made[0].y) == {"input 1"}
+    assert set(made[1].y) == {"input 1", "input 2"}  # two at a time
+    assert "map: idle 60% of the time" in figure.alt
+    with pytest.raises(InvalidInput, match="steps=0: draw at least 1"):
+        input_timeline(INPUT, steps=0)
+
+
+def test_the_overhead_is_drawn_with_its_spread_and_said() -> None:
+    figure = input_overhead(INPUT)
+    (points,) = (t for t in figure.data if t.yaxis == "y2" and t.mode == "markers")
+    assert list(points.y) == pytest.approx([1.5, 1.0])
+    assert list(points.error_y.array) == pytest.approx([0, 0.5])
+    said = input_reading(INPUT)
+    assert "I/O overhead 100% (repeats 50% to 150%)" in said
+    assert "took 0.25 s; the file has 2 KiB" in said
+    assert said.endswith(
+        "**parallel calls** comes nearest to tensors in memory; 100% of a synthetic step are still "
+        "the price of real input."
+    )
+
+
+def test_a_cross_stands_where_more_is_less() -> None:
+    ms = {(1, 1): 10.0, (2, 1): 6.0, (4, 1): 8.0, (1, 2): 9.0, (2, 2): 7.0, (4, 2): 9.0}
+    timed = [Timed(64, *pair, repeat, each) for pair, each in ms.items() for repeat in (0, 1)]
+    sweep = ThreadSweep(timed, cores=2)
+    crosses = [t for t in thread_sweep(sweep).data if t.text and "longer" in t.text[0]]
+    assert [(each.x[0], each.y[0], each.text[0]) for each in crosses] == [
+        (4, 8.0, "4 intra-op: longer"),
+        (2, 7.0, "2 inter-op: longer"),
+    ]
+    assert "from 4 on more is less: 1.33x the time (repeats 1.33 to 1.33)" in thread_reading(sweep)
