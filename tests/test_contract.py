@@ -73,6 +73,8 @@ REFUSED = [
     ("collectives", "ranks_drawn", 13),
     ("collectives", "sizes", [0]),
     ("compression", "learning_rate", float("inf")),
+    ("dataflow", "widths", [0]),
+    ("dataflow", "calls", 0),
     ("model_compression", "repeats_timed", 0),
     ("model_parallel", "grid", [1]),
     ("model_parallel", "grid", [0, 2]),
