@@ -21,8 +21,8 @@ MOST = 64  # threads; and processes, one a setting, that are there at a time
 
 
 def measure(
-    intra: Sequence[int] = (1, 2, 4),
-    inter: Sequence[int] = (1, 2, 4),
+    intra: Sequence[int] = (1, 2, 8),
+    inter: Sequence[int] = (1, 2, 8),
     batches: Sequence[int] = (32, 1024),
     widths: Sequence[int] = (512, 512),
     steps: int = 20,
@@ -31,7 +31,8 @@ def measure(
     """Time the training step of an MLP at every pair of thread counts, interleaved.
 
     Each pair has a process of its own. In every repeat each has a turn for each batch, the order
-    backwards every other time; while one computes the others sleep.
+    backwards every other time; while one computes the others sleep. A process takes about half a
+    GiB of memory.
 
     Args:
         intra: threads that share one operation's work.

@@ -76,8 +76,10 @@ def input_costs(trace: InputTrace) -> pandas.DataFrame:
     and greatest (`overhead_low`, `overhead_high`). Times are medians over repeats of medians over
     steps, ms; `idle_share` is the part of all these steps' time in which training stood still.
 
-    Source: the comparison of synthetic with real data of the tf_cnn_benchmarks (TensorFlow
-    Authors 2017, "High-Performance Models"); their speeds are medians of one run, ours of turns.
+    Source: TensorFlow's "Benchmarks" (2017) set a baseline with synthetic data and add real data to
+    it; the ways are those of Murray et al. 2021, *tf.data: A machine learning data processing
+    framework* (arXiv:2101.12127). Differs from both: pairs of interleaved turns, and processors
+    alone, so that input and training share the cores.
     """
     import pandas as pd
 
