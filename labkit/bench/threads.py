@@ -31,8 +31,8 @@ def measure(
     """Time the training step of an MLP at every pair of thread counts, interleaved.
 
     Each pair has a process of its own. In every repeat each has a turn for each batch, the order
-    backwards every other time; while one computes the others sleep. A process takes about half a
-    GiB of memory.
+    backwards every other time; while one computes the others sleep. A process takes about a
+    third of a GiB of memory, beside what it shares with the others.
 
     Args:
         intra: threads that share one operation's work.
