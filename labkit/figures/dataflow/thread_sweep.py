@@ -85,7 +85,7 @@ def _spoken(row: dict[str, float | str]) -> str:
     kind, other = str(row["threads"]), _other(str(row["threads"]))
     head = (
         f"**{row['batch']} samples a step**: with {row['other']} {other}-op the shortest step has "
-        f"{row['best']} {kind}-op threads ({row['best_ms']:.3g} ms)"
+        f"{plural(int(row['best']), f'{kind}-op thread')} ({row['best_ms']:.3g} ms)"
     )
     if row["best"] == row["most"]:
         return f"{head}, the most that were tried: where more is less, lies beyond"
