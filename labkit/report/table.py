@@ -10,7 +10,14 @@ from labkit.common.content import JSON, is_number
 from labkit.common.privacy import scrub
 from labkit.figures.kit.axes import TITLES, title_of, word
 from labkit.figures.kit.entries import Entry
-from labkit.records.questions.columns import Value, clear, differing, plain_parameters, spread
+from labkit.records.questions.columns import (
+    Value,
+    begun,
+    clear,
+    differing,
+    plain_parameters,
+    spread,
+)
 from labkit.records.run import KEY_METRICS, key_metrics, verdict
 
 _TWICE = ("seed", "repeats", "gate")  # columns of seeds and verdicts say them
@@ -91,7 +98,9 @@ class Table:
     @property
     def same(self) -> list[tuple[str, Cell]]:
         """Heads and cells of the others, and of the parameters that matter to every reader."""
-        rows = [plain_parameters(entry.run) for entry in self.shown]
+        runs = [entry.run for entry in self.shown]
+        known = [run for run, own in zip(runs, begun(runs), strict=True) if own] or runs
+        rows = [plain_parameters(run) for run in known]
         shared = {k: v for k, v in rows[0].items() if all(r.get(k, self) == v for r in rows)}
         given = [
             (title_of(n), _parameter(n, shared[n])) for n in _TOLD if shared.get(n) is not None
@@ -134,7 +143,8 @@ def table_of(shown: Sequence[Entry]) -> Table:
     every = dict.fromkeys((*KEY_METRICS, *(name for row in found for name in row)))
     measured = [name for name in every if any(name in row for row in found)]
     names = _names(given, (*_OURS, *measured))
-    told = [name for name in differing(given) if name not in _TWICE]
+    apart = differing(given, begun([entry.run for entry in shown]))
+    told = [name for name in apart if name not in _TWICE]
     columns = [_given(names[name], [row.get(name) for row in given]) for name in told]
     columns += [
         Column("seeds", "seeds", [_seeds(entry) for entry in shown]),

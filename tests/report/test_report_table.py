@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sample_runs import FAILED_GATE, write_run
 
-from labkit.figures.kit.entries import settings
+from labkit.figures.kit.entries import clock_and_network, settings
 from labkit.jobs.log import Log, experiment
 from labkit.records import store
 from labkit.records.run import Run
@@ -146,3 +146,17 @@ def test_a_filter_asks_in_the_units_that_are_seen(tmp_path: Path) -> None:
     table = table_of(settings([write_run(tmp_path, measured=measured)]))
     shared = table.known()["shared"]
     assert (shared["test_accuracy"], shared["payload_bytes_per_step"]) == (80.5, 3.0)
+
+
+def test_a_job_that_failed_before_its_experiment_makes_no_columns(tmp_path: Path) -> None:
+    """What it lacks differs from nothing; what it alone was given is no parameter of the others."""
+    runs = [write_run(tmp_path, workers=workers) for workers in (1, 2)]
+    directory = store.new_run_directory(tmp_path, "failed")
+    store.start(directory, {"notebook": "own.ipynb", "method": "typo", "workers": 2}, {})
+    store.fail(directory, "cell In [3]: KeyError: 'typo'")
+    shown = settings([*runs, Run(directory)])
+    table = table_of(shown)
+    assert table.parameters == ["workers"]
+    assert {"dataset", "epochs"} <= dict(table.same).keys()
+    assert cells(table, "state") == ["completed", "completed", "failed"]
+    assert clock_and_network(shown) == clock_and_network(shown[:2])

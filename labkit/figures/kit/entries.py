@@ -162,8 +162,8 @@ def transparent(color: str, alpha: float) -> str:
 
 def clock_and_network(shown: Sequence[Entry]) -> str:
     """`wall clock · network 1GbE`: what every title with a time in it has to say."""
-    clocks = sorted({str(entry.metrics.get("clock", "wall")) for entry in shown})
     known = [entry for entry in shown if entry.metrics] or shown
+    clocks = sorted({str(entry.metrics.get("clock", "wall")) for entry in known})
     networks = sorted({str(entry.metrics.get("network") or "none") for entry in known})
     network = networks[0] if len(networks) == 1 else f"{', '.join(networks)} (by run)"
     words = "not emulated" if network == "none" else network

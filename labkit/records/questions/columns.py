@@ -30,17 +30,40 @@ _TIMED = ("second", "_ms", "samples_per")
 def differences(runs: Sequence[Run]) -> list[dict[str, Value]]:
     """Each run's parameters that are not the same in all, under their shortest clear names."""
     rows = [plain_parameters(run) for run in runs]
-    short = differing(rows)
+    short = differing(rows, begun(runs))
     return [{short[name]: row[name] for name in short if name in row} for row in rows]
 
 
-def differing(rows: Sequence[Mapping[str, Value]]) -> dict[str, str]:
-    """The parameters that are not the same in all rows, and the shortest clear name of each."""
+def begun(runs: Sequence[Run]) -> list[bool]:
+    """Whether each came as far as an experiment, or ended without one.
+
+    Of a job that failed before, nothing is known but what its notebook was given.
+    """
+    return ["strategy" in run.experiment or run.status["state"] == "completed" for run in runs]
+
+
+def differing(
+    rows: Sequence[Mapping[str, Value]], known: Sequence[bool] | None = None
+) -> dict[str, str]:
+    """The parameters that are not the same in all rows, and the shortest clear name of each.
+
+    Args: known, see `begun`: between the others and these what one side lacks tells nothing.
+    """
+    known = [True] * len(rows) if known is None else known
+    of_known = {name for row, own in zip(rows, known, strict=True) if own for name in row}
     every = list(dict.fromkeys(name for row in rows for name in row))
     # By field, so that a compressor's ratio stands beside it although other runs have none.
     fields = list(dict.fromkeys(name.partition(".")[0] for name in every))
     names = sorted(every, key=lambda name: fields.index(name.partition(".")[0]))
-    return {name: clear(name, every) for name in names if _differs(name, rows)}
+    asked = {
+        name: [
+            row
+            for row, own in zip(rows, known, strict=True)
+            if name in row or (own and name in of_known)
+        ]
+        for name in names
+    }
+    return {name: clear(name, every) for name in names if _differs(name, asked[name])}
 
 
 def clear(name: str, every: Sequence[str]) -> str:
