@@ -6,10 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sample_programs import FAST, Numbers
 from sklearn.linear_model import Lasso
 
 import labkit as lk
 from labkit.common.errors import InvalidInput
+from labkit.network import ComputeTime
+from labkit.programs import Diary, Gradient, Roles
+from labkit.programs.times import Laws
+from labkit.programs.virtual import VirtualWorld
 from labkit.strategies.scheduled_blocks import ScheduledBlocks
 
 ROWS, COLUMNS, ALPHA = 90, 30, 0.1
@@ -50,18 +55,115 @@ def lasso(strategy: ScheduledBlocks, rounds: int, **fields: Any) -> lk.Experimen
     )
 
 
-@pytest.mark.parametrize("select", ["priority", "round_robin", "random"])
-def test_the_lasso_reaches_the_optimum_of_coordinate_descent(
-    cluster: lk.Cluster, select: Any
-) -> None:
-    strategy = ScheduledBlocks(select, block=1, parallel=4, dependency=0.4, l1=2 * ALPHA)
-    run = cluster.run(lasso(strategy, 400), show=False)
+class Squares(Numbers):
+    """The mean squared error of a worker's rows, and steps at a rate of 0.5."""
+
     x, y = correlated()
-    solver = Lasso(alpha=ALPHA, fit_intercept=False, tol=1e-14, max_iter=100_000).fit(x, y[:, 0])
-    found = run.model().get_weights()[0][:, 0]
-    np.testing.assert_allclose(found, solver.coef_, rtol=0, atol=1e-6)
-    assert 3 <= np.count_nonzero(found) < COLUMNS
-    # History has the whole objective: twice that of the solver.
-    objective = np.mean((y[:, 0] - x @ found) ** 2) + 2 * ALPHA * np.abs(found).sum()
-    last = run.history[run.history.step == 399]
-    assert np.average(last.loss, weights=last.samples) == pytest.approx(objective, abs=1e-9)
+    parts = np.array_split(np.arange(ROWS), [20, 55])  # nobody has as many as another
+
+    def gradient(self, worker: int, weights: np.ndarray) -> Gradient:
+        x, y = self.x[self.parts[worker]], self.y[self.parts[worker], 0]
+        step = self.steps.get(worker, 0)
+        self.steps[worker] = step + 1
+        rest = x @ weights - y
+        return Gradient(2 / len(x) * x.T @ rest, len(x), float(np.mean(rest**2)), step)
+
+    def curved(self, worker: int, weights: np.ndarray, ends: Any) -> Gradient:
+        x = self.x[self.parts[worker]]
+        blocks = np.eye(COLUMNS).reshape(COLUMNS, COLUMNS)
+        along = np.add.reduceat(blocks, list(ends[:-1]), axis=0)
+        return Gradient((2 / len(x) * along @ x.T @ x).reshape(-1), len(x), 0.0, 0)
+
+    def update(self, holder: int, gradient: np.ndarray, rate: float = 1.0) -> np.ndarray:
+        self.held[holder] = self.held[holder] - 0.5 * rate * gradient
+        return self.held[holder]
+
+
+def rounds(strategy: ScheduledBlocks, count: int, seed: int = 0) -> tuple[Squares, VirtualWorld]:
+    """So many rounds of three workers."""
+    weights = np.zeros(COLUMNS)
+    roles = Roles(3, [], count, 1, weights, [0, 1, 2], seed, layers=[10, 20], rate=0.5)
+    scenes = Squares(held=dict.fromkeys(range(3), weights))
+    diary = Diary(scenes, count, writers=range(3))
+    programs = {number: strategy.program(roles, number) for number in range(3)}
+    laws = Laws(ComputeTime(0.1), {}, 3)
+    world = VirtualWorld(programs, [0, 1, 2], scenes, diary, laws, FAST)
+    world.play()
+    return scenes, world
+
+
+SELECTS = ("priority", "round_robin", "random")
+
+
+def solution() -> np.ndarray:
+    x, y = correlated()
+    solver = Lasso(alpha=ALPHA, fit_intercept=False, tol=1e-14, max_iter=100_000)
+    found: np.ndarray = solver.fit(x, y[:, 0]).coef_
+    return found
+
+
+@pytest.mark.parametrize("select", SELECTS)
+def test_the_lasso_reaches_the_optimum_of_coordinate_descent(select: Any) -> None:
+    strategy = ScheduledBlocks(select, block=1, parallel=4, dependency=0.4, l1=2 * ALPHA)
+    scenes, _ = rounds(strategy, 400)
+    np.testing.assert_allclose(scenes.held[0], solution(), rtol=0, atol=1e-6)
+    assert 3 <= np.count_nonzero(scenes.held[0]) < COLUMNS
+    for other in (1, 2):
+        assert scenes.held[other].tobytes() == scenes.held[0].tobytes()
+
+
+def test_blocks_that_depend_on_each_other_and_change_together_go_too_far() -> None:
+    """With columns that are nearly the same, a round of all of them overshoots."""
+
+    def away(dependency: float | None) -> float:
+        strategy = ScheduledBlocks("random", block=1, parallel=20, dependency=dependency)
+        return float(np.abs(rounds(strategy, 60)[0].held[0]).max())
+
+    assert away(0.3) < 10
+    assert away(None) > 1e3
+
+
+def test_what_is_said_are_the_blocks_alone(cluster: lk.Cluster) -> None:
+    """Two rounds of a ring, of 8 bytes a weight, after couplings of all blocks."""
+    strategy = ScheduledBlocks("round_robin", block=5, parallel=2, dependency=None)
+    scenes, _ = rounds(strategy, 3)
+    # A ring of three sends two thirds of the buffer twice.
+    assert {row["payload_bytes"] for row in scenes.rows} == {10 * 8}
+    assert sum(row["wire_bytes"] for row in scenes.rows) == 3 * 3 * 4 / 3 * 10 * 8
+
+
+def test_a_block_may_be_a_layer() -> None:
+    scenes, _ = rounds(ScheduledBlocks("round_robin", dependency=None), 1)
+    assert np.count_nonzero(scenes.held[0][:10]) == 10
+    assert not scenes.held[0][10:].any()
+
+
+@pytest.mark.slow
+def test_on_ranks_it_does_what_it_does_on_the_virtual_clock(cluster: lk.Cluster) -> None:
+    strategy = ScheduledBlocks(block=1, parallel=4, dependency=0.4, l1=2 * ALPHA)
+    virtual, wall = (
+        cluster.run(lasso(strategy, 12, **clock), show=False)
+        for clock in ({}, {"clock": "wall", "compute": None})
+    )
+    found = [run.model().get_weights()[0] for run in (virtual, wall)]
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-12)
+    # History has the whole objective, at the weights before each step.
+    x, y = correlated()
+    first = wall.history[wall.history.step == 0]
+    assert np.average(first.loss, weights=first.samples) == pytest.approx(np.mean(y**2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"optimizer": "adam"}, "optimizer='adam' .* use optimizer='sgd' without options"),
+        ({"optimizer_options": {"momentum": 0.9}}, "use optimizer='sgd' without options"),
+        ({"feed": "scatter"}, "use feed='shard'"),
+    ],
+)
+def test_what_would_move_other_blocks_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        lk.Experiment(
+            **{"dataset": "digits", "workers": 2, "optimizer": "sgd"} | fields,
+            strategy=ScheduledBlocks(),
+        )
