@@ -15,9 +15,10 @@ Matrix = NDArray[np.float64]
 class BlockRounds:
     r"""Chooses blocks for each round, no two of which depend on each other.
 
-    By priority block j is drawn with a probability that grows with its last change,
+    By priority block j is drawn with a probability that grows with its last change and with the
+    rounds a that it has waited since,
 
-    \[p_j \propto |\delta_j| + \eta \max_k |\delta_k|,\]
+    \[p_j \propto a_j \bigl(|\delta_j| + \eta \max_k |\delta_k|\bigr),\]
 
     and a block that never was chosen comes before all others. A block that depends on one that is
     chosen already waits for another round, and the next one in the order takes its place.
@@ -33,8 +34,9 @@ class BlockRounds:
 
     Source: S. Lee, J. K. Kim, X. Zheng, Q. Ho, G. Gibson, E. Xing: On model parallelization and
     scheduling strategies for distributed machine learning, NIPS 2014 (STRADS). Differs from it: η
-    is relative to the largest change, as changes shrink to nothing at the optimum; and places of
-    blocks that wait are filled.
+    is relative to the largest change, as changes shrink to nothing at the optimum; waiting counts,
+    as a block that did not move once would else be forgotten; and places of blocks that must wait
+    are filled.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class BlockRounds:
         self._depends = depends
         self._random = np.random.default_rng(seed)
         self._order = np.arange(count)  # who has waited longest comes first
+        self._chosen = np.zeros(count)  # in which round, last
+        self._round = 0
         self._changes = np.full(count, np.inf)  # of those that never were chosen
 
     def next(self) -> NDArray[np.intp]:
@@ -65,6 +69,8 @@ class BlockRounds:
                     free &= ~self._depends[block]
         waits = ~np.isin(self._order, chosen)
         self._order = np.concatenate([self._order[waits], chosen]).astype(np.intp)
+        self._chosen[chosen] = self._round
+        self._round += 1
         return np.sort(np.array(chosen, np.intp))
 
     def learn(self, chosen: Sequence[int] | NDArray[np.intp], changes: Sequence[float]) -> None:
@@ -80,9 +86,10 @@ class BlockRounds:
         # Gumbel's trick: sorted like this they are drawn one by one, without putting back.
         noise = self._random.gumbel(size=len(self._order))
         known = np.isfinite(self._changes)
-        most = self._changes[known].max(initial=0.0)
+        moved, waited = np.where(known, self._changes, 0.0), self._round - self._chosen
+        most = moved.max()
         with np.errstate(divide="ignore"):
-            weight = np.log(self._changes + self._floor * most)
+            weight = np.log(waited * (moved + self._floor * most))
         weight = np.where(known & (most > 0), weight, 0.0)
         # Two keys: strangers first.
         return np.lexsort((-(weight + noise), known))

@@ -123,13 +123,14 @@ def test_blocks_that_depend_on_each_other_and_change_together_go_too_far() -> No
     assert away(None) > 1e3
 
 
-def test_what_is_said_are_the_blocks_alone(cluster: lk.Cluster) -> None:
+def test_what_is_said_are_the_blocks_alone() -> None:
     """Two rounds of a ring, of 8 bytes a weight, after couplings of all blocks."""
     strategy = ScheduledBlocks("round_robin", block=5, parallel=2, dependency=None)
     scenes, _ = rounds(strategy, 3)
     # A ring of three sends two thirds of the buffer twice.
     assert {row["payload_bytes"] for row in scenes.rows} == {10 * 8}
-    assert sum(row["wire_bytes"] for row in scenes.rows) == 3 * 3 * 4 / 3 * 10 * 8
+    sent = sum(row["wire_bytes"] for row in scenes.rows)
+    assert sent == pytest.approx(3 * 3 * 4 / 3 * 10 * 8, rel=0.01)  # in whole numbers a chunk
 
 
 def test_a_block_may_be_a_layer() -> None:
