@@ -87,3 +87,53 @@ def ratings(
     known[np.arange(users), np.arange(users) % items] = True
     known[np.arange(items) % users, np.arange(items)] = True
     return np.argwhere(known).astype(float), table[known][:, None]
+
+
+def lasso_optimum(x: Array, y: Array, l1: float) -> float:
+    r"""The least of \(\tfrac1n \|y - X w\|^2 + \lambda \|w\|_1\), by scikit-learn's solver.
+
+    Args:
+        x: (rows, columns).
+        y: (rows, 1).
+        l1: λ.
+    """
+    from sklearn.linear_model import Lasso
+
+    # scikit-learn's own objective is half of this one.
+    solver = Lasso(alpha=l1 / 2, fit_intercept=False, tol=1e-14, max_iter=1_000_000)
+    found = solver.fit(x, y[:, 0])
+    rest = y[:, 0] - found.predict(x)
+    return float(rest @ rest / len(x) + l1 * np.abs(found.coef_).sum())
+
+
+def factorization_optimum(
+    x: Array, y: Array, approximation_rank: int, l2: float, sweeps: int = 200, seed: int = 0
+) -> float:
+    r"""The least of \(\tfrac1n \sum (y - u_i \cdot v_j)^2 + \lambda(\|U\|^2 + \|V\|^2)\).
+
+    By alternating least squares: all of U given V, solved exactly, then all of V given U.
+
+    Args:
+        x: (entries, 2), user and item.
+        y: (entries, 1).
+        approximation_rank: columns of U and V.
+        l2: λ.
+        sweeps: of both.
+        seed: of what U and V begin with.
+
+    Source: Y. Zhou, D. Wilkinson, R. Schreiber, R. Pan: Large-scale parallel collaborative
+    filtering for the Netflix prize, AAIM 2008; there λ is multiplied by the entries of a row.
+    """
+    who, values, count = x.astype(int), y[:, 0], len(x)
+    random, ridge = np.random.default_rng(seed), count * l2 * np.eye(approximation_rank)
+    sizes = who.max(axis=0) + 1
+    thin = [random.uniform(-0.5, 0.5, (size, approximation_rank)) for size in sizes]
+    for _ in range(sweeps):
+        for own, other in ((0, 1), (1, 0)):
+            for row in range(sizes[own]):
+                mine = who[:, own] == row
+                beside = thin[other][who[mine, other]]
+                square = beside.T @ beside + ridge
+                thin[own][row] = np.linalg.solve(square, beside.T @ values[mine])
+    rest = values - (thin[0][who[:, 0]] * thin[1][who[:, 1]]).sum(axis=1)
+    return float(rest @ rest / count + l2 * sum(float((part**2).sum()) for part in thin))

@@ -98,7 +98,9 @@ class Replica:
         flat, loss = self._compiled(tf.convert_to_tensor(weights), x, y, weight, *soft)
         return Gradient(flat.numpy(), rows, float(loss), number)
 
-    def curved(self, worker: int, weights: Vector, ends: Sequence[int], batches: Batches) -> Gradient:
+    def curved(
+        self, worker: int, weights: Vector, ends: Sequence[int], batches: Batches
+    ) -> Gradient:
         """Products of the Hessian of a worker's first batch, see `Curve`."""
         x, y, weight = batches(worker, 0)
         rows = len(keras.tree.flatten(x)[0])

@@ -58,7 +58,8 @@ class BlockRounds:
 
     def next(self) -> NDArray[np.intp]:
         """The numbers of the blocks of the next round, sorted."""
-        order, chosen = self._candidates(), []
+        order = self._candidates()
+        chosen: list[int] = []
         free = np.ones(len(order), bool)
         for block in order:
             if len(chosen) == self._parallel:

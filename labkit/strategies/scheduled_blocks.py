@@ -110,9 +110,7 @@ class ScheduledBlocks(Meeting):
             return [0, *np.cumsum(roles.layers).tolist()]
         return [*range(0, size, self.block), size]
 
-    def _rounds(
-        self, roles: Roles, ends: Sequence[int]
-    ) -> Generator[Action, Any, BlockRounds]:
+    def _rounds(self, roles: Roles, ends: Sequence[int]) -> Generator[Action, Any, BlockRounds]:
         """What chooses; before the first round all agree on who depends on whom."""
         depends, count = None, len(ends) - 1
         if self.dependency is not None and self.parallel > 1:

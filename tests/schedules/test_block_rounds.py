@@ -1,4 +1,4 @@
-"""Which blocks a round changes: nobody with whom it depends on, all in the end, most where most is."""
+"""Which blocks a round changes: none that depend on each other, all in the end, some sooner."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def test_couplings_of_blocks_are_those_of_the_norms() -> None:
     products = np.stack([hessian[:, :2].sum(1), hessian[:, 2:].sum(1)])
     found = couplings(products, [0, 2, 4])
     one, other = np.hypot(1, 4), np.hypot(9, 16)
-    np.testing.assert_allclose(found, [[0, 2 / np.sqrt(one * other)]] * 1 + [[2 / np.sqrt(one * other), 0]])
+    wanted = 2 / np.sqrt(one * other)
+    np.testing.assert_allclose(found, [[0, wanted], [wanted, 0]])
 
 
 def test_on_correlated_columns_priority_needs_half_of_the_rounds_of_chance() -> None:

@@ -1,7 +1,8 @@
-"""Scheduled blocks: the lasso's optimum, a factorization's, layers of a network, and what is said."""
+"""Scheduled blocks: optima of a lasso and of a factorization, layers, and what is said."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from sklearn.linear_model import Lasso
 
 import labkit as lk
 from labkit.common.errors import InvalidInput
+from labkit.datasets.planted import factorization_optimum, ratings
 from labkit.network import ComputeTime
 from labkit.programs import Diary, Gradient, Roles
 from labkit.programs.times import Laws
@@ -79,11 +81,70 @@ class Squares(Numbers):
         return self.held[holder]
 
 
-def rounds(strategy: ScheduledBlocks, count: int, seed: int = 0) -> tuple[Squares, VirtualWorld]:
+USERS, ITEMS, FACTORS, L2 = 20, 15, 2, 0.002
+
+
+class Rated(Numbers):
+    """The squared errors of a factored table, of which each worker has some entries."""
+
+    x, y = ratings(USERS, ITEMS, FACTORS)
+    parts = np.array_split(np.random.default_rng(0).permutation(len(x)), [30, 80])
+    rate = 8.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Tables of each worker: where it has an entry, and what it is.
+        self.known, self.values = np.zeros((2, 3, USERS, ITEMS))
+        for worker, part in enumerate(self.parts):
+            user, item = self.x[part].astype(int).T
+            self.known[worker, user, item] = 1 / len(part)
+            self.values[worker, user, item] = self.y[part, 0]
+
+    def gradient(self, worker: int, weights: np.ndarray) -> Gradient:
+        step = self.steps.get(worker, 0)
+        self.steps[worker] = step + 1
+        u, v = self.thin(weights)
+        rest = u @ v.T - self.values[worker]
+        loss = float((self.known[worker] * rest**2).sum() + L2 * weights @ weights)
+        slope = self.both(self.known[worker] * rest, u, v) + 2 * L2 * weights
+        return Gradient(slope, len(self.parts[worker]), loss, step)
+
+    def curved(self, worker: int, weights: np.ndarray, ends: Any) -> Gradient:
+        u, v = self.thin(weights)
+        known, rest = self.known[worker], u @ v.T - self.values[worker]
+        found = []
+        for start, stop in pairwise(ends):
+            along = np.zeros_like(weights)
+            along[start:stop] = 1
+            du, dv = self.thin(along)
+            bent = self.both(known * (du @ v.T + u @ dv.T), u, v)
+            found.append(bent + self.both(known * rest, du, dv) + 2 * L2 * along)
+        return Gradient(np.concatenate(found), len(self.parts[worker]), 0.0, 0)
+
+    def update(self, holder: int, gradient: np.ndarray, rate: float = 1.0) -> np.ndarray:
+        self.held[holder] = self.held[holder] - self.rate * rate * gradient
+        return self.held[holder]
+
+    @staticmethod
+    def thin(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        u, v = weights[: USERS * FACTORS], weights[USERS * FACTORS :]
+        return u.reshape(USERS, FACTORS), v.reshape(ITEMS, FACTORS)
+
+    @staticmethod
+    def both(rest: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+        return 2 * np.concatenate([(rest @ v).reshape(-1), (rest.T @ u).reshape(-1)])
+
+
+def rounds(
+    strategy: ScheduledBlocks, count: int, scenes: Numbers | None = None
+) -> tuple[Numbers, VirtualWorld]:
     """So many rounds of three workers."""
     weights = np.zeros(COLUMNS)
-    roles = Roles(3, [], count, 1, weights, [0, 1, 2], seed, layers=[10, 20], rate=0.5)
-    scenes = Squares(held=dict.fromkeys(range(3), weights))
+    if isinstance(scenes, Rated):
+        weights = np.random.default_rng(1).uniform(-0.5, 0.5, (USERS + ITEMS) * FACTORS)
+    scenes = scenes or Squares()
+    roles = Roles(3, [], count, 1, weights, [0, 1, 2], 0, layers=[10, 20], rate=0.5)
+    scenes.held = dict.fromkeys(range(3), weights)
     diary = Diary(scenes, count, writers=range(3))
     programs = {number: strategy.program(roles, number) for number in range(3)}
     laws = Laws(ComputeTime(0.1), {}, 3)
@@ -110,6 +171,17 @@ def test_the_lasso_reaches_the_optimum_of_coordinate_descent(select: Any) -> Non
     assert 3 <= np.count_nonzero(scenes.held[0]) < COLUMNS
     for other in (1, 2):
         assert scenes.held[other].tobytes() == scenes.held[0].tobytes()
+
+
+@pytest.mark.parametrize("select", SELECTS)
+def test_a_factorization_ends_where_alternating_least_squares_does(select: Any) -> None:
+    """A block is a user or an item; who has rated what is found by the check."""
+    strategy = ScheduledBlocks(select, block=FACTORS, parallel=8, dependency=1e-9)
+    scenes, _ = rounds(strategy, 700, Rated())
+    losses = [scenes.gradient(worker, scenes.held[0]) for worker in range(3)]
+    loss = np.average([each.loss for each in losses], weights=[each.rows for each in losses])
+    wanted = factorization_optimum(Rated.x, Rated.y, FACTORS, L2)
+    assert loss == pytest.approx(wanted, rel=1e-6)
 
 
 def test_blocks_that_depend_on_each_other_and_change_together_go_too_far() -> None:
@@ -149,7 +221,7 @@ def test_on_ranks_it_does_what_it_does_on_the_virtual_clock(cluster: lk.Cluster)
     found = [run.model().get_weights()[0] for run in (virtual, wall)]
     np.testing.assert_allclose(*found, rtol=0, atol=1e-12)
     # History has the whole objective, at the weights before each step.
-    x, y = correlated()
+    _, y = correlated()
     first = wall.history[wall.history.step == 0]
     assert np.average(first.loss, weights=first.samples) == pytest.approx(np.mean(y**2))
 
