@@ -12,6 +12,7 @@ from .exchange.hidden import exchange_reading, hidden
 from .exchange.layer_errors import microscope, microscope_reading
 from .exchange.step_parts import step_parts
 from .exchange.traffic_matrix import framework_reading, framework_table, traffic_matrix
+from .runs.blocks import blocks_reading, dependencies, optimality_gap
 from .runs.codistilled import codistillation_reading, codistillation_table
 from .runs.comparison import compare, curves, show, speedup, table, throughput
 from .runs.comparison_reading import comparison_reading
@@ -50,6 +51,7 @@ from .schedules.predictions import measurements, predicted_and_measured, predict
 __all__ = [
     "bandwidth",
     "batch_reading",
+    "blocks_reading",
     "codistillation_reading",
     "codistillation_table",
     "compare",
@@ -63,6 +65,7 @@ __all__ = [
     "counts_table",
     "curves",
     "cut_reading",
+    "dependencies",
     "deployment",
     "deployment_reading",
     "downpour_reading",
@@ -89,6 +92,7 @@ __all__ = [
     "message_trace",
     "microscope",
     "microscope_reading",
+    "optimality_gap",
     "parallel_coordinates",
     "pareto",
     "period_cost",
