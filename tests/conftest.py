@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,15 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a test end up in its own temporary folder."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def keras_as_new() -> None:
+    """A module finds nothing that the one before has set in the Keras of this process."""
+    if "keras" in sys.modules:
+        from labkit.worker.session import restore
+
+        restore()
 
 
 @pytest.fixture(scope="session")

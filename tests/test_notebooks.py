@@ -394,6 +394,7 @@ def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
                 "An asynchronous epoch",
             ),
         ),
+        ("scheduled_blocks", ("**priority**", "**round_robin**", "**random**", "of the optimum")),
         ("large_batch", ("- **LAMB, square root, warm-up**: with 1 worker", "First at 60%: **")),
     ],
 )

@@ -112,6 +112,7 @@ class Counted:
         self.step, self.snapshot, self.stops = stage.step, stage.snapshot, stage.stops
         self.forward, self.backward = stage.forward, stage.backward
         self.distilled, self.predictions = stage.distilled, stage.predictions
+        self.curved = stage.curved
         self.states, self.adopt, self.forget = stage.states, stage.adopt, stage.forget
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:

@@ -21,6 +21,7 @@ from .exchange.step_parts import step_parts
 from .exchange.traffic_matrix import framework_reading, framework_table, traffic_matrix
 from .graphs.collapse import collapsed
 from .graphs.layered import layered
+from .runs.blocks import blocks_reading, dependencies, optimality_gap
 from .runs.codistilled import codistillation_reading, codistillation_table
 from .runs.comparison import compare, curves, show, speedup, table, throughput
 from .runs.comparison_reading import comparison_reading
@@ -59,6 +60,7 @@ from .schedules.predictions import measurements, predicted_and_measured, predict
 __all__ = [
     "bandwidth",
     "batch_reading",
+    "blocks_reading",
     "codistillation_reading",
     "codistillation_table",
     "collapsed",
@@ -76,6 +78,7 @@ __all__ = [
     "counts_table",
     "curves",
     "cut_reading",
+    "dependencies",
     "deployment",
     "deployment_reading",
     "downpour_reading",
@@ -107,6 +110,7 @@ __all__ = [
     "message_trace",
     "microscope",
     "microscope_reading",
+    "optimality_gap",
     "parallel_coordinates",
     "pareto",
     "partitioned_step",

@@ -107,11 +107,29 @@ class Compute:
         weights: flat.
         soft: what the predictions are to resemble beside the labels, flat; see `Predict`.
         share: the weight of that in the loss.
+        penalty: what is written down with the loss, of terms whose gradient is taken elsewhere.
     """
 
     weights: Vector
     soft: Vector | None = None
     share: float = 0.0
+    penalty: float = 0.0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The curvature of the loss of this worker's first batch, along blocks of the weights.
+
+    Answered by a `Gradient` whose values are one row a block, flat: the Hessian times a vector of
+    ±1 on the block, and of 0 elsewhere.
+
+    Attributes:
+        weights: flat, at which.
+        ends: where blocks begin and end; one number more than there are blocks.
+    """
+
+    weights: Vector
+    ends: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -281,6 +299,6 @@ class Snapshot:
 
 Computes: TypeAlias = Compute | Forward | Backward
 Action: TypeAlias = (
-    Computes | Predict | Update | Code | Drop | Send | Receive | Wait | Snapshot
+    Computes | Curve | Predict | Update | Code | Drop | Send | Receive | Wait | Snapshot
 ) | (AllReduce | Begin | Join | States | Adopt | Forget)
 Program: TypeAlias = Generator[Action, Any, None]

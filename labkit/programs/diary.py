@@ -28,6 +28,9 @@ class Scenes(Protocol):
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
         """What one predicts at these weights for a batch of a worker, as soft targets, flat."""
 
+    def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
+        """The curvature of the loss of the worker's first batch along blocks of the weights."""
+
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
         """What a pass of a member gives, of its replica's next batch."""
 
@@ -215,10 +218,12 @@ class Diary:
             play.held = max(play.held, seconds)
 
     def met(self, worker: int, meeting: Meeting) -> None:
-        """A worker has been in an allreduce."""
-        if play := self._plays.get(worker):
+        """A worker has been in an allreduce, which may be before its first step."""
+        play = self._plays.get(worker)
+        carried = play.carried if play else self._ahead.setdefault(worker, Carried())
+        carried.add(meeting.nbytes, meeting.wire, meeting.messages)
+        if play:
             play.held += meeting.held
-            play.carried.add(meeting.nbytes, meeting.wire, meeting.messages)
 
     def applies(self, server: int, of: Sequence[Message], now: float) -> None:
         """A server begins to apply what these messages brought."""

@@ -21,6 +21,7 @@ from labkit.programs.actions import (
     Begin,
     Compute,
     Computes,
+    Curve,
     Forward,
     Gradient,
     Join,
@@ -147,6 +148,9 @@ class RankWorld(World):
                 self._diary.applies(number, of, self._now())
                 with self._slowly():
                     return True, self._scenes.update(number, gradient, rate)
+            case Curve(weights, ends):
+                with self._slowly():
+                    return True, self._scenes.curved(number, weights, ends)
             case Predict(worker, step, weights):
                 start = self._now()
                 with self._slowly():

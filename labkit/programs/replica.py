@@ -54,6 +54,7 @@ class Replica:
         self._steps: dict[int, int] = {}
         self._compiled = tf.function(self._step, reduce_retracing=True)
         self._predicts = tf.function(self._soft, reduce_retracing=True)
+        self._curves = tf.function(self._product, reduce_retracing=True)
         self._whose: int | None = None  # what the layers keep by now
 
     @property
@@ -96,6 +97,24 @@ class Replica:
         self._become(worker)
         flat, loss = self._compiled(tf.convert_to_tensor(weights), x, y, weight, *soft)
         return Gradient(flat.numpy(), rows, float(loss), number)
+
+    def curved(
+        self, worker: int, weights: Vector, ends: Sequence[int], batches: Batches
+    ) -> Gradient:
+        """Products of the Hessian of a worker's first batch, see `Curve`."""
+        x, y, weight = batches(worker, 0)
+        rows = len(keras.tree.flatten(x)[0])
+        found = np.zeros((len(ends) - 1, self.size), weights.dtype)
+        if rows:
+            self._become(worker)
+            signs = np.random.default_rng(0).choice([-1.0, 1.0], self.size).astype(weights.dtype)
+            flat = tf.convert_to_tensor(weights)
+            for row, (start, stop) in zip(found, pairwise(ends), strict=True):
+                along = np.zeros_like(weights)
+                along[start:stop] = signs[start:stop]
+                row[...] = self._curves(flat, tf.convert_to_tensor(along), x, y, weight).numpy()
+            self._assign(self._first)
+        return Gradient(found.reshape(-1), rows, 0.0, 0)
 
     def try_out(self, batches: Batches) -> None:
         """Compute a gradient that leaves no trace but its time."""
@@ -145,6 +164,29 @@ class Replica:
         for variable, (start, stop) in zip(self._variables, self._bounds, strict=True):
             variable.assign(tf.reshape(flat[start:stop], variable.shape))
 
+    def _product(
+        self,
+        flat: tf.Tensor,
+        along: tf.Tensor,
+        x: tf.Tensor,
+        y: tf.Tensor,
+        weight: tf.Tensor | None,
+    ) -> tf.Tensor:
+        """The Hessian times a vector: the gradient of what the gradient is along it."""
+        with tf.GradientTape() as tape:
+            gradient, _ = self._step(flat, x, y, weight)
+            slope = tf.reduce_sum(gradient * along)
+        return self._flat(tape, slope, flat.dtype)
+
+    def _flat(self, tape: tf.GradientTape, of: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        """The gradient by all weights, flat; 0 of those that it does not depend on."""
+        found = tape.gradient(of, [variable.value for variable in self._variables])
+        pieces = [
+            tf.zeros([stop - start], dtype) if each is None else tf.reshape(each, [-1])
+            for each, (start, stop) in zip(found, self._bounds, strict=True)
+        ]
+        return tf.concat(pieces, 0)
+
     def _soft(self, flat: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
         self._hold(flat)
         predicted = Soft(self.model).targets(self.model(x, training=False))
@@ -167,12 +209,7 @@ class Replica:
             )
             if soft is not None:
                 loss += tf.cast(share, loss.dtype) * Soft(self.model)(soft, predicted, weight)
-        found = tape.gradient(loss, [variable.value for variable in self._variables])
-        pieces = [
-            tf.zeros([stop - start], flat.dtype) if each is None else tf.reshape(each, [-1])
-            for each, (start, stop) in zip(found, self._bounds, strict=True)
-        ]
-        return tf.concat(pieces, 0), loss
+        return self._flat(tape, loss, flat.dtype), loss
 
 
 class Shard:

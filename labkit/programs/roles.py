@@ -29,6 +29,8 @@ class Roles:
         hosts: the place of each, by number: who is at one place shares its link and its rank.
         seed: of random choices.
         slower: than the fastest, by how many times each worker computes.
+        layers: how many of the flat weights each layer has, in their order.
+        rate: the optimizer's, at the first step.
         cut: of the flat weights, what each member of a replica has; none where they are whole.
         passes: what each member computes, and whom it exchanges messages with in between.
     """
@@ -43,6 +45,8 @@ class Roles:
     cut: Sequence[Parts] = ()
     passes: Sequence[Sequence[Pass]] = ()
     slower: Sequence[float] = ()
+    layers: Sequence[int] = ()
+    rate: float = 0.0
 
     @property
     def servers(self) -> range:

@@ -20,6 +20,7 @@ from labkit.programs.actions import (
     Begin,
     Compute,
     Computes,
+    Curve,
     Forward,
     Join,
     Message,
@@ -141,6 +142,11 @@ class VirtualWorld(World):
                 stop = self._times.computed(number, step, self.now, FORWARDS)
                 self._diary.predicted(number, stop - self.now)
                 self._at(stop, lambda: self._resume(number, predicted))
+            case Curve(weights, ends):
+                curved = self._scenes.curved(number, weights, ends)
+                # A product with the Hessian is a gradient, and the gradient of that.
+                stop = self._times.computed(number, 0, self.now, 2.0 * (len(ends) - 1))
+                self._at(stop, lambda: self._resume(number, curved))
             case Update(gradient, of, rate):
                 self._diary.applies(number, of, self.now)
                 weights = self._scenes.update(number, gradient, rate)

@@ -118,12 +118,13 @@ class World:
     def _computed(self, number: int, action: Computes) -> Gradient | Passed:
         """What an action computes."""
         match action:
-            case Compute(weights, soft, share):
+            case Compute(weights, soft, share, penalty):
                 found = (
                     self._scenes.gradient(number, weights)
                     if soft is None
                     else self._scenes.distilled(number, weights, soft, share)
                 )
+                found = replace(found, loss=found.loss + penalty)
             case Forward(place, weights, values):
                 return self._scenes.forward(place, weights, values)
             case Backward(place, values):

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from labkit.common.content import JSON, is_number
 from labkit.common.privacy import scrub
+from labkit.common.units import plural
 from labkit.figures.kit.axes import TITLES, title_of, word
 from labkit.figures.kit.entries import Entry
 from labkit.records.questions.columns import (
@@ -18,7 +19,7 @@ from labkit.records.questions.columns import (
     plain_parameters,
     spread,
 )
-from labkit.records.run import KEY_METRICS, key_metrics, verdict
+from labkit.records.run import KEY_METRICS, Run, key_metrics, verdict
 
 _TWICE = ("seed", "repeats", "gate")  # columns of seeds and verdicts say them
 _OURS = ("label", "state", "gate", "seeds")  # columns that every table has
@@ -98,14 +99,26 @@ class Table:
     @property
     def same(self) -> list[tuple[str, Cell]]:
         """Heads and cells of the others, and of the parameters that matter to every reader."""
-        runs = [entry.run for entry in self.shown]
-        known = [run for run, own in zip(runs, begun(runs), strict=True) if own] or runs
-        rows = [plain_parameters(run) for run in known]
+        rows = [plain_parameters(run) for run in self._begun]
         shared = {k: v for k, v in rows[0].items() if all(r.get(k, self) == v for r in rows)}
         given = [
             (title_of(n), _parameter(n, shared[n])) for n in _TOLD if shared.get(n) is not None
         ]
         return given + [(each.head, each.one) for each in self.columns if each.is_same]
+
+    @property
+    def same_in(self) -> str:
+        """Of whom that is said: of jobs that failed before their experiment nothing is known."""
+        apart = len(self.shown) - len(self._begun)
+        return (
+            f"all but {plural(apart, 'job')} that failed before an experiment" if apart else "all"
+        )
+
+    @cached_property
+    def _begun(self) -> list[Run]:
+        """The runs that came as far as an experiment; all, where none did."""
+        runs = [entry.run for entry in self.shown]
+        return [run for run, own in zip(runs, begun(runs), strict=True) if own] or runs
 
     @property
     def has_seeds(self) -> bool:

@@ -13,6 +13,7 @@ from labkit.strategies.locally_connected import LocallyConnected
 from labkit.strategies.parameter_server import ParameterServer
 from labkit.strategies.peer import Peer
 from labkit.strategies.pipeline import Pipeline
+from labkit.strategies.scheduled_blocks import ScheduledBlocks
 from labkit.strategies.stale import SoftSync, StaleSynchronous
 from labkit.strategies.strategy import (
     Batch,
@@ -35,7 +36,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         *(AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel, LocallyConnected),
         *(ParameterServer, StaleSynchronous, SoftSync, Downpour),
         *(ParameterAveraging, AsynchronousDiLoCo, ElasticAveraging, Gossip, Codistillation),
-        *(TFDistribute, Peer),
+        *(ScheduledBlocks, TFDistribute, Peer),
     )
 }
 
@@ -61,6 +62,7 @@ __all__ = [
     "Played",
     "Predicted",
     "Predictor",
+    "ScheduledBlocks",
     "Session",
     "SoftSync",
     "StaleSynchronous",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
@@ -158,6 +159,8 @@ class Stage:
             self._cut.parts,
             self._cut.passes,
             slower_than_fastest(session.experiment.slowed, workers),
+            _layer_sizes(self.replica.model),
+            _first_rate(session.optimizer()),
         )
         writers = [number for worker in range(workers) for number in self.roles.members(worker)]
         self.diary = Diary(self, session.feed.steps, writers=writers)
@@ -209,6 +212,10 @@ class Stage:
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
         """What one predicts for a batch of a worker."""
         return self.replica.predictions(number, worker, step, weights)
+
+    def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
+        """The curvature of the loss of the worker's first batch along blocks of the weights."""
+        return self.replica.curved(worker, weights, ends, self._session.batches())
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
         """What a pass of a member gives, of its replica's next batch."""
@@ -379,6 +386,17 @@ def _laws(session: Playing, stage: Stage) -> Laws:
     session.exchanged = {"compute_seconds": measured or compute.seconds, "update_seconds": update}
     later = {(worker, step): seconds for worker, step, seconds in experiment.later}
     return Laws(compute, experiment.slowed, experiment.seed, measured, update, later)
+
+
+def _layer_sizes(model: keras.Model) -> list[int]:
+    """How many trainable weights each layer has, in the order of the flat weights."""
+    layers = groupby(model.trainable_variables, lambda v: v.path.rpartition("/")[0])
+    return [sum(int(np.prod(variable.shape)) for variable in own) for _, own in layers]
+
+
+def _first_rate(optimizer: keras.optimizers.Optimizer) -> float:
+    """The learning rate of the first step."""
+    return float(optimizer.learning_rate)
 
 
 def _median(now: Callable[[], float], once: Callable[[], object]) -> float:

@@ -44,10 +44,12 @@ def replayed(
 @pytest.fixture(autouse=True)
 def double() -> Iterator[None]:
     """Rates are of Keras's own type, which would cost half of the digits."""
-    before = keras.config.floatx()
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx(before)
+    # With the policy, which Keras would else make of this type at its first use, and keep.
+    for name in ("float64", "float32"):
+        keras.config.set_floatx(name)
+        keras.config.set_dtype_policy(name)
+        if name == "float64":
+            yield
 
 
 def variables(values: list[np.ndarray]) -> list[keras.Variable]:

@@ -160,3 +160,5 @@ def test_a_job_that_failed_before_its_experiment_makes_no_columns(tmp_path: Path
     assert {"dataset", "epochs"} <= dict(table.same).keys()
     assert cells(table, "state") == ["completed", "completed", "failed"]
     assert clock_and_network(shown) == clock_and_network(shown[:2])
+    assert table.same_in == "all but 1 job that failed before an experiment"
+    assert table_of(shown[:2]).same_in == "all"

@@ -1,0 +1,74 @@
+"""How soon scheduled blocks come to an optimum, from runs made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sample_runs import write_run
+
+from labkit.figures import blocks_reading, dependencies, optimality_gap
+from labkit.records.run import Run
+
+OPTIMUM = 2.0
+
+
+def scheduled(root: Path, select: str, losses: Sequence[float]) -> Run:
+    """A run whose loss before each round was this."""
+    found = {"clock": "virtual", "network": "1GbE", "wire_bytes_per_step": 64.0}
+    strategy = {"name": "ScheduledBlocks", "select": select}
+    steps = {"workers": 2, "epochs": 1, "steps": len(losses)}
+    run = write_run(root, measured=found, strategy=strategy, **steps)
+    history = pd.read_parquet(run.path / "history.parquet")
+    told = history.assign(loss=np.take(losses, history["step"]))
+    told.to_parquet(run.path / "history.parquet")
+    return Run(run.path)
+
+
+def reaching(root: Path, select: str, after: int, rounds: int = 12) -> Run:
+    """One that is at the optimum after so many rounds."""
+    steps = np.arange(rounds)
+    return scheduled(root, select, np.where(steps < after, 3.0, OPTIMUM).tolist())
+
+
+def test_the_gap_is_drawn_by_rounds(tmp_path: Path) -> None:
+    figure = optimality_gap([scheduled(tmp_path, "priority", [4.0, 3.0, 2.0])], OPTIMUM)
+    (trace,) = [t for t in figure.data if len(t.x) == 3]
+    np.testing.assert_allclose(trace.y[:2], [1.0, 0.5])
+    assert 0 < trace.y[2] < 1e-15  # what a logarithmic axis can show of nothing
+    assert figure.layout.title.text == "Gap by rounds · virtual clock · network 1GbE"
+
+
+@pytest.mark.parametrize(
+    ("priority", "chance", "said"),
+    [(3, 8, "it came: 0.38 of chance's rounds"), (9, 6, "it did **not** come: 1.50 of chance's")],
+)
+def test_the_reading_says_who_was_there_first(
+    tmp_path: Path, priority: int, chance: int, said: str
+) -> None:
+    runs = [reaching(tmp_path, "priority", priority), reaching(tmp_path, "random", chance)]
+    text = blocks_reading(runs, OPTIMUM)
+    assert f"**priority**, {priority} rounds to a millionth; 64 B on the wire" in text
+    assert said in text.replace("; ", ": ")
+
+
+def test_and_who_never_was(tmp_path: Path) -> None:
+    runs = [reaching(tmp_path, "priority", 3), reaching(tmp_path, "random", 99)]
+    text = blocks_reading(runs, OPTIMUM)
+    assert "**random**; 1 seed, of which 0 came to a millionth; 0.5 of the optimum are left" in text
+    assert "it came" in text
+    assert "no factor is known" in text
+    # Where nobody was, nobody was first.
+    nobody = [reaching(tmp_path, way, 99) for way in ("priority", "random")]
+    assert "chance" not in blocks_reading(nobody, OPTIMUM)
+
+
+def test_who_depends_on_whom_is_drawn_above_the_threshold() -> None:
+    couplings = np.array([[0.0, 0.5, 0.1], [0.5, 0.0, 0.3], [0.1, 0.3, 0.0]])
+    figure = dependencies(couplings, 0.3)
+    np.testing.assert_array_equal(figure.data[0].z, np.where(couplings >= 0.3, couplings, 0))
+    assert "2 pairs of 3 with a coupling of 0.3 or more" in figure.alt
+    assert couplings[0, 1] == 0.5  # they are the caller's
