@@ -37,7 +37,11 @@ def graphs(draw: st.DrawFn, most: int = 10, groups: str = "gh") -> TaskGraph:
     ]
     pairs = [(a, b) for b in range(count) for a in range(b)]
     chosen = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
-    needs = [Need(f"t{a}", f"t{b}", draw(QUARTERS)) for a, b in chosen]
+    sizes = draw(st.lists(QUARTERS, min_size=2 * count, max_size=2 * count))
+    needs = []
+    for a, b in chosen:
+        output = draw(st.integers(0, 1))  # a tensor has one size, whoever reads it
+        needs.append(Need(f"t{a}", f"t{b}", sizes[2 * a + output], output))
     return TaskGraph(tuple(tasks), tuple(needs))
 
 
@@ -71,13 +75,13 @@ def test_no_device_and_no_link_does_two_things_at_once(graph: TaskGraph, machine
 @given(graphs(), machines())
 def test_nothing_starts_before_its_inputs_have_come(graph: TaskGraph, machine: Machine) -> None:
     for plan in plans(graph, machine):
-        copied = {(copy.task, copy.receiver): copy for copy in plan.copies}
+        copied = {(copy.task, copy.output, copy.receiver): copy for copy in plan.copies}
         assert len(copied) == len(plan.copies)  # once for each receiving device
         for need in graph.needs:
             came = plan.spans[need.source][1]
             device = plan.devices[need.target]
             if plan.devices[need.source] != device:
-                copy = copied[need.source, device]
+                copy = copied[need.source, need.output, device]
                 assert copy.start >= came
                 assert copy.stop - copy.start >= machine.copy_seconds(need.bytes)
                 came = copy.stop
@@ -146,19 +150,18 @@ def best(graph: TaskGraph, machine: Machine) -> float:
         on = dict(zip(names, devices, strict=True))
         for order in sound:
             free, stops, links = [0.0] * count, {}, {}
-            copied: dict[tuple[str, int], float] = {}
+            copied: dict[tuple[str, int, int], float] = {}
             for name in order:
                 came = 0.0
                 for need in graph.before[name]:
                     if on[need.source] == on[name]:
                         came = max(came, stops[need.source])
                         continue
-                    key = (need.source, on[name])
+                    key = (need.source, need.output, on[name])
                     if key not in copied:
                         link = (on[need.source], on[name])
                         begin = max(stops[need.source], links.get(link, 0.0))
-                        most = max(n.bytes for n in graph.after[need.source])
-                        links[link] = copied[key] = begin + machine.copy_seconds(most)
+                        links[link] = copied[key] = begin + machine.copy_seconds(need.bytes)
                     came = max(came, copied[key])
                 start = max(came, free[on[name]])
                 seconds = graph.by_name[name].seconds + machine.dispatch

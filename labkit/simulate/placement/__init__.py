@@ -3,9 +3,10 @@
 from labkit.simulate.placement.list_scheduling import list_schedule
 from labkit.simulate.placement.plan import Copy, Plan
 from labkit.simulate.placement.policies import all_on_one, at_random, round_robin
-from labkit.simulate.placement.task_graph import Machine, Need, Task, TaskGraph
+from labkit.simulate.placement.task_graph import SIGNAL, Machine, Need, Task, TaskGraph
 
 __all__ = [
+    "SIGNAL",
     "Copy",
     "Machine",
     "Need",

@@ -74,7 +74,7 @@ class _World:
     allowed: dict[str, Collection[int]]
     devices: dict[str, int] = field(default_factory=dict)
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
-    copies: dict[tuple[str, int], Copy] = field(default_factory=dict)
+    copies: dict[tuple[str, int, int], Copy] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         count = len(self.machine.devices)
@@ -98,7 +98,7 @@ class _World:
         self.devices[task.name], self.spans[task.name] = device, (start, stop)
         insort(self.busy[device], (start, stop))
         for copy in copies:
-            self.copies[copy.task, copy.receiver] = copy
+            self.copies[copy.task, copy.output, copy.receiver] = copy
             insort(self.links.setdefault((copy.sender, device), []), (copy.start, copy.stop))
 
     def _bind(self, task: Task, device: int) -> None:
@@ -127,30 +127,30 @@ class _World:
 
     def _ends(self, task: Task, device: int) -> tuple[float, float, list[Copy]]:
         """Stop and start of the task on this device, and the copies that it then takes."""
-        copies: list[Copy] = []
+        copies: dict[tuple[str, int], Copy] = {}
         arrived = 0.0
         links: dict[int, Spans] = {}
         for need in sorted(self.graph.before[task.name], key=lambda n: self.spans[n.source][1]):
-            sender = self.devices[need.source]
+            sender, made = self.devices[need.source], (need.source, need.output)
             if sender == device:
                 arrived = max(arrived, self.spans[need.source][1])
-            elif (made := self.copies.get((need.source, device))) is not None:
-                arrived = max(arrived, made.stop)
-            elif all(copy.task != need.source for copy in copies):
+                continue
+            copy = self.copies.get((*made, device)) or copies.get(made)
+            if copy is None:
                 spans = links.setdefault(sender, [*self.links.get((sender, device), [])])
-                copies.append(self._copy(need, sender, device, spans))
-                arrived = max(arrived, copies[-1].stop)
+                copy = copies[made] = self._copy(need, sender, device, spans)
+            arrived = max(arrived, copy.stop)
         length = task.seconds + self.machine.dispatch
         start = first_gap(self.busy[device], arrived, length)
-        return start + length, start, copies
+        return start + length, start, list(copies.values())
 
     def _copy(self, need: Need, sender: int, device: int, spans: Spans) -> Copy:
-        """All that is ever read of the task there; whoever reads it waits for the whole."""
-        read = [each.bytes for each in self.graph.after[need.source]]
-        seconds = self.machine.copy_seconds(max(read))
+        """The first gap of the link after the source has ended."""
+        seconds = self.machine.copy_seconds(need.bytes)
         start = first_gap(spans, self.spans[need.source][1], seconds)
         insort(spans, (start, start + seconds))
-        return Copy(need.source, sender, device, max(read), start, start + seconds)
+        stop = start + seconds
+        return Copy(need.source, need.output, sender, device, need.bytes, start, stop)
 
 
 def first_gap(busy: Spans, ready: float, length: float) -> float:

@@ -11,9 +11,13 @@ from labkit.simulate.placement.task_graph import Machine, TaskGraph
 
 
 class Copy(NamedTuple):
-    """A tensor on a link: once for each receiving device, however many tasks read it there."""
+    """A tensor on a link: once for each receiving device, however many tasks read it there.
+
+    output: which one of the task's tensors, or that it is done (`task_graph.SIGNAL`).
+    """
 
     task: str
+    output: int
     sender: int
     receiver: int
     bytes: float

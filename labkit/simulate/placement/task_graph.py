@@ -37,13 +37,21 @@ class Task:
         return self.group or self.name
 
 
+SIGNAL = -1  # no output, but that a task is done
+
+
 @dataclass(frozen=True)
 class Need:
-    """That a task needs so many bytes of another one; with 0 bytes it only waits for it."""
+    """That a task needs so many bytes of another one.
+
+    output: the number of the tensor that it reads, of those that the source makes; `SIGNAL`: it
+    only waits for the source.
+    """
 
     source: str
     target: str
     bytes: float = 0.0
+    output: int = 0
 
 
 @dataclass(frozen=True)
