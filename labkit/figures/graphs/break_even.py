@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from labkit.figures.kit.entries import lines
-from labkit.figures.kit.findings import Finding
+from labkit.figures.kit.findings import Finding, Markdown
 from labkit.figures.kit.marks import line_with_band
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import sheet
@@ -52,13 +52,15 @@ def break_even_table(rows: Sequence[Row]) -> pd.DataFrame:
     return found.reset_index()
 
 
-def break_even(rows: Sequence[Row]) -> Figure:
+def break_even(rows: Sequence[Row]) -> Figure | Markdown:
     """Time of a product by size on both devices, of copies, and of the way there and back.
 
-    Bands span the repeats.
+    Bands span the repeats. Without rows, which is without a GPU, a sentence and no figure.
     """
     import pandas as pd
 
+    if not rows:
+        return Markdown(NONE)
     table = pd.DataFrame(rows)
     for end in ("", "_low", "_high"):
         table[f"ms{end}"] = 1e3 * table[f"seconds{end}"]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.common.errors import InvalidInput
-from labkit.common.units import bytes_text, plural
+from labkit.common.units import bytes_text
 from labkit.figures.graphs.break_even import break_even_finding
 from labkit.figures.graphs.placements import placement_table
 from labkit.figures.kit.findings import Finding, Markdown, sentences
-from labkit.simulate.placement import Machine, Plan, all_on_one, list_schedule
+from labkit.simulate.placement import Plan
 from labkit.worker.devices import Examined, Measured
 
 if TYPE_CHECKING:
@@ -28,20 +27,19 @@ def placement_reading(
     found: Examined,
     plans: Mapping[str, Sequence[Plan]],
     measured: Sequence[Measured],
-    memory_share: float,
 ) -> Markdown:
     """How the placements compare, predicted and measured, and whether they are the same step.
 
     Args:
         found: of which the plans were made.
         plans, measured: as `placement_table`.
-        memory_share: of all bytes, that each device has room for in the plan with a limit.
     """
     table = placement_table(plans, measured)
     first = next(iter(plans))
     own = {row["rule"]: row for row in _rows(table[table["link"] == first])}
-    told = [_predicted(link, _rows(part)) for link, part in table.groupby("link", sort=False)]
-    told.append(_limited(found, plans[first][0].machine, memory_share))
+    told = [
+        _predicted(link, _rows(part), list(own)) for link, part in table.groupby("link", sort=False)
+    ]
     if measured:
         told += [_copies(plans[first], measured), _same(measured), _measured(own)]
     told.append(break_even_finding(found.speeds))
@@ -84,39 +82,35 @@ def _kernels(found: Examined) -> Iterator[Finding]:
 
 
 def _rules(found: Examined) -> Iterator[Finding]:
+    """A sentence a question; both ways of placing where their answers differ."""
+    asked: dict[str, dict[str, list[str]]] = {}
     for row in found.rules:
-        how = "soft placement" if row["soft"] else "strict placement"
-        asked = f"{row['question']}, {row['op']} asked onto {row['asked']}, {how}"
         refused = row["ran_on"] == "nowhere"
-        said = f"refused: {_first(str(row['error']))}" if refused else f"ran on {row['ran_on']}"
-        yield Finding(f"{asked}", said=(said,))
+        said = f"refused ({_first(str(row['error']))})" if refused else f"ran on {row['ran_on']}"
+        what = f"{row['question']}, {row['op']} asked onto {row['asked']}"
+        way = "soft placement" if row["soft"] else "strict placement"
+        asked.setdefault(what, {}).setdefault(said, []).append(way)
+    for what, answers in asked.items():
+        told = [f"with {' and '.join(ways)} {said}" for said, ways in answers.items()]
+        yield Finding(f"{what[0].upper()}{what[1:]}", said=(*told,))
 
 
-def _predicted(link: str, rows: Sequence[Mapping[str, Any]]) -> Finding:
-    by = {row["rule"]: row for row in rows}
-    others = [f"{name} {row['predicted_ms']:.3g} ms" for name, row in by.items() if name != LIST]
-    found = by[LIST]
-    bound = found["bound_ms"]
-    return Finding(
-        f"Predicted, {link}: **{LIST}** {found['predicted_ms']:.3g} ms with "
-        f"{plural(round(found['copies']), 'copy').replace('copys', 'copies')} of "
-        f"{bytes_text(found['copied_bytes'])} in all",
-        said=(*others, f"no plan can be shorter than {bound:.3g} ms"),
-    )
+def _predicted(link: str, rows: Sequence[Mapping[str, Any]], rules: Sequence[str]) -> Finding:
+    """Of a link; the rules that have no plan there did not fit the memory."""
+    told = [_promise(row) for row in rows if row["rule"] != LIST]
+    lost = [name for name in rules if name not in [row["rule"] for row in rows]]
+    told += [f"without room: {', '.join(lost)}"] if lost else []
+    best = next((row for row in rows if row["rule"] == LIST), None)
+    if best is not None:
+        copies = round(best["copies"])
+        told.insert(0, f"**{_promise(best)}** with {copies} copied tensors or signals")
+        told[0] += f" of {bytes_text(best['copied_bytes'])} in all" if copies else ""
+    bound = rows[0]["bound_ms"]
+    return Finding(f"Predicted, {link}", said=(*told, f"no plan is shorter than {bound:.3g} ms"))
 
 
-def _limited(found: Examined, machine: Machine, share: float) -> Finding:
-    total = sum(task.bytes for task in found.tasks.tasks)
-    small = Machine(
-        machine.devices, machine.latency, machine.bandwidth, share * total, machine.dispatch
-    )
-    said = []
-    for name, make in ((LIST, list_schedule), (ONE, all_on_one)):
-        try:
-            said.append(f"{name} fits, {1e3 * make(found.tasks, small).makespan:.3g} ms")
-        except InvalidInput:
-            said.append(f"{name} does not fit")
-    return Finding(f"With room for a share of {share:g} of all bytes on each device", said=(*said,))
+def _promise(row: Mapping[str, Any]) -> str:
+    return f"{row['rule']} {row['predicted_ms']:.3g} ms"
 
 
 def _copies(plans: Sequence[Plan], measured: Sequence[Measured]) -> Finding:

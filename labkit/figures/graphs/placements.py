@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LANE = 34  # pixels a device
 PREDICTED, MEASURED = "predicted", "measured"
+FREE = 1e12  # bits/s; what is faster is memory that both ends share
 SHARED = "logical CPU devices share the cores of this machine"
 # Okabe and Ito (2008), as in `entries`.
 PARTS = {
@@ -145,13 +146,11 @@ def part_of(name: str) -> str:
 
 
 def link_text(machine: Machine) -> str:
-    """`a copy takes 21 µs and 1 s for 8 Gb`"""
-    flow = (
-        "and no time for bytes"
-        if machine.bandwidth == np.inf
-        else f"at {bits_text(machine.bandwidth)}"
-    )
-    return f"a link of {seconds_text(machine.latency)} {flow}"
+    """`a link of 101 µs at 1 Gb/s`"""
+    latency = f"a link of {seconds_text(machine.latency)}"
+    if 8 * machine.bandwidth >= FREE:
+        return f"{latency}, bytes hardly count"
+    return f"{latency} at {bits_text(machine.bandwidth)}"
 
 
 def _copies(plan: Plan) -> dict[str, object]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit.common.units import seconds_text
 from labkit.figures.graphs.collapse import collapsed
-from labkit.figures.graphs.layered import MOST, Edge, Node, layered
+from labkit.figures.graphs.layered import Edge, Node, layered
 from labkit.worker.step_graph import Flow, StepGraph
 
 if TYPE_CHECKING:
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 # What only holds a value for another one; its device is that of a handle, a constant, a result.
 HOLDS = ("Const", "_Retval", "NoOp")
+FEW = 36  # nodes, whose words have room
+LETTERS = 16  # of such a word; the pointer is told the whole name
 
 
-def step_picture(graph: StepGraph, title: str = "A step as it ran", most: int = MOST) -> Figure:
+def step_picture(graph: StepGraph, title: str = "A step as it ran", most: int = FEW) -> Figure:
     """The operations in layers, by device; cheap neighbours on one device are drawn as one node.
 
     Constants, results and handles of variables are left out, as nothing is computed there.
@@ -38,7 +40,13 @@ def step_picture(graph: StepGraph, title: str = "A step as it ran", most: int = 
     ]
     names = {each.name for each in shown}
     nodes = [
-        Node(each.name, each.op.lstrip("_"), each.device, _said(each.seconds), each.seconds)
+        Node(
+            each.name,
+            _short(each.op),
+            each.device,
+            f"{each.op}, {_said(each.seconds)}",
+            each.seconds,
+        )
         for each in shown
     ]
     kept = [flow for flow in graph.flows if flow.source in names and flow.target in names]
@@ -56,6 +64,12 @@ def _edges(flows: Sequence[Flow]) -> list[Edge]:
         for flow in flows
         if not flow.control or (flow.source, flow.target) not in read
     ]
+
+
+def _short(op: str) -> str:
+    """`AssignSubVariableOp` as `AssignSub`"""
+    word = op.lstrip("_").removesuffix("Op").removesuffix("Variable")
+    return word if len(word) <= LETTERS else f"{word[: LETTERS - 1]}…"
 
 
 def _said(seconds: float) -> str:

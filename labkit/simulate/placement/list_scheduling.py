@@ -29,6 +29,9 @@ def list_schedule(
     that is long enough, once what it needs has been copied there; links are filled in the same way.
     A group follows its first task, and a device takes no group that its memory has no room for.
 
+    Where copies are dear a plan may be longer than all on one device: the first tasks are placed by
+    their own ends, before it is known what their results will cost whoever reads them.
+
     Args:
         graph: what is to be done.
         machine: by what.

@@ -151,6 +151,11 @@ class TaskGraph:
         """Of all tasks, one after the other."""
         return sum(task.seconds for task in self.tasks)
 
+    @property
+    def bytes(self) -> float:
+        """That all tasks keep together."""
+        return sum(task.bytes for task in self.tasks)
+
     def to_the_end(self, copy: float = 0.0, machine: Machine | None = None) -> dict[str, float]:
         r"""The longest way from each task to the end, s: \(r_i = w_i + \max_j (c_{ij} + r_j)\).
 

@@ -20,7 +20,7 @@ class Asked(Checked):
     """A model with towers side by side, logical devices to place it on, and how often to measure.
 
     Args:
-        devices: logical CPU devices; they share the cores of this machine.
+        devices: logical CPU devices, 2 to 8; they share the cores of this machine.
         widths: of the towers, one each; every layer of a tower is so wide.
         depth: layers of each tower.
         features: of a sample.
@@ -32,7 +32,7 @@ class Asked(Checked):
         seed: of weights and samples.
     """
 
-    devices: Positive = 2
+    devices: Annotated[int, Field(ge=2, le=8)] = 2
     widths: tuple[Positive, ...] = (512, 512, 256, 256)
     depth: Positive = 2
     features: Positive = 256

@@ -123,7 +123,7 @@ def _cases(devices: Sequence[str], gpus: Sequence[str]) -> Iterator[Case]:
 
     there = "" if gpus else ", where none is"
     yield Case("a scope names a device", "MatMul", last, lambda: product("float32", last))
-    yield Case(f"int32 on a GPU{there}", "MatMul", gpu, lambda: product("int32", gpu))
+    yield Case(f"an int32 product on a GPU{there}", "MatMul", gpu, lambda: product("int32", gpu))
     yield Case("a type without any kernel", "MatMul", last, lambda: product("uint32", last))
     yield Case(f"a variable is on {last}", "AssignAddVariableOp", first, added)
     yield Case(f"colocated with what is on {first}", "Relu", last, beside)

@@ -23,13 +23,10 @@ def links(clock: Clock, asked: Asked) -> tuple[list[Row], float, float]:
 
     A tensor hops to and fro in one graph, so that what a hop takes is what a send, a receive and an
     identity take there. The latency is that of the smallest; the bandwidth is infinite where the
-    largest takes no longer, as between devices that share their memory. Of one device: (no row, 0,
-    infinite).
+    largest takes no longer, as between devices that share their memory.
     """
     import tensorflow as tf
 
-    if asked.devices == 1:
-        return [], 0.0, float("inf")
     pair = asked.names[:2]
     rows: list[Row] = []
     for size in LINK:

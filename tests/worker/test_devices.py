@@ -1,0 +1,48 @@
+"""Fresh processes with logical devices: rules, plans carried out, products and copies."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.cluster import Cluster
+from labkit.figures import break_even, break_even_table
+from labkit.simulate.placement import Machine, compared
+from labkit.worker.devices import Asked, carry_out, examine
+from labkit.worker.devices.asking import speeds_of
+
+pytestmark = pytest.mark.slow
+SMALL = Asked(widths=(16, 16), features=8, batch=8, repeats=3, sizes=(8, 32))
+
+
+def test_a_process_with_two_devices_tells_and_does_what_it_is_asked() -> None:
+    with Cluster(workers=1) as cluster:
+        [found] = cluster.call(examine, SMALL, ranks=1)
+        machine = Machine(SMALL.names, found.latency, found.bandwidth, dispatch=found.dispatch)
+        plans = compared(found.tasks, machine, [0])
+        [measured] = cluster.call(carry_out, SMALL, plans, 2, ranks=1)
+        # The same way as to a GPU, between two processors' devices.
+        [speeds] = cluster.call(speeds_of, SMALL, ("CPU:0", "CPU:1"), ranks=1)
+    assert set(found.listed) >= {"CPU:0", "CPU:1"}
+    types = {row["device"]: str(row["types"]).split(", ") for row in found.kernels}
+    assert ["int32" in types[device] for device in ("CPU", "GPU")] == [True, False]
+    ran = {(row["question"], row["soft"]): row["ran_on"] for row in found.rules}
+    for soft in (True, False):
+        assert ran["a scope names a device", soft] == "CPU:1"
+        assert ran["a type without any kernel", soft] == "nowhere"
+        assert ran["a variable is on CPU:1", soft] == "CPU:1"
+        assert ran["colocated with what is on CPU:0", soft] == "CPU:0"
+    on = {each.name: each.device for each in found.scoped.operations}
+    assert found.scoped.devices == ["CPU:0", "CPU:1"]
+    assert {on[name] for name in found.log if name in on} == {"CPU:0", "CPU:1"}
+    assert all(on[name] == device for name, device in found.log.items() if name in on)
+    assert [each.copies for each in measured] == [len(plan.copies) for plan in plans]
+    for plan, each in zip(plans, measured, strict=True):
+        placed = {node.name: node.device for node in each.graph.operations}
+        names = plan.machine.devices
+        assert all(placed[t] == names[at] for t, at in plan.devices.items() if t in placed)
+        assert each.losses == measured[0].losses  # in all bits
+        assert len(each.seconds) == 2
+    table = break_even_table(speeds)
+    assert table["n"].tolist() == [8, 32]
+    assert (table["there_ms"] > table["device_ms"]).all()
+    assert "Product on CPU:0 and CPU:1 by size" in break_even(speeds).alt  # type: ignore[union-attr]
