@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from labkit.cluster import Cluster
+from labkit.communicator import Communicator
 from labkit.figures import break_even, break_even_table
-from labkit.simulate.placement import Machine, compared
-from labkit.worker.devices import Asked, carry_out, examine
-from labkit.worker.devices.asking import speeds_of
+from labkit.frameworks.child import Child
+from labkit.simulate.placement import Machine, Plan, compared
+from labkit.worker.devices import Asked, Examined, Measured
+from labkit.worker.devices.asked import Row
+from labkit.worker.devices.asking import PROCESS
 
 pytestmark = pytest.mark.slow
 SMALL = Asked(widths=(16, 16), features=8, batch=8, repeats=3, sizes=(8, 32))
 
 
-def test_a_process_with_two_devices_tells_and_does_what_it_is_asked() -> None:
-    with Cluster(workers=1) as cluster:
-        [found] = cluster.call(examine, SMALL, ranks=1)
-        machine = Machine(SMALL.names, found.latency, found.bandwidth, dispatch=found.dispatch)
+Answers = tuple[Examined, list[Plan], list[Measured], list[Row]]
+
+
+def asked_at_once(communicator: Communicator, asked: Asked) -> Answers:
+    """What `examine`, `carry_out` and `speeds_of` ask three processes, asked of one."""
+    child = Child(PROCESS, "devices", (asked, True), communicator, asked.threads)
+    with closing(child):
+        child.answer()
+        found = child.ask("examine")
+        machine = Machine(asked.names, found.latency, found.bandwidth, dispatch=found.dispatch)
         plans = compared(found.tasks, machine, [0])
-        [measured] = cluster.call(carry_out, SMALL, plans, 2, ranks=1)
-        # The same way as to a GPU, between two processors' devices.
-        [speeds] = cluster.call(speeds_of, SMALL, ("CPU:0", "CPU:1"), ranks=1)
+        measured = child.ask("carry_out", plans, 2)
+        # The same way as to a GPU, between two devices of the processor.
+        return found, plans, measured, child.ask("speeds", ("CPU:0", "CPU:1"))
+
+
+def test_a_process_with_two_devices_tells_and_does_what_it_is_asked(cluster: Cluster) -> None:
+    [(found, plans, measured, speeds)] = cluster.call(asked_at_once, SMALL, ranks=1)
     assert set(found.listed) >= {"CPU:0", "CPU:1"}
     types = {row["device"]: str(row["types"]).split(", ") for row in found.kernels}
     assert ["int32" in types[device] for device in ("CPU", "GPU")] == [True, False]

@@ -16,8 +16,8 @@ from labkit.simulate.placement import Machine, Plan, all_on_one
 from labkit.worker.devices.asked import Asked, Examined, Measured, Row
 from labkit.worker.devices.rules import kernels, rules
 from labkit.worker.devices.speeds import links, products_and_copies
-from labkit.worker.devices.towers import towers
-from labkit.worker.devices.traced import trace
+from labkit.worker.devices.towers import Step, towers
+from labkit.worker.devices.traced import Traced, trace
 from labkit.worker.step_graph import executed_graph, step_graph
 
 if TYPE_CHECKING:
@@ -48,12 +48,9 @@ class Devices:
     def examine(self) -> Examined:
         """See `asking.examine`."""
         scoped = towers(self.asked, self.asked.names)
-        log = logged(lambda: _unoptimized(scoped.run, scoped.batch))
+        log = logged(lambda: _once(scoped.run, scoped.batch))
         placed = step_graph(scoped.run, *scoped.batch, repeats=self.asked.repeats)
-        step = towers(self.asked)
-        traced = trace(step)
-        # From here on graphs run as they are given: no operation may vanish, nor be fused.
-        _optimize(False)
+        step, traced = self._traced()
         plan = all_on_one(traced.tasks(), Machine(self.asked.names))
         tasks = traced.tasks(traced.timed(plan, step.batch, self.asked.repeats))
         lone = median(self._steps([traced.placed(plan)], step.batch, self.asked.repeats)[0])
@@ -75,9 +72,7 @@ class Devices:
 
     def carry_out(self, plans: Sequence[Plan], rounds: int) -> list[Measured]:
         """See `asking.carry_out`."""
-        step = towers(self.asked)
-        traced = trace(step)
-        _optimize(False)
+        step, traced = self._traced()
         graphs, functions, losses = [], [], []
         for plan in plans:
             functions.append(traced.placed(plan))
@@ -92,6 +87,14 @@ class Devices:
     def speeds(self, pair: tuple[str, str]) -> list[Row]:
         """See `asking.speeds_of`."""
         return products_and_copies(self.clock, self.asked, pair)
+
+    def _traced(self) -> tuple[Step, Traced]:
+        """The step without scopes; from here on graphs run as they are given."""
+        step = towers(self.asked)
+        _optimize(True)
+        traced = trace(step)
+        _optimize(False)  # no operation may vanish now, nor be fused
+        return step, traced
 
     def _steps(
         self,
@@ -131,7 +134,7 @@ def logged(work: Callable[[], object]) -> Mapping[str, str]:
     return {name: device for name, _, device in PLACED.findall(text)}
 
 
-def _unoptimized(step: Callable[..., Any], batch: tuple[tf.Tensor, tf.Tensor]) -> None:
+def _once(step: Callable[..., Any], batch: tuple[tf.Tensor, tf.Tensor]) -> None:
     import tensorflow as tf
 
     tf.function(step)(*batch)
