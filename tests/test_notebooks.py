@@ -20,6 +20,7 @@ from labkit.jobs.notebook import execute
 from labkit.jobs.parameters import declared
 from labkit.records.run import load_runs
 from labkit.strategies import AllReduce, ParameterServer, Pipeline
+from labkit.worker.devices import Asked
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -147,6 +148,35 @@ def test_scheduling_shows_the_timelines_of_all_schedules_and_what_they_hid(tmp_p
     for run in runs:
         trace = json.loads((run.path / "trace.json").read_text())
         assert {event.get("cat") for event in trace["traceEvents"]} >= {"communicate", "wait"}
+
+
+def test_the_parameters_of_placement_can_be_asked() -> None:
+    parameters = declared(NOTEBOOKS / "placement.ipynb")
+    shared = {name: p.default for name, p in parameters.items() if name in Asked.model_fields}
+    assert len(shared) == 8
+    Asked(**{name: tuple(v) if isinstance(v, list) else v for name, v in shared.items()})
+    assert not set(parameters) & {"workers", "strategy"}  # nothing of it is an experiment
+    assert all(parameter.help for parameter in parameters.values())
+
+
+@pytest.mark.slow
+def test_placement_draws_what_ran_and_holds_plans_against_it(tmp_path: Path) -> None:
+    given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["placement"][0]
+    job = execute(NOTEBOOKS / "placement.ipynb", given, tmp_path)
+    assert job.state == "completed", job.cause
+    found = outputs(job.path)
+    titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
+    assert titles[:3] == [
+        "The step with a device scope a tower · wall clock · network not emulated",
+        "A step by placement, 2 devices · simulation and wall clock · network by panel",
+        "Plans of a step · simulation · network in each title",
+    ]
+    readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
+    assert "MatMul of int32: the registry has a kernel for CPU, none for GPU" in readings[0]
+    assert "placement log of this step names" in readings[0]
+    assert "losses are equal in all bits" in readings[-1]
+    assert "as many tensors and signals between devices as each plan says" in readings[-1]
+    assert "without room: all on one" in readings[-1]
 
 
 def test_the_parameters_of_compression_mean_what_they_mean_in_an_experiment() -> None:

@@ -19,8 +19,12 @@ from .exchange.hidden import exchange_reading, hidden
 from .exchange.layer_errors import microscope, microscope_reading
 from .exchange.step_parts import step_parts
 from .exchange.traffic_matrix import framework_reading, framework_table, traffic_matrix
+from .graphs.break_even import break_even, break_even_table
 from .graphs.collapse import collapsed
 from .graphs.layered import layered
+from .graphs.placement_reading import placement_reading, placer_reading
+from .graphs.placements import makespans, placement_gantt, placement_table
+from .graphs.step import step_picture
 from .runs.blocks import blocks_reading, dependencies, optimality_gap
 from .runs.codistilled import codistillation_reading, codistillation_table
 from .runs.comparison import compare, curves, show, speedup, table, throughput
@@ -61,6 +65,8 @@ __all__ = [
     "bandwidth",
     "batch_reading",
     "blocks_reading",
+    "break_even",
+    "break_even_table",
     "codistillation_reading",
     "codistillation_table",
     "collapsed",
@@ -104,6 +110,7 @@ __all__ = [
     "linked",
     "loss_scale_reading",
     "loss_scales",
+    "makespans",
     "measured_pipeline",
     "measurements",
     "memory_reading",
@@ -121,6 +128,10 @@ __all__ = [
     "pipeline_speedup",
     "pipeline_steps",
     "pipeline_table",
+    "placement_gantt",
+    "placement_reading",
+    "placement_table",
+    "placer_reading",
     "precision_table",
     "predicted_and_measured",
     "predicted_pipeline",
@@ -152,6 +163,7 @@ __all__ = [
     "staleness_cost_reading",
     "staleness_reading",
     "step_parts",
+    "step_picture",
     "table",
     "thread_reading",
     "thread_sweep",

@@ -42,6 +42,7 @@ class Child:
         threads: that it may compute with.
         python: another one than this, in which labkit need not be installed.
         inside: words before the command, that say where it runs.
+        gpus: whether it may see the GPUs of this machine.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Child:
         threads: int,
         python: str | None = None,
         inside: Sequence[str] = (),
+        gpus: bool = False,
     ) -> None:
         self.name = name
         self._patience = communicator.patience
@@ -64,7 +66,7 @@ class Child:
         self._said = opened.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         self._process = subprocess.Popen(
             [*inside, *run, module, name, str(other.fileno())],
-            env=kept | computing(threads),
+            env=kept | computing(threads, gpus),
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=self._said,
@@ -195,13 +197,13 @@ def environment(python: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in own}
 
 
-def computing(threads: int) -> dict[str, str]:
-    """Variables of a framework that computes with so many threads on the processor alone."""
-    return {
+def computing(threads: int, gpus: bool = False) -> dict[str, str]:
+    """Variables of a framework with so many threads; GPUs are hidden from it unless wanted."""
+    hidden = {} if gpus else {"CUDA_VISIBLE_DEVICES": "-1"}
+    return hidden | {
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": str(max(threads, 2)),  # one may wait for a message
         "OMP_NUM_THREADS": str(threads),
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        "CUDA_VISIBLE_DEVICES": "-1",
         "no_proxy": "127.0.0.1,localhost",
     }

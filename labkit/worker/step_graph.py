@@ -49,12 +49,16 @@ class Operation:
 
 @dataclass(frozen=True)
 class Flow:
-    """That an operation waits for another one; control: it reads nothing of it."""
+    """That an operation waits for another one; control: it reads nothing of it.
+
+    output: the number of the tensor that is read, of those that the source makes.
+    """
 
     source: str
     target: str
     bytes: float
     control: bool = False
+    output: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,12 +106,15 @@ class StepGraph:
 
     @property
     def copies(self) -> list[Flow]:
-        """What went from device to device: once for each tensor and receiving device."""
+        """What went from device to device: once for each tensor and receiving device.
+
+        Also signals: where an operation only waits for one elsewhere, an empty constant is sent.
+        """
         on = {each.name: each.device for each in self.operations}
-        found: dict[tuple[str, str, float], Flow] = {}
+        found: dict[tuple[str, int, str], Flow] = {}
         for flow in self.flows:
             if on[flow.source] != on[flow.target] and not flow.control:
-                found.setdefault((flow.source, on[flow.target], flow.bytes), flow)
+                found.setdefault((flow.source, flow.output, on[flow.target]), flow)
         return list(found.values())
 
 
@@ -142,10 +149,22 @@ def executed_graph(
     step: tf.types.experimental.PolymorphicFunction, *arguments: tf.Tensor
 ) -> StepGraph:
     """The graph alone, without times; the function must not have run yet."""
+    return joined(*executed_parts(step, *arguments))
+
+
+def executed_parts(
+    step: tf.types.experimental.PolymorphicFunction, *arguments: tf.Tensor
+) -> tuple[Sequence[GraphDef], Any]:
+    """What each device's executor is given, as TensorFlow's own protocol buffers, and its library.
+
+    Raises:
+        LabkitError: TensorFlow tells of no graph.
+    """
     from tensorflow.python.eager import context
 
     context.enable_run_metadata()
     try:
+        context.export_run_metadata()  # of functions that ran since it was read last
         step(*arguments)
         context.context().executor.wait()
         told = context.export_run_metadata().function_graphs
@@ -155,7 +174,7 @@ def executed_graph(
         raise LabkitError("TensorFlow tells of no graph: give a function that has not run yet")
     # Others are of what copies arguments; the step is by far the largest.
     largest = max(told, key=lambda each: sum(len(part.node) for part in each.partition_graphs))
-    return _read(largest.partition_graphs, largest.pre_optimization_graph.library)
+    return largest.partition_graphs, largest.pre_optimization_graph.library
 
 
 def timed(
@@ -228,8 +247,8 @@ def _anew(step: Callable[..., object]) -> tf.types.experimental.PolymorphicFunct
     return tf.function(getattr(step, "python_function", step))
 
 
-def _read(parts: Sequence[GraphDef], library: Any) -> StepGraph:
-    """Join the partitions: who receives reads what the sender sent."""
+def joined(parts: Sequence[GraphDef], library: Any) -> StepGraph:
+    """The partitions as one graph: who receives reads what the sender sent."""
     import tensorflow as tf
 
     whole = tf.compat.v1.GraphDef(library=library)
@@ -271,7 +290,7 @@ def _transfers(nodes: Sequence[NodeDef], graph: tf.Graph) -> Iterator[Transfer]:
 def _flows(each: tf.Operation) -> Iterator[Flow]:
     for tensor in each.inputs:
         if tensor.op.type != BACK:
-            yield Flow(tensor.op.name, each.name, _bytes(tensor))
+            yield Flow(tensor.op.name, each.name, _bytes(tensor), output=tensor.value_index)
     for before in each.control_inputs:
         yield Flow(before.name, each.name, 0.0, control=True)
 

@@ -56,8 +56,9 @@ def test_a_tensor_goes_once_to_a_device_however_many_read_it_there() -> None:
         Operation(name, "MatMul", place, 8.0) for name, place in zip("abcd", "0112", strict=True)
     ]
     flows = [Flow("a", "b", 8.0), Flow("a", "c", 8.0), Flow("a", "d", 8.0), Flow("b", "d", 0, True)]
+    flows += [Flow("a", "c", 8.0, output=1), Flow("b", "c", 8.0)]
     graph = StepGraph(tuple(made), tuple(flows))
-    assert graph.copies == [flows[0], flows[2]]
+    assert graph.copies == [flows[0], flows[2], flows[4]]
     assert math.isnan(graph.seconds)
 
 

@@ -21,6 +21,7 @@ MOST = 60  # nodes that a figure can show; `collapsed` makes fewer of more
 SWEEPS = 12  # over the layers, each time ordered by the neighbours in the layer before
 LAYER = 42  # pixels from layer to layer
 BEND = 0.35  # of a node's width, for an edge that passes a layer
+LOOSE = 2.0  # times its width that a layer is stretched at most, so that words have room
 COPY = "#D55E00"
 NAMED = (
     14  # copies whose bytes are written beside the edge; of more they are in the pointer's words
@@ -199,7 +200,10 @@ def _places(
         for above, below in pairwise(way):
             near[above][1].append(below)
             near[below][0].append(above)
-    across = {name: place for row in rows for name, place in zip(row, _spread(row), strict=True)}
+    widest = max(sum(_widths(row)) for row in rows)
+    across: dict[str, float] = {}
+    for row in rows:
+        across |= zip(row, _spread(row, widest), strict=True)
     for sweep in range(SWEEPS):
         side = sweep % 2
         for row in rows if side == 0 else rows[::-1]:
@@ -210,13 +214,18 @@ def _places(
                 for name in row
             }
             row.sort(key=lambda name: middle[name])
-            across |= zip(row, _spread(row), strict=True)
+            across |= zip(row, _spread(row, widest), strict=True)
     return {name: Place(layer, across[name]) for layer, row in enumerate(rows) for name in row}
 
 
-def _spread(row: Sequence[str]) -> list[float]:
-    """Places of a row around 0: a node takes a width of one, a bend less."""
-    widths = [BEND if name.startswith("\0") else 1.0 for name in row]
+def _widths(row: Sequence[str]) -> list[float]:
+    return [BEND if name.startswith("\0") else 1.0 for name in row]
+
+
+def _spread(row: Sequence[str], widest: float) -> list[float]:
+    """Places of a row around 0: a node takes a width of one or more, a bend less."""
+    own = sum(_widths(row))
+    widths = [width * min(LOOSE, widest / own) for width in _widths(row)]
     ends = [sum(widths[: place + 1]) for place in range(len(row))]
     return [end - (width + sum(widths)) / 2 for end, width in zip(ends, widths, strict=True)]
 

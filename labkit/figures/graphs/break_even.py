@@ -1,0 +1,106 @@
+"""Products on two devices by size, and from which size on the way to the faster one pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from labkit.figures.kit.entries import lines
+from labkit.figures.kit.findings import Finding, Markdown
+from labkit.figures.kit.marks import line_with_band
+from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.sheet import sheet
+from labkit.worker.devices.asked import Row
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from labkit.figures.kit.canvas import Figure
+
+NONE = (
+    "TensorFlow lists no GPU here, so products and copies of one are not measured; on a machine "
+    "with one this cell draws them, and the size from which on the way there pays."
+)
+
+
+def break_even_table(rows: Sequence[Row]) -> pd.DataFrame:
+    """A row a size: seconds on the host and on the other device, alone and with the copies.
+
+    Args:
+        rows: of `labkit.worker.devices.Examined.speeds`.
+
+    Returns:
+        n, host_ms, device_ms, in_ms and out_ms (of one matrix); there_ms, in which two matrices go
+        there, the product is made and comes back; pays, whether that is less than on the host.
+    """
+    import pandas as pd
+
+    table = pd.DataFrame(rows)
+    table["ms"] = 1e3 * table["seconds"]
+    host, device = table[table["what"] == "product"]["device"].unique()
+    by = table.pivot_table(index="n", columns="device", values="ms")
+    found = pd.DataFrame(
+        {
+            "host_ms": by[host],
+            "device_ms": by[device],
+            "in_ms": by[f"{host} to {device}"],
+            "out_ms": by[f"{device} to {host}"],
+        }
+    )
+    found["there_ms"] = found["device_ms"] + 2 * found["in_ms"] + found["out_ms"]
+    found["pays"] = found["there_ms"] < found["host_ms"]
+    return found.reset_index()
+
+
+def break_even(rows: Sequence[Row]) -> Figure | Markdown:
+    """Time of a product by size on both devices, of copies, and of the way there and back.
+
+    Bands span the repeats. Without rows, which is without a GPU, a sentence and no figure.
+    """
+    import pandas as pd
+
+    if not rows:
+        return Markdown(NONE)
+    table = pd.DataFrame(rows)
+    for end in ("", "_low", "_high"):
+        table[f"ms{end}"] = 1e3 * table[f"seconds{end}"]
+    table["line"] = table["what"] + ", " + table["device"]
+    way = break_even_table(rows)
+    host, device = table[table["what"] == "product"]["device"].unique()
+    there = way.assign(line=f"to {device} and back, with the product", ms=way["there_ms"])
+    looks = lines([*table["line"].unique(), *there["line"].unique()])
+    drawn = line_with_band(table, "n", "ms", looks, by="line", marks=True)
+    drawn += line_with_band(there, "n", "ms", looks, by="line", marks=True)
+    panel = Panel(
+        title="n × n products and copies, float32\nband: least to largest of the repeats",
+        x="n",
+        y="time, ms",
+        traces=drawn,
+        x_axis={"type": "log", "tickvals": way["n"].tolist()},
+        y_axis={"type": "log"},
+    )
+    title = f"Product on {host} and {device} by size · wall clock · network not emulated"
+    return sheet([[panel]], looks.values(), title, [], [_verdict(way, host, device)], plot=320)
+
+
+def break_even_finding(rows: Sequence[Row]) -> Finding:
+    """From which measured size on the way there pays; the sentence where nothing was measured."""
+    if not rows:
+        return Finding(NONE.removesuffix("."))
+    devices = list(dict.fromkeys(str(row["device"]) for row in rows if row["what"] == "product"))
+    return Finding(_verdict(break_even_table(rows), *devices))
+
+
+def _verdict(way: pd.DataFrame, host: str, device: str) -> str:
+    pays = way["pays"].tolist()
+    if not pays[-1]:
+        most = way["n"].iloc[-1]
+        return (
+            f"Up to n = {most} a product on {host} is done before one on {device} with its copies"
+        )
+    since = len(pays) - next((at for at, each in enumerate(pays[::-1]) if not each), len(pays))
+    row = way.iloc[since]
+    return (
+        f"From n = {row['n']:.0f} on a product on {device} with its copies takes less "
+        f"({row['there_ms']:.3g} ms) than on {host} ({row['host_ms']:.3g} ms)"
+    )

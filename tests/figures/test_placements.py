@@ -1,0 +1,177 @@
+"""Placements side by side: their table, their pictures, and what is said of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from labkit.figures import (
+    break_even,
+    break_even_table,
+    makespans,
+    placement_gantt,
+    placement_reading,
+    placement_table,
+    placer_reading,
+    step_picture,
+)
+from labkit.simulate.placement import Machine, Need, Task, TaskGraph, compared
+from labkit.worker.devices import Examined, Measured
+from labkit.worker.devices.asked import Row
+from labkit.worker.step_graph import Flow, Operation, StepGraph
+
+STEP = StepGraph(
+    (
+        Operation("w", "_Arg", "CPU:1", 0.0),
+        Operation("tower0/Relu", "Relu", "CPU:0", 64.0, 1e-3),
+        Operation("tower1/read", "ReadVariableOp", "CPU:1", 64.0, 1e-3),
+        Operation("tower1/Relu", "Relu", "CPU:1", 64.0, 1e-3),
+        Operation("gradient_tape/tower1/MatMul", "MatMul", "CPU:0", 64.0, 1e-3),
+    ),
+    (
+        Flow("w", "tower1/read", 0.0),
+        Flow("tower1/read", "tower1/Relu", 64.0),
+        Flow("tower1/Relu", "gradient_tape/tower1/MatMul", 64.0),
+    ),
+)
+TASKS = TaskGraph(
+    (
+        Task("tower0/MatMul", 4e-3, 64.0),
+        Task("gradient_tape/tower1/MatMul", 4e-3, 64.0),
+        Task("descent/mul", 1e-3, 8.0),
+    ),
+    (
+        Need("tower0/MatMul", "descent/mul", 8.0),
+        Need("gradient_tape/tower1/MatMul", "descent/mul", 8.0),
+    ),
+)
+QUICK, SLOW = (Machine(("CPU:0", "CPU:1"), latency=each) for each in (1e-4, 1.0))
+SMALL = Machine(QUICK.devices, latency=1e-4, memory=0.6 * TASKS.bytes)
+PLANS = {"quick": compared(TASKS, QUICK), "slow": compared(TASKS, SLOW)}
+PLANS |= {"small": compared(TASKS, SMALL)}
+RULES: list[Row] = [
+    {"question": "a scope", "op": "Relu", "asked": "CPU:1", "soft": soft} | outcome
+    for soft, outcome in (
+        (True, {"ran_on": "CPU:1", "error": ""}),
+        (False, {"ran_on": "nowhere", "error": "Unable [Op:__inference_1]"}),
+    )
+]
+
+
+def found(speeds: list[Row] | None = None) -> Examined:
+    kernels: list[Row] = [
+        {"op": "MatMul", "device": "CPU", "types": "float32, int32"},
+        {"op": "MatMul", "device": "GPU", "types": "float32"},
+    ]
+    log = {"tower0/Relu": "CPU:0", "elsewhere": "CPU:1"}
+    linked: list[Row] = []
+    told = (kernels, RULES, STEP, log, TASKS, linked, 1e-4, math.inf, 0.0, speeds or [])
+    return Examined(["CPU:0", "CPU:1"], *told)
+
+
+def measured(seconds: float = 5e-3, loss: float = 1.0) -> list[Measured]:
+    return [
+        Measured(
+            plan.name,
+            [9e-3 if "one" in plan.name else seconds],
+            [1.0, loss],
+            len(plan.copies),
+            STEP,
+        )
+        for plan in PLANS["quick"]
+    ]
+
+
+def speeds(device: float) -> list[Row]:
+    rows: list[Row] = []
+    for n in (8, 16, 32):
+        times = {
+            "CPU:0": 1e-6 * n**3,
+            "GPU:0": device,
+            "CPU:0 to GPU:0": 1e-3,
+            "GPU:0 to CPU:0": 1e-3,
+        }
+        for name, seconds in times.items():
+            ends = {"seconds": seconds, "seconds_low": seconds, "seconds_high": seconds}
+            what = "copy" if " to " in name else "product"
+            rows.append({"what": what, "n": n, "device": name, "bytes": 4 * n * n} | ends)
+    return rows
+
+
+def test_a_row_a_link_and_rule_with_steps_of_the_first_link_alone() -> None:
+    table = placement_table(PLANS, measured()).set_index(["link", "rule"])
+    assert table.loc[("quick", "all on one"), "predicted_ms"] == pytest.approx(9.0)
+    assert table.loc[("quick", "list scheduling"), "predicted_ms"] == pytest.approx(5.1)
+    # Greedy: both products have begun, each where it ends first, before their sum is placed.
+    assert table.loc[("slow", "list scheduling"), "predicted_ms"] == pytest.approx(1005.0)
+    assert table.loc[("quick", "list scheduling"), "copies"] == 1
+    assert table.loc[("quick", "random"), "plans"] == 3
+    assert table.loc["quick", "measured_ms"].tolist() == pytest.approx([9.0, 5.0, 5.0, 5.0])
+    assert table.loc["slow", "measured_ms"].isna().all()
+    assert set(table["bound_ms"]) == {5.0}
+
+
+def test_predictions_and_steps_are_drawn_in_panels_of_their_own() -> None:
+    figure = makespans(PLANS, measured())
+    assert [trace.y[0] for trace in figure.data if trace.type == "bar"][:1] == [pytest.approx(9)]
+    titles = " ".join(note.text for note in figure.layout.annotations)
+    for part in ("predicted, quick", "measured, quick", "predicted, slow"):
+        assert part in titles
+    assert "measured, slow" not in titles
+    assert "simulation and wall clock" in figure.layout.title.text
+    assert "simulation · network" in makespans(PLANS).layout.title.text
+
+
+def test_a_gantt_has_a_lane_a_device_and_a_line_a_copy() -> None:
+    plan = PLANS["quick"][-1]
+    figure = placement_gantt([plan])
+    bars = [trace for trace in figure.data if trace.type == "bar"]
+    assert {trace.name for trace in bars} == {"forward", "gradient", "update of a variable"}
+    (copies,) = (t for t in figure.data if t.type == "scatter" and t.hoverinfo == "skip" and t.y)
+    (copy,) = plan.copies
+    assert list(copies.x[:2]) == [1e3 * copy.start, 1e3 * copy.stop]
+
+
+def test_the_step_is_drawn_without_what_only_holds_a_value() -> None:
+    figure = step_picture(STEP, "A step")
+    shown = [text for t in figure.data if t.mode == "markers+text" and t.text for text in t.text]
+    assert sorted(shown) == ["MatMul", "Read", "Relu", "Relu"]
+    assert "1 edge between devices, 64 B in all" in figure.alt
+
+
+def test_the_placer_is_read_from_what_ran() -> None:
+    said = placer_reading(found())
+    assert "1 of 1 gradient operations of towers ran on another device" in said
+    assert "names 1 of the 5 operations that ran, and each ran where it says" in said
+    assert "MatMul of int32: the registry has a kernel for CPU, none for GPU" in said
+    assert "with soft placement ran on CPU:1; with strict placement refused (Unable)" in said
+
+
+def test_the_answer_holds_the_promise_against_what_was_measured() -> None:
+    said = placement_reading(found(), PLANS, measured())
+    assert "quick: **list scheduling 5.1 ms** with 1 copied tensors or signals of 8 B in" in said
+    assert "without room: all on one; no plan is shorter than 5 ms" in said
+    assert "losses are equal in all bits" in said
+    assert "measured steps keep that against all on one, beyond their spread" in said
+    assert "TensorFlow lists no GPU here" in said
+    assert "do not differ beyond" in placement_reading(found(), PLANS, measured(9e-3))
+    assert "are longer than all on one" in placement_reading(found(), PLANS, measured(1.0))
+
+
+def test_another_step_and_other_copies_are_told() -> None:
+    wrong = [Measured(m.name, m.seconds, [float(at)], 99, STEP) for at, m in enumerate(measured())]
+    said = placement_reading(found(), PLANS, wrong)
+    assert "Not the same step" in said
+    assert "TensorFlow sent other copies than planned" in said
+
+
+def test_the_way_to_a_gpu_pays_from_a_size_on_or_not_at_all() -> None:
+    table = break_even_table(speeds(1e-4))
+    assert table["there_ms"].tolist() == pytest.approx([3.1] * 3)
+    assert table["pays"].tolist() == [False, True, True]
+    said = placement_reading(found(speeds(1e-4)), PLANS, measured())
+    assert "From n = 16 on a product on GPU:0 with its copies takes less (3.1 ms)" in said
+    never = placement_reading(found(speeds(1.0)), PLANS, measured())
+    assert "Up to n = 32 a product on CPU:0 is done before" in never
+    assert "lists no GPU" in break_even([])

@@ -1,0 +1,72 @@
+"""A traced step is the same step again, operation by operation, wherever a plan has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from labkit.common.errors import InvalidInput
+from labkit.simulate.placement import SIGNAL, Machine, all_on_one
+from labkit.worker.devices import Asked
+from labkit.worker.devices.towers import Step, towers
+from labkit.worker.devices.traced import Traced, trace
+
+ASKED = Asked(widths=(8, 4), depth=2, features=6, classes=3, batch=5)
+LONE = Machine(("CPU:0",))
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[tuple[Step, Traced]]:
+    import tensorflow as tf
+
+    step = towers(ASKED)
+    traced = trace(step)
+    # As on the process with devices: what is placed is what runs.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield step, traced
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
+def test_tasks_are_what_computes_bound_where_the_batch_and_the_loss_are(
+    made: tuple[Step, Traced],
+) -> None:
+    graph = made[1].tasks()
+    on = graph.by_name
+    assert not any(task.kind in ("Const", "_Retval") for task in graph.tasks)
+    assert [(on[name].bytes, on[name].device) for name in "xy"] == [(5 * 6 * 4, 0), (5 * 4, 0)]
+    writers = [task for task in graph.tasks if task.kind == "AssignSubVariableOp"]
+    assert len(writers) == 2 * (2 * 2 + 1)  # a kernel and a bias of each layer and of the head
+    for writer in writers:
+        kinds = {task.kind for task in graph.tasks if task.group == writer.group}
+        assert {"ReadVariableOp", "AssignSubVariableOp"} <= kinds
+    assert {need.bytes for need in graph.needs if need.output == SIGNAL} == {0.0}
+
+
+def test_a_placed_step_gives_the_same_losses_as_the_step_itself(
+    made: tuple[Step, Traced],
+) -> None:
+    step, traced = made
+    placed = traced.placed(all_on_one(traced.tasks(), LONE))
+    told = [float(placed(*step.batch)) for _ in range(4)]
+    fresh = towers(ASKED)  # with the weights of the beginning
+    assert told == pytest.approx([float(fresh.run(*fresh.batch)) for _ in range(4)], rel=1e-6)
+    assert told == sorted(told, reverse=True)
+
+
+def test_times_are_measured_operation_by_operation(made: tuple[Step, Traced]) -> None:
+    step, traced = made
+    plan = all_on_one(traced.tasks(), LONE)
+    timed = traced.timed(plan, step.batch, 3)
+    graph = traced.tasks(timed)
+    assert 0 < graph.seconds <= timed.seconds
+    assert [task.name for task in graph.tasks] == [task.name for task in traced.tasks().tasks]
+    starts = [each.start for name in plan.on(0) for each in timed.operations if each.name == name]
+    known = [start for start in starts if start == start]
+    assert known == sorted(known)  # in the order of the plan
+
+
+@pytest.mark.parametrize(("field", "value"), [("devices", 1), ("widths", (0,)), ("batch", 0)])
+def test_what_cannot_be_asked_is_refused(field: str, value: object) -> None:
+    with pytest.raises(InvalidInput, match=field):
+        Asked(**{field: value})
