@@ -154,6 +154,7 @@ def test_the_answer_holds_the_promise_against_what_was_measured() -> None:
     assert "without room: all on one; no plan is shorter than 5 ms" in said
     assert "losses are equal in all bits" in said
     assert "measured steps keep that against all on one, beyond their spread" in said
+    assert "but a longer one than all on one with slow" in said
     assert "TensorFlow lists no GPU here" in said
     assert "do not differ beyond" in placement_reading(found(), PLANS, measured(9e-3))
     assert "are longer than all on one" in placement_reading(found(), PLANS, measured(1.0))

@@ -43,7 +43,7 @@ def placement_reading(
     if measured:
         told += [_copies(plans[first], measured), _same(measured), _measured(own)]
     told.append(break_even_finding(found.speeds))
-    return sentences([*told, _answer(own)])
+    return sentences([*told, _answer(own, _dear(table))])
 
 
 def _scopes(found: Examined) -> Iterator[Finding]:
@@ -144,20 +144,29 @@ def _measured(own: Mapping[str, Mapping[str, Any]]) -> Finding:
     return Finding("Measured on logical devices, which share the cores", said=(*said,))
 
 
-def _answer(own: Mapping[str, Mapping[str, Any]]) -> Finding:
+def _dear(table: pd.DataFrame) -> list[str]:
+    """The links on which list scheduling is predicted to be worse than all on one."""
+    by = table.pivot_table(index="link", columns="rule", values="predicted_ms", sort=False)
+    if not {LIST, ONE} <= {*by.columns}:
+        return []
+    return [str(link) for link in by.index[by[LIST] > by[ONE]]]
+
+
+def _answer(own: Mapping[str, Mapping[str, Any]], dear: Sequence[str]) -> Finding:
     best = own[LIST]
     beaten = [name for name, row in own.items() if row["predicted_ms"] > best["predicted_ms"]]
     against = f"a shorter step than {' and '.join(beaten)}" if beaten else "no shorter step"
     head = f"A cost model of {len(own)} rules' plans promises **{LIST}** {against}"
+    lost = (f"but a longer one than {ONE} with {' and '.join(dear)}",) if dear else ()
     if ONE not in own or best["measured_ms"] != best["measured_ms"]:
-        return Finding(head)
+        return Finding(head, said=lost)
     if best["measured_high_ms"] < own[ONE]["measured_low_ms"]:
         kept = "measured steps keep that against all on one, beyond their spread"
     elif best["measured_low_ms"] > own[ONE]["measured_high_ms"]:
         kept = "measured steps are longer than all on one, beyond their spread"
     else:
         kept = "measured steps and those of all on one do not differ beyond their spread"
-    return Finding(head, said=(f"on the cores of this machine, {kept}",))
+    return Finding(head, said=(*lost, f"on the cores of this machine, {kept}"))
 
 
 def _tower(name: str) -> str:

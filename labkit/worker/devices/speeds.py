@@ -30,13 +30,15 @@ def links(clock: Clock, asked: Asked) -> tuple[list[Row], float, float]:
     pair = asked.names[:2]
     rows: list[Row] = []
     for size in LINK:
-        value = tf.zeros((size // FLOAT,))
+        with tf.device(f"/{pair[0]}"):
+            value = tf.zeros((size // FLOAT,))
 
         def hop(x: tf.Tensor) -> tf.Tensor:
             for number in range(2 * HOPS):
                 with tf.device(f"/{pair[1 - number % 2]}"):
                     x = tf.identity(x)
-            return x[:1]
+            with tf.device(f"/{pair[0]}"):
+                return x[:1]
 
         hopping = tf.function(hop, autograph=False)
         taken = _timed(clock, partial(_read, hopping, value), asked.repeats)
