@@ -12,6 +12,7 @@ from .exchange.hidden import exchange_reading, hidden
 from .exchange.layer_errors import microscope, microscope_reading
 from .exchange.step_parts import step_parts
 from .exchange.traffic_matrix import framework_reading, framework_table, traffic_matrix
+from .methods.taxonomy import taxonomy_map
 from .runs.codistilled import codistillation_reading, codistillation_table
 from .runs.comparison import compare, curves, show, speedup, table, throughput
 from .runs.comparison_reading import comparison_reading
@@ -127,6 +128,7 @@ __all__ = [
     "staleness_reading",
     "step_parts",
     "table",
+    "taxonomy_map",
     "throughput",
     "timeline",
     "traffic_matrix",

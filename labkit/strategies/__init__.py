@@ -24,6 +24,7 @@ from labkit.strategies.strategy import (
     Strategy,
     Watcher,
 )
+from labkit.strategies.taxonomy import AXES, Cell
 from labkit.strategies.tensor_parallel import TensorParallel
 from labkit.strategies.tf_distribute import KINDS as TF_KINDS
 from labkit.strategies.tf_distribute import LOCAL as TF_LOCAL
@@ -40,6 +41,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 }
 
 __all__ = [
+    "AXES",
     "RING",
     "STRATEGIES",
     "TF_KINDS",
@@ -47,6 +49,7 @@ __all__ = [
     "AllReduce",
     "AsynchronousDiLoCo",
     "Batch",
+    "Cell",
     "Codistillation",
     "DelayedGradients",
     "Downpour",

@@ -26,6 +26,7 @@ from labkit.strategies.strategy import (
     Step,
     Strategy,
 )
+from labkit.strategies.taxonomy import Cell
 
 if TYPE_CHECKING:
     import keras
@@ -61,6 +62,11 @@ class IntraLayer(Strategy):
     def ranks(self, workers: int) -> int:
         """Of one replica."""
         raise NotImplementedError(f"{type(self).__name__} does not say how many ranks it has")
+
+    def cell(self, workers: int) -> Cell:
+        """Several replicas divide the data, too."""
+        cell = super().cell(workers)
+        return cell._replace(parallelism="hybrid") if workers > self.ranks(workers) else cell
 
     def share(self, model: keras.Model, replica: Communicator) -> Share:
         """This rank's share of a model, over the ranks of a replica."""
