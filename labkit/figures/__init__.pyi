@@ -30,6 +30,7 @@ from .runs.search import search_history
 from .runs.seed_by_seed import seed_by_seed, seed_reading
 from .runs.seldom import period_cost, period_reading
 from .runs.servers import server_prediction, server_reading, server_scaling
+from .runs.serving import serving, serving_reading
 from .runs.shards import shard_labels
 from .runs.stale import race, race_reading, staleness_cost, staleness_cost_reading
 from .runs.stale_clocks import staleness_by_clock, staleness_by_clock_reading
@@ -115,6 +116,8 @@ __all__ = [
     "server_prediction",
     "server_reading",
     "server_scaling",
+    "serving",
+    "serving_reading",
     "shard_labels",
     "show",
     "slow_worker_reading",

@@ -22,6 +22,7 @@ from labkit.strategies.strategy import (
     Predicted,
     Predictor,
     Question,
+    Serving,
     Session,
     Step,
     Strategy,
@@ -95,6 +96,11 @@ class IntraLayer(Strategy):
     def predictor(self, model: keras.Model, replica: Communicator) -> Predictor:
         """By all ranks, the same rows."""
         return through(self.share(model, replica))
+
+    def serving(self, model: keras.Model, replica: Communicator) -> Serving:
+        """This rank's share of each layer; all ranks read all rows."""
+        share = self.share(model, replica)
+        return Serving(through(share), True, share.model.variables)
 
     def train(self, session: Session) -> None:
         """Steps on shares, an optimizer a rank.

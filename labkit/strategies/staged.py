@@ -20,7 +20,15 @@ from labkit.strategies.refusals import (
     refuse_remainder,
     refuse_shares,
 )
-from labkit.strategies.strategy import Batch, Predicted, Predictor, Question, Session, Strategy
+from labkit.strategies.strategy import (
+    Batch,
+    Predicted,
+    Predictor,
+    Question,
+    Serving,
+    Session,
+    Strategy,
+)
 from labkit.strategies.taxonomy import Cell
 
 if TYPE_CHECKING:
@@ -217,6 +225,18 @@ class Staged(Strategy):
             lane.close()
 
         return once
+
+    def serving(self, model: keras.Model, replica: Communicator) -> Serving | None:
+        """The stages of this rank; of slices of stages it keeps the whole model."""
+        from labkit.model_parallel.stages import INPUTS
+
+        if self.slices > 1:
+            return super().serving(model, replica)
+        parts = split(self.blocks(model, replica.size), self.edges(model, replica.size))
+        own, sliced = own_models(parts.models, replica)
+        reads = any(source.stage == INPUTS for number in own for source in parts.takes[number])
+        variables = [variable for part in own.values() for variable in part.variables]
+        return Serving(through(replica, parts, own, sliced), reads, variables)
 
     def cut(
         self,

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    runtime_checkable,
+)
 
 from labkit.common.checked import Checked
 from labkit.compression import FAMILIES, samples
@@ -38,6 +46,20 @@ Predictor: TypeAlias = "Callable[[Iterable[Batch]], Iterator[Predicted]]"
 Step: TypeAlias = "Callable[[Batch, Batch, Batch | None], float | None]"
 # Of a bucket's number and layers: see `labkit.exchange.Exchange`.
 Watcher: TypeAlias = "Callable[[int, Sequence[Packed], Seen], None]"
+
+
+class Serving(NamedTuple):
+    """How a rank answers rows together with the other ranks of a replica.
+
+    Attributes:
+        predict: see `Predictor`.
+        reads: whether this rank reads the rows; elsewhere only their number and shape count.
+        variables: what it computes with; nothing else of the model need be there.
+    """
+
+    predict: Predictor
+    reads: bool
+    variables: Sequence[keras.Variable]
 
 
 class Question(Protocol):
@@ -377,6 +399,14 @@ class Strategy(Checked):
             InvalidInput: the model cannot be divided so.
         """
         return None
+
+    def serving(self, model: keras.Model, replica: Communicator) -> Serving | None:
+        """The same for who keeps the model to answer by it; None, and arguments, as `predictor`.
+
+        A strategy that does not say what of it a rank needs, needs all.
+        """
+        predict = self.predictor(model, replica)
+        return None if predict is None else Serving(predict, True, model.variables)
 
     def train(self, session: Session) -> None:
         """Train this rank's model."""
