@@ -66,7 +66,7 @@ def test_memory_is_what_each_rank_holds_and_one_process_is_one() -> None:
 def test_the_reading_says_who_is_ahead_and_where_slicing_pays() -> None:
     said = serving_reading(measured()).splitlines()
     assert said[0] == (
-        "- Lowest latency in batches of 1, near: **slices**, 1.02 ms (spread 1.00 to 1.04); "
+        "- Lowest latency in batches of 1, near: **slices**, 1.02 ms (spread 1.00 ms to 1.04 ms); "
         "the next, one process, 2.04 ms: ahead of all others beyond the spread."
     )
     assert said[1].startswith("- Lowest latency in batches of 1, far: **one process**, 2.04 ms")
@@ -85,7 +85,7 @@ def test_equal_ways_are_not_ranked() -> None:
     slow = found.times["way"].isin(["slices", "stages"])
     found.times.loc[slow, "seconds"] *= 100
     first = serving_reading(found).splitlines()[0]
-    assert first.endswith("(spread 2.01 to 2.07); the next, replicas, 2.04 ms: spreads meet.")
+    assert first.endswith("(spread 2.01 ms to 2.07 ms); the next, replicas, 2.04 ms: spreads meet.")
 
 
 def test_more_ranks_than_cores_are_marked_in_figure_and_words() -> None:

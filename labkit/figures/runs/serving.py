@@ -111,8 +111,7 @@ def _soonest(latency: pd.DataFrame, network: str) -> Finding:
         first["way"],
         first[LATENCY],
         (first[f"{LATENCY}_low"], first[f"{LATENCY}_high"]),
-        text="{:.2f}".format,
-        unit=" ms",
+        text="{:.2f} ms".format,
         said=(_next(others[0], LATENCY),),
         verdict=_verdict(ahead),
     )
@@ -128,8 +127,7 @@ def _most(rate: pd.DataFrame, network: str) -> Finding:
         first["way"],
         first[RATE],
         (first[f"{RATE}_low"], first[f"{RATE}_high"]),
-        text="{:,.0f}".format,
-        unit=" rows/s",
+        text="{:,.0f} rows/s".format,
         said=(f"in batches of {first['batch_size']}", _next(others[0], RATE)),
         verdict=_verdict(ahead),
     )
