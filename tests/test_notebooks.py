@@ -445,3 +445,22 @@ def test_tf_distribute_holds_tensorflows_strategy_and_runs_a_script_on_ranks(
     assert len({weights for _, _, weights in trained}) == 1
     readings = [text(data, "text/markdown") for data in outputs(job.path)]
     assert any("accuracy at the end" in reading for reading in readings)
+
+
+@pytest.mark.slow
+def test_inference_shows_latency_throughput_and_memory_of_three_ways(tmp_path: Path) -> None:
+    given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["inference"][0]
+    job = execute(NOTEBOOKS / "inference.ipynb", given | {"repeats_timed": 2}, tmp_path)
+    assert job.state == "completed", job.cause
+    [run] = load_runs(job.path)
+    assert run.experiment["workers"] == 1
+    figures = [data for data in outputs(job.path) if "application/vnd.plotly.v1+json" in data]
+    assert "Predicting together · 2 ranks × 1 thread" in text(figures[0], "text/plain")
+    reading = [text(data, "text/markdown") for data in outputs(job.path) if "text/markdown" in data]
+    for words in (
+        "Lowest latency in batches of 1, 1GbE: **",
+        "Slices, 1GbE: at best",
+        "Weights on",
+    ):
+        assert words in reading[-1]
+    assert "All ways answer as one process does" in reading[-1]

@@ -12,6 +12,7 @@ from .exchange.hidden import exchange_reading, hidden
 from .exchange.layer_errors import microscope, microscope_reading
 from .exchange.step_parts import step_parts
 from .exchange.traffic_matrix import framework_reading, framework_table, traffic_matrix
+from .methods.taxonomy import taxonomy_map
 from .runs.blocks import blocks_reading, dependencies, optimality_gap
 from .runs.codistilled import codistillation_reading, codistillation_table
 from .runs.comparison import compare, curves, show, speedup, table, throughput
@@ -30,6 +31,7 @@ from .runs.search import search_history
 from .runs.seed_by_seed import seed_by_seed, seed_reading
 from .runs.seldom import period_cost, period_reading
 from .runs.servers import server_prediction, server_reading, server_scaling
+from .runs.serving import serving, serving_reading
 from .runs.shards import shard_labels
 from .runs.stale import race, race_reading, staleness_cost, staleness_cost_reading
 from .runs.stale_clocks import staleness_by_clock, staleness_by_clock_reading
@@ -118,6 +120,8 @@ __all__ = [
     "server_prediction",
     "server_reading",
     "server_scaling",
+    "serving",
+    "serving_reading",
     "shard_labels",
     "show",
     "slow_worker_reading",
@@ -131,6 +135,7 @@ __all__ = [
     "staleness_reading",
     "step_parts",
     "table",
+    "taxonomy_map",
     "throughput",
     "timeline",
     "traffic_matrix",
