@@ -505,3 +505,22 @@ def test_dataflow_traces_a_step_sweeps_threads_and_feeds_it_in_every_way(tmp_pat
     assert all(f"- **{way}**: a step takes" in told for way in ways)
     assert len(re.findall(r"I/O overhead -?\d+% \(repeats ", told)) == 5
     assert len(re.findall(r"\*\*32 samples a step\*\*: with", told)) == 2
+
+
+@pytest.mark.slow
+def test_inference_shows_latency_throughput_and_memory_of_three_ways(tmp_path: Path) -> None:
+    given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["inference"][0]
+    job = execute(NOTEBOOKS / "inference.ipynb", given | {"repeats_timed": 2}, tmp_path)
+    assert job.state == "completed", job.cause
+    [run] = load_runs(job.path)
+    assert run.experiment["workers"] == 1
+    figures = [data for data in outputs(job.path) if "application/vnd.plotly.v1+json" in data]
+    assert "Predicting together · 2 ranks × 1 thread" in text(figures[0], "text/plain")
+    reading = [text(data, "text/markdown") for data in outputs(job.path) if "text/markdown" in data]
+    for words in (
+        "Lowest latency in batches of 1, 1GbE: **",
+        "Slices, 1GbE: at best",
+        "Weights on",
+    ):
+        assert words in reading[-1]
+    assert "All ways answer as one process does" in reading[-1]

@@ -258,15 +258,22 @@ def new(name: str, model: str, dataset: str, strategies: str) -> None:
 
 @app.command()
 @click.option("-o", "output", type=FOLDER, help="A Markdown file, instead of the terminal.")
-def methods(output: Path | None) -> None:
-    """Every method with its paper, its parameters and the notebooks that try it."""
-    from labkit.cli.methods import page
+@click.option("--map", "grid", type=FOLDER, help="An HTML file: the map of all strategies.")
+def methods(output: Path | None, grid: Path | None) -> None:
+    """Every method with its paper, its parameters and the notebooks that try it.
+
+    With --map also, or only, the grid in which strategies stand: architecture, synchronization,
+    parallelism, compression, scheduling; it opens offline, and shows where there is no method.
+    """
+    from labkit.cli.methods import map_page, page
     from labkit.records.store import write_atomically
 
-    if output is None:
-        say(page(Path("notebooks")), nl=False)
-    else:
+    if grid is not None:
+        write_atomically(_ready(grid), map_page(Path("notebooks"), grid.parent))
+    if output is not None:
         write_atomically(_ready(output), page(Path("notebooks"), output.parent))
+    elif grid is None:
+        say(page(Path("notebooks")), nl=False)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

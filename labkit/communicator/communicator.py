@@ -233,6 +233,12 @@ class Communicator:
         part.Free()  # it works on a duplicate
         return found
 
+    def over(self, network: str | Network | None) -> Communicator:
+        """The same ranks on another network; what it sends is metered by itself (collective)."""
+        self.meet("the way to another network")
+        limit = self.patience.limit
+        return Communicator(self._comm, limit, network, outer=self.patience, clock=self.clock)
+
     def window(self, nbytes: int) -> Window:
         """Memory of this rank that others read and write without its help (collective)."""
         self.meet("the making of a window")

@@ -17,6 +17,7 @@ from labkit.compression.compressor import (
 )
 from labkit.compression.dgc import DGC
 from labkit.compression.errorfeedback import ErrorFeedback
+from labkit.compression.families import FAMILIES, samples
 from labkit.compression.float16 import Float16
 from labkit.compression.int8 import Int8
 from labkit.compression.lockstep import reduce_all
@@ -54,6 +55,7 @@ COMPRESSORS.update(
 __all__ = [
     "COMPRESSORS",
     "DGC",
+    "FAMILIES",
     "QSGD",
     "BFloat16",
     "Chain",
@@ -84,5 +86,6 @@ __all__ = [
     "nbytes",
     "parse",
     "reduce_all",
+    "samples",
     "to_bytes",
 ]

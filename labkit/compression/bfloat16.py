@@ -20,6 +20,7 @@ class BFloat16(Compressor):
     model computes is the policy's concern.
     """
 
+    family: ClassVar[str] = "quantization"
     paper: ClassVar[str] = "Kalamkar 2019, arXiv 1905.12322"
     linear: ClassVar[bool] = True
     rounding: ClassVar[float] = 2.0**-8

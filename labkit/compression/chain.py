@@ -54,6 +54,11 @@ class Chain(Compressor):
         return self
 
     @property
+    def family(self) -> str:
+        """That of both where they are of one, else it is of two."""
+        return self.first.family if self.first.family == self.second.family else "hybrid"
+
+    @property
     def linear(self) -> bool:
         """Values may be summed on the way."""
         return self.first.linear and self.second.linear

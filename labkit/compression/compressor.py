@@ -113,6 +113,11 @@ class Compressor(Checked):
     eager: ClassVar[tuple[str, ...]] = ()
 
     @property
+    def family(self) -> str:
+        """What it says less of: a name of `labkit.compression.FAMILIES`."""
+        raise NotImplementedError(f"{type(self).__name__} does not say of which family it is")
+
+    @property
     def linear(self) -> bool:
         """Whether payloads have one float part, "values", that may be summed on the way."""
         return False

@@ -46,6 +46,7 @@ class DGC(Compressor):
     together; the threshold comes from a sample of 128 n/k elements; no Nesterov momentum.
     """
 
+    family: ClassVar[str] = "sparsification"
     paper: ClassVar[str] = "Lin 2018, arXiv 1712.01887"
     memory: ClassVar[bool] = True
 

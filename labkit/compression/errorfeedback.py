@@ -66,6 +66,11 @@ class ErrorFeedback(Compressor):
         return inner
 
     @property
+    def family(self) -> str:
+        """That of the inner one."""
+        return self.inner.family
+
+    @property
     def by_layer(self) -> bool:
         """Works on each layer's tensor in its own shape."""
         return self.inner.by_layer

@@ -20,6 +20,7 @@ class Float16(Compressor):
     it: here only the wire has half precision; how the model computes is the policy's concern.
     """
 
+    family: ClassVar[str] = "quantization"
     paper: ClassVar[str] = "Micikevicius 2018, arXiv 1710.03740"
     linear: ClassVar[bool] = True
     rounding: ClassVar[float] = 2.0**-11

@@ -28,6 +28,7 @@ class Int8(Compressor):
     send is averaged in full precision, not rounded again on the way.
     """
 
+    family: ClassVar[str] = "quantization"
     paper: ClassVar[str] = "Dettmers 2016, arXiv 1511.04561"
     xla: ClassVar[bool] = True
 

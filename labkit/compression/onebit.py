@@ -22,6 +22,7 @@ class OneBit(Compressor):
     of the ranks is not quantized again.
     """
 
+    family: ClassVar[str] = "quantization"
     paper: ClassVar[str] = "Seide 2014, Interspeech"
     xla: ClassVar[bool] = True
 

@@ -39,6 +39,7 @@ class PowerSGD(Compressor):
     of the paper's.
     """
 
+    family: ClassVar[str] = "low rank"
     paper: ClassVar[str] = "Vogels 2019, arXiv 1905.13727"
     by_layer: ClassVar[bool] = True
     shared: ClassVar[bool] = True

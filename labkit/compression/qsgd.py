@@ -30,6 +30,7 @@ class QSGD(Compressor):
     paper's experiments scale by the maximum, too.
     """
 
+    family: ClassVar[str] = "quantization"
     paper: ClassVar[str] = "Alistarh 2017, arXiv 1610.02132"
     unbiased: ClassVar[bool] = True
     xla: ClassVar[bool] = True

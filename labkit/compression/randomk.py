@@ -30,6 +30,7 @@ class RandomK(Compressor):
     divide n, pieces differ by one element, and each is scaled by its own length.
     """
 
+    family: ClassVar[str] = "sparsification"
     paper: ClassVar[str] = "Stich 2018, arXiv 1809.07599"
     linear: ClassVar[bool] = True
     shared: ClassVar[bool] = True

@@ -30,6 +30,7 @@ class SignMajority(Compressor):
     optimizer's, after the vote, not before it.
     """
 
+    family: ClassVar[str] = "quantization"
     paper: ClassVar[str] = "Bernstein 2018, arXiv 1802.04434"
     votes: ClassVar[bool] = True
     xla: ClassVar[bool] = True

@@ -27,6 +27,7 @@ class TernGrad(Compressor):
     not the greatest of all ranks.
     """
 
+    family: ClassVar[str] = "quantization"
     paper: ClassVar[str] = "Wen 2017, arXiv 1705.07878"
     spreads: ClassVar[bool] = True
     xla: ClassVar[bool] = True

@@ -21,6 +21,7 @@ class Threshold(Sparse):
     threshold; what is not sent is kept only under `ErrorFeedback`.
     """
 
+    family: ClassVar[str] = "sparsification"
     paper: ClassVar[str] = "Strom 2015, Interspeech"
 
     value: float = Field(gt=0, kw_only=False)

@@ -32,6 +32,7 @@ class TopK(Sparse):
     elements, not a fixed share of all.
     """
 
+    family: ClassVar[str] = "sparsification"
     paper: ClassVar[str] = "Aji 2017, arXiv 1704.05021"
 
     ratio: float = Field(0.01, gt=0, le=1, kw_only=False)

@@ -25,6 +25,7 @@ from .graphs.layered import layered
 from .graphs.placement_reading import placement_reading, placer_reading
 from .graphs.placements import makespans, placement_gantt, placement_table
 from .graphs.step import step_picture
+from .methods.taxonomy import taxonomy_map
 from .runs.blocks import blocks_reading, dependencies, optimality_gap
 from .runs.codistilled import codistillation_reading, codistillation_table
 from .runs.comparison import compare, curves, show, speedup, table, throughput
@@ -43,6 +44,7 @@ from .runs.search import search_history
 from .runs.seed_by_seed import seed_by_seed, seed_reading
 from .runs.seldom import period_cost, period_reading
 from .runs.servers import server_prediction, server_reading, server_scaling
+from .runs.serving import serving, serving_reading
 from .runs.shards import shard_labels
 from .runs.stale import race, race_reading, staleness_cost, staleness_cost_reading
 from .runs.stale_clocks import staleness_by_clock, staleness_by_clock_reading
@@ -151,6 +153,8 @@ __all__ = [
     "server_prediction",
     "server_reading",
     "server_scaling",
+    "serving",
+    "serving_reading",
     "shard_labels",
     "show",
     "slow_worker_reading",
@@ -165,6 +169,7 @@ __all__ = [
     "step_parts",
     "step_picture",
     "table",
+    "taxonomy_map",
     "thread_reading",
     "thread_sweep",
     "throughput",

@@ -20,11 +20,13 @@ from labkit.strategies.strategy import (
     Played,
     Predicted,
     Predictor,
+    Serving,
     Session,
     Step,
     Strategy,
     Watcher,
 )
+from labkit.strategies.taxonomy import AXES, Cell
 from labkit.strategies.tensor_parallel import TensorParallel
 from labkit.strategies.tf_distribute import KINDS as TF_KINDS
 from labkit.strategies.tf_distribute import LOCAL as TF_LOCAL
@@ -41,6 +43,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 }
 
 __all__ = [
+    "AXES",
     "RING",
     "STRATEGIES",
     "TF_KINDS",
@@ -48,6 +51,7 @@ __all__ = [
     "AllReduce",
     "AsynchronousDiLoCo",
     "Batch",
+    "Cell",
     "Codistillation",
     "DelayedGradients",
     "Downpour",
@@ -63,6 +67,7 @@ __all__ = [
     "Predicted",
     "Predictor",
     "ScheduledBlocks",
+    "Serving",
     "Session",
     "SoftSync",
     "StaleSynchronous",

@@ -16,6 +16,7 @@ from labkit.programs import Compute, Parts, Program, Roles, Snapshot, Update
 from labkit.schedules import ALLREDUCE
 from labkit.strategies.refusals import one_of, refuse_around, refuse_given, refuse_in_parts
 from labkit.strategies.strategy import Question, Session, Strategy
+from labkit.strategies.taxonomy import Cell
 
 
 class AllReduce(Strategy):
@@ -42,8 +43,7 @@ class AllReduce(Strategy):
     every step, as its later versions do.
     """
 
-    parallelism: ClassVar[str] = "data"
-    scheduling: ClassVar[str] = "sequential, overlap, priority or staggered"
+    scheduling: ClassVar[tuple[str, ...]] = tuple(SCHEDULES)
     normalizes_globally: ClassVar[bool] = True
     paper: ClassVar[str] = "Vishnu 2016, arXiv 1603.02339"
 
@@ -62,6 +62,10 @@ class AllReduce(Strategy):
     def lossy(self) -> Compressor | None:
         """The compressor."""
         return self.compressor
+
+    def cell(self, workers: int) -> Cell:
+        """As the schedule of the exchange says."""
+        return super().cell(workers)._replace(scheduling=self.schedule)
 
     @property
     def looks_every(self) -> int:

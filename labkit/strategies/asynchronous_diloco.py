@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from labkit.programs import Adopt, Compute, Message, Program, Receive, Roles, Send, Snapshot, Update
 from labkit.programs.actions import Vector
 from labkit.strategies.replicas import Replicas
+from labkit.strategies.taxonomy import Cell
 
 
 class AsynchronousDiLoCo(Replicas):
@@ -37,13 +38,19 @@ class AsynchronousDiLoCo(Replicas):
     c = 0).
     """
 
-    synchronization: ClassVar[str] = "asynchronous, with local steps"
+    architecture: ClassVar[tuple[str, ...]] = ("parameter servers",)
+    synchronization: ClassVar[tuple[str, ...]] = ("asynchronous periodic", "asynchronous")
     paper: ClassVar[str] = "Liu 2024, arXiv 2401.09135"
 
     period: PositiveInt = Field(8, kw_only=False)
     delayed: PositiveInt = 1
     outer_learning_rate: PositiveFloat = 0.7
     outer_momentum: NonNegativeFloat = Field(0.9, lt=1.0)
+
+    def cell(self, workers: int) -> Cell:
+        """With H = 1 each step is exchanged."""
+        cell = super().cell(workers)
+        return cell._replace(synchronization="asynchronous") if self.period == 1 else cell
 
     @property
     def central(self) -> bool:

@@ -32,6 +32,7 @@ from labkit.programs import (
 from labkit.programs.actions import Action, Vector
 from labkit.strategies.replicas import Meeting
 from labkit.strategies.strategy import Question
+from labkit.strategies.taxonomy import Cell
 
 _LINEAR = {"momentum", "nesterov", "weight_decay"}  # options of "sgd"; clipping is not
 
@@ -83,6 +84,8 @@ class ParameterAveraging(Meeting):
     of the flat weights, not layers, and local progress is kept whole, not mixed.
     """
 
+    synchronization: ClassVar[tuple[str, ...]] = ("periodic", "synchronous")
+    scheduling: ClassVar[tuple[str, ...]] = ("sequential", "overlap")
     paper: ClassVar[str] = "Stich 2019, arXiv 1805.09767; Douillard 2023, arXiv 2311.08105"
 
     period: PositiveInt | Literal["epoch"] = Field(8, kw_only=False)
@@ -97,14 +100,31 @@ class ParameterAveraging(Meeting):
     delay: NonNegativeInt = 0
     compressor: Nested | None = None
 
+    @classmethod
+    def combines(cls, cell: Cell) -> bool:
+        """Who computes on while a meeting is under way does not step together."""
+        return cell.synchronization == "periodic" or cell.scheduling == "sequential"
+
+    def cell(self, workers: int) -> Cell:
+        """Whether they meet after each step, and go on meanwhile."""
+        cell = super().cell(workers)
+        if self._together:
+            return cell._replace(synchronization="synchronous")
+        return cell._replace(scheduling="overlap") if self.delay else cell
+
+    @property
+    def _together(self) -> bool:
+        """Whether all weights meet after each step."""
+        alike = self.fragments == 1 and self.local_steps == "equal"
+        return self.period == 1 and not self.delay and alike
+
     def exact_of(self, experiment: Question) -> bool:
         """Where replicas meet after each step, and all that it leaves is linear in its gradient."""
         options = experiment.optimizer_options
         linear = experiment.optimizer == "sgd" and options.keys() <= _LINEAR
         shared = self.state == "average" or not options.get("momentum")
-        together = self.period == 1 and self.fragments == 1 and not self.delay
-        together = together and self.local_steps == "equal"
-        return together and linear and shared and self.outer is None and self.compressor is None
+        whole = self.outer is None and self.compressor is None
+        return self._together and linear and shared and whole
 
     def check(self, experiment: Question) -> None:
         """Refuse what does not fit together, before any rank starts."""

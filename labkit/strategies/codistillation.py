@@ -55,7 +55,7 @@ class Codistillation(Replicas):
     begin with the same, and differ by the rows that they see.
     """
 
-    synchronization: ClassVar[str] = "periodic, by predictions"
+    scheduling: ClassVar[tuple[str, ...]] = ("overlap",)
     paper: ClassVar[str] = "Anil 2018, arXiv 1804.03235"
 
     period: PositiveInt = Field(8, kw_only=False)

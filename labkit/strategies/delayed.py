@@ -43,8 +43,8 @@ class DelayedGradients(Staged):
     """
 
     called: ClassVar[str] = "modules"
-    synchronization: ClassVar[str] = "delayed gradients"
-    scheduling: ClassVar[str] = "backward in parallel"
+    synchronization: ClassVar[tuple[str, ...]] = ("stale synchronous",)
+    scheduling: ClassVar[tuple[str, ...]] = ("unlocked",)
     paper: ClassVar[str] = "Huo 2018, arXiv 1804.10574"
     unlocked: ClassVar[bool] = True
 

@@ -25,6 +25,7 @@ from labkit.programs.actions import Vector
 from labkit.strategies.quota import Quota
 from labkit.strategies.servers import Servers, fetched
 from labkit.strategies.strategy import Question
+from labkit.strategies.taxonomy import Cell
 
 
 class Downpour(Servers):
@@ -51,7 +52,7 @@ class Downpour(Servers):
     what the members of a replica push as one, once all of it has come.
     """
 
-    synchronization: ClassVar[str] = "asynchronous, with local steps"
+    synchronization: ClassVar[tuple[str, ...]] = ("asynchronous", "asynchronous periodic")
     paper: ClassVar[str] = "Dean 2012, NIPS"
 
     fetch_every: PositiveInt = Field(1, kw_only=False)
@@ -63,6 +64,12 @@ class Downpour(Servers):
     def replays(self) -> bool:
         """Where replicas take no steps of their own."""
         return self.fetch_every == self.push_every == 1
+
+    def cell(self, workers: int) -> Cell:
+        """With both at 1 each batch is exchanged."""
+        cell = super().cell(workers)
+        seldom = max(self.fetch_every, self.push_every) > 1
+        return cell._replace(synchronization="asynchronous periodic") if seldom else cell
 
     def check(self, experiment: Question) -> None:
         """Refuse what servers cannot do, before any rank starts."""

@@ -27,6 +27,7 @@ from labkit.programs import (
 from labkit.programs.actions import Vector
 from labkit.strategies.replicas import Meeting
 from labkit.strategies.strategy import Question
+from labkit.strategies.taxonomy import Cell
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON
@@ -58,13 +59,33 @@ class ElasticAveraging(Meeting):
     is taken, as Keras holds those.
     """
 
-    synchronization: ClassVar[str] = "periodic, elastic"
+    architecture: ClassVar[tuple[str, ...]] = ("parameter servers", "collective")
+    synchronization: ClassVar[tuple[str, ...]] = (
+        *("asynchronous periodic", "asynchronous"),
+        *("periodic", "synchronous"),
+    )
+    scheduling: ClassVar[tuple[str, ...]] = ("overlap",)
     paper: ClassVar[str] = "Zhang 2015, arXiv 1412.6651"
 
     alpha: PositiveFloat = Field(0.1, lt=1.0, kw_only=False)
     period: PositiveInt = 8
     momentum: NonNegativeFloat = Field(0.0, lt=1.0)
     center: Literal["server", "allreduce"] = "server"
+
+    @classmethod
+    def combines(cls, cell: Cell) -> bool:
+        """A server answers whoever comes; without one all pull at the same steps."""
+        alone = cell.synchronization in ("asynchronous periodic", "asynchronous")
+        return alone == (cell.architecture == "parameter servers")
+
+    def cell(self, workers: int) -> Cell:
+        """Who holds the centre, and how often it pulls."""
+        cell = super().cell(workers)
+        if self.central:
+            often = "asynchronous" if self.period == 1 else "asynchronous periodic"
+            return cell._replace(synchronization=often)
+        often = "synchronous" if self.period == 1 else "periodic"
+        return cell._replace(architecture="collective", synchronization=often)
 
     def check(self, experiment: Question) -> None:
         """Refuse what does not fit together, before any rank starts."""

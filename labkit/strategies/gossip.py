@@ -27,6 +27,7 @@ from labkit.programs import (
 from labkit.strategies.asynchronous_gossip import holders, places, program
 from labkit.strategies.replicas import Replicas
 from labkit.strategies.strategy import Question
+from labkit.strategies.taxonomy import Cell
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -62,7 +63,9 @@ class Gossip(Replicas):
     so that messages travel while a worker computes.
     """
 
-    synchronization: ClassVar[str] = "synchronous with neighbours, or asynchronous"
+    architecture: ClassVar[tuple[str, ...]] = ("neighbours",)
+    synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "asynchronous")
+    scheduling: ClassVar[tuple[str, ...]] = ("overlap",)
     paper: ClassVar[str] = (
         "Lian 2017, arXiv 1705.09056; Assran 2019, arXiv 1811.10792; Lian 2018, arXiv 1710.06952"
     )
@@ -85,6 +88,11 @@ class Gossip(Replicas):
                 f"included: they add up to 1, not to {', '.join(f'{each:g}' for each in sums)}"
             )
         return value
+
+    def cell(self, workers: int) -> Cell:
+        """Whether neighbours wait for each other."""
+        waits = "asynchronous" if self.asynchronous else "synchronous"
+        return super().cell(workers)._replace(synchronization=waits)
 
     def check(self, experiment: Question) -> None:
         """Refuse what does not fit together, before any rank starts."""

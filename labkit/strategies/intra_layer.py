@@ -22,10 +22,12 @@ from labkit.strategies.strategy import (
     Predicted,
     Predictor,
     Question,
+    Serving,
     Session,
     Step,
     Strategy,
 )
+from labkit.strategies.taxonomy import Cell
 
 if TYPE_CHECKING:
     import keras
@@ -62,6 +64,11 @@ class IntraLayer(Strategy):
         """Of one replica."""
         raise NotImplementedError(f"{type(self).__name__} does not say how many ranks it has")
 
+    def cell(self, workers: int) -> Cell:
+        """Several replicas divide the data, too."""
+        cell = super().cell(workers)
+        return cell._replace(parallelism="hybrid") if workers > self.ranks(workers) else cell
+
     def share(self, model: keras.Model, replica: Communicator) -> Share:
         """This rank's share of a model, over the ranks of a replica."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it cuts a model")
@@ -89,6 +96,11 @@ class IntraLayer(Strategy):
     def predictor(self, model: keras.Model, replica: Communicator) -> Predictor:
         """By all ranks, the same rows."""
         return through(self.share(model, replica))
+
+    def serving(self, model: keras.Model, replica: Communicator) -> Serving:
+        """This rank's share of each layer; all ranks read all rows."""
+        share = self.share(model, replica)
+        return Serving(through(share), True, share.model.variables)
 
     def train(self, session: Session) -> None:
         """Steps on shares, an optimizer a rank.

@@ -24,7 +24,8 @@ class Layerwise(Pipeline):
     Source: Y. Huang et al., GPipe, 2019, arXiv 1811.06965, which calls it naive.
     """
 
-    scheduling: ClassVar[str] = "sequential"
+    synchronization: ClassVar[tuple[str, ...]] = ("synchronous",)
+    scheduling: ClassVar[tuple[str, ...]] = ("sequential",)
 
     stages: PositiveInt | None = Field(None, kw_only=False)
     schedule: Literal["layerwise"] = "layerwise"

@@ -51,7 +51,8 @@ class LocallyConnected(IntraLayer):
 
     called: ClassVar[str] = "machine"
     whole: ClassVar[str] = "grid"
-    parallelism: ClassVar[str] = "model, by tiles of layers"
+    architecture: ClassVar[tuple[str, ...]] = ("neighbours",)
+    parallelism: ClassVar[tuple[str, ...]] = ("model by tiles", "hybrid")
     paper: ClassVar[str] = "Dean 2012"
 
     grid: tuple[PositiveInt, PositiveInt] | None = Field(None, kw_only=False)

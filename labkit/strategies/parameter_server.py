@@ -12,6 +12,7 @@ from labkit.programs import Code, Drop, Message, Program, Receive, Roles, Send, 
 from labkit.strategies.quota import Quota
 from labkit.strategies.servers import Servers, aggregate
 from labkit.strategies.strategy import Question
+from labkit.strategies.taxonomy import Cell
 
 
 class ParameterServer(Servers):
@@ -57,12 +58,17 @@ class ParameterServer(Servers):
     worker has one exchange a step with each server, and not two.
     """
 
-    synchronization: ClassVar[str] = "synchronous or asynchronous"
+    synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "asynchronous")
     paper: ClassVar[str] = "Li 2014, OSDI; Chen 2016, arXiv 1604.00981"
 
     servers: PositiveInt = Field(1, kw_only=False, le=1_000)
     synchronous: bool = True
     backups: NonNegativeInt = 0
+
+    def cell(self, workers: int) -> Cell:
+        """Whether an update waits for all."""
+        waits = "synchronous" if self.synchronous else "asynchronous"
+        return super().cell(workers)._replace(synchronization=waits)
 
     @property
     def exact(self) -> bool:

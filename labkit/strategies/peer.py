@@ -12,6 +12,7 @@ from labkit.common.errors import InvalidInput
 from labkit.frameworks.environments import Found, find
 from labkit.strategies.elsewhere import refuse_elsewhere, refuse_hosts, train_elsewhere
 from labkit.strategies.strategy import Question, Session, Strategy
+from labkit.strategies.taxonomy import Cell
 
 OPTIONS = ("momentum", "nesterov")
 PRECISIONS = ("float32", "float64")
@@ -48,9 +49,15 @@ class Peer(Strategy):
     exchange --peer horovod` starts it with mpirun).
     """
 
+    scheduling: ClassVar[tuple[str, ...]] = ("overlap", "sequential")
     paper: ClassVar[str] = "Li 2020, arXiv 2006.15704"
 
     framework: Literal["ddp", "fsdp", "horovod", "jax"] = Field("ddp", kw_only=False)
+
+    def cell(self, workers: int) -> Cell:
+        """As the papers say; XLA decides by itself, and says nothing of it."""
+        cell = super().cell(workers)
+        return cell._replace(scheduling="sequential") if self.framework == "jax" else cell
 
     @property
     def exact(self) -> bool:

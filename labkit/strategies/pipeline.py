@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from labkit.model_parallel.losses import Losses
     from labkit.model_parallel.stages import Blocks, Parts, Stage
 from labkit.strategies.strategy import Batch, Predictor, Question, Session
+from labkit.strategies.taxonomy import Cell
 
 
 class Pipeline(Staged):
@@ -77,8 +78,8 @@ class Pipeline(Staged):
     its output to the same slice of the next one, where Megatron-LM sends a part and gathers.
     """
 
-    synchronization: ClassVar[str] = "synchronous; with pipedream asynchronous"
-    scheduling: ClassVar[str] = "micro-batches, by a table"
+    synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "asynchronous")
+    scheduling: ClassVar[tuple[str, ...]] = ("micro-batches", "sequential")
     paper: ClassVar[str] = "Huang 2019, arXiv 1811.06965"
 
     schedule: str = Field("1f1b", kw_only=False)
@@ -129,6 +130,18 @@ class Pipeline(Staged):
                 "back with those of its forward pass; use recompute=False"
             )
         self.table(self.ranks(experiment.workers))
+
+    @classmethod
+    def combines(cls, cell: Cell) -> bool:
+        """What its schedules are."""
+        kinds = {(each.synchronization, each.scheduling) for each in PIPELINE.values()}
+        return (cell.synchronization, cell.scheduling) in kinds
+
+    def cell(self, workers: int) -> Cell:
+        """As its schedule says."""
+        schedule = PIPELINE[self.schedule]
+        places = {"synchronization": schedule.synchronization, "scheduling": schedule.scheduling}
+        return super().cell(workers)._replace(**places)
 
     def depth(self, workers: int) -> int:
         """As many on each rank as it has chunks."""

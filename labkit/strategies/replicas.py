@@ -21,7 +21,7 @@ class Replicas(Strategy):
     their layers keep beside these (moving statistics). All of them have the same number of steps.
     """
 
-    synchronization: ClassVar[str] = "periodic"
+    synchronization: ClassVar[tuple[str, ...]] = ("periodic",)
 
     @model_validator(mode="before")
     @classmethod

@@ -24,6 +24,7 @@ from labkit.programs.actions import Action, Vector
 from labkit.schedules.blocks import BlockRounds, couplings
 from labkit.strategies.replicas import Meeting
 from labkit.strategies.strategy import Question
+from labkit.strategies.taxonomy import Cell
 
 
 class ScheduledBlocks(Meeting):
@@ -56,9 +57,9 @@ class ScheduledBlocks(Meeting):
     by curvature, for any model.
     """
 
-    synchronization: ClassVar[str] = "synchronous"
-    parallelism: ClassVar[str] = "model, by scheduled blocks"
-    scheduling: ClassVar[str] = "blocks by priority, in turn, or at random"
+    synchronization: ClassVar[tuple[str, ...]] = ("synchronous",)
+    parallelism: ClassVar[tuple[str, ...]] = ("model by blocks",)
+    scheduling: ClassVar[tuple[str, ...]] = ("priority", "sequential")
     paper: ClassVar[str] = "Lee 2014, NIPS (STRADS)"
 
     select: Literal["priority", "round_robin", "random"] = Field("priority", kw_only=False)
@@ -77,6 +78,11 @@ class ScheduledBlocks(Meeting):
                 f"optimizer={experiment.optimizer!r} with {dict(options)} changes weights that "
                 "have no gradient in a round, too; use optimizer='sgd' without options"
             )
+
+    def cell(self, workers: int) -> Cell:
+        """Whether blocks have a priority."""
+        order = "priority" if self.select == "priority" else "sequential"
+        return super().cell(workers)._replace(scheduling=order)
 
     def copies(self, workers: int) -> Sequence[int]:
         """All hold the same weights; those of the first one count."""

@@ -40,6 +40,7 @@ from labkit.strategies.refusals import (
     rows_and_columns,
 )
 from labkit.strategies.strategy import Question, Session, Strategy
+from labkit.strategies.taxonomy import Cell
 
 
 class Servers(Strategy):
@@ -70,7 +71,8 @@ class Servers(Strategy):
             them to the others and adds up their gradients. Not together with stages.
     """
 
-    architecture: ClassVar[str] = "parameter servers"
+    architecture: ClassVar[tuple[str, ...]] = ("parameter servers",)
+    parallelism: ClassVar[tuple[str, ...]] = ("data", "hybrid")
 
     servers: PositiveInt = Field(1, le=1_000)
     colocated: bool = False
@@ -80,6 +82,21 @@ class Servers(Strategy):
     compressor: Nested | None = None
     stages: PositiveInt = 1
     grid: tuple[PositiveInt, PositiveInt] | None = None
+
+    @classmethod
+    def unfit(cls, compressor: Compressor) -> str:
+        """What servers and workers cannot say to each other."""
+        return compressor.unsaid()
+
+    @classmethod
+    def combines(cls, cell: Cell) -> bool:
+        """Parts of a worker say all."""
+        return cell.parallelism == "data" or cell.compression == "none"
+
+    def cell(self, workers: int) -> Cell:
+        """Whether workers are cut, too."""
+        cell = super().cell(workers)
+        return cell if self.replica_cut == 1 else cell._replace(parallelism="hybrid")
 
     @property
     def plays(self) -> bool:
@@ -150,7 +167,7 @@ class Servers(Strategy):
                 "lost with them; give other workers, or colocated=False"
             )
         if self.compressor is not None:
-            _refuse_unsaid(self.compressor)
+            self._refuse_unsaid(self.compressor)
         if self._others or self.grid:
             self._check_cut(experiment)
         if experiment.feed == "scatter":
@@ -162,6 +179,13 @@ class Servers(Strategy):
             raise InvalidInput(
                 f"global_clipnorm={options['global_clipnorm']} needs the norm of all gradients, "
                 "but each server has some of them; use clipnorm, or servers=1"
+            )
+
+    def _refuse_unsaid(self, compressor: Compressor) -> None:
+        if why := self.unfit(compressor):
+            raise InvalidInput(
+                f"compressor={type(compressor).__name__} {why}; use "
+                "ErrorFeedback(TopK(ratio=0.01)), QSGD(levels=127), Float16, …, or AllReduce"
             )
 
     def _check_cut(self, experiment: Question) -> None:
@@ -330,11 +354,3 @@ def mean(pushes: Sequence[Message], shares: Sequence[float]) -> Vector:
     for each, share in zip(values[1:], shares[1:], strict=True):
         found += each * each.dtype.type(share / total)
     return found
-
-
-def _refuse_unsaid(compressor: Compressor) -> None:
-    if why := compressor.unsaid():
-        raise InvalidInput(
-            f"compressor={type(compressor).__name__} {why}; use ErrorFeedback(TopK(ratio=0.01)), "
-            "QSGD(levels=127), Float16, …, or AllReduce"
-        )

@@ -20,7 +20,16 @@ from labkit.strategies.refusals import (
     refuse_remainder,
     refuse_shares,
 )
-from labkit.strategies.strategy import Batch, Predicted, Predictor, Question, Session, Strategy
+from labkit.strategies.strategy import (
+    Batch,
+    Predicted,
+    Predictor,
+    Question,
+    Serving,
+    Session,
+    Strategy,
+)
+from labkit.strategies.taxonomy import Cell
 
 if TYPE_CHECKING:
     import keras
@@ -41,7 +50,8 @@ class Staged(Strategy):
     """
 
     called: ClassVar[str] = "stages"  # the field with the ranks of a lane
-    parallelism: ClassVar[str] = "model, by layers"
+    architecture: ClassVar[tuple[str, ...]] = ("neighbours",)
+    parallelism: ClassVar[tuple[str, ...]] = ("model by layers", "hybrid")
     unlocked: ClassVar[bool] = False  # whether stages go on without waiting for the step's end
 
     partition: str | tuple[PositiveInt, ...] = "parameters"
@@ -64,6 +74,12 @@ class Staged(Strategy):
     def depth(self, workers: int) -> int:
         """Stages of one replica: one a rank, where the strategy does not say otherwise."""
         return self.ranks(workers)
+
+    def cell(self, workers: int) -> Cell:
+        """Several replicas divide the data, too, and slices divide stages."""
+        cell = super().cell(workers)
+        twice = self.slices > 1 or self.replicas(workers) > 1
+        return cell._replace(parallelism="hybrid") if twice else cell
 
     def table(self, ranks: int, iterations: int = 1) -> Table:
         """The schedule of one replica; iterations: of a schedule that goes on from step to step."""
@@ -209,6 +225,18 @@ class Staged(Strategy):
             lane.close()
 
         return once
+
+    def serving(self, model: keras.Model, replica: Communicator) -> Serving | None:
+        """The stages of this rank; of slices of stages it keeps the whole model."""
+        from labkit.model_parallel.stages import INPUTS
+
+        if self.slices > 1:
+            return super().serving(model, replica)
+        parts = split(self.blocks(model, replica.size), self.edges(model, replica.size))
+        own, sliced = own_models(parts.models, replica)
+        reads = any(source.stage == INPUTS for number in own for source in parts.takes[number])
+        variables = [variable for part in own.values() for variable in part.variables]
+        return Serving(through(replica, parts, own, sliced), reads, variables)
 
     def cut(
         self,

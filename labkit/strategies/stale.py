@@ -16,6 +16,7 @@ from labkit.programs.actions import Vector
 from labkit.strategies.quota import Quota
 from labkit.strategies.servers import Servers, aggregate, mean
 from labkit.strategies.strategy import Question
+from labkit.strategies.taxonomy import Cell
 
 
 class Stale(Servers):
@@ -132,10 +133,15 @@ class StaleSynchronous(Stale):
     does; updates are those of any optimizer.
     """
 
-    synchronization: ClassVar[str] = "stale synchronous"
+    synchronization: ClassVar[tuple[str, ...]] = ("stale synchronous", "synchronous")
     paper: ClassVar[str] = "Ho 2013, NIPS"
 
     staleness: NonNegativeInt = Field(1, kw_only=False)
+
+    def cell(self, workers: int) -> Cell:
+        """With s = 0 nobody is ahead."""
+        cell = super().cell(workers)
+        return cell if self.staleness else cell._replace(synchronization="synchronous")
 
     @property
     def exact(self) -> bool:
@@ -231,7 +237,7 @@ class SoftSync(Stale):
     arXiv 1511.05950.
     """
 
-    synchronization: ClassVar[str] = "asynchronous, by groups"
+    synchronization: ClassVar[tuple[str, ...]] = ("asynchronous",)
     paper: ClassVar[str] = "Zhang 2016, arXiv 1511.05950"
 
     splits: PositiveInt = Field(1, kw_only=False)

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias, runtime_checkable
+from itertools import product
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    runtime_checkable,
+)
 
 from labkit.common.checked import Checked
+from labkit.compression import FAMILIES, samples
+from labkit.strategies.taxonomy import PLACED, Cell, check_places
 
 if TYPE_CHECKING:
     import keras
@@ -35,6 +46,20 @@ Predictor: TypeAlias = "Callable[[Iterable[Batch]], Iterator[Predicted]]"
 Step: TypeAlias = "Callable[[Batch, Batch, Batch | None], float | None]"
 # Of a bucket's number and layers: see `labkit.exchange.Exchange`.
 Watcher: TypeAlias = "Callable[[int, Sequence[Packed], Seen], None]"
+
+
+class Serving(NamedTuple):
+    """How a rank answers rows together with the other ranks of a replica.
+
+    Attributes:
+        predict: see `Predictor`.
+        reads: whether this rank reads the rows; elsewhere only their number and shape count.
+        variables: what it computes with; nothing else of the model need be there.
+    """
+
+    predict: Predictor
+    reads: bool
+    variables: Sequence[keras.Variable]
 
 
 class Question(Protocol):
@@ -222,21 +247,66 @@ class Strategy(Checked):
     """What workers exchange, and when: fields are what a user names, methods what a rank does.
 
     Attributes:
-        architecture: who exchanges with whom: ranks alike, or ranks and servers.
+        architecture: who exchanges with whom.
         synchronization: who waits for whom, and so how old the weights are that a gradient is of.
         parallelism: what is divided among ranks: the data, or the model and how.
         scheduling: the order of computation and communication within a step.
+            All four are names of `labkit.strategies.AXES`, in the first place that of the
+            defaults, then whatever else fields and workers can make of it: `cell` says what.
         paper: author, year and number of the source, which the docstring cites in full.
         emulated: whether a network is emulated between its ranks; else it uses one of its own.
     """
 
-    architecture: ClassVar[str] = "decentralized"
-    synchronization: ClassVar[str] = "synchronous"
-    parallelism: ClassVar[str] = "data"
-    scheduling: ClassVar[str] = "sequential"
+    architecture: ClassVar[tuple[str, ...]] = ("collective",)
+    synchronization: ClassVar[tuple[str, ...]] = ("synchronous",)
+    parallelism: ClassVar[tuple[str, ...]] = ("data",)
+    scheduling: ClassVar[tuple[str, ...]] = ("sequential",)
     paper: ClassVar[str] = ""
     normalizes_globally: ClassVar[bool] = False
     emulated: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse places that no axis has, where the class is written."""
+        super().__init_subclass__(**options)
+        for axis in PLACED:
+            check_places(cls.__name__, axis, getattr(cls, axis))
+
+    @classmethod
+    def unfit(cls, compressor: Compressor) -> str:
+        """Why it cannot exchange so, as words behind the compressor's name; "" where it can."""
+        return ""
+
+    @classmethod
+    def compression(cls) -> tuple[str, ...]:
+        """Families of the compressors that it takes, and none."""
+        fit = samples() if "compressor" in cls.model_fields else ()
+        taken = {each.family for each in fit if not cls.unfit(each)}
+        return ("none", *(family for family in FAMILIES if family in taken))
+
+    @classmethod
+    def combines(cls, cell: Cell) -> bool:
+        """Whether it has this combination of its places."""
+        return True
+
+    @classmethod
+    def cells(cls) -> list[Cell]:
+        """Where it can stand, that of the defaults first."""
+        places = (
+            *(cls.architecture, cls.synchronization, cls.parallelism),
+            *(cls.compression(), cls.scheduling),
+        )
+        return [cell for cell in map(Cell._make, product(*places)) if cls.combines(cell)]
+
+    def cell(self, workers: int) -> Cell:
+        """Where it stands with these fields, among so many workers."""
+        said: Compressor | None = getattr(self, "compressor", None)
+        return Cell(
+            self.architecture[0],
+            self.synchronization[0],
+            self.parallelism[0],
+            "none" if said is None else said.family,
+            self.scheduling[0],
+        )
 
     @property
     def exact(self) -> bool:
@@ -329,6 +399,14 @@ class Strategy(Checked):
             InvalidInput: the model cannot be divided so.
         """
         return None
+
+    def serving(self, model: keras.Model, replica: Communicator) -> Serving | None:
+        """The same for who keeps the model to answer by it; None, and arguments, as `predictor`.
+
+        A strategy that does not say what of it a rank needs, needs all.
+        """
+        predict = self.predictor(model, replica)
+        return None if predict is None else Serving(predict, True, model.variables)
 
     def train(self, session: Session) -> None:
         """Train this rank's model."""

@@ -52,7 +52,7 @@ class TensorParallel(IntraLayer):
 
     called: ClassVar[str] = "slice"
     whole: ClassVar[str] = "model"
-    parallelism: ClassVar[str] = "model, by the units of layers"
+    parallelism: ClassVar[tuple[str, ...]] = ("model by units", "hybrid")
     paper: ClassVar[str] = "Shoeybi 2019, arXiv 1909.08053"
 
     slices: PositiveInt | None = Field(None, kw_only=False)

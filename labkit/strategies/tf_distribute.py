@@ -25,6 +25,7 @@ from labkit.strategies.elsewhere import (
 )
 from labkit.strategies.refusals import refuse_around, refuse_given
 from labkit.strategies.strategy import Question, Session, Strategy
+from labkit.strategies.taxonomy import Cell
 
 CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 LOCAL = ("mirrored", "central_storage")
@@ -51,7 +52,7 @@ class Kind(NamedTuple):
         return self._replace(algorithm=algorithm, ours=self.ours | {"algorithm": ours})
 
 
-RING = Kind("decentralized", "synchronous", "ring", {"name": "AllReduce", "algorithm": "ring"})
+RING = Kind("collective", "synchronous", "ring", {"name": "AllReduce", "algorithm": "ring"})
 AUTO = RING.by("auto (ring on processors)", "ring")
 # By `cross_device_ops` of "mirrored".
 WAYS = {
@@ -125,8 +126,8 @@ class TFDistribute(Strategy):
     training with TensorFlow.
     """
 
-    architecture: ClassVar[str] = "decentralized or parameter servers"
-    synchronization: ClassVar[str] = "synchronous or asynchronous"
+    architecture: ClassVar[tuple[str, ...]] = ("collective", "parameter servers")
+    synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "asynchronous")
     paper: ClassVar[str] = "Abadi 2016, arXiv 1605.08695"
     emulated: ClassVar[bool] = False
 
@@ -148,6 +149,18 @@ class TFDistribute(Strategy):
         if found.ours["name"] == "ParameterServer":
             found = found._replace(ours=found.ours | {"servers": self.servers})
         return found
+
+    @classmethod
+    def combines(cls, cell: Cell) -> bool:
+        """What its kinds are."""
+        kinds = {(each.architecture, each.synchronization) for each in KINDS.values()}
+        return (cell.architecture, cell.synchronization) in kinds
+
+    def cell(self, workers: int) -> Cell:
+        """As its kind is."""
+        own = self.stands
+        places = {"architecture": own.architecture, "synchronization": own.synchronization}
+        return super().cell(workers)._replace(**places)
 
     @property
     def exact(self) -> bool:

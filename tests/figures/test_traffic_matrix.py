@@ -65,7 +65,7 @@ def test_who_sends_what_to_whom_a_step_is_drawn_for_each_of_theirs(runs: list[Ru
 
 def test_each_stands_beside_the_one_of_ours_that_does_the_same(runs: list[Run]) -> None:
     table = framework_table(runs)
-    assert list(table["architecture"]) == ["decentralized", "parameter servers"] * 2
+    assert list(table["architecture"]) == ["collective", "parameter servers"] * 2
     assert list(table["synchronization"]) == ["synchronous", "asynchronous"] * 2
     assert list(table["labkit's"]) == [
         "AllReduce(algorithm='ring')",

@@ -1,6 +1,17 @@
 """Every method with its paper, its parameters and its notebooks, read from the docstrings."""
 
+from labkit.cli.methods.map_page import map_page
 from labkit.cli.methods.method import Family, Method, Parameter, families
-from labkit.cli.methods.page import page, sources, trying
+from labkit.cli.methods.page import page
+from labkit.cli.methods.trying import sources, trying
 
-__all__ = ["Family", "Method", "Parameter", "families", "page", "sources", "trying"]
+__all__ = [
+    "Family",
+    "Method",
+    "Parameter",
+    "families",
+    "map_page",
+    "page",
+    "sources",
+    "trying",
+]

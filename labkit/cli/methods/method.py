@@ -13,17 +13,17 @@ from pydantic import BaseModel
 
 from labkit.cli.methods.docstring import Docstring, parse
 from labkit.common.checked import by_position
-from labkit.compression import COMPRESSORS
+from labkit.compression import COMPRESSORS, FAMILIES, Compressor, samples
 from labkit.deployment import METHODS
 from labkit.exchange.schedules import SCHEDULES
 from labkit.schedules import ALLREDUCE, PIPELINE
-from labkit.strategies import STRATEGIES
+from labkit.schedules.pipeline import Pipeline
+from labkit.strategies import AXES, STRATEGIES, Strategy
 
 if TYPE_CHECKING:
     from labkit.schedules.pipeline import Table
     from labkit.schedules.round import Round
 
-AXES = ("architecture", "synchronization", "parallelism", "scheduling")
 # A class, a function, or, for what is no object of its own, its docstring.
 Member: TypeAlias = "type | Callable[..., Iterable[Round] | Table] | str"
 
@@ -45,7 +45,7 @@ class Method:
 
     `said` is Python that chooses it; `source` names authors and year, with the arXiv number where
     there is one; `differs` says what is not as in that source; `axes` are where a strategy stands
-    in the field's taxonomy.
+    in the field's taxonomy, by the names of `labkit.strategies.AXES`.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Method:
     parameters: Sequence[Parameter]
     source: str
     differs: str
-    axes: Mapping[str, str]
+    axes: Mapping[str, Sequence[str]]
 
     @property
     def cited(self) -> str:
@@ -88,14 +88,14 @@ class Family:
         # A base holds the source of what several have in common.
         origin = next((d for d in (own, *others) if d.source and not d.elsewhere), Docstring(""))
         differs = own.differs or origin.differs
-        axes = {axis: str(getattr(member, axis)) for axis in AXES if hasattr(member, axis)}
-        return Method(name, said, own.summary, parameters, origin.source, differs, axes)
+        places = dict(_places(member))
+        return Method(name, said, own.summary, parameters, origin.source, differs, places)
 
 
 def families() -> list[Family]:
     """The families of methods, in the order of the field's taxonomy."""
     strategies = "labkit.strategies.STRATEGIES"
-    replicas = {name: kind for name, kind in STRATEGIES.items() if kind.parallelism == "data"}
+    replicas = {name: kind for name, kind in STRATEGIES.items() if kind.parallelism[0] == "data"}
     return [
         Family(
             "Replicas: data parallel training",
@@ -160,6 +160,18 @@ def _documents(member: Member) -> Iterator[Docstring]:
         for base in member.__bases__:
             if base not in (BaseModel, object):
                 yield from _documents(base)
+
+
+def _places(member: Member) -> Iterator[tuple[str, Sequence[str]]]:
+    """On each axis those that are known of a method."""
+    if inspect.isclass(member) and issubclass(member, Strategy):
+        yield from zip(AXES, map(dict.fromkeys, zip(*member.cells(), strict=True)), strict=True)
+    elif inspect.isclass(member) and issubclass(member, Compressor):
+        families = {each.family for each in samples() if type(each) is member}
+        yield "compression", [family for family in FAMILIES if family in families]
+    elif isinstance(member, Pipeline):
+        yield "synchronization", (member.synchronization,)
+        yield "scheduling", (member.scheduling,)
 
 
 def _parameters(member: Member) -> list[Parameter]:

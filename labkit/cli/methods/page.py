@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from labkit.cli.methods.method import Family, Method, families
-from labkit.jobs import cells
+from labkit.cli.methods.places import placed
+from labkit.cli.methods.taxonomy import taxonomy
+from labkit.cli.methods.trying import sources, trying
 
 _ARXIV = re.compile(r"\barXiv (\d{4}\.\d{4,5})")
 
@@ -29,6 +31,7 @@ def page(notebooks: Path, folder: Path | None = None) -> str:
         "# Methods, papers, parameters, notebooks",
         "",
         "Made from the docstrings by `labkit methods -o notebooks/METHODS.md`.",
+        *taxonomy(placed(code), place),
     ]
     for family in families():
         lines += ["", f"## {family.title}", "", family.question, ""]
@@ -37,20 +40,6 @@ def page(notebooks: Path, folder: Path | None = None) -> str:
         for method in family.methods():
             lines += ["", *_details(method)]
     return "\n".join(lines) + "\n"
-
-
-def sources(notebooks: Path) -> dict[Path, str]:
-    """The code of each notebook of a folder; raises InvalidInput where one cannot be read."""
-    found = {}
-    for path in sorted(notebooks.glob("*.ipynb")):
-        found[path] = "\n".join(cell.source for cell in cells.read(path) if cell.kind == "code")
-    return found
-
-
-def trying(family: Family, method: Method, code: Mapping[Path, str]) -> list[Path]:
-    """The notebooks that try a method: a parameter takes any of its family, or code names it."""
-    name = re.compile(rf'"{method.name}"' if '"' in family.say else rf"\b{method.name}\b")
-    return [path for path, text in code.items() if family.place in text or name.search(text)]
 
 
 def _table(family: Family, tried: Mapping[str, Sequence[Path]], place: str) -> Iterator[str]:
@@ -75,8 +64,15 @@ def _details(method: Method) -> Iterator[str]:
         default = f" = {parameter.default}" if parameter.default else ""
         yield f"- `{parameter.name}{default}`: {parameter.help}"
     if method.axes:
-        yield f"- {'; '.join(f'{axis}: {where}' for axis, where in method.axes.items())}"
+        places = {axis: _either([*where]) for axis, where in method.axes.items()}
+        yield f"- {'; '.join(f'{axis}: {where}' for axis, where in places.items())}"
     source = _ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", method.source)
     yield f"- Source: {source}"
     if method.differs:
         yield f"- Differs from it: {method.differs}"
+
+
+def _either(places: Sequence[str]) -> str:
+    """`synchronous`; `none, quantization or sparsification`."""
+    *first, last = places
+    return f"{', '.join(first)} or {last}" if first else last

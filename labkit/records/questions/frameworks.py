@@ -103,7 +103,7 @@ def _row(name: str, run: Run) -> dict[str, JSON]:
     counted = _kind(fields) is None or bool(exchange.get("sent_bytes"))
     return {
         "run": name,
-        **dict(_place(fields, exchange)),
+        **dict(_place(fields, exchange, run.experiment["workers"])),
         "network": metrics.get("network") or "this machine's own",
         "gate": gate["verdict"],
         "why": gate["reason"],
@@ -114,24 +114,23 @@ def _row(name: str, run: Run) -> dict[str, JSON]:
     }
 
 
-def _place(fields: Mapping[str, JSON], exchange: Mapping[str, JSON]) -> Iterator[tuple[str, JSON]]:
-    if (kind := _kind(fields)) is not None:
+def _place(
+    fields: Mapping[str, JSON], exchange: Mapping[str, JSON], workers: int
+) -> Iterator[tuple[str, JSON]]:
+    if (theirs := _kind(fields)) is not None:
         yield "strategy", str(exchange.get("algorithm", "")).rpartition(".")[2]
-        yield "architecture", kind.architecture
-        yield "synchronization", kind.synchronization
-        yield "algorithm", kind.algorithm
-        options = ", ".join(f"{name}={v!r}" for name, v in kind.ours.items() if name != "name")
-        yield OURS, f"{kind.ours['name']}({options})"
-        yield "legacy", "Keras 3's fit does not carry it" if kind.legacy else ""
+        yield "architecture", theirs.architecture
+        yield "synchronization", theirs.synchronization
+        yield "algorithm", theirs.algorithm
+        options = ", ".join(f"{name}={v!r}" for name, v in theirs.ours.items() if name != "name")
+        yield OURS, f"{theirs.ours['name']}({options})"
+        yield "legacy", "Keras 3's fit does not carry it" if theirs.legacy else ""
         return
-    strategy = STRATEGIES[str(fields["name"])]
-    waits = ("asynchronous", "synchronous")
-    yield "strategy", strategy.__name__
-    yield "architecture", strategy.architecture
-    yield (
-        "synchronization",
-        waits[bool(fields["synchronous"])] if "synchronous" in fields else strategy.synchronization,
-    )
+    kind = STRATEGIES[str(fields["name"])]
+    cell = kind.model_validate({k: v for k, v in fields.items() if k != "name"}).cell(workers)
+    yield "strategy", kind.__name__
+    yield "architecture", cell.architecture
+    yield "synchronization", cell.synchronization
     yield "algorithm", exchange.get("algorithm") or fields.get("algorithm", "")
     yield OURS, "itself"
     yield "legacy", ""

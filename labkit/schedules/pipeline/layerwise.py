@@ -12,6 +12,7 @@ from labkit.schedules.pipeline.table import Table, filling, pipeline
     "layerwise",
     bubble=lambda table, *parts: filling(table, *parts) * table.microbatches,
     most=lambda table, rank: 1,
+    scheduling="sequential",
 )
 def layerwise(stages: int, microbatches: int = 1) -> Table:
     """A micro-batch goes forward and backward through all stages before the next one starts.

@@ -188,7 +188,8 @@ class Pipeline(Drawn, Generic[Call]):
 
     Args: drawing: p, m (and v, where `chunked`) -> table; name: in `PIPELINE`; bubble: (table, F,
     B, W) -> see `Table.bubble`; most: (table, numbers of ranks) -> see `Table.most_in_flight`;
-    asynchronous, recurrent: see `Table`; chunked: whether ranks may hold several stages.
+    asynchronous, recurrent: see `Table`; chunked: whether ranks may hold several stages;
+    scheduling: whether parts of a batch follow each other, or all of it goes, "sequential".
     """
 
     drawing: Callable[Call, Table]
@@ -198,6 +199,7 @@ class Pipeline(Drawn, Generic[Call]):
     asynchronous: bool = False
     recurrent: bool = False
     chunked: bool = False
+    scheduling: str = "micro-batches"
 
     def __post_init__(self) -> None:
         self.take_name(self.drawing)
@@ -213,6 +215,11 @@ class Pipeline(Drawn, Generic[Call]):
         )
 
     @property
+    def synchronization(self) -> str:
+        """Whether stages wait for the end of a step."""
+        return "asynchronous" if self.asynchronous else "synchronous"
+
+    @property
     def exact(self) -> bool:
         """Whether all gradients are of the same weights, so that one process would find them."""
         return not self.asynchronous
@@ -225,9 +232,10 @@ def pipeline(
     asynchronous: bool = False,
     recurrent: bool = False,
     chunked: bool = False,
+    scheduling: str = "micro-batches",
 ) -> Callable[[Callable[Call, Table]], Pipeline[Call]]:
     """Stands above the function that draws a schedule and says what is known of it."""
-    facts = (name, bubble, most, asynchronous, recurrent, chunked)
+    facts = (name, bubble, most, asynchronous, recurrent, chunked, scheduling)
     return lambda drawing: Pipeline(drawing, *facts)
 
 

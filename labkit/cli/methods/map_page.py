@@ -1,0 +1,108 @@
+"""The map of methods as one page that opens offline: grids, cells in words, empty ones, axes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from labkit.cli.methods.places import Placed, axes, placed
+from labkit.cli.methods.trying import sources
+from labkit.common.content import JSON
+from labkit.common.units import plural
+from labkit.figures.methods.standings import COLUMNS, Row, Standing, empty, grid
+
+TITLE = "Where labkit's methods stand"
+MENUS = ("compression", "scheduling")  # axes that a reader chooses a place of
+_ARXIV = re.compile(r"\barXiv (\d{4}\.\d{4,5})")
+# What a cell holds: by name, all places of a method.
+_Here = Mapping[str, Sequence[Standing]]
+
+
+def map_page(notebooks: Path, folder: Path) -> str:
+    """The page.
+
+    Args:
+        notebooks: the folder that has them.
+        folder: where the page is to lie, from which links lead to notebooks.
+
+    Raises:
+        InvalidInput: a notebook of the folder cannot be read.
+    """
+    from jinja2 import ChoiceLoader, Environment, PackageLoader
+
+    from labkit.figures import taxonomy_map
+    from labkit.report import embed
+    from labkit.report.embed import data_html, figure_html, policy
+
+    own = Path(__file__).parent
+    every = placed(sources(notebooks))
+    standings = [standing for each in every for standing in each.standings()]
+    laid, code = grid(standings), [*embed.scripts(), (own / "map.js").read_text()]
+    filled = sum(map(bool, laid.values()))
+    # The head and the look are those of a report.
+    places = [PackageLoader(f"labkit.{room}", ".") for room in ("cli.methods", "report")]
+    environment = Environment(loader=ChoiceLoader(places), autoescape=True, trim_blocks=True)
+    style = Path(embed.__file__).with_name("page.css").read_text() + (own / "map.css").read_text()
+    link = Path(os.path.relpath(notebooks, folder))
+    known = axes()
+    return environment.get_template("map.html").render(
+        title=TITLE,
+        count=f"{plural(len(every), 'method')} in {filled} of {plural(len(laid), 'cell')}",
+        policy=policy(code),
+        style=style,
+        scripts=code,
+        menus=[(axis, [place for place, *_ in own]) for axis, own in known if axis in MENUS],
+        names=figure_html(taxonomy_map(standings).content),
+        numbers=figure_html(taxonomy_map(standings, numbers=True).content),
+        cells=list(_cells(laid, {each.method.name: each for each in every}, link)),
+        empty=empty(standings),
+        axes=known,
+        data=data_html(_data(laid), id="standings"),
+    )
+
+
+def _cells(
+    laid: Mapping[tuple[Row, str], _Here], every: Mapping[str, Placed], link: Path
+) -> Iterator[dict[str, object]]:
+    for number, ((row, column), methods) in enumerate(laid.items()):
+        if methods:
+            lines = [_line(every[name], here, link) for name, here in methods.items()]
+            yield {"place": number, "title": f"{' × '.join(row)}, {column}", "methods": lines}
+
+
+def _line(each: Placed, here: Sequence[Standing], link: Path) -> dict[str, object]:
+    number = _ARXIV.search(each.method.source)
+    return {
+        "name": each.method.name,
+        "paper": each.method.cited,
+        "arxiv": number[1] if number else "",
+        "notebooks": [(path.stem, (link / path.name).as_posix()) for path in each.notebooks],
+        **{axis: _distinct(here, axis) for axis in MENUS},
+    }
+
+
+def _distinct(here: Sequence[Standing], axis: str) -> str:
+    return ", ".join(dict.fromkeys(getattr(each.cell, axis) for each in here))
+
+
+def _data(laid: Mapping[tuple[Row, str], _Here]) -> JSON:
+    """What the page's script chooses from."""
+    from labkit.figures.methods.taxonomy import in_a_line, title
+
+    places: list[JSON] = [
+        {"title": title(row, column), "row": " × ".join(row), "column": column}
+        for row, column in laid
+    ]
+    standings: list[JSON] = [
+        {
+            "method": name,
+            "place": number,
+            "said": in_a_line(here),
+            "at": [[getattr(each.cell, axis) for axis in MENUS] for each in here],
+        }
+        for number, methods in enumerate(laid.values())
+        for name, here in methods.items()
+    ]
+    return {"columns": list(COLUMNS), "places": places, "standings": standings}

@@ -1,0 +1,1 @@
+"""Figures of the methods themselves: where they stand in the field."""

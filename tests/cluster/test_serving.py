@@ -1,0 +1,97 @@
+"""Ranks answer what the whole model answers, by every way, and wrong answers have no time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import labkit as lk
+from labkit import Cluster, InvalidInput
+from labkit.cluster import serve
+from labkit.cluster.serving import OWN, WAYS
+from labkit.records.questions.served import ALONE
+
+X = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
+WORKERS, UNDER_WAY = 3, 4  # a stream comes round to the first rank again
+SMALL: dict[str, Any] = {
+    "networks": [None, "1GbE"],
+    "batch_sizes": [1, 7],
+    "repeats": 2,
+    "streams": 1,
+    "under_way": UNDER_WAY,
+}
+
+
+def written(path: Path) -> Path:
+    """A model of three blocks, as Keras saves it."""
+    import keras
+    from keras.layers import Dense
+
+    layers = [Dense(8, "relu"), Dense(9, "tanh"), Dense(4)]
+    keras.Sequential([keras.Input((6,)), *layers]).save(path)
+    return path
+
+
+def test_replicas_stages_and_slices_answer_batches_and_streams_over_each_network(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    [file] = cluster.call(lambda _, path: written(path), tmp_path / "model.keras", ranks=1)
+    found = serve(cluster, file, X, workers=WORKERS, **SMALL)
+    assert set(found.differences) == set(WAYS)
+    assert max(found.differences.values()) <= found.allowed < 1e-3
+    table = found.latency()
+    assert list(dict.fromkeys(table["way"])) == [ALONE, *WAYS]
+    assert set(table["network"]) == {OWN, "1GbE"}
+    assert (found.times["seconds"] > 0).all()
+    streams = found.times[found.times["what"] == "stream"]
+    assert set(streams["rows"]) == {UNDER_WAY, 7 * (UNDER_WAY)}
+    whole = 4 * (6 * 8 + 8 + 8 * 9 + 9 + 9 * 4 + 4)
+    held = found.weights.pivot(index="way", columns="rank", values="weights_bytes")
+    assert held.loc["replicas"].tolist() == [whole] * WORKERS
+    assert held.loc["stages"].sum() == whole
+    assert (held.loc["slices"] < whole).all()
+
+
+def in_order(communicator: Any, like: Any) -> list[Any]:
+    """Answers in their order, of batches that differ: by three ways, on rank 0."""
+    import keras
+
+    from labkit.worker.answering import way
+
+    keras.utils.set_random_seed(0)
+    strategies = (lk.AllReduce(), lk.Pipeline(), lk.TensorParallel())
+    batches = [like + number for number in range(5)]
+    answers = []
+    for strategy in strategies:
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(8, "relu"), keras.layers.Dense(8), keras.layers.Dense(4)]
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        true = [np.asarray(model(x)) for x in batches]
+        found = way(communicator, model, strategy, true[0]).stream(batches)
+        if communicator.rank == 0:
+            answers.append(max(np.abs(y - t).max() for y, t in zip(found, true, strict=True)))
+    return answers
+
+
+def test_a_stream_is_answered_in_its_order(cluster: Cluster) -> None:
+    first, *others = cluster.call(in_order, X, ranks=WORKERS)
+    assert len(first) == 3
+    assert max(first) < 1e-5
+    assert others == [[]] * (WORKERS - 1)
+
+
+def test_what_cannot_be_measured_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "model.keras"
+    with pytest.raises(InvalidInput, match="repeats=0 is impossible"):
+        serve(cluster, file, X, repeats=0)
+    with pytest.raises(InvalidInput, match="one rank has nobody to share with"):
+        serve(cluster, file, X, workers=1)
+    with pytest.raises(InvalidInput, match="nothing to measure"):
+        serve(cluster, file, X, ways={})
+    with pytest.raises(InvalidInput, match=r"is no file"):
+        serve(cluster, file, X)
+    with pytest.raises(InvalidInput, match="batch_size=0 is impossible"):
+        serve(cluster, file, X, batch_sizes=[0])

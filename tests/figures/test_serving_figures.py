@@ -1,0 +1,106 @@
+"""What is said of answers by replicas, stages and slices follows from what was measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.figures import serving, serving_reading
+from labkit.records.questions.served import ALONE, Served, served
+
+NETWORKS, SIZES = ("near", "far"), (1, 8)
+# ms of a batch, by way; over the far network what is divided takes longer.
+LATENCY = {ALONE: (2.0, 9.0), "replicas": (2.0, 5.0), "stages": (3.0, 10.0), "slices": (1.0, 6.0)}
+
+
+def measured(**changes: int) -> Served:
+    times = [
+        {
+            "network": network,
+            "way": way,
+            "batch_size": size,
+            "what": what,
+            "rows": size * (4 if what == "stream" else 1),
+            "seconds": 1e-3 * ms * more * (10 if what == "first" else 1),
+        }
+        for network, slower in zip(NETWORKS, (0.0, 20.0), strict=True)
+        for way, each in LATENCY.items()
+        for size, base in zip(SIZES, each, strict=True)
+        for ms in [base + slower * (way != ALONE)]
+        for what, turns in (("first", 1), ("batch", 5), ("stream", 3))
+        for more in [1 + 0.01 * turn for turn in range(turns)]
+    ]
+    held = [{ALONE: 800, "replicas": 800, "stages": 500, "slices": 400}]
+    held.append({ALONE: 0, "replicas": 800, "stages": 300, "slices": 400})
+    far = {"replicas": 0.0, "stages": 1e-7, "slices": 2e-7}
+    known = {"workers": 2, "threads": 1, "cores": 2} | changes
+    return served(times, held, far, 1e-4, under_way=4, **known)
+
+
+def test_latency_is_a_median_with_its_percentiles_and_the_first_call_apart() -> None:
+    table = measured().latency().set_index(["network", "way", "batch_size"])
+    row = table.loc["near", "slices", 8]
+    assert row["latency_ms"] == pytest.approx(6.0 * 1.02)
+    assert row["latency_ms_low"] == pytest.approx(6.0 * 1.004)
+    assert row["latency_ms_high"] == pytest.approx(6.0 * 1.036)
+    assert row["first_ms"] == pytest.approx(60.0)
+    assert row["of_one_process"] == pytest.approx(6 / 9)
+    assert len(table) == len(NETWORKS) * len(LATENCY) * len(SIZES)
+
+
+def test_throughput_counts_the_rows_of_a_stream() -> None:
+    table = measured().throughput().set_index(["network", "way", "batch_size"])
+    row = table.loc["near", "replicas", 8]
+    assert row["rows_per_second"] == pytest.approx(4 * 8 / 5.05e-3)
+    assert row["rows_per_second_high"] == pytest.approx(4 * 8 / 5e-3)
+    assert row["rows_per_second_low"] == pytest.approx(4 * 8 / 5.1e-3)
+
+
+def test_memory_is_what_each_rank_holds_and_one_process_is_one() -> None:
+    table = measured().memory()
+    assert list(table.index) == list(LATENCY)
+    assert table.loc["stages", "most_weights_bytes"] == 500
+    assert table.loc["slices", "share"] == 0.5
+    assert table["rank 1, weights_bytes"].isna().tolist() == [True, False, False, False]
+
+
+def test_the_reading_says_who_is_ahead_and_where_slicing_pays() -> None:
+    said = serving_reading(measured()).splitlines()
+    assert said[0] == (
+        "- Lowest latency in batches of 1, near: **slices**, 1.02 ms (spread 1.00 ms to 1.04 ms); "
+        "the next, one process, 2.04 ms: ahead of all others beyond the spread."
+    )
+    assert said[1].startswith("- Lowest latency in batches of 1, far: **one process**, 2.04 ms")
+    assert "**replicas**, 6,337 rows/s" in said[2]
+    assert "in batches of 8; the next, slices, 5,281 rows/s" in said[2]
+    assert said[4].endswith("(batches of 1): slicing pays in batches of 1, 8.")
+    assert said[5].endswith("slicing pays in no batches, beyond the spread.")
+    assert "one process 800 B, replicas 800 B, stages 500 B, slices 400 B" in said[6]
+    assert "2.0e-07 is the largest difference, where rounding may make 1.0e-04" in said[7]
+    assert said[8].endswith("near: slices and replicas; far: one process and one process.")
+    assert len(said) == 9
+
+
+def test_equal_ways_are_not_ranked() -> None:
+    found = measured()
+    slow = found.times["way"].isin(["slices", "stages"])
+    found.times.loc[slow, "seconds"] *= 100
+    first = serving_reading(found).splitlines()[0]
+    assert first.endswith("(spread 2.01 ms to 2.07 ms); the next, replicas, 2.04 ms: spreads meet.")
+
+
+def test_more_ranks_than_cores_are_marked_in_figure_and_words() -> None:
+    many = measured(threads=2)
+    assert "are more than cores" in serving_reading(many)
+    assert "2 ranks × 2 threads *" in serving(many).alt
+    assert "above cores" in serving(many).alt
+    assert "above cores" not in serving(measured()).alt
+
+
+def test_the_figure_has_a_panel_a_network_for_latency_and_for_throughput() -> None:
+    figure = serving(measured())
+    titles = [note.text for note in figure.layout.annotations]
+    assert [sum(network in title for title in titles) for network in NETWORKS] == [2, 2]
+    assert figure.layout.title.text == "Predicting together · 2 ranks × 1 thread · wall clock"
+    drawn = [t for t in figure.data if t.mode == "lines+markers" and t.x[0] is not None]
+    assert len(drawn) == 4 * len(LATENCY)
+    assert "far, stages, batches of 1: 23.46 ms" in figure.alt
