@@ -16,7 +16,7 @@ from labkit.bench.steps import Case, Model
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, short
 from labkit.communicator import Communicator
-from labkit.records.input_wait import SYNTHETIC, WAYS, Fed, InputTrace
+from labkit.records.input_wait import INSIDE, SYNTHETIC, WAYS, Fed, InputTrace
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -113,17 +113,18 @@ def take_turns(feeding: Feeding, steps: int, repeats: int) -> InputTrace:
         nbytes = _write(feeding, file)
         ways = _ways(feeding, file, model)
         filled = _fill(ways["cache"], feeding)
-        train = _trained(model)
+        plain, inside = _trained(model), _inside(model, feeding)
         for repeat in range(repeats):
             # Backwards every other time: no way always follows the same one.
             for way in list(ways)[:: -1 if repeat % 2 else 1]:
-                turn = _turn(ways[way], train, steps, _lead(feeding))
-                taken += [Fed(way, repeat, step, *times) for step, times in enumerate(turn)]
+                step = inside if way == INSIDE else plain
+                turn = _turn(ways[way], step, steps, _lead(feeding))
+                taken += [Fed(way, repeat, place, *times) for place, times in enumerate(turn)]
     return InputTrace(taken, nbytes, filled)
 
 
 # One way: makes an iterator over batches.
-Way = Callable[[], "Iterator[Made]"]
+Way = Callable[[], "Iterator[tuple[tf.Tensor, ...]]"]
 
 
 def _ways(feeding: Feeding, file: Path, model: Model) -> dict[str, Way]:
@@ -139,8 +140,8 @@ def _ways(feeding: Feeding, file: Path, model: Model) -> dict[str, Way]:
     ready = (model.x, model.y, still, still)  # made before the first step
     ways: dict[str, Way] = {
         SYNTHETIC: lambda: iter(lambda: ready, None),
-        # As a step that is handed what lies in the file: nothing is made while it trains.
-        "in the step": lambda: map(made, iter(_own_threads(again, feeding))),
+        # The step is handed what lies in the file, and makes its batch itself.
+        INSIDE: lambda: ((each,) for each in _own_threads(again, feeding)),
         "map": lambda: iter(_own_threads(again.map(made), feeding)),
         "parallel calls": lambda: iter(_own_threads(parallel, feeding)),
         "prefetch": lambda: iter(_own_threads(parallel.prefetch(feeding.ahead), feeding)),
@@ -203,11 +204,39 @@ def _one(record: tf.Tensor, enlarged: int) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.reshape(image, (SIDE * SIDE,)), tf.cast(label, tf.int32)
 
 
-def _trained(model: Model) -> Callable[[tf.Tensor, tf.Tensor], np.ndarray]:
+# A step: given a batch, trains, and says when the batch was made.
+Trains = Callable[..., tuple[float, float]]
+
+
+def _trained(model: Model) -> Trains:
+    """A step that is given what was made before."""
     import tensorflow as tf
 
     step = tf.function(lambda x, y: model.train(x, y, lambda gradients: gradients))
-    return lambda x, y: step(x, y).numpy()
+
+    def train(x: tf.Tensor, y: tf.Tensor, *made: tf.Tensor) -> tuple[float, float]:
+        step(x, y).numpy()
+        start, stop = (float(each.numpy()) for each in made)
+        return start, stop
+
+    return train
+
+
+def _inside(model: Model, feeding: Feeding) -> Trains:
+    """A step that makes its batch first, in the same graph."""
+    import tensorflow as tf
+
+    def made_first(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        x, y, start, stop = _made(encoded, feeding)
+        return model.train(x, y, lambda gradients: gradients), start, stop
+
+    step = tf.function(made_first)
+
+    def train(encoded: tf.Tensor) -> tuple[float, float]:
+        _, start, stop = (each.numpy() for each in step(encoded))
+        return float(start), float(stop)
+
+    return train
 
 
 def _fill(way: Way, feeding: Feeding) -> float:
@@ -225,7 +254,7 @@ def _lead(feeding: Feeding) -> int:
 
 
 def _turn(
-    way: Way, train: Callable[[tf.Tensor, tf.Tensor], np.ndarray], steps: int, lead: int
+    way: Way, train: Trains, steps: int, lead: int
 ) -> list[tuple[float, float, float, float, float]]:
     """Of each timed step: when it asked for its batch, had it, ended; when the batch was made."""
     batches, began = way(), time.time()
@@ -233,11 +262,10 @@ def _turn(
     for _ in range(lead + steps):
         # The clock of `tf.timestamp`, so that batches and steps are on one.
         asked = time.time()
-        x, y, *made = next(batches)
+        batch = next(batches)
         got = time.time()
-        train(x, y)
+        made_start, made_stop = train(*batch)
         stop = time.time()
-        made_start, made_stop = (float(each.numpy()) for each in made)
         # What lies in memory or in the cache was made before.
         own = (made_start, made_stop) if made_start >= began else (float("nan"), float("nan"))
         kept.append((asked, got, stop, *own))

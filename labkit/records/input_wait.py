@@ -11,9 +11,9 @@ import numpy as np
 if TYPE_CHECKING:
     import pandas
 
-SYNTHETIC = "synthetic"
+SYNTHETIC, INSIDE = "synthetic", "in the step"
 # After tensors that lie in memory, each adds to the one before it; a cache prefetches, too.
-WAYS = (SYNTHETIC, "in the step", "map", "parallel calls", "prefetch", "cache")
+WAYS = (SYNTHETIC, INSIDE, "map", "parallel calls", "prefetch", "cache")
 
 
 class Fed(NamedTuple):
@@ -57,13 +57,19 @@ class InputTrace:
         return [way for way in WAYS if way in found]
 
     def frame(self) -> pandas.DataFrame:
-        """A row a step, with `compute_ms`, `idle_ms` (until its batch came) and `step_ms`."""
+        """A row a step, with `compute_ms`, `idle_ms` (until its batch was `ready`) and `step_ms`.
+
+        A batch is ready when it has come, or been made, where the step makes it itself.
+        """
         import pandas as pd
 
         table = pd.DataFrame(list(self.fed))
+        inside = table["made_start"] >= table["got"]
+        ready = table["got"].where(~inside, table["made_stop"])
         return table.assign(
-            idle_ms=1e3 * (table["got"] - table["start"]),
-            compute_ms=1e3 * (table["stop"] - table["got"]),
+            ready=ready,
+            idle_ms=1e3 * (ready - table["start"]),
+            compute_ms=1e3 * (table["stop"] - ready),
             step_ms=1e3 * (table["stop"] - table["start"]),
         )
 

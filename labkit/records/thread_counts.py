@@ -54,8 +54,9 @@ def more_is_less(sweep: ThreadSweep) -> pandas.DataFrame:
 
     The other kind's number stays that of the shortest step. With \(t_r(k)\) the step with \(k\)
     threads in repeat \(r\) and \(k^*\) the number of the shortest median, more is less from the
-    least \(k > k^*\) whose \(t_r(k)/t_r(k^*)\) is above 1 in every repeat (`less_from`, missing
-    where no number of the sweep is); `ratio` is its median, with its least and greatest.
+    least \(k > k^*\) from which on \(t_r(k)/t_r(k^*)\) is above 1 for every number of the sweep, in
+    every repeat (`less_from`, missing where there is none, or only one repeat); `ratio` is its
+    median there, with its least and greatest.
     """
     import pandas as pd
 
@@ -79,10 +80,11 @@ def _turnings(sweep: ThreadSweep, batch: int) -> Iterator[dict[str, float | str]
         row |= {"threads": kind, "best": best[place], "other": best[1 - place]}
         row |= {"best_ms": float(steps[best].median()), "most": along[-1][place]}
         row |= dict.fromkeys(("less_from", "ratio", "ratio_low", "ratio_high"), nan)
-        for pair in along[along.index(best) + 1 :]:
+        # From the most threads down, as long as all repeats are slower; one repeat tells nothing.
+        for pair in along[: along.index(best) : -1] if len(steps) > 1 else []:
             ratio = steps[pair] / steps[best]
-            if ratio.min() > 1:
-                row |= {"less_from": pair[place], "ratio": float(ratio.median())}
-                row |= {"ratio_low": float(ratio.min()), "ratio_high": float(ratio.max())}
+            if ratio.min() <= 1:
                 break
+            row |= {"less_from": pair[place], "ratio": float(ratio.median())}
+            row |= {"ratio_low": float(ratio.min()), "ratio_high": float(ratio.max())}
         yield row

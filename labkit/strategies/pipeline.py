@@ -78,9 +78,9 @@ class Pipeline(Staged):
     its output to the same slice of the next one, where Megatron-LM sends a part and gathers.
     """
 
-    synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "asynchronous")
+    synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "stale synchronous")
     scheduling: ClassVar[tuple[str, ...]] = ("micro-batches", "sequential")
-    paper: ClassVar[str] = "Huang 2019, arXiv 1811.06965"
+    paper: ClassVar[str] = "Huang 2019, arXiv 1811.06965; Harlap 2018, arXiv 1806.03377"
 
     schedule: str = Field("1f1b", kw_only=False)
     microbatches: PositiveInt = 8

@@ -26,6 +26,8 @@ from labkit.strategies.replicas import Meeting
 from labkit.strategies.strategy import Question
 from labkit.strategies.taxonomy import Cell
 
+_MOST = 50_000_000  # numbers, in 400 MB
+
 
 class ScheduledBlocks(Meeting):
     r"""Model parallel rounds: a few blocks of the weights are chosen, and only those change.
@@ -43,10 +45,11 @@ class ScheduledBlocks(Meeting):
         select: which blocks: "priority": where the last change was large; "round_robin": who has
             waited longest; "random". See `labkit.schedules.blocks`.
         block: weights of a block, a stretch of the flat weights; "layer": those of a layer.
-        parallel: blocks of a round, the most.
+        parallel: blocks of a round, the most. Of one nobody asks on whom it depends.
         dependency: two blocks whose coupling is at least this are not changed in one round, see
             `labkit.schedules.blocks.couplings`; None: nobody looks. Couplings are those of the
-            first weights on the first batch, and want two gradients a block.
+            first weights on the first batch, and cost each worker two gradients a block and one
+            allreduce of blocks times weights numbers, before the first round.
         l1: λ, the weight of the absolute values of all weights in what is minimized; history's
             loss has it in.
         floor: η of priorities.
@@ -120,6 +123,12 @@ class ScheduledBlocks(Meeting):
         """What chooses; before the first round all agree on who depends on whom."""
         depends, count = None, len(ends) - 1
         if self.dependency is not None and self.parallel > 1:
+            if count * roles.weights.size > _MOST:
+                raise InvalidInput(
+                    f"couplings of {count:,} blocks (block={self.block!r}) with "
+                    f"{roles.weights.size:,} weights are more than {_MOST:,} numbers; give larger "
+                    "blocks, or dependency=None"
+                )
             curved = yield Curve(roles.weights, tuple(ends))
             mean = yield AllReduce(curved, self.scheduled)
             products = np.asarray(mean.values, np.float64).reshape(count, -1)

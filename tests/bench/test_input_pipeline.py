@@ -10,7 +10,7 @@ import pytest
 
 from labkit.bench import input_pipeline, step_graphs, threads
 from labkit.common.errors import InvalidInput
-from labkit.records.input_wait import SYNTHETIC, WAYS
+from labkit.records.input_wait import INSIDE, SYNTHETIC, WAYS
 
 FEEDING = input_pipeline.Feeding("digits", 64, 16, 28, calls=2, ahead=2, widths=(8,))
 
@@ -26,8 +26,12 @@ def test_every_way_gives_batches_that_were_made_before_they_came() -> None:
         made_before = math.isnan(each.made_start)
         assert made_before == (each.way in (SYNTHETIC, "cache"))
         if not made_before:
-            assert each.made_start <= each.made_stop <= each.got + 1e-5  # of two clocks' steps
-        if each.way in ("in the step", "map"):
+            # A batch is there when the step begins, unless the step makes it itself.
+            there = each.stop if each.way == INSIDE else each.got
+            assert each.made_start <= each.made_stop <= there + 1e-5  # of two clocks' steps
+        if each.way == INSIDE:
+            assert each.got - 1e-5 <= each.made_start
+        if each.way == "map":
             # Nothing is made while the step trains.
             assert each.start - 1e-5 <= each.made_start
 

@@ -205,6 +205,13 @@ def test_what_is_said_are_the_blocks_alone() -> None:
     assert sent == pytest.approx(3 * 3 * 4 / 3 * 10 * 8, rel=0.01)  # in whole numbers a chunk
 
 
+def test_more_couplings_than_fit_into_memory_are_refused() -> None:
+    strategy = ScheduledBlocks(block=1, parallel=2)
+    roles = Roles(1, [], 1, 1, np.zeros(20_000), [0], 0, layers=[20_000], rate=0.5)
+    with pytest.raises(InvalidInput, match=r"20,000 blocks .* give larger blocks, or dep"):
+        next(strategy.program(roles, 0))
+
+
 def test_a_block_may_be_a_layer() -> None:
     scenes, _ = rounds(ScheduledBlocks("round_robin", dependency=None), 1)
     assert np.count_nonzero(scenes.held[0][:10]) == 10

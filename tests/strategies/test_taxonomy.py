@@ -125,7 +125,7 @@ def test_fields_and_workers_say_where_one_stands() -> None:
     assert priority.cell(2) == said
     assert Pipeline(stages=2).cell(2).parallelism == "model by layers"
     assert Pipeline(stages=2).cell(4).parallelism == "hybrid"
-    assert Pipeline(schedule="pipedream").cell(2).synchronization == "asynchronous"
+    assert Pipeline(schedule="pipedream").cell(2).synchronization == "stale synchronous"
     apart = ParameterServer(synchronous=False, stages=2)
     assert apart.cell(2)[:3] == ("parameter servers", "asynchronous", "hybrid")
     chain = Chain(first=TopK(ratio=0.1), second=Int8())

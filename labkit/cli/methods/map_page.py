@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from labkit.figures.methods.standings import COLUMNS, Row, Standing, empty, grid
 
 TITLE = "Where labkit's methods stand"
 MENUS = ("compression", "scheduling")  # axes that a reader chooses a place of
-_ARXIV = re.compile(r"\barXiv (\d{4}\.\d{4,5})")
 # What a cell holds: by name, all places of a method.
 _Here = Mapping[str, Sequence[Standing]]
 
@@ -73,11 +71,9 @@ def _cells(
 
 
 def _line(each: Placed, here: Sequence[Standing], link: Path) -> dict[str, object]:
-    number = _ARXIV.search(each.method.source)
     return {
         "name": each.method.name,
-        "paper": each.method.cited,
-        "arxiv": number[1] if number else "",
+        "papers": each.method.papers,
         "notebooks": [(path.stem, (link / path.name).as_posix()) for path in each.notebooks],
         **{axis: _distinct(here, axis) for axis in MENUS},
     }

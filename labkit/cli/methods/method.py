@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from pydantic import BaseModel
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # A class, a function, or, for what is no object of its own, its docstring.
 Member: TypeAlias = "type | Callable[..., Iterable[Round] | Table] | str"
 
-_ARXIV = re.compile(r"arXiv \d{4}\.\d{4,5}")
+_ARXIV = re.compile(r"arXiv (\d{4}\.\d{4,5})")
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,21 @@ class Parameter:
     help: str
 
 
+class Paper(NamedTuple):
+    """`Aji 2017` or `folklore`, and its number on arXiv, or nothing."""
+
+    cited: str
+    arxiv: str
+
+
 @dataclass(frozen=True)
 class Method:
     """One method: what an experiment calls it, and what its docstring says.
 
     `said` is Python that chooses it; `source` names authors and year, with the arXiv number where
-    there is one; `differs` says what is not as in that source; `axes` are where a strategy stands
-    in the field's taxonomy, by the names of `labkit.strategies.AXES`.
+    there is one; `differs` says what is not as in that source; `papers` are those that a class
+    names, or that of the source; `axes` are where a strategy stands in the field's taxonomy, by the
+    names of `labkit.strategies.AXES`.
     """
 
     name: str
@@ -54,16 +62,13 @@ class Method:
     parameters: Sequence[Parameter]
     source: str
     differs: str
+    papers: Sequence[Paper]
     axes: Mapping[str, Sequence[str]]
 
     @property
     def cited(self) -> str:
-        """`Aji 2017` or `folklore`; empty where the source names neither an author nor a year."""
-        text = _ARXIV.sub("", self.source)  # the number begins like a year
-        author, year = re.search(r"[A-Z][^\W\d_]+", text), re.search(r"\b(19|20)\d\d\b", text)
-        if author and year:
-            return f"{author[0]} {year[0]}"
-        return "folklore" if text.startswith("folklore") else ""
+        """`Li 2014; Chen 2016`, or `folklore`."""
+        return "; ".join(paper.cited for paper in self.papers)
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,9 @@ class Family:
         # A base holds the source of what several have in common.
         origin = next((d for d in (own, *others) if d.source and not d.elsewhere), Docstring(""))
         differs = own.differs or origin.differs
+        papers = _papers(getattr(member, "paper", ""), origin.source)
         places = dict(_places(member))
-        return Method(name, said, own.summary, parameters, origin.source, differs, places)
+        return Method(name, said, own.summary, parameters, origin.source, differs, papers, places)
 
 
 def families() -> list[Family]:
@@ -160,6 +166,22 @@ def _documents(member: Member) -> Iterator[Docstring]:
         for base in member.__bases__:
             if base not in (BaseModel, object):
                 yield from _documents(base)
+
+
+def _papers(named: str, source: str) -> list[Paper]:
+    """Those that a class names, `Li 2014, OSDI; Chen 2016, arXiv 1604.00981`; else the source's."""
+    if named:
+        return [Paper(part.partition(",")[0], _number(part)) for part in named.split("; ")]
+    text = _ARXIV.sub("", source)  # the number begins like a year
+    author, year = re.search(r"[A-Z][^\W\d_]+", text), re.search(r"\b(19|20)\d\d\b", text)
+    if author and year:
+        return [Paper(f"{author[0]} {year[0]}", _number(source))]
+    return [Paper("folklore", "")] if text.startswith("folklore") else []
+
+
+def _number(text: str) -> str:
+    found = _ARXIV.search(text)
+    return found[1] if found else ""
 
 
 def _places(member: Member) -> Iterator[tuple[str, Sequence[str]]]:

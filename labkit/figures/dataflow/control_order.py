@@ -87,12 +87,17 @@ def control_reading(graphs: Mapping[str, StepGraph]) -> Markdown:
                     f"gradient was there, at {row['last_gradient_ms']:.4g} ms",
                     f"the first update began at {row['first_update_ms']:.4g} ms",
                 ),
-                verdict="none may, and none did"
-                if row["gated"]
-                else "the data alone decide, for nothing else holds an update back",
+                verdict=_verdict(row),
             )
         )
     return sentences(found)
+
+
+def _verdict(row: pandas.Series) -> str:
+    """Whether updates had to wait, and did."""
+    if not row["gated"]:
+        return "some may, as not every update waits for every gradient"
+    return f"none may, yet {row['early']:.0f} did" if row["early"] else "none may, and none did"
 
 
 def _parts(graph: StepGraph) -> dict[str, list[Operation]]:

@@ -63,8 +63,8 @@ def _middle(steps: pandas.DataFrame, count: int) -> pandas.DataFrame:
     shown = turn.iloc[first : first + count]
     zero, last = shown["start"].min(), shown["stop"].max()
     parts = [
-        _bars(shown, "idle", "start", "got"),
-        _bars(shown, "compute", "got", "stop"),
+        _bars(shown, "idle", "start", "ready"),
+        _bars(shown, "compute", "ready", "stop"),
         # Batches of later steps, too, where they are made in this time.
         _bars(turn[turn["made_start"] < last], "made", "made_start", "made_stop"),
     ]

@@ -97,14 +97,12 @@ def queue_reading(graph: StepGraph) -> Markdown:
     """Whether the trace keeps the rule, how long the queue was, and who waited longest in it."""
     queue = ready_queue(graph)
     waits, moments = queue.waited, queue.moments()
-    early, last = queue.early(), moments[-1]
-    left = sum(count > 0 for count in last.unresolved.values())
+    early = queue.early()
     longest = waits[0]
     busy = max(len(each.running) for each in moments)
     rule = f"{len(early)} of {len(waits)} operations began before all they wait for had ended"
     found = [
         Finding(rule, verdict="" if early else "each began when its count had fallen to zero"),
-        Finding(f"At the end {left} of {len(last.unresolved)} counts are above zero"),
         Finding(
             f"At most {max(len(each.queued) for each in moments)} operations were in the queue at "
             f"a time, and at most {busy} ran"
@@ -141,7 +139,7 @@ def _in_words(title: str, queue: ReadyQueue, lengths: Sequence[int]) -> str:
     waits = [each.wait for each in queue.waited]
     said = [
         f"Animated. {title}",
-        f"{plural(len(waits), 'operation')} with times; no count is above zero at the end",
+        f"{plural(len(waits), 'operation')} with times",
         f"the queue holds {max(lengths)} at most",
         f"the longest wait in it is {seconds_text(max(waits[0], 0.0))}",
         f"what happens within {seconds_text(RESOLUTION)} is one frame",

@@ -88,9 +88,9 @@ def _spoken(row: dict[str, float | str]) -> str:
         f"{plural(int(row['best']), f'{kind}-op thread')} ({row['best_ms']:.3g} ms)"
     )
     if row["best"] == row["most"]:
-        return f"{head}, the most that were tried: where more is less, lies beyond"
+        return f"{head}, the most that were tried"
     if row["less_from"] != row["less_from"]:
-        return f"{head}; up to {row['most']}, none is slower in every repeat"
+        return f"{head}; up to {row['most']} no number was found from which on more is less"
     return (
         f"{head}; from {row['less_from']:.0f} on more is less: {row['ratio']:.3g}x the time "
         f"(repeats {row['ratio_low']:.3g} to {row['ratio_high']:.3g})"

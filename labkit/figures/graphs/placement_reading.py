@@ -57,7 +57,7 @@ def _scopes(found: Examined) -> Iterator[Finding]:
     apart = [name for name, device in asked.items() if on[name].device != device]
     yield Finding(
         f"Device scopes around the towers: {len(apart)} of {len(asked)} gradient operations of "
-        "towers ran on another device than their tower, as the tape records no scope"
+        f"towers ran on another device than their tower{', as the tape has no scope' * bool(apart)}"
     )
     named = {name: device for name, device in found.log.items() if name in on}
     wrong = sorted(name for name, device in named.items() if on[name].device != device)
@@ -138,7 +138,8 @@ def _same(measured: Sequence[Measured]) -> Finding:
 def _measured(own: Mapping[str, Mapping[str, Any]]) -> Finding:
     said = [
         f"{name} {row['measured_ms']:.3g} ms (spread {row['measured_low_ms']:.3g} ms to "
-        f"{row['measured_high_ms']:.3g} ms)"
+        f"{row['measured_high_ms']:.3g} ms), {row['measured_ms'] / row['predicted_ms']:.2f} of the "
+        "prediction"
         for name, row in own.items()
     ]
     return Finding("Measured on logical devices, which share the cores", said=(*said,))
@@ -161,7 +162,7 @@ def _answer(own: Mapping[str, Mapping[str, Any]], dear: Sequence[str]) -> Findin
     if ONE not in own or best["measured_ms"] != best["measured_ms"]:
         return Finding(head, said=lost)
     if best["measured_high_ms"] < own[ONE]["measured_low_ms"]:
-        kept = "measured steps keep that against all on one, beyond their spread"
+        kept = "measured steps are shorter than all on one, beyond their spread"
     elif best["measured_low_ms"] > own[ONE]["measured_high_ms"]:
         kept = "measured steps are longer than all on one, beyond their spread"
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from labkit.common.units import seconds_text
@@ -19,7 +19,12 @@ FEW = 36  # nodes, whose words have room
 LETTERS = 16  # of such a word; the pointer is told the whole name
 
 
-def step_picture(graph: StepGraph, title: str = "A step as it ran", most: int = FEW) -> Figure:
+def step_picture(
+    graph: StepGraph,
+    title: str = "A step as it ran",
+    most: int = FEW,
+    log: Mapping[str, str] | None = None,
+) -> Figure:
     """The operations in layers, by device; cheap neighbours on one device are drawn as one node.
 
     Constants, results and handles of variables are left out, as nothing is computed there.
@@ -28,6 +33,7 @@ def step_picture(graph: StepGraph, title: str = "A step as it ran", most: int = 
         graph: of `labkit.worker.step_graph.step_graph`.
         title: what it is; clock and network are added.
         most: nodes that are drawn.
+        log: device by operation, as TensorFlow's placement log says; the pointer is told.
 
     Raises:
         InvalidInput: no operation computes, or more nodes are left than can be told apart.
@@ -44,7 +50,7 @@ def step_picture(graph: StepGraph, title: str = "A step as it ran", most: int = 
             each.name,
             _short(each.op),
             each.device,
-            f"{each.op}, {_said(each.seconds)}",
+            f"{each.op}, {_said(each.seconds)}{_logged(each.name, log)}",
             each.seconds,
         )
         for each in shown
@@ -70,6 +76,13 @@ def _short(op: str) -> str:
     """`AssignSubVariableOp` as `AssignSub`"""
     word = op.lstrip("_").removesuffix("Op").removesuffix("Variable")
     return word if len(word) <= LETTERS else f"{word[: LETTERS - 1]}…"
+
+
+def _logged(name: str, log: Mapping[str, str] | None) -> str:
+    """What the placement log has of an operation; some are made after placing."""
+    if log is None:
+        return ""
+    return f", placed on {log[name]} by the log" if name in log else ", not in the log"
 
 
 def _said(seconds: float) -> str:

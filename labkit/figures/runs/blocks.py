@@ -46,7 +46,7 @@ def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:
         # On a logarithmic axis nothing may be below what rounding leaves.
         table = own.clip(lower=np.finfo(float).eps) if len(own) else own
         traces += line_over_band(table, "step", "gap", entry)
-        words.append(f"{entry.label}: {own['gap'].iloc[-1]:.2g} after {len(own)} rounds")
+        words.append(f"{entry.label}: {own['gap'].iloc[-1]:.2g} after {len(own) - 1} rounds")
     panel = Panel(
         title="How far from the optimum\nmean over seeds; band: their spread",
         x="round",
@@ -120,8 +120,9 @@ def _published(needed: dict[str, list[int | None]]) -> Iterator[Finding]:
     )
     if not ours or not chance or min(*ours, *chance) == _NEVER:
         return
-    came = max(ours) < min(chance)
-    factor = f"{median(ours) / median(chance):.2f} of chance's rounds, in the median"
+    came, share = max(ours) < min(chance), median(ours) / median(chance)
+    half = "no more than half" if share <= _HALF else "more than half"
+    factor = f"{share:.2f} of chance's rounds in the median, {half}"
     unknown = "chance was not there with every seed, so that no factor is known"
     yield Finding(
         f"**Priority needs fewer rounds than chance, with all seeds** (Lee 2014): {it_came(came)}",
@@ -149,4 +150,6 @@ def _gaps(run: Run, optimum: float) -> pd.DataFrame:
     """Rounds, and the gap by then with its ends over the seeds."""
     own = loss_curve(run.history)
     ends = [end for end in ("", "_low", "_high") if f"loss{end}" in own]
-    return own[["step"]].assign(**{f"gap{end}": own[f"loss{end}"] / optimum - 1 for end in ends})
+    # The first row is the loss before any change.
+    gaps = {f"gap{end}": own[f"loss{end}"] / optimum - 1 for end in ends}
+    return own[["step"]].assign(step=own["step"] - 1, **gaps)

@@ -100,6 +100,9 @@ def serving_reading(served: Served) -> Markdown:
     return sentences([*found, _all(networks, firsts, mosts)])
 
 
+_MEET = "spreads meet"
+
+
 def _soonest(latency: pd.DataFrame, network: str) -> Finding:
     """At the smallest batch."""
     size = min(latency["batch_size"])
@@ -138,7 +141,12 @@ def _next(row: dict[str, float], column: str) -> str:
 
 
 def _verdict(ahead: bool) -> str:
-    return "ahead of all others beyond the spread" if ahead else "spreads meet"
+    return "ahead of all others beyond the spread" if ahead else _MEET
+
+
+def _winner(found: Finding) -> str:
+    """Who is ahead, beyond the spread."""
+    return "nobody beyond the spread" if found.verdict == _MEET else found.who
 
 
 def _slices(latency: pd.DataFrame, network: str) -> Finding:
@@ -174,7 +182,7 @@ def _true(served: Served) -> Finding:
 def _all(networks: list[str], firsts: list[Finding], mosts: list[Finding]) -> Finding:
     """What stands alone."""
     pairs = [
-        f"{network}: {first.who} and {most.who}"
+        f"{network}: {_winner(first)} and {_winner(most)}"
         for network, first, most in zip(networks, firsts, mosts, strict=True)
     ]
     return Finding("Who answers a small batch first, and who most rows a second", said=(*pairs,))

@@ -216,8 +216,8 @@ class Pipeline(Drawn, Generic[Call]):
 
     @property
     def synchronization(self) -> str:
-        """Whether stages wait for the end of a step."""
-        return "asynchronous" if self.asynchronous else "synchronous"
+        """Whether all updates of a step are there; else as many as the depth may be missing."""
+        return "stale synchronous" if self.asynchronous else "synchronous"
 
     @property
     def exact(self) -> bool:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 HOPS = 16  # from device to device and back, in one graph
 LINK = (4, 2**16, 2**20, 2**22)  # bytes of a tensor that hops
 FLOAT = 4  # bytes
+WAY = "product, with the copies"
 
 
 def links(clock: Clock, asked: Asked) -> tuple[list[Row], float, float]:
@@ -50,10 +51,12 @@ def links(clock: Clock, asked: Asked) -> tuple[list[Row], float, float]:
 
 
 def products_and_copies(clock: Clock, asked: Asked, pair: tuple[str, str]) -> list[Row]:
-    """Rows of n × n products on both devices, and of such a matrix from one to the other and back.
+    """Rows of n × n products on both devices, of such a matrix from one to the other and back, and
+    of the whole way: two matrices go there, and their product comes back.
 
     Each is waited for: the devices are idle before and after it. The matrices of a product are on
-    its device already.
+    its device already. A processor has as many threads for it as the model's operations, a GPU
+    computes float32 as TensorFlow lets it by default, which may be by TF32.
     """
     import tensorflow as tf
 
@@ -65,17 +68,23 @@ def products_and_copies(clock: Clock, asked: Asked, pair: tuple[str, str]) -> li
                 matrix = tf.random.uniform((size, size), seed=asked.seed)
             here.append(matrix)
             taken = _timed(clock, partial(_done, _product(device), matrix), asked.repeats)
-            rows.append(_row("product", size, device) | _spread(taken))
+            rows.append(_row("product", size, device, asked.threads) | _spread(taken))
         for source, target in ((0, 1), (1, 0)):
             move = partial(_done, _move(pair[target]), here[source])
             taken = _timed(clock, move, asked.repeats)
             way = f"{pair[source]} to {pair[target]}"
-            rows.append(_row("copy", size, way) | _spread(taken))
+            rows.append(_row("copy", size, way, asked.threads) | _spread(taken))
+        other = tf.identity(here[0])
+        whole = partial(_done, _there_and_back(pair), here[0], other)
+        taken = _timed(clock, whole, asked.repeats)
+        way = f"{pair[0]} to {pair[1]} and back"
+        rows.append(_row(WAY, size, way, asked.threads) | _spread(taken))
     return rows
 
 
-def _row(what: str, size: int, device: str) -> Row:
-    return {"what": what, "n": size, "device": device, "bytes": FLOAT * size * size}
+def _row(what: str, size: int, device: str, threads: int) -> Row:
+    nbytes = FLOAT * size * size
+    return {"what": what, "n": size, "device": device, "bytes": nbytes, "threads": threads}
 
 
 def _product(device: str) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -84,6 +93,18 @@ def _product(device: str) -> Callable[[tf.Tensor], tf.Tensor]:
     def multiply(matrix: tf.Tensor) -> tf.Tensor:
         with tf.device(f"/{device}"):
             return tf.matmul(matrix, matrix)
+
+    return multiply
+
+
+def _there_and_back(pair: tuple[str, str]) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    import tensorflow as tf
+
+    def multiply(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+        with tf.device(f"/{pair[1]}"):
+            product = tf.matmul(tf.identity(left), tf.identity(right))
+        with tf.device(f"/{pair[0]}"):
+            return tf.identity(product)
 
     return multiply
 
@@ -103,11 +124,11 @@ def _read(work: Callable[[tf.Tensor], tf.Tensor], given: tf.Tensor) -> None:
     work(given).numpy()
 
 
-def _done(work: Callable[[tf.Tensor], tf.Tensor], given: tf.Tensor) -> None:
+def _done(work: Callable[..., tf.Tensor], *given: tf.Tensor) -> None:
     """Until it is done: a GPU is handed work and goes on by itself."""
     import tensorflow as tf
 
-    work(given)
+    work(*given)
     tf.test.experimental.sync_devices()
 
 

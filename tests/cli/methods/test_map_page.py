@@ -47,7 +47,12 @@ def test_every_strategy_stands_in_each_of_its_cells(written: str) -> None:
 def test_a_method_has_its_paper_and_links_that_lead_to_its_notebooks(written: str) -> None:
     assert '<a href="https://arxiv.org/abs/1603.02339">Vishnu 2016</a>' in written
     for each in placed(sources(NOTEBOOKS)):
-        assert each.method.cited in written
+        named = [part.split(", ")[0] for part in each.kind.paper.split("; ")]
+        assert [paper.cited for paper in each.method.papers] == named
+        for cited, number in each.method.papers:
+            link = f'<a href="https://arxiv.org/abs/{number}">{cited}</a>'
+            assert (link if number else cited) in written
+            assert not number or f"{cited}, arXiv {number}" in each.kind.paper
         assert each.notebooks
         for path in each.notebooks:
             assert f'<a href="../notebooks/{path.name}">{path.stem}</a>' in written
@@ -76,7 +81,7 @@ def test_the_page_asks_no_host_and_its_script_gets_what_it_chooses_from(written:
 
 def test_members_of_all_families_stand_on_the_axes() -> None:
     assert {"TopK", "AllReduce", "ErrorFeedback"} <= set(members("compression", "sparsification"))
-    assert "pipedream" in members("synchronization", "asynchronous")
+    assert "pipedream" in members("synchronization", "stale synchronous")
     assert members("scheduling", "unlocked") == ["DelayedGradients"]
 
 
