@@ -12,6 +12,14 @@ from .exchange.hidden import exchange_reading, hidden
 from .exchange.layer_errors import microscope, microscope_reading
 from .exchange.step_parts import step_parts
 from .exchange.traffic_matrix import framework_reading, framework_table, traffic_matrix
+from .exchange.transports import (
+    transport_gains,
+    transport_reading,
+    transport_steps,
+    transport_table,
+    transport_times,
+    transport_training,
+)
 from .runs.codistilled import codistillation_reading, codistillation_table
 from .runs.comparison import compare, curves, show, speedup, table, throughput
 from .runs.comparison_reading import comparison_reading
@@ -130,4 +138,10 @@ __all__ = [
     "throughput",
     "timeline",
     "traffic_matrix",
+    "transport_gains",
+    "transport_reading",
+    "transport_steps",
+    "transport_table",
+    "transport_times",
+    "transport_training",
 ]

@@ -60,12 +60,13 @@ def plan(
     """
     bits_of(rate)
     ways, left_out = chosen(transports, places), []
-    reasons = {LOOPBACK: hosts_wanted(), APART: _unlinked() if namespaces else "not asked for"}
-    for place, reason in reasons.items():
-        lost = [way for way in ways if way.place == place and reason]
-        # TensorFlow's tasks need no host of their own.
-        lost = [way for way in lost if place == APART or way.transport != GRPC]
-        if lost:
+    reasons = {LOOPBACK: hosts_wanted, APART: _unlinked if namespaces else lambda: "not asked for"}
+    for place, why_not in reasons.items():
+        # On loopback TensorFlow's tasks need no host of their own.
+        lost = [
+            way for way in ways if way.place == place and (place == APART or way.transport != GRPC)
+        ]
+        if lost and (reason := why_not()):
             ways = [way for way in ways if way not in lost]
             left_out.append(f"{', '.join(way.transport for way in lost)} by {place}: {reason}")
     if not ways:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -82,6 +83,8 @@ def tasks(namespaces: tuple[str, str] | None = None) -> Iterator[Ranks]:
 
 def hosts_wanted() -> str:
     """Why this machine cannot seem to be two hosts; empty where it can."""
+    if shutil.which("unshare") is None:
+        return "two hosts on one machine want unshare, of util-linux, which is not on PATH"
     done = subprocess.run([*_alone(), "true"], capture_output=True, text=True)
     if done.returncode == 0:
         return ""
