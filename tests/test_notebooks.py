@@ -388,6 +388,24 @@ def test_parameter_servers_says_where_the_cliff_is_and_which_shapes_came(tmp_pat
 
 
 @pytest.mark.slow
+def test_transport_tells_memory_from_tcp_and_measured_from_predicted(tmp_path: Path) -> None:
+    given = {"sizes": [8], "compared": 65536, "transports": ["two_sided", "one_sided"]}
+    given |= {"namespaces": False, "rounds": 1, "epochs": 1, "widths": [16], "trainings": 1}
+    job = execute(NOTEBOOKS / "transport.ipynb", given, tmp_path)
+    assert job.state == "completed", job.cause
+    found = outputs(job.path)
+    titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
+    assert [title.split(" · ")[0] for title in titles] == [
+        "One exchange by its transport",
+        "Training by its transport",
+    ]
+    (reading,) = [text(data, "text/markdown") for data in found if "text/markdown" in data]
+    assert "64 KiB, RDMA, predicted and not measured: **one_sided**" in reading
+    assert "Two-sided over one-sided by shared memory, 64 KiB" in reading
+    assert reading.count("A training step, ") >= 2
+
+
+@pytest.mark.slow
 def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
     job = execute(NOTEBOOKS / "replay.ipynb", {"workers": 3, "epochs": 2}, tmp_path)
     assert job.state == "completed", job.cause

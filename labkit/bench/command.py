@@ -36,6 +36,10 @@ def _numbers(_: click.Context, __: click.Parameter, text: str) -> list[int]:
         raise click.BadParameter(f"{text!r} is no list of numbers such as 1e6,4e6") from None
 
 
+def _sizes(context: click.Context, option: click.Parameter, text: str | None) -> list[int]:
+    return _numbers(context, option, text) if text else []
+
+
 @bench.command()
 @click.option("--workers", default=2, show_default=True, help="MPI ranks.")
 @NETWORK
@@ -248,6 +252,53 @@ def tf(
         raise LabkitError(
             f"failed: more than {MOST_APART:g} from one process's weights: {', '.join(failed)}"
         )
+
+
+@bench.command()
+@click.option("--bytes", "sizes", default=None, callback=_sizes, help="Sizes with commas.")
+@click.option("--repeats", default=5, show_default=True, help="Rounds over all ways and sizes.")
+@click.option("--transports", default=None, callback=_names, help="With commas; default: all.")
+@click.option(
+    "--namespaces/--no-namespaces",
+    default=True,
+    show_default=True,
+    help="Also over a real link between two of them (Linux, root, iproute2).",
+)
+@click.option("--rate", default="1Gb", show_default=True, help="Of that link, bits/s.")
+@click.option("--train", is_flag=True, help="Time training steps and the time to 90 %, too.")
+@AS_JSON
+def transport(
+    sizes: list[int],
+    repeats: int,
+    transports: list[str],
+    namespaces: bool,
+    rate: str,
+    train: bool,
+    file: Path | None,
+) -> None:
+    """Time one exchange by gRPC, two-sided, one-sided static and one-sided dynamic messages."""
+    from labkit.bench.transports import measuring, predicted, ratios
+
+    wanted = measuring.plan(transports, namespaces=namespaces, rate=rate)
+    for sentence in wanted.left_out:
+        say(f"left out: {sentence}", err=True)
+    sizes = sizes or list(measuring.SIZES)
+    rows = measuring.measure(wanted, sizes, repeats)
+    columns = {"case": "way", "bytes": "bytes"} | TIMES | {"bandwidth": "B/s", "copies": "copies"}
+    columns |= {"processor_ns": "processor ns a byte", "tcp": "bytes by TCP, times"}
+    say(_table(rows, columns | {"correct": "bit by bit"}))
+    for way in wanted.ways:
+        say(f"{way.name}: {len(way.copies)} copies: {'; '.join(way.copies)}")
+    for sentence in ratios.sentences(rows):
+        say(sentence)
+    trained = measuring.train(wanted, repeats=min(repeats, 3)) if train else []
+    if trained:
+        columns = {"case": "way", "bytes": "bytes of weights"} | TIMES
+        say(_table(trained, columns | {"seconds_to_target": "s to 90 %", "accuracy": "accuracy"}))
+    rdma = predicted.predict(sizes)
+    columns = {"case": "predicted, not measured", "bytes": "bytes", "median_ms": "ms"}
+    say(_table(rdma, columns | {"bandwidth": "B/s", "copies": "copies"}))
+    _write([*rows, *trained, *rdma], file)
 
 
 @bench.command()

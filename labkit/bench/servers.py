@@ -20,7 +20,7 @@ from labkit.network import ComputeTime
 from labkit.strategies import ParameterServer
 
 if TYPE_CHECKING:
-    from labkit.communicator import Letter, Mailbox, Slots
+    from labkit.communicator import Carrier, Letter
     from labkit.programs import Gradient
     from labkit.programs.actions import Vector
     from labkit.worker.played import Stage
@@ -169,7 +169,7 @@ def _carry(communicator: Communicator, repeats: int) -> dict[str, Row]:
     """A gradient of 4 MiB pushed, and as many weights fetched, by both transports in turn."""
     values = np.ones(2**20, np.float32)
     two, one = "two-sided push and fetch", "one-sided push and fetch"
-    carriers: dict[str, Mailbox | Slots] = {
+    carriers: dict[str, Carrier] = {
         two: communicator.mailbox(),
         one: communicator.slots({(0, 1): values.nbytes, (1, 0): values.nbytes}),
     }
@@ -186,7 +186,7 @@ def _carry(communicator: Communicator, repeats: int) -> dict[str, Row]:
     return rows
 
 
-def _there_and_back(communicator: Communicator, mailbox: Mailbox | Slots, values: Vector) -> float:
+def _there_and_back(communicator: Communicator, mailbox: Carrier, values: Vector) -> float:
     """Seconds until rank 0 has what rank 1 sent for what it got."""
     letters: list[Letter] = []
     patience = communicator.patience

@@ -7,30 +7,37 @@ from labkit.communicator.communicator import Communicator
 from labkit.communicator.computing import computing
 from labkit.communicator.mailbox import Letter, Mailbox, Route
 from labkit.communicator.numbers import scale
+from labkit.communicator.parcels import Parcels
 from labkit.communicator.shared_memory import Aside
 from labkit.communicator.slots import Slots
 from labkit.communicator.sparse import merged
 from labkit.communicator.traffic import Traffic
+from labkit.communicator.transports import TRANSPORTS, Carrier, Transport, carrier
 from labkit.communicator.window import Window
 from labkit.communicator.world import alone, world
 
 __all__ = [
     "ALGORITHMS",
+    "TRANSPORTS",
     "WALL",
     "Aside",
+    "Carrier",
     "Clock",
     "Communicator",
     "Letter",
     "Mailbox",
     "Mismatch",
+    "Parcels",
     "RankFailed",
     "Route",
     "Slots",
     "Traffic",
+    "Transport",
     "WaitTooLong",
     "WallClock",
     "Window",
     "alone",
+    "carrier",
     "check_algorithm",
     "computing",
     "merged",

@@ -14,6 +14,7 @@ from labkit.communicator.emulation import Emulation
 from labkit.communicator.mailbox import Mailbox, Route
 from labkit.communicator.messages import Messages
 from labkit.communicator.numbers import check_summable, scale
+from labkit.communicator.parcels import Parcels
 from labkit.communicator.patience import Patience
 from labkit.communicator.payloads import Payloads
 from labkit.communicator.reductions import Reductions
@@ -261,6 +262,16 @@ class Communicator:
         """
         given = self.window, self.patience, self._emulation
         return Slots(*given, hosts or range(self.size), routes)
+
+    def parcels(self, routes: Mapping[Route, int], hosts: Sequence[int] | None = None) -> Parcels:
+        """The same for values of any length, which who reads them fetches (collective).
+
+        Args:
+            routes: bytes that are expected, by the numbers of who sends and who reads.
+            hosts: as for `mailbox`.
+        """
+        given = self.window, self.patience, self._emulation
+        return Parcels(*given, hosts or range(self.size), routes)
 
     def be_slow(self, slow: Mapping[int, Slowdown], seed: int) -> None:
         """From now on compute as slowly as the ranks that are named here; others as they can."""

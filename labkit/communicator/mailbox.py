@@ -53,6 +53,10 @@ class Letter:
                 self._due = due
         return self._moments is None
 
+    def due_at(self, moments: Iterator[float]) -> None:
+        """It is not here before these have passed, each asked for when the one before has."""
+        self._moments = moments
+
 
 class Mailbox:
     """What those at one rank send and receive while they do something else; nothing here waits.
@@ -144,5 +148,5 @@ def opened(
     """The letter of a head from a rank; on an emulated network its flow drains from now on."""
     letter = Letter((int(head[2]), int(head[3])), head[4 : 4 + WORDS].copy(), values)
     if emulation:
-        letter._moments = emulation.deliveries([(float(head[1]), source, values.nbytes)])
+        letter.due_at(emulation.deliveries([(float(head[1]), source, values.nbytes)]))
     return letter

@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.patience import Patience
 
+# Bytes of one get between hosts. Over TCP Open MPI 5.0.11 sends as many bytes along with a request
+# as are asked for, and twice as many where there are more than these.
+_PART = 1 << 16
+
 
 class Window:
     """One-sided access: `put` and `get` move bytes; only the caller takes part.
@@ -33,6 +37,7 @@ class Window:
         from mpi4py import MPI
 
         self._mpi, self._rank, comm = MPI, patience.rank, patience.comm
+        self._comm = comm
         self._traffic, self._clock = patience.traffic, patience.clock
         self._emulation = emulation
         self._views: list[NDArray[np.uint8]] = []  # of all ranks, on one host
@@ -56,13 +61,7 @@ class Window:
     def get(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
         """Read a rank's bytes, from `offset` on, into an array."""
         with self._counted(data.nbytes, rank, self._rank):
-            into = data.reshape(-1).view(np.uint8)
-            if self._views:
-                self.sync()
-                into[...] = self._views[rank][offset : offset + into.nbytes]
-            else:
-                self._window.Get([into, self._mpi.BYTE], rank, [offset, into.nbytes])
-                self._window.Flush(rank)
+            self.read(data, rank, offset)
 
     def write(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
         """As `put`, uncounted and as fast as it goes."""
@@ -73,6 +72,27 @@ class Window:
         else:
             self._window.Put([given, self._mpi.BYTE], rank, [offset, given.nbytes])
             self._window.Flush(rank)
+
+    def read(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
+        """As `get`, uncounted and as fast as it goes."""
+        into = data.reshape(-1).view(np.uint8)
+        if self._views:
+            self.sync()
+            into[...] = self._views[rank][offset : offset + into.nbytes]
+        else:
+            for start in range(0, into.nbytes, _PART):
+                part = into[start : start + _PART]
+                self._window.Get([part, self._mpi.BYTE], rank, [offset + start, part.nbytes])
+            self._window.Flush(rank)
+
+    def progress(self) -> None:
+        """Let others' accesses to this rank's memory go on, where no hardware carries them out.
+
+        Over TCP it is the MPI library of the owner that writes and reads, whenever it is called;
+        who only looks at its memory, as in shared memory, would look for ever.
+        """
+        if not self._views:
+            self._comm.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG)
 
     def sync(self) -> None:
         """See in this rank's memory what others have written, and let them see what it has."""

@@ -19,6 +19,14 @@ from .exchange.hidden import exchange_reading, hidden
 from .exchange.layer_errors import microscope, microscope_reading
 from .exchange.step_parts import step_parts
 from .exchange.traffic_matrix import framework_reading, framework_table, traffic_matrix
+from .exchange.transports import (
+    transport_gains,
+    transport_reading,
+    transport_steps,
+    transport_table,
+    transport_times,
+    transport_training,
+)
 from .graphs.break_even import break_even, break_even_table
 from .graphs.collapse import collapsed
 from .graphs.layered import layered
@@ -177,4 +185,10 @@ __all__ = [
     "traffic_matrix",
     "transfers_reading",
     "transfers_table",
+    "transport_gains",
+    "transport_reading",
+    "transport_steps",
+    "transport_table",
+    "transport_times",
+    "transport_training",
 ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.communicator import Communicator, Letter, Mailbox, Slots, computing
+from labkit.communicator import Carrier, Communicator, Letter, computing
 from labkit.exchange.compressed import CompressedMean, Layer
 from labkit.programs.actions import (
     Action,
@@ -72,7 +72,7 @@ class RankWorld(World):
         diary: Diary,
         dtype: DTypeLike,
         meanwhile: bool = True,
-        mailbox: Mailbox | Slots | None = None,
+        mailbox: Carrier | None = None,
         shapes: Sequence[tuple[int, ...]] = (),
         seed: int = 0,
     ) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field, PositiveInt, field_validator
 
 from labkit.common.errors import InvalidInput
-from labkit.communicator import ALGORITHMS, refuse_unmetered
+from labkit.communicator import ALGORITHMS, Transport, refuse_unmetered
 from labkit.compression import Compressor, Nested
 from labkit.exchange import BUCKET_BYTES, SCHEDULES
 from labkit.programs import AllReduce as Meet
@@ -131,9 +131,9 @@ class AllReduce(Strategy):
             )
 
     @property
-    def one_sided(self) -> bool:
+    def transport(self) -> Transport:
         """There is nothing to send."""
-        return False
+        return "two_sided"
 
     @property
     def meanwhile(self) -> bool:

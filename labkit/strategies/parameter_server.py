@@ -37,7 +37,9 @@ class ParameterServer(Servers):
         placement: which server holds which tensor: "round_robin" and "greedy" by TensorFlow's
             rules; "sharded" cuts the flat weights into equal stretches.
         transport: on ranks, "two_sided" sends and receives; "one_sided" puts messages into memory
-            that their reader has set aside, who takes no part. On the virtual clock both are flows.
+            that their reader has set aside, who takes no part; "one_sided_dynamic" leaves them in
+            the sender's and tells their reader where, who fetches them. On the virtual clock all
+            are flows.
         optimizer: of the servers, by its Keras name, at the experiment's rate; None: the
             experiment's.
         backups: gradients of a clock that are not waited for.

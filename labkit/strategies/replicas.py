@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from pydantic import field_validator, model_validator
 
 from labkit.common.errors import InvalidInput
+from labkit.communicator import Transport
 from labkit.programs import Parts, Program, Roles
 from labkit.schedules import ALLREDUCE
 from labkit.strategies.refusals import one_of, refuse_in_parts
@@ -55,9 +56,9 @@ class Replicas(Strategy):
         return [workers] if self.central else range(workers)
 
     @property
-    def one_sided(self) -> bool:
+    def transport(self) -> Transport:
         """They send and receive."""
-        return False
+        return "two_sided"
 
     @property
     def meanwhile(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, PositiveInt, field_validator
 
 from labkit.common.errors import InvalidInput
+from labkit.communicator import Transport
 from labkit.compression import Compressor, Nested
 from labkit.programs import (
     Code,
@@ -56,7 +57,9 @@ class Servers(Strategy):
         placement: which server holds which tensor: "round_robin" and "greedy" by TensorFlow's
             rules; "sharded" cuts the flat weights into equal stretches.
         transport: on ranks, "two_sided" sends and receives; "one_sided" puts messages into memory
-            that their reader has set aside, who takes no part. On the virtual clock both are flows.
+            that their reader has set aside, who takes no part; "one_sided_dynamic" leaves them in
+            the sender's and tells their reader where, who fetches them. On the virtual clock all
+            are flows.
         optimizer: of the servers, by its Keras name, at the experiment's rate; None: the
             experiment's.
         compressor: how workers and servers say less, in both directions: gradients through it,
@@ -77,7 +80,7 @@ class Servers(Strategy):
     servers: PositiveInt = Field(1, le=1_000)
     colocated: bool = False
     placement: Literal["round_robin", "greedy", "sharded"] = "round_robin"
-    transport: Literal["two_sided", "one_sided"] = "two_sided"
+    transport: Transport = "two_sided"
     optimizer: str | None = None
     compressor: Nested | None = None
     stages: PositiveInt = 1
@@ -106,11 +109,6 @@ class Servers(Strategy):
     def optimizer_of(self, experiment: Question) -> str:
         """That of the servers."""
         return self.optimizer or experiment.optimizer
-
-    @property
-    def one_sided(self) -> bool:
-        """By the transport."""
-        return self.transport == "one_sided"
 
     @property
     def meanwhile(self) -> bool:
@@ -198,8 +196,9 @@ class Servers(Strategy):
                 f"{cut} have a block at least, but the model is a chain of {blocks}; allowed: 1 to "
                 f"{blocks}"
             )
-        if self.compressor is not None or self.one_sided:
-            given = "transport='one_sided'" if self.one_sided else "a compressor"
+        if self.compressor is not None or self.transport != "two_sided":
+            one_sided = f"transport={self.transport!r}"
+            given = "a compressor" if self.transport == "two_sided" else one_sided
             raise InvalidInput(
                 f"{cut} with {given}, which knows the weights of whole workers; leave it out, or "
                 f"{whole}"

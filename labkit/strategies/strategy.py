@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from labkit.common.content import JSON
-    from labkit.communicator import Communicator
+    from labkit.communicator import Communicator, Transport
     from labkit.compression import Compressor
     from labkit.exchange import Layer as Packed
     from labkit.exchange import Seen, Timeline
@@ -219,8 +219,8 @@ class Played(Protocol):
     """A strategy that is a program for each worker and each server, see `labkit.programs`."""
 
     @property
-    def one_sided(self) -> bool:
-        """Whether ranks write messages into each other's memory."""
+    def transport(self) -> Transport:
+        """How messages travel between ranks."""
 
     @property
     def meanwhile(self) -> bool:

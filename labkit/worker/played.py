@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 
 from labkit.common.errors import InvalidInput
+from labkit.communicator import carrier
 from labkit.network import ComputeTime, Network, slower_than_fastest
 from labkit.programs import Diary, Gradient, Parts, Roles, placed
 from labkit.programs.actions import Passed, Place, Vector
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import keras
 
     from labkit.common.content import JSON
-    from labkit.communicator import Communicator, Mailbox, Slots
+    from labkit.communicator import Communicator
     from labkit.experiment import Experiment
     from labkit.programs.diary import Event
     from labkit.worker.feed import Feed
@@ -98,10 +99,9 @@ def play(session: Playing, played: Played) -> Stage:
         stage.leave()
         return stage
     roles, hosts = stage.roles, stage.roles.hosts
-    mailbox: Mailbox | Slots = communicator.mailbox(hosts)
     said = stage.compressor is not None
-    if played.one_sided:
-        mailbox = communicator.slots(roles.routes(said), hosts)
+    routes = roles.routes(said) if played.transport != "two_sided" else {}
+    mailbox = carrier(played.transport, communicator, routes, hosts)
     dtype, meanwhile = np.dtype(np.uint8) if said else roles.weights.dtype, played.meanwhile
     ranks = RankWorld(
         *given,

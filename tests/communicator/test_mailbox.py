@@ -1,7 +1,8 @@
-"""Letters from whoever sends, by both transports: all arrive, whole, each sender's in order."""
+"""Letters from whoever sends, by every transport: all arrive, whole, each sender's in order."""
 
 from __future__ import annotations
 
+import hashlib
 import time
 from typing import Any
 
@@ -10,19 +11,19 @@ import pytest
 
 from labkit import Cluster, Network
 from labkit.cluster import RankError
+from labkit.communicator import TRANSPORTS, Slots, carrier
+from labkit.communicator.parcels import LEAST
 
 LETTERS, NBYTES = 30, 4096
 SLOW = Network(latency=0.01, bandwidth=2e5)  # a letter of 4 kB takes 30 ms
-both = pytest.mark.parametrize("one_sided", [False, True], ids=["two-sided", "one-sided"])
+all_of_them = pytest.mark.parametrize("transport", list(TRANSPORTS))
 
 
-def carrier(communicator: Any, one_sided: bool, hosts: Any) -> Any:
+def carried(communicator: Any, transport: str, hosts: Any, nbytes: int = NBYTES) -> Any:
     """A mailbox for letters from everyone to everyone at another rank."""
     numbers = range(len(hosts))
     pairs = [(a, b) for a in numbers for b in numbers if hosts[a] != hosts[b]]
-    if one_sided:
-        return communicator.slots(dict.fromkeys(pairs, NBYTES), hosts)
-    return communicator.mailbox(hosts)
+    return carrier(transport, communicator, dict.fromkeys(pairs, nbytes), hosts)
 
 
 def wait_for(communicator: Any, mailbox: Any, letters: int) -> list[Any]:
@@ -39,12 +40,12 @@ def wait_for(communicator: Any, mailbox: Any, letters: int) -> list[Any]:
 
 
 def exchange(
-    communicator: Any, one_sided: bool, apart: bool
+    communicator: Any, transport: str, apart: bool
 ) -> dict[int, list[tuple[float, int, bool]]]:
     """Every rank posts letters to every other, of all lengths up to 4 kB, and answers none."""
     if apart:  # as if ranks did not see each other's memory
         communicator.patience.on_one_host = False
-    mailbox = carrier(communicator, one_sided, range(communicator.size))
+    mailbox = carried(communicator, transport, range(communicator.size))
     others = [rank for rank in range(communicator.size) if rank != communicator.rank]
     for number in range(LETTERS):
         for other in others:
@@ -63,22 +64,24 @@ def exchange(
 
 
 @pytest.mark.parametrize(
-    ("one_sided", "apart"),
-    [(False, False), (True, False), (True, True)],
-    ids=["two-sided", "one-sided", "one-sided between hosts"],
+    ("transport", "apart"),
+    [
+        *((transport, False) for transport in TRANSPORTS),
+        *((transport, True) for transport in TRANSPORTS if transport != "two_sided"),
+    ],
 )
 def test_letters_of_each_rank_come_whole_and_in_order(
-    cluster: Cluster, one_sided: bool, apart: bool
+    cluster: Cluster, transport: str, apart: bool
 ) -> None:
     expected = [(float(n), (n * 97) % (NBYTES + 1), True) for n in range(LETTERS)]
-    for rank, found in enumerate(cluster.call(exchange, one_sided, apart, ranks=3)):
+    for rank, found in enumerate(cluster.call(exchange, transport, apart, ranks=3)):
         assert set(found) == {0, 1, 2} - {rank}
         assert all(letters == expected for letters in found.values())
 
 
-def neighbours(communicator: Any, one_sided: bool) -> list[tuple[int, int]]:
+def neighbours(communicator: Any, transport: str) -> list[tuple[int, int]]:
     """Two at each rank write to two at the other one, who let go of nothing that they read."""
-    rank, mailbox = communicator.rank, carrier(communicator, one_sided, [0, 1, 0, 1])
+    rank, mailbox = communicator.rank, carried(communicator, transport, [0, 1, 0, 1])
     for source in (rank, rank + 2):
         for to in (1 - rank, 3 - rank):
             mailbox.post((source, to), np.zeros(1), np.full(NBYTES, source, np.uint8))
@@ -90,17 +93,17 @@ def neighbours(communicator: Any, one_sided: bool) -> list[tuple[int, int]]:
     return routes
 
 
-@both
+@all_of_them
 def test_who_stand_on_one_rank_do_not_wait_for_each_others_letters(
-    cluster: Cluster, one_sided: bool
+    cluster: Cluster, transport: str
 ) -> None:
-    told = cluster.call(neighbours, one_sided, ranks=2)
+    told = cluster.call(neighbours, transport, ranks=2)
     assert told == [[(1, 0), (1, 2), (3, 0), (3, 2)], [(0, 1), (0, 3), (2, 1), (2, 3)]]
 
 
-def late(communicator: Any, one_sided: bool) -> tuple[float, float, tuple[int, int, int]]:
+def late(communicator: Any, transport: str) -> tuple[float, float, tuple[int, int, int]]:
     """When rank 0 begins to send, when rank 1 has the letter, and what a rank has counted."""
-    mailbox = carrier(communicator, one_sided, range(2))
+    mailbox = carried(communicator, transport, range(2))
     communicator.meet("the begin of a test")
     begin, before = time.monotonic(), communicator.traffic.copy()
     if communicator.rank == 0:
@@ -111,18 +114,20 @@ def late(communicator: Any, one_sided: bool) -> tuple[float, float, tuple[int, i
     return begin, end, (sent.messages, sent.payload_bytes, sent.wire_bytes)
 
 
-@both
+@all_of_them
 def test_a_letter_takes_its_time_on_an_emulated_network_and_is_counted_once(
-    cluster: Cluster, one_sided: bool
+    cluster: Cluster, transport: str
 ) -> None:
-    (begin, _, sent), (_, end, none) = cluster.call(late, one_sided, ranks=2, network=SLOW)
-    assert end - begin >= 0.99 * (SLOW.latency + NBYTES / SLOW.bandwidth)
+    (begin, _, sent), (_, end, none) = cluster.call(late, transport, ranks=2, network=SLOW)
+    # What is fetched has been announced and asked for before.
+    latencies = 3 if transport == "one_sided_dynamic" else 1
+    assert end - begin >= 0.99 * (latencies * SLOW.latency + NBYTES / SLOW.bandwidth)
     assert (sent, none) == ((1, NBYTES, NBYTES), (0, 0, 0))
 
 
-def forsaken(communicator: Any, one_sided: bool) -> None:
+def forsaken(communicator: Any, transport: str) -> None:
     """Rank 1 fails instead of reading the second letter."""
-    mailbox = carrier(communicator, one_sided, range(2))
+    mailbox = carried(communicator, transport, range(2))
     if communicator.rank == 1:
         raise ZeroDivisionError("as planned")
     for _ in range(2):
@@ -130,21 +135,98 @@ def forsaken(communicator: Any, one_sided: bool) -> None:
     wait_for(communicator, mailbox, 1)
 
 
-@both
+@all_of_them
 def test_who_waits_for_a_letter_is_told_that_its_sender_has_failed(
-    cluster: Cluster, one_sided: bool
+    cluster: Cluster, transport: str
 ) -> None:
     with pytest.raises(RankError, match="rank 1 failed: ZeroDivisionError: as planned") as caught:
-        cluster.call(forsaken, one_sided, ranks=2)
+        cluster.call(forsaken, transport, ranks=2)
     assert "did not end" not in str(caught.value)
 
 
 def too_long(communicator: Any) -> None:
     """A letter that does not fit."""
-    mailbox = carrier(communicator, True, range(2))
+    mailbox = carried(communicator, "one_sided", range(2))
     mailbox.post((0, 1), np.zeros(1), np.ones(NBYTES + 1, np.uint8))
 
 
 def test_values_that_are_longer_than_their_slot_are_refused(cluster: Cluster) -> None:
     with pytest.raises(RankError, match=r"4097 bytes for a slot of 4096; use transport='two_si"):
         cluster.call(too_long, ranks=2)
+
+
+def shapes(communicator: Any) -> list[str]:
+    """Arrays of 100 random shapes and types from rank 0 to 1 by each transport, as they came."""
+    random, kinds = np.random.default_rng(7), ("float32", "float64", "uint8", "int16")
+    sent = []
+    for number in range(100):
+        shape = random.integers(0 if number % 10 == 0 else 1, 40, random.integers(1, 4))
+        values = random.bytes(int(shape.prod()) * np.dtype(kinds[number % 4]).itemsize)
+        sent.append(np.frombuffer(values, kinds[number % 4]).reshape(shape))
+    most = max(each.nbytes for each in sent)
+    found = []
+    for transport in TRANSPORTS:
+        mailbox, came = carried(communicator, transport, range(2), most), hashlib.sha256()
+        if communicator.rank == 0:
+            for number, each in enumerate(sent):
+                mailbox.post((0, 1), np.array([float(number)]), each.reshape(-1).view(np.uint8))
+            wait_for(communicator, mailbox, 0)
+        else:
+            waiting = list(enumerate(sent))
+            while waiting:
+                for letter in wait_for(communicator, mailbox, 1):
+                    number, each = waiting.pop(0)
+                    assert letter.words[0] == number
+                    assert letter.values.nbytes == each.nbytes
+                    came.update(letter.values.tobytes())
+                    mailbox.free(letter.route)
+            assert came.digest() == hashlib.sha256(b"".join(map(np.ndarray.tobytes, sent))).digest()
+        found.append(came.hexdigest())
+        mailbox.close()
+    return found
+
+
+def test_a_hundred_random_shapes_come_bit_for_bit_by_every_transport(cluster: Cluster) -> None:
+    _, found = cluster.call(shapes, ranks=2)
+    assert len(found) == len(TRANSPORTS)
+    assert len(set(found)) == 1
+
+
+def longer(communicator: Any) -> tuple[bool, bool]:
+    """A letter three and a half stretches long, then a short one; whether both came whole."""
+    mailbox, long = carried(communicator, "one_sided_dynamic", range(2), 8), 7 * LEAST // 2
+    if communicator.rank == 0:
+        mailbox.post((0, 1), np.zeros(1), np.arange(long).astype(np.uint8))
+        mailbox.post((0, 1), np.ones(1), np.ones(3, np.uint8))
+        wait_for(communicator, mailbox, 0)
+        right = True, True
+    else:
+        first, second = wait_for(communicator, mailbox, 2)
+        whole = bool((first.values == np.arange(long).astype(np.uint8)).all())
+        right = whole, second.values.tolist() == [1, 1, 1] and second.words[0] == 1
+    mailbox.close()
+    return right
+
+
+def test_what_is_fetched_may_be_longer_than_the_memory_it_lies_in(cluster: Cluster) -> None:
+    assert cluster.call(longer, ranks=2)[1] == (True, True)
+
+
+def memories(communicator: Any) -> dict[str, bool]:
+    """Whether what has come lies in the memory into which its sender wrote, by transport."""
+    found = {}
+    for transport in TRANSPORTS:
+        mailbox = carried(communicator, transport, range(2))
+        if communicator.rank == 0:
+            mailbox.post((0, 1), np.zeros(1), np.ones(NBYTES, np.uint8))
+        for letter in wait_for(communicator, mailbox, communicator.rank):
+            placed = isinstance(mailbox, Slots)
+            found[transport] = placed and np.may_share_memory(letter.values, mailbox.memory)
+            mailbox.free(letter.route)
+        mailbox.close()
+    return found
+
+
+def test_who_reads_a_static_slot_copies_nothing_and_the_others_do(cluster: Cluster) -> None:
+    _, found = cluster.call(memories, ranks=2)
+    assert found == {"two_sided": False, "one_sided": True, "one_sided_dynamic": False}

@@ -111,12 +111,13 @@ def test_on_the_virtual_clock_they_do_what_one_process_does(cluster: Cluster) ->
         experiment(ParameterServer(1, transport="one_sided"), 3, optimizer="adam"),
         experiment(ParameterServer(2, transport="one_sided", placement="greedy"), 2, **MOMENTUM),
         experiment(ParameterServer(3, transport="one_sided", colocated=True), 3),
+        experiment(ParameterServer(1, transport="one_sided_dynamic"), 2, **MOMENTUM),
         experiment(ParameterAveraging(1), 3),
         experiment(ParameterServer(2, stages=2, placement="sharded"), 1, optimizer="adam"),
     ],
     ids=[
         *("apart", "colocated", "one, one-sided", "apart, one-sided", "colocated, one-sided"),
-        *("averaging", "in stages"),
+        *("fetched", "averaging", "in stages"),
     ],
 )
 def test_on_ranks_they_do_what_one_process_does(cluster: Cluster, wanted: Experiment) -> None:
@@ -226,7 +227,8 @@ FEW = ErrorFeedback(TopK(ratio=0.1, threshold="exact"))
 @pytest.mark.parametrize(
     ("compressor", "more"),
     [
-        (FEW, {"transport": "one_sided"}),
+        (FEW, {"transport": "one_sided_dynamic"}),
+        pytest.param(FEW, {"transport": "one_sided"}, marks=pytest.mark.slow),
         pytest.param(ErrorFeedback(QSGD(levels=127)), {}, marks=pytest.mark.slow),
         pytest.param(
             PowerSGD(), {"colocated": True, "transport": "one_sided"}, marks=pytest.mark.slow
