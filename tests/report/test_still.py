@@ -44,6 +44,24 @@ def test_a_line_goes_where_its_numbers_are_and_stops_where_they_are_missing() ->
     assert {"step", "0", "2", "4"} <= set(said(svg))
 
 
+def test_the_title_of_a_panel_ends_before_the_next_panel() -> None:
+    line = {"x": [0, 1], "y": [0, 1]}
+    long = "mean over seeds; band: their spread; a cross: not reached by all of them"
+    notes = [
+        {"xref": "paper", "yref": "paper", "x": x, "y": 1, "text": f"Title<br>{long}"}
+        for x in (0, 0.55)
+    ]
+    beside = {"xaxis": {"domain": [0, 0.45]}, "xaxis2": {"domain": [0.55, 1]}}
+    svg = drawn(line, line | {"xaxis": "x2", "yaxis": "y2"}, annotations=notes, **beside)
+    texts = [each for each in svg.iter("text") if (each.text or "").startswith("mean over")]
+    starts = sorted(float(each.get("x", 0)) for each in texts)
+    for each, end in zip(texts, [starts[1], 640.0], strict=True):
+        assert each.text and each.text.endswith("…")
+        assert float(each.get("x", 0)) + 5 * len(each.text) < end
+    whole = drawn(line, annotations=notes[:1])
+    assert long in said(whole)
+
+
 def test_packed_numbers_are_read_and_powers_are_even_steps() -> None:
     values = np.array([1.0, 10.0, 100.0])
     packed = {"dtype": "f8", "bdata": base64.b64encode(values.tobytes()).decode()}

@@ -18,6 +18,7 @@ from labkit.report.still.traces import marks, points_of
 
 WIDTH, RIGHT = 640.0, 12.0  # pixels
 LINE = 14.0  # from a line of text to the next
+LETTER = 5.6  # of the pictures' small type, on average
 _BREAK = re.compile(r"<br\s*/?>")
 MOST_POINTS = 6_000  # of all lines of a picture together
 
@@ -47,6 +48,7 @@ def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[st
     drawn = [each for each in data if each.get("visible", True) is True and _known(each)]
     pairs = sorted(drawn, key=_axes)
     each = max(2, MOST_POINTS // max(1, len(drawn)))
+    begins = {WIDTH}  # of panels, with what stands left of their axes
     for (x_name, y_name), traces in groupby(pairs, key=_axes):
         own = list(traces)
         x_look = layout.get(f"xaxis{x_name[1:]}") or {}
@@ -56,6 +58,7 @@ def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[st
         y = Axis(y_look, _values(own, "y"), top + (1 - low) * down, top + (1 - high) * down)
         begin = LEFT + left * across if left else y.room
         x = Axis(x_look, _values(own, "x"), begin, LEFT + right * across)
+        begins.add(begin - y.room)
         yield from _frame(x, y)
         for trace in own:
             yield from marks(trace, own, x, y, each)
@@ -65,6 +68,9 @@ def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[st
             down = top + (1 - float(note["y"])) * (height - top - below)
             anchor = {"center": "middle", "right": "end"}.get(str(note.get("xanchor")), "start")
             lines = _BREAK.split(note["text"])
+            if anchor == "start":  # the title of the panel beside it begins there
+                room = min((each for each in begins if each > place), default=WIDTH) - place
+                lines = [cut(line, int(room / LETTER)) for line in lines]
             # A title stands on its place, line by line; a note hangs from it.
             above = 0 if note.get("yanchor") == "top" else len(lines) - 1
             for number, line in enumerate(lines):
