@@ -122,12 +122,10 @@ class Holder:
 
     def _write_commands(self, pids: dict[str, int], place: dict[str, str]) -> None:
         agent = self.folder / AGENT
-        variables = {"PRTE_MCA_plm_ssh_agent": str(agent)}
-        if self.plan.slurm:
-            variables["SLURM_CONF"] = str(self.folder / SLURM_CONF)
+        configuration = str(self.folder / SLURM_CONF) if self.plan.slurm else None
         for path, text in (
             (agent, scripts.agent(pids, place, str(_runtime()))),
-            (self.folder / LOGIN_COMMAND, scripts.login(self._binds, variables)),
+            (self.folder / LOGIN_COMMAND, scripts.login(self._binds, str(agent), configuration)),
         ):
             path.write_text(text)
             path.chmod(0o700)
@@ -146,7 +144,7 @@ def _shared(folder: Path) -> list[Path]:
     found = _folders(folder, sys.prefix, sys.base_prefix, repository, Path.cwd(), *given)
     private = _private()
     # /tmp itself, where somebody works there, stays each host's own.
-    return [path for path in found if not any(each.is_relative_to(path) for each in private)]
+    return [path for path in found if path not in private]
 
 
 def _runtime() -> Path:

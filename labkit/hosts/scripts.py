@@ -13,6 +13,7 @@ from labkit.hosts.switch import DEVICE
 
 # Letters of ssh's options that are followed by a value.
 VALUED = "BbcDEeFIiJLlmOopQRSWw"
+AGENT_VARIABLE = "PRTE_MCA_plm_ssh_agent"  # where mpiexec looks for it
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _AGENT = """#!/bin/sh
@@ -48,16 +49,19 @@ exec {unshare} --mount /bin/sh -c {mounts} sh "$@"
 """
 
 
-def login(binds: Binds, variables: Mapping[str, str]) -> str:
+def login(binds: Binds, agent: str, configuration: str | None) -> str:
     """The text of the command that carries another one out on the login node, this machine.
 
     Args:
         binds: files and folders, and what each stands in the place of.
-        variables: set where they are not set already.
+        agent: the command in place of ssh; another one that the caller has chosen stays.
+        configuration: of the testbed's Slurm, if it has one.
     """
     mount = shlex.quote(found("mount") or "mount")
     mounts = [f"{mount} --bind {shlex.quote(a)} {shlex.quote(b)}" for a, b in binds]
-    exports = [f': "${{{name}:={value}}}"\nexport {name}' for name, value in variables.items()]
+    exports = [f"export {AGENT_VARIABLE}=${{{AGENT_VARIABLE}:-{shlex.quote(agent)}}}"]
+    if configuration is not None:
+        exports.append(f"export SLURM_CONF={shlex.quote(configuration)}")
     return _LOGIN.format(
         exports="\n".join(exports),
         unshare=shlex.quote(found("unshare") or "unshare"),
