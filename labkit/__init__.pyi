@@ -26,6 +26,7 @@ from .compression import (
 )
 from .experiment import Experiment
 from .figures import compare, reading, table
+from .hosts import testbed
 from .jobs.form import form
 from .jobs.log import log
 from .network import ComputeTime, Network, Slowdown
@@ -107,4 +108,5 @@ __all__ = [
     "report",
     "run",
     "table",
+    "testbed",
 ]

@@ -23,7 +23,7 @@ ORDER = (
     *("communicator", "frameworks", "compression", "exchange", "datasets", "models"),
     *("model_parallel",),
     *("programs", "keras", "strategies", "experiment", "records", "deployment", "worker"),
-    *("figures", "report", "cluster", "jobs", "gallery", "bench", "cli"),
+    *("figures", "report", "hosts", "cluster", "jobs", "gallery", "bench", "cli"),
 )
 COLUMNS = ("modules", "lines", "code", "untyped", "ignores", "comments")
 FRAGMENT = 60  # lines below which a module with one importer belongs into what it serves

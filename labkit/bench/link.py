@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +11,7 @@ from labkit.bench.joined import joined_at
 from labkit.bench.timing import Row, head, sweep
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
+from labkit.common.units import bits_of
 from labkit.frameworks.namespaces import FRAME, burst, require_means
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
@@ -22,7 +22,6 @@ SIZES = (64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB)
 ALGORITHMS = ("ring", "master_worker")
 RATES = ("100Mb", "1Gb")
 SLICE = 0.5  # seconds spent on one algorithm and size in one repeat
-UNITS = {"Mb": 10**6, "Gb": 10**9}
 
 Case = tuple[str, int, int]  # algorithm, bytes, calls
 
@@ -115,13 +114,3 @@ def _row(case: Case, form: float, times: np.ndarray, rate: str, facts: Row) -> R
         "correct": bool(times[:, :, 1].all()),
         **facts,
     }
-
-
-def bits_of(rate: str) -> int:
-    """Bits/s of a rate such as 100Mb. Raises: InvalidInput."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(Mb|Gb)", rate)
-    if not found or float(found[1]) * UNITS[found[2]] < UNITS["Mb"]:
-        raise InvalidInput(
-            f"rate={rate!r} is impossible; give bits a second from 1Mb up, such as 100Mb or 1Gb"
-        )
-    return round(float(found[1]) * UNITS[found[2]])

@@ -20,6 +20,7 @@ from labkit.cli.gallery import gallery
 from labkit.cli.peers import peers
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
+from labkit.cli.testbed import testbed
 from labkit.cli.tf_config import tf_config
 from labkit.common.errors import DISK, InvalidInput, LabkitError, cannot_write
 from labkit.common.places import keep_bytecode
@@ -72,6 +73,7 @@ app.add_command(gallery)
 app.add_command(peers)
 app.add_command(simulate)
 app.add_command(sweep)
+app.add_command(testbed)
 app.add_command(tf_config)
 
 

@@ -45,17 +45,17 @@ def class_of(flow: int) -> int:
     return 1 << 16 | flow + 1
 
 
-def queues(rate: int, flows: int) -> list[str]:
+def queues(rate: int, flows: int = 1, device: str = DEVICE) -> list[str]:
     """What `tc` is told at each end: one queue, or one a flow, served in turn by `htb`."""
     each = f"burst {burst(rate)} cburst {burst(rate)}"
     if flows == 1:
-        return [f"qdisc add dev {DEVICE} root tbf rate {rate}bit burst {burst(rate)} limit {QUEUE}"]
+        return [f"qdisc add dev {device} root tbf rate {rate}bit burst {burst(rate)} limit {QUEUE}"]
     inner = f"ceil {rate}bit {each} quantum {FRAME * frames(rate)}"
     return [
-        f"qdisc add dev {DEVICE} root handle 1: htb default 1",
-        f"class add dev {DEVICE} parent 1: classid 1:ffff htb rate {rate}bit {each}",
+        f"qdisc add dev {device} root handle 1: htb default 1",
+        f"class add dev {device} parent 1: classid 1:ffff htb rate {rate}bit {each}",
         *(
-            f"class add dev {DEVICE} parent 1:ffff classid 1:{flow + 1:x} "
+            f"class add dev {device} parent 1:ffff classid 1:{flow + 1:x} "
             f"htb rate {rate // flows}bit {inner}"
             for flow in range(flows)
         ),

@@ -56,7 +56,8 @@ def test_the_title_of_a_panel_ends_before_the_next_panel() -> None:
     texts = [each for each in svg.iter("text") if (each.text or "").startswith("mean over")]
     starts = sorted(float(each.get("x", 0)) for each in texts)
     for each, end in zip(texts, [starts[1], 640.0], strict=True):
-        assert each.text and each.text.endswith("…")
+        assert each.text
+        assert each.text.endswith("…")
         assert float(each.get("x", 0)) + 5 * len(each.text) < end
     whole = drawn(line, annotations=notes[:1])
     assert long in said(whole)

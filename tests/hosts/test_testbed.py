@@ -1,0 +1,213 @@
+"""Two hosts: apart from each other, joined by their link, and under MPI and Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import labkit as lk
+from labkit.communicator import launcher
+from labkit.hosts import Testbed
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]  # all hosts see it; a test's own folder only this machine
+WORLD = [sys.executable, str(Path(__file__).with_name("sample_world.py"))]
+HOST_OWN = ("net", "uts", "mnt", "ipc", "pid")
+PAYLOAD = 2**23  # bytes
+
+# Takes what comes on a port, and says how much it was.
+TAKES = """
+import socket
+with socket.create_server(("", 5000)) as server:
+    print("listening", flush=True)
+    connection, _ = server.accept()
+    print(sum(iter(lambda: len(connection.recv(2**20)), 0)))
+"""
+SENDS = """
+import socket, sys, time
+begin = time.perf_counter()
+with socket.create_connection((sys.argv[1], 5000), float(sys.argv[3])) as connection:
+    connection.sendall(bytes(int(sys.argv[2])))
+    connection.shutdown(socket.SHUT_WR)
+    connection.recv(1)
+print(time.perf_counter() - begin)
+"""
+
+
+@pytest.fixture(scope="module")
+def bed(means: None) -> Iterator[Testbed]:
+    begin = time.monotonic()
+    with lk.testbed(cores=3) as up:
+        assert time.monotonic() - begin < 60
+        yield up
+
+
+def sent_between(bed: Testbed, one: str, other: str, nbytes: int) -> float:
+    """Send so many bytes from one host to another; seconds until the last has been read."""
+    taker = subprocess.Popen(
+        bed.command(other, [sys.executable, "-c", TAKES]), stdout=subprocess.PIPE, text=True
+    )
+    with taker:
+        assert taker.stdout is not None
+        assert taker.stdout.readline() == "listening\n"
+        # By the name, as each host's /etc/hosts has it.
+        done = bed.run(one, [sys.executable, "-c", SENDS, other, str(nbytes), "60"], check=True)
+        assert int(taker.stdout.readline()) == nbytes
+    return float(done.stdout)
+
+
+def worlds(said: str) -> list[tuple[int, int, str, bool, str]]:
+    return sorted(tuple(json.loads(line)) for line in said.splitlines())
+
+
+def mpi_environment() -> dict[str, str]:
+    """That of ranks, with TCP, without which two hosts have nothing in common."""
+    return {k: v for k, v in (os.environ | launcher.environment()).items() if k != "OMPI_MCA_btl"}
+
+
+def test_hosts_have_names_and_namespaces_of_their_own(bed: Testbed) -> None:
+    assert bed.hosts == ("a", "b")
+    assert [bed.run(host, ["hostname"]).stdout for host in bed.hosts] == ["a\n", "b\n"]
+    for kind in HOST_OWN:
+        own = {bed.run(host, ["readlink", f"/proc/self/ns/{kind}"]).stdout for host in bed.hosts}
+        own |= {os.readlink(f"/proc/self/ns/{kind}") + "\n"}
+        assert len(own) == 3, kind
+    assert bed.login(["hostname"]).stdout.strip() == os.uname().nodename
+
+
+def test_what_one_host_writes_for_itself_no_other_sees(bed: Testbed) -> None:
+    for place in ("/tmp", "/dev/shm", "$XDG_RUNTIME_DIR"):
+        write = f'cd "{place}" && hostname > mark && pwd'
+        where = {bed.run(host, ["sh", "-c", write], check=True).stdout for host in bed.hosts}
+        assert len(where) == 1  # by one name
+        read = ["cat", f"{where.pop().strip()}/mark"]
+        assert [bed.run(host, read).stdout for host in bed.hosts] == ["a\n", "b\n"]
+        assert bed.login(read).returncode == 1
+    processes = bed.run("a", ["ps", "-e", "-o", "args="]).stdout
+    assert "slurmd -D -N a" in processes
+    assert "slurmd -D -N b" not in processes
+
+
+def test_all_see_this_machines_files_and_each_others_names(bed: Testbed) -> None:
+    for host in bed.hosts:
+        assert bed.run(host, ["test", "-f", __file__]).returncode == 0
+        for name in (*bed.hosts, "login"):
+            found = bed.run(host, ["getent", "hosts", name]).stdout.split()
+            assert (found[0], name in found) == (bed.addresses[name], True)
+    # The login node has a route, and the names, which the rest of this machine does not see.
+    assert bed.login(["getent", "hosts", "b"]).stdout.split() == [bed.addresses["b"], "b"]
+    assert bed.addresses["b"] not in Path("/etc/hosts").read_text()
+
+
+def test_the_links_counter_rises_by_what_was_sent(bed: Testbed) -> None:
+    before = {host: bed.sent(host) for host in bed.hosts}
+    sent_between(bed, "a", "b", PAYLOAD)
+    rose = {host: bed.sent(host) - before[host] for host in bed.hosts}
+    assert PAYLOAD < rose["a"] < 1.1 * PAYLOAD  # headers of packets
+    assert 0 < rose["b"] < 0.1 * PAYLOAD  # that they have come
+
+
+def test_mpiexec_makes_one_world_of_both_hosts_with_an_agent_in_place_of_ssh(
+    bed: Testbed,
+) -> None:
+    agent = {"PRTE_MCA_plm_ssh_agent": str(bed.agent)}
+    before = {host: bed.sent(host) for host in bed.hosts}
+    command = [*launcher.mpiexec(4), "--prtemca", "plm", "ssh", "--host", "a:2,b:2", *WORLD]
+    done = bed.login(command, env=mpi_environment() | agent, cwd=ROOT, timeout=100)
+    assert done.returncode == 0, done.stderr
+    said = worlds(done.stdout)
+    assert [(rank, size, right) for rank, size, _, right, _ in said] == [
+        (rank, 4, True) for rank in range(4)
+    ]
+    assert [host for _, _, host, _, _ in said] == ["a", "a", "b", "b"]
+    assert len({network for *_, network in said}) == 2
+    # Each host needs at least the sum of the other's ranks: no way leads around the link.
+    assert all(bed.sent(host) - before[host] > 2**21 for host in bed.hosts)
+
+
+def test_srun_with_pmix_makes_one_world_of_four(bed: Testbed) -> None:
+    command = ["srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix", *WORLD]
+    done = bed.login(command, env=mpi_environment(), cwd=ROOT, timeout=100)
+    assert done.returncode == 0, done.stderr
+    said = worlds(done.stdout)
+    assert [(rank, size, right) for rank, size, _, right, _ in said] == [
+        (rank, 4, True) for rank in range(4)
+    ]
+    assert sorted(host for _, _, host, _, _ in said) == ["a", "a", "b", "b"]
+
+
+def test_srun_without_pmix_makes_as_many_worlds_of_one_and_says_nothing(
+    bed: Testbed,
+) -> None:
+    """A fact that who starts ranks must refuse: no error, exit status 0, and nothing was summed."""
+    command = ["srun", "-N2", "--ntasks-per-node=2", "--mpi=none", *WORLD]
+    done = bed.login(command, env=mpi_environment(), cwd=ROOT, timeout=100)
+    assert (done.returncode, "error" in done.stderr) == (0, False), done.stderr
+    assert [(rank, size) for rank, size, *_ in worlds(done.stdout)] == [(0, 1)] * 4
+
+
+def test_slurm_counts_the_cores_that_were_asked_for(bed: Testbed) -> None:
+    told = bed.run("b", ["sinfo", "--noheader", "--Node", "--format=%N %c"])
+    assert told.stdout.splitlines() == ["a 3", "b 3"], told.stderr
+    refused = bed.login(["srun", "--immediate=1", "-N1", "-c4", "true"])
+    assert refused.returncode != 0
+    assert "Requested node configuration is not available" in refused.stderr
+
+
+def test_the_agent_takes_the_words_of_ssh(bed: Testbed) -> None:
+    def ssh(*words: str, **options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([bed.agent, *words], capture_output=True, text=True, **options)
+
+    assert ssh("-x", "-o", "BatchMode=yes", "root@b", "hostname;", "pwd").stdout == "b\n/root\n"
+    assert ssh(bed.addresses["a"], "cat; exit 7", input="heard").stdout == "heard"
+    assert ssh("a", "exit 7").returncode == 7
+    unknown = ssh("c", "true")
+    assert unknown.returncode == 255
+    assert unknown.stderr.startswith("ssh: Could not resolve hostname c:")
+
+
+def test_nothing_gets_through_a_cable_that_was_pulled(bed: Testbed) -> None:
+    call = [sys.executable, "-c", SENDS, "b", "1", "1"]
+    bed.link_down("b")
+    try:
+        refused = subprocess.run([bed.agent, "b", "true"], capture_output=True, text=True)
+        assert (refused.returncode, "No route to host" in refused.stderr) == (255, True)
+        before = bed.sent("b")
+        assert "Error" in bed.run("a", call).stderr
+        assert bed.sent("b") == before
+    finally:
+        bed.link_up()
+    assert "Connection refused" in bed.run("a", call).stderr  # by b itself: nobody listens
+
+
+def test_a_host_that_is_not_there_is_refused_with_those_that_are(bed: Testbed) -> None:
+    for ask in (lambda: bed.run("c", ["true"]), lambda: bed.sent("c"), lambda: bed.link_down("c")):
+        with pytest.raises(lk.InvalidInput, match="host='c' is not in this testbed; it has: a, b"):
+            ask()
+
+
+def test_it_shows_itself_in_a_notebook(bed: Testbed) -> None:
+    assert repr(bed) == "<testbed of 2 hosts at 1Gb/s, up>"
+    html = bed._repr_html_()
+    assert "Testbed, up" in html
+    assert f"a {bed.addresses['a']}, b {bed.addresses['b']}" in html
+    assert "3 CPUs a node" in html
+
+
+def test_three_hosts_without_slurm_are_joined_at_the_rate_that_was_asked_for(means: None) -> None:
+    with lk.testbed(nodes=3, bandwidth="20Mb/s", slurm=False) as bed:
+        assert bed.hosts == ("a", "b", "c")
+        seconds = sent_between(bed, "a", "c", 2**20)
+        # What passes at once after a pause is some kB; a busy machine only makes it slower.
+        assert seconds > 0.9 * 8 * 2**20 / 20e6
+        assert "slurm" not in bed.run("a", ["ps", "-e", "-o", "args="]).stdout
+    with pytest.raises(lk.LabkitError, match="the testbed has ended; make another one"):
+        bed.command("a", ["true"])
