@@ -16,6 +16,7 @@ from labkit.common.errors import LabkitError
 from labkit.common.html import card, pairs
 from labkit.common.places import bytecode_variables
 from labkit.common.privacy import scrub
+from labkit.common.units import plural
 from labkit.records.endings import End, described
 
 START_LIMIT = 300.0  # seconds, also on a machine that is busy
@@ -98,7 +99,7 @@ def launch(folder: Path, workers: int, threads: int) -> None:
             env=os.environ | bytecode_variables(),
             start_new_session=True,  # Ctrl-C in a terminal is not meant for the engines
         )
-    begin, shown = time.monotonic(), _Ticker(f"starting {workers} MPI engines")
+    begin, shown = time.monotonic(), _Ticker(f"starting {plural(workers, 'MPI engine')}")
     while (said := state(folder))["state"] != "ready":
         shown.tick()
         # The keeper's own end is seen at once, instead of after the limit.
