@@ -80,7 +80,7 @@ class Pipeline(Staged):
 
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "stale synchronous")
     scheduling: ClassVar[tuple[str, ...]] = ("micro-batches", "sequential")
-    paper: ClassVar[str] = "Huang 2019, arXiv 1811.06965; Harlap 2018, arXiv 1806.03377"
+    paper: ClassVar[str] = "Huang 2019, arXiv 1811.06965"
 
     schedule: str = Field("1f1b", kw_only=False)
     microbatches: PositiveInt = 8
