@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.figures.kit.entries import OVERSUBSCRIBED, Entry, Line
+from labkit.figures.kit.entries import MANY, OVERSUBSCRIBED, Entry, Line
 from labkit.figures.kit.panels import BELOW, PLOT, Panel
 
 if TYPE_CHECKING:
@@ -42,8 +42,10 @@ class Sheet:
 
     @property
     def alt(self) -> str:
-        """What is seen and what is heard are made of the same words."""
-        parts = (self.title, *self.remarks, *self.words)
+        """What is seen and what is heard are made of the same words, those of so many at most."""
+        more = len(self.words) - MANY
+        rest = (f"and {more} more, which a table has",) if more > 0 else ()
+        parts = (self.title, *self.remarks, *self.words[:MANY], *rest)
         return ". ".join(part for part in parts if part) + "."
 
     def figure(self) -> Figure:
