@@ -11,7 +11,7 @@ from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, short
 from labkit.communicator import Communicator
 from labkit.frameworks.child import Child
-from labkit.worker.step_graph import StepGraph
+from labkit.records.step_graph import StepGraph
 
 DEVICES = 2  # logical ones
 DEEPEST = 4  # hidden layers, of which an animation still shows each operation

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from labkit.bench.split_step import SplitModel, gated
 from labkit.bench.steps import Averaging, Case, Model
 from labkit.frameworks.child import serve
-from labkit.worker.step_graph import StepGraph, step_graph
+from labkit.records.step_graph import StepGraph
+from labkit.worker.executed_step import step_graph
 
 if TYPE_CHECKING:
     import tensorflow as tf

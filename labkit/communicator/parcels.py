@@ -15,9 +15,8 @@ from labkit.communicator.slots import HEAD, LINE, Slots, lines
 from labkit.communicator.window import Window
 
 LEAST = 1 << 16  # bytes of a stretch, however little is expected
-_PLACE = (
-    4 + WORDS
-)  # where a notice goes on behind the head: place, bytes of the part, and its begin
+# Behind the head a notice says the place and the bytes of the part, and its begin.
+_PLACE = 4 + WORDS
 _NOTICE = _PLACE + 3
 assert 8 * (1 + _NOTICE) <= HEAD  # beside its number
 

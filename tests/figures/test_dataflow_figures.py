@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -26,8 +27,8 @@ from labkit.figures import (
 )
 from labkit.figures.dataflow.step_nodes import UPDATE
 from labkit.records.input_wait import SYNTHETIC, Fed, InputTrace
+from labkit.records.step_graph import Flow, Operation, StepGraph, Transfer
 from labkit.records.thread_counts import ThreadSweep, Timed
-from labkit.worker.step_graph import Flow, Operation, StepGraph, Transfer
 
 NAN = float("nan")
 
@@ -106,6 +107,8 @@ def test_control_dependencies_hold_updates_back() -> None:
     free, gated = control_reading(BOTH).splitlines()
     assert "1 of 2 updates began before" in free
     assert gated.endswith("none may, and none did.")
+    early = replace(GATED, operations=(*GATED.operations[:3], *FREE.operations[3:]))
+    assert str(control_reading({"early": early})).endswith("none may, yet 1 did.")
     lanes = {lane for trace in control_timeline(BOTH).data for lane in trace.y or () if lane}
     assert lanes == {"other operations", "gradients", "updates"}
 

@@ -16,11 +16,9 @@ from labkit.figures import (
     placer_reading,
     step_picture,
 )
+from labkit.records.placed import WAY, Examined, Measured, Row
+from labkit.records.step_graph import Flow, Operation, StepGraph
 from labkit.simulate.placement import Machine, Need, Task, TaskGraph, compared
-from labkit.worker.devices import Examined, Measured
-from labkit.worker.devices.asked import Row
-from labkit.worker.devices.speeds import WAY
-from labkit.worker.step_graph import Flow, Operation, StepGraph
 
 STEP = StepGraph(
     (
@@ -141,6 +139,16 @@ def test_the_step_is_drawn_without_what_only_holds_a_value() -> None:
     shown = [text for t in figure.data if t.mode == "markers+text" and t.text for text in t.text]
     assert sorted(shown) == ["MatMul", "Read", "Relu", "Relu"]
     assert "1 edge between devices, 64 B in all" in figure.alt
+
+
+def test_the_pointer_is_told_what_the_placement_log_says() -> None:
+    log = {"tower0/Relu": "CPU:0"}
+    drawn = step_picture(STEP, "A step", log=log).data
+    told = [text for t in drawn if t.mode == "markers+text" for text in t.hovertext or ()]
+    assert [text for text in told if "placed on CPU:0 by the log" in text] == [
+        text for text in told if text.startswith("tower0/Relu")
+    ]
+    assert sum("not in the log" in text for text in told) == len(told) - 1
 
 
 def test_the_placer_is_read_from_what_ran() -> None:

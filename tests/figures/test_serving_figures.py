@@ -84,8 +84,9 @@ def test_equal_ways_are_not_ranked() -> None:
     found = measured()
     slow = found.times["way"].isin(["slices", "stages"])
     found.times.loc[slow, "seconds"] *= 100
-    first = serving_reading(found).splitlines()[0]
+    first, *_, last = serving_reading(found).splitlines()
     assert first.endswith("(spread 2.01 ms to 2.07 ms); the next, replicas, 2.04 ms: spreads meet.")
+    assert "near: nobody beyond the spread and " in last
 
 
 def test_more_ranks_than_cores_are_marked_in_figure_and_words() -> None:

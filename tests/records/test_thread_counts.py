@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from labkit.records.thread_counts import ThreadSweep, Timed, more_is_less, thread_costs
 
@@ -16,7 +17,7 @@ STEPS = {
 }
 
 
-def sweep(steps: dict[tuple[int, int], tuple[float, float]]) -> ThreadSweep:
+def sweep(steps: Mapping[tuple[int, int], Sequence[float]]) -> ThreadSweep:
     timed = [
         Timed(32, *pair, repeat, ms)
         for pair, each in steps.items()
@@ -37,6 +38,14 @@ def test_more_is_less_from_the_first_number_that_is_slower_in_every_repeat() -> 
     assert (intra["ratio_low"], intra["ratio_high"]) == (7 / 6, 15 / 12)
     assert (inter["threads"], inter["best"], inter["most"]) == ("inter", 1, 2)
     assert math.isnan(inter["less_from"])
+
+
+def test_no_number_is_named_where_a_larger_one_is_no_slower_or_nothing_was_repeated() -> None:
+    steps = {(1, 1): (6.0, 6.0), (2, 1): (8.0, 9.0), (8, 1): (6.5, 5.9)}
+    once = {pair: each[:1] for pair, each in STEPS.items()}
+    for each in (steps, once):
+        intra, _ = more_is_less(sweep(each)).to_dict("records")
+        assert math.isnan(intra["less_from"])
 
 
 def test_the_most_threads_may_be_the_best() -> None:

@@ -10,9 +10,9 @@ from labkit.cluster import Cluster
 from labkit.communicator import Communicator
 from labkit.figures import break_even, break_even_table
 from labkit.frameworks.child import Child
+from labkit.records.placed import Examined, Measured, Row
 from labkit.simulate.placement import Machine, Plan, compared
-from labkit.worker.devices import Asked, Examined, Measured
-from labkit.worker.devices.asked import Row
+from labkit.worker.devices import Asked
 from labkit.worker.devices.asking import PROCESS
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from labkit.figures.kit.entries import INK
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.lanes import Kind, Lanes, lanes
 from labkit.figures.kit.panels import Trace
-from labkit.worker.step_graph import Operation, StepGraph
+from labkit.records.step_graph import Operation, StepGraph
 
 if TYPE_CHECKING:
     import pandas

@@ -12,8 +12,8 @@ from labkit.figures.dataflow.step_nodes import CLOCK, nodes_of, short
 from labkit.figures.graphs.layered import MOST, layout
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.frames import played, table
-from labkit.worker.ready_queue import RESOLUTION, Moment, ReadyQueue, ready_queue
-from labkit.worker.step_graph import StepGraph
+from labkit.records.ready_queue import RESOLUTION, Moment, ReadyQueue, ready_queue
+from labkit.records.step_graph import StepGraph
 
 if TYPE_CHECKING:
     import pandas

@@ -12,7 +12,7 @@ from labkit.figures.kit.canvas import axis
 from labkit.figures.kit.entries import INK, safe_text
 from labkit.figures.kit.frames import BARE, legend, words
 from labkit.figures.kit.panels import Trace
-from labkit.worker.ready_queue import Moment
+from labkit.records.ready_queue import Moment
 
 
 class State(NamedTuple):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from labkit.common.units import seconds_text
 from labkit.figures.graphs.collapse import collapsed
 from labkit.figures.graphs.layered import Edge, Node, layered
-from labkit.worker.step_graph import Operation, StepGraph
+from labkit.records.step_graph import Operation, StepGraph
 
 if TYPE_CHECKING:
     from labkit.figures.kit.canvas import Figure

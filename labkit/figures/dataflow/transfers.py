@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from labkit.common.units import bytes_text, plural
 from labkit.figures.kit.findings import Finding, Markdown, sentences
-from labkit.worker.step_graph import Operation, StepGraph, Transfer
+from labkit.records.step_graph import Operation, StepGraph, Transfer
 
 if TYPE_CHECKING:
     import pandas

@@ -11,8 +11,7 @@ from labkit.figures.kit.findings import Finding, Markdown
 from labkit.figures.kit.marks import line_with_band
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import sheet
-from labkit.worker.devices.asked import Row
-from labkit.worker.devices.speeds import WAY
+from labkit.records.placed import WAY, Row
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.common.errors import InvalidInput
@@ -23,9 +23,8 @@ LAYER = 42  # pixels from layer to layer
 BEND = 0.35  # of a node's width, for an edge that passes a layer
 LOOSE = 2.0  # times its width that a layer is stretched at most, so that words have room
 COPY = "#D55E00"
-NAMED = (
-    14  # copies whose bytes are written beside the edge; of more they are in the pointer's words
-)
+# Copies whose bytes are written beside the edge; of more they are in the pointer's words.
+NAMED = 14
 
 
 @dataclass(frozen=True)
@@ -85,18 +84,16 @@ def layered(
         InvalidInput: there is no node or too many, two have one name, an edge begins or ends at
             none, or the edges form a circle.
     """
-    _check(nodes, edges)
-    depths = layers([node.name for node in nodes], edges)
-    ways = _ways(edges, depths)
-    places = _places(nodes, depths, ways)
+    places, met = layout(nodes, edges)
     looks = lines(sorted({node.device for node in nodes}))
     devices = {node.name: node.device for node in nodes}
     crossing = [not each.control and devices[each.source] != devices[each.target] for each in edges]
     copies = [edge for edge, across in zip(edges, crossing, strict=True) if across]
-    drawn = [_edge(edge, ways[edge], places, edge in copies, len(copies)) for edge in edges]
+    drawn = [_edge(edge, met[edge], edge in copies, len(copies)) for edge in edges]
     drawn += [_nodes(nodes, places, device, look) for device, look in looks.items()]
-    deepest = max(depths.values())
-    ends = [place.across for place in places.values()]
+    deepest = int(max(place.layer for place in places.values()))
+    # Edges, too, go around nodes.
+    ends = [each.across for each in chain(places.values(), *met.values())]
     panel = Panel(
         title=f"{plural(len(nodes), 'node')}, {plural(len(copies), 'edge')} between devices\n"
         "what a node needs stands above it",
@@ -230,17 +227,16 @@ def _spread(row: Sequence[str], widest: float) -> list[float]:
     return [end - (width + sum(widths)) / 2 for end, width in zip(ends, widths, strict=True)]
 
 
-def _edge(edge: Edge, way: Way, places: Mapping[str, Place], copied: bool, copies: int) -> Trace:
+def _edge(edge: Edge, met: Sequence[Place], copied: bool, copies: int) -> Trace:
     size = bytes_text(edge.bytes)
     line = {"color": COPY if copied else INK, "width": 2.5 if copied else 0.8, "shape": "spline"}
     if edge.control:
         line["dash"] = "dot"
-    met = [places[name] for name in way]
     if copied:
         # For its bytes, in the last part: edges that leave one node lie apart there.
         above, below = met[-2:]
         middle = Place((above.layer + below.layer) / 2, (above.across + below.across) / 2)
-        met.insert(-1, middle)
+        met = [*met[:-1], middle, below]
     trace: Trace = {
         "x": [place.across for place in met],
         "y": [place.layer for place in met],

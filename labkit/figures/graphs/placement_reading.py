@@ -9,8 +9,8 @@ from labkit.common.units import bytes_text
 from labkit.figures.graphs.break_even import break_even_finding
 from labkit.figures.graphs.placements import placement_table
 from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.records.placed import Examined, Measured
 from labkit.simulate.placement import Plan
-from labkit.worker.devices import Examined, Measured
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,8 +13,8 @@ from labkit.figures.kit.lanes import Kind, Lanes, lanes
 from labkit.figures.kit.marks import bars, rule
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import sheet
+from labkit.records.placed import Measured
 from labkit.simulate.placement import Machine, Plan
-from labkit.worker.devices import Measured
 
 if TYPE_CHECKING:
     import pandas as pd

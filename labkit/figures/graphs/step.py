@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from labkit.common.units import seconds_text
 from labkit.figures.graphs.collapse import collapsed
 from labkit.figures.graphs.layered import Edge, Node, layered
-from labkit.worker.step_graph import Flow, StepGraph
+from labkit.records.step_graph import Flow, StepGraph
 
 if TYPE_CHECKING:
     from labkit.figures.kit.canvas import Figure
@@ -30,7 +30,7 @@ def step_picture(
     Constants, results and handles of variables are left out, as nothing is computed there.
 
     Args:
-        graph: of `labkit.worker.step_graph.step_graph`.
+        graph: of `labkit.worker.executed_step.step_graph`.
         title: what it is; clock and network are added.
         most: nodes that are drawn.
         log: device by operation, as TensorFlow's placement log says; the pointer is told.

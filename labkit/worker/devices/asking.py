@@ -8,8 +8,9 @@ from typing import cast
 
 from labkit.communicator import Communicator
 from labkit.frameworks.child import Child
+from labkit.records.placed import Examined, Measured, Row
 from labkit.simulate.placement import Plan
-from labkit.worker.devices.asked import Asked, Examined, Measured, Row
+from labkit.worker.devices.asked import Asked
 
 PROCESS = "labkit.worker.devices.served"
 

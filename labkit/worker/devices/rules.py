@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.worker.devices.asked import Row
-from labkit.worker.step_graph import executed_graph
+from labkit.records.placed import Row
+from labkit.worker.executed_step import executed_graph
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.communicator.clock import WallClock
 from labkit.frameworks.child import serve
+from labkit.records.placed import Examined, Measured, Row
 from labkit.simulate.placement import Machine, Plan, all_on_one
-from labkit.worker.devices.asked import Asked, Examined, Measured, Row
+from labkit.worker.devices.asked import Asked
 from labkit.worker.devices.rules import kernels, rules
 from labkit.worker.devices.speeds import links, products_and_copies
 from labkit.worker.devices.towers import Step, towers
 from labkit.worker.devices.traced import Traced, trace
-from labkit.worker.step_graph import executed_graph, step_graph
+from labkit.worker.executed_step import executed_graph, step_graph
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -8,7 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from labkit.communicator.clock import Clock
-from labkit.worker.devices.asked import Asked, Row
+from labkit.records.placed import WAY, Row
+from labkit.worker.devices.asked import Asked
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 HOPS = 16  # from device to device and back, in one graph
 LINK = (4, 2**16, 2**20, 2**22)  # bytes of a tensor that hops
 FLOAT = 4  # bytes
-WAY = "product, with the copies"
 
 
 def links(clock: Clock, asked: Asked) -> tuple[list[Row], float, float]:

@@ -8,9 +8,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from labkit.common.errors import LabkitError
+from labkit.records.step_graph import StepGraph
 from labkit.simulate.placement import SIGNAL, Need, Plan, Task, TaskGraph
 from labkit.worker.devices.towers import Step
-from labkit.worker.step_graph import StepGraph, executed_parts, joined, timed
+from labkit.worker.executed_step import executed_parts, joined, timed
 
 if TYPE_CHECKING:
     import numpy as np

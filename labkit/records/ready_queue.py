@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from labkit.common.errors import LabkitError
-from labkit.worker.step_graph import Operation, StepGraph
+from labkit.records.step_graph import Operation, StepGraph
 
 RESOLUTION = 1e-6  # s; events of one thread may touch, and those of two are read by two clocks
 
@@ -116,7 +116,7 @@ def ready_queue(graph: StepGraph) -> ReadyQueue:
     and receives ran.
 
     Args:
-        graph: of `labkit.worker.step_graph`, without loops, in which an operation runs once.
+        graph: of `labkit.worker.executed_step`, without loops, in which an operation runs once.
 
     Raises:
         LabkitError: no operation of the step has an event.

@@ -10,8 +10,9 @@ import pytest
 from labkit.bench.split_step import gated
 from labkit.bench.steps import Case, Model
 from labkit.common.errors import LabkitError
-from labkit.worker.ready_queue import ready_queue
-from labkit.worker.step_graph import Flow, Operation, StepGraph, step_graph
+from labkit.records.ready_queue import ready_queue
+from labkit.records.step_graph import Flow, Operation, StepGraph
+from labkit.worker.executed_step import step_graph
 
 #   ms    0    1    2    3    4    5    6
 #   a     ■■■■■■                              x (an argument) is there from the start

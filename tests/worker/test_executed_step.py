@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from labkit.common.errors import InvalidInput
-from labkit.worker.step_graph import Flow, Operation, StepGraph, step_graph
+from labkit.records.step_graph import Flow, Operation, StepGraph
+from labkit.worker.executed_step import step_graph
 
 
 def test_a_step_is_read_as_the_optimizer_left_it() -> None:
