@@ -1,4 +1,4 @@
-"""Bytes and seconds as people read them, and axes of them."""
+"""Numbers, bytes and seconds as people read them, and axes of them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ Axis: TypeAlias = "dict[str, JSON]"  # Plotly's words for an axis
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+
+def number_text(value: float) -> str:
+    """`0.1235`, `12,346`: four digits, from a thousand on in whole numbers."""
+    # Of 12,346 samples/s four digits would be 1.235e+04.
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def bytes_text(nbytes: float) -> str:

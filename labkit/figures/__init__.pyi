@@ -33,6 +33,7 @@ from .graphs.layered import layered
 from .graphs.placement_reading import placement_reading, placer_reading
 from .graphs.placements import makespans, placement_gantt, placement_table
 from .graphs.step import step_picture
+from .kit.readable import readable
 from .methods.taxonomy import taxonomy_map
 from .runs.blocks import blocks_reading, dependencies, optimality_gap
 from .runs.codistilled import codistillation_reading, codistillation_table
@@ -152,6 +153,7 @@ __all__ = [
     "race_reading",
     "rank_table",
     "rate_reading",
+    "readable",
     "reading",
     "ready_animation",
     "scatter",

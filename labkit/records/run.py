@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from labkit.common.content import JSON, is_number
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, curve, folded, pairs, preformatted
+from labkit.common.units import number_text
 from labkit.records import store
 from labkit.records.scan import Found, find_runs
 from labkit.records.store import Record
@@ -335,11 +336,8 @@ def _without_schema(record: Record) -> Record:
 
 
 def shown(value: JSON) -> str:
-    """A metric for the eye: four figures, from a thousand on in whole numbers."""
-    if not isinstance(value, float):
-        return str(value)
-    # Of 12,345 samples/s four figures would be 1.234e+04.
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    """A metric for the eye."""
+    return number_text(value) if isinstance(value, float) else str(value)
 
 
 def _losses(epochs: list[Record]) -> str:

@@ -14,7 +14,17 @@ from labkit.bench.transports import measuring, ratios
 from labkit.bench.transports.predicted import PLACE, predict
 from labkit.bench.transports.starting import hosts_wanted
 from labkit.bench.transports.trained import told
-from labkit.bench.transports.ways import APART, GRPC, LOOPBACK, PLACES, SHARED, WAYS, chosen
+from labkit.bench.transports.ways import (
+    APART,
+    GRPC,
+    LOOPBACK,
+    PLACES,
+    SHARED,
+    UNATTACHED,
+    WAYS,
+    WITHIN,
+    chosen,
+)
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput
 from labkit.communicator import TRANSPORTS
@@ -25,15 +35,17 @@ def test_one_sided_and_two_sided_are_rows_of_their_own_in_memory_and_over_tcp() 
     for transport in TRANSPORTS:
         assert [way.place for way in chosen([transport], [])] == list(PLACES)
     assert [way.place for way in chosen([GRPC], [])] == [LOOPBACK, APART]
-    assert len(WAYS) == len(set(WAYS)) == 11
+    assert len(WAYS) == len(set(WAYS)) == 14
 
 
 def test_static_placement_copies_least_and_every_copy_has_its_reason() -> None:
-    for place in (SHARED, LOOPBACK, APART):
+    for place in PLACES:
         static, dynamic = (
             len(WAYS[f"{name}, {place}"].copies) for name in ("one_sided", "one_sided_dynamic")
         )
         assert 1 <= static < dynamic
+    two = [len(WAYS[f"two_sided, {place}"].copies) for place in (SHARED, UNATTACHED)]
+    assert two == [1, 2]
     assert all(len(set(way.copies)) == len(way.copies) for way in WAYS.values())
 
 
@@ -112,11 +124,11 @@ def test_what_is_exchanged_comes_back_bit_by_bit_and_only_tcp_uses_tcp(tmp_path:
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     measured = [row for row in rows if row["clock"] == "wall"]
-    places = [SHARED] if hosts_wanted() else [SHARED, LOOPBACK]
+    places = [*WITHIN] if hosts_wanted() else [*WITHIN, LOOPBACK]
     assert {row["case"] for row in measured} == {f"{t}, {p}" for t in TRANSPORTS for p in places}
     assert all(row["correct"] for row in measured)
     for transport in TRANSPORTS:
-        assert row_of(measured, f"{transport}, {SHARED}")["tcp"] == 0
+        assert all(row_of(measured, f"{transport}, {place}")["tcp"] == 0 for place in WITHIN)
         if LOOPBACK in places:
             assert row_of(measured, f"{transport}, {LOOPBACK}")["tcp"] >= 1
     fields = {"bench", "case", "what", "workers", "network", "clock", "bytes", "repeats"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from labkit.bench.timing import Row
-from labkit.bench.transports.ways import GRPC, LOOPBACK, PLACES, SHARED
+from labkit.bench.transports.ways import GRPC, LOOPBACK, PLACES, WITHIN
 from labkit.common.units import bytes_text
 
 FOUR = 2**22  # bytes
@@ -39,7 +39,7 @@ def sentences(rows: Sequence[Row], nbytes: int = FOUR) -> Iterator[str]:
     for place in PLACES:
         said = []
         for other in AGAINST:
-            at = LOOPBACK if place == SHARED and other == GRPC else place
+            at = LOOPBACK if place in WITHIN and other == GRPC else place
             found = ratio(rows, other, at, place, nbytes)
             if found is None:
                 continue

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from labkit.bench.joined import Ranks, started
-from labkit.bench.transports.ways import LOOPBACK, SHARED
+from labkit.bench.transports.ways import LOOPBACK, UNATTACHED, WITHIN
 from labkit.communicator import launcher
 from labkit.frameworks.child import FOREIGN, computing
 from labkit.frameworks.namespaces import ADDRESSES, DEVICE, inside
@@ -22,6 +22,8 @@ from labkit.frameworks.tf_config import HERE, PORT, free_ports
 HOSTS = ("labkit-a", "labkit-b")  # names of two hosts on this machine
 _RANK = "labkit.bench.transports.rank"
 _TASK = "labkit.bench.transports.task"
+# Those of Open MPI's parts that read the memory of another process are left out.
+_UNATTACHED = {"OMPI_MCA_smsc": "^cma,knem,xpmem"}
 # Open MPI's parts that speak TCP alone.
 _TCP = {"pml": "ob1", "btl": "tcp,self", "osc": "^ucx", "mpi_yield_when_idle": "1"}
 
@@ -43,7 +45,9 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Ran
     # Of mpi4py, which ends all ranks with the one that fails.
     rank = [sys.executable, "-m", "mpi4py", "-m", _RANK]
     variables = dict(os.environ) | launcher.environment()
-    if place == SHARED:
+    if place == UNATTACHED:
+        variables |= _UNATTACHED
+    if place in WITHIN:
         with started([[*launcher.mpiexec(2), *rank]], variables) as found:
             yield found
         return

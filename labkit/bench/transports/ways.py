@@ -8,7 +8,10 @@ from typing import NamedTuple
 from labkit.common.errors import InvalidInput
 
 SHARED, LOOPBACK, APART = "shared memory", "TCP on loopback", "TCP between namespaces"
-PLACES = (SHARED, LOOPBACK, APART)
+# Where the kernel lets no process read another's memory, as in most containers.
+UNATTACHED = "shared memory, no attach"
+WITHIN = (SHARED, UNATTACHED)  # a host
+PLACES = (*WITHIN, LOOPBACK, APART)
 GRPC = "grpc"
 
 # TCP copies twice, whoever calls it: the sender's kernel takes the bytes, the reader's hands them
@@ -40,27 +43,29 @@ class Way(NamedTuple):
 # By construction. For gRPC: large tensors are handed to gRPC as they lie, and copied out of its
 # slices (tensorflow/core/distributed_runtime/rpc/grpc_tensor_coding.cc and tensor_coding.cc).
 _GRPC = (*_TCP, "from gRPC's slices into a tensor")
+_STAGED = "by the sender, into memory that may be read"
+_PUT = ("the put itself, which on RDMA hardware no processor does",)
+_READ = (_STAGED, "the read itself, which on RDMA hardware no processor does")
+_FETCHED = (_STAGED, *_TCP, "from the fragment that was received to where it is wanted")
 _COPIES = {
     (GRPC, LOOPBACK): _GRPC,
     (GRPC, APART): _GRPC,
-    # With cross-memory attach; where the kernel refuses that, fragments are copied in and out.
     ("two_sided", SHARED): ("by the reader's library, out of the sender's memory",),
+    ("two_sided", UNATTACHED): (
+        "from the sender into shared fragments",
+        "from the fragments to the reader",
+    ),
     ("two_sided", LOOPBACK): _TCP,
     ("two_sided", APART): _TCP,
-    ("one_sided", SHARED): ("the put itself, which on RDMA hardware no processor does",),
+    ("one_sided", SHARED): _PUT,
+    ("one_sided", UNATTACHED): _PUT,  # a window needs none
     ("one_sided", LOOPBACK): _FRAGMENTS,
     ("one_sided", APART): _FRAGMENTS,
-    ("one_sided_dynamic", SHARED): (
-        "by the sender, into memory that may be read",
-        "the read itself, which on RDMA hardware no processor does",
-    ),
-    ("one_sided_dynamic", LOOPBACK): (
-        "by the sender, into memory that may be read",
-        *_FRAGMENTS[:2],
-        "from the fragment that was received to where it is wanted",
-    ),
+    ("one_sided_dynamic", SHARED): _READ,
+    ("one_sided_dynamic", UNATTACHED): _READ,
+    ("one_sided_dynamic", LOOPBACK): _FETCHED,
+    ("one_sided_dynamic", APART): _FETCHED,
 }
-_COPIES["one_sided_dynamic", APART] = _COPIES["one_sided_dynamic", LOOPBACK]
 WAYS = {way.name: way for way in (Way(*key, copies) for key, copies in _COPIES.items())}
 
 

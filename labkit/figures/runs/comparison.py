@@ -71,6 +71,8 @@ def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
     """
     import pandas as pd
 
+    from labkit.figures.kit.readable import Table
+
     found = [runs] if isinstance(runs, Run) else list(runs)
     if not found:
         raise LabkitError(naming.NO_RUNS)
@@ -85,7 +87,7 @@ def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
     every = dict.fromkeys((*KEY_METRICS, *(name for run in found for name in logged(run))))
     measured = [name for name in every if any(name in row for row in rows)]
     index = pd.Index(naming.named(found, differing_rows), name="run")
-    return pd.DataFrame(rows, columns=[*differing, "state", "gate", *measured], index=index)
+    return Table(rows, columns=[*differing, "state", "gate", *measured], index=index)
 
 
 def _apart(row: dict[str, Value]) -> dict[str, Value]:
