@@ -27,8 +27,10 @@
   const textOf = (value) => (value === null || value === undefined ? "none" : String(value));
   const valuesOf = (name) => [...new Set(Object.keys(known.runs).map((key) => textOf(valueOf(key, name))))];
   const keysOf = ({ meta = {} }) => (meta.runs || (meta.run ? [meta.run] : [])).filter((key) => key in known.runs);
-  const shownKeys = () => new Set(boxes.map((box) => box.dataset.run).filter((key, place) =>
-    boxes[place].checked && (!state.passing || state.passing.has(key))));
+  // One run alone has no box: there is nothing to choose.
+  const chosenKeys = () => (boxes.length
+    ? boxes.filter((box) => box.checked).map((box) => box.dataset.run) : Object.keys(known.runs));
+  const shownKeys = () => new Set(chosenKeys().filter((key) => !state.passing || state.passing.has(key)));
 
   // Of a parameter's value: after six the colours begin anew, with another dash.
   function lookOf(key) {

@@ -132,6 +132,15 @@ def test_all_figures_are_drawn_and_nothing_is_asked_of_any_host(page: Any, writt
 DESK, TABLET, PHONE, PRINT = (1280, "screen"), (1024, "screen"), (390, "screen"), (700, "print")
 
 
+def test_a_run_by_itself_is_seen_in_every_figure(page: Any, tmp_path: Path) -> None:
+    alone = write_run(tmp_path, workers=2, step_ms=4.0)
+    opened(page, report(alone.path, tmp_path / "report.html"))
+    assert page.locator("input[data-run]").count() == 0
+    seen = lone(page, "plot.data.filter((t) => t.meta && t.meta.run).map((t) => t.visible)")
+    assert sum(map(len, seen)) >= 3
+    assert all(each for figure in seen for each in figure)
+
+
 @pytest.mark.parametrize(
     ("of", "scheme", "shapes"),
     [

@@ -70,6 +70,19 @@ def test_equal_runs_get_numbers_and_a_lone_run_its_name(tmp_path: Path) -> None:
     assert labels(runs[:1]) == ["a"]
 
 
+def test_arrays_of_ones_own_are_named_by_shape_and_a_few_digits(tmp_path: Path) -> None:
+    data = [
+        [
+            {"shape": [200, 3], "dtype": "float64", "sha256": first * 64},
+            {"shape": [200], "sha256": 64 * "0"},
+        ]
+        for first in "ab"
+    ]
+    runs = [write_run(tmp_path, dataset=arrays) for arrays in data]
+    told = [row["dataset"] for row in differences(runs)]
+    assert told == ["arrays 200 × 3, #aa00", "arrays 200 × 3, #bb00"]
+
+
 def test_the_source_of_a_users_callable_is_no_label(tmp_path: Path) -> None:
     models = [{"callable": name, "source": f"def {name}(): ..."} for name in ("small", "large")]
     runs = [write_run(tmp_path, model=model) for model in models]

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from labkit.common.content import is_number
+from labkit.common.content import JSON, is_number
 from labkit.common.errors import InvalidInput
 from labkit.records.compressors import called
 from labkit.records.run import Run, flatten, gate_failed
@@ -90,12 +90,24 @@ def plain_parameters(run: Run) -> dict[str, Value]:
     strategy = record.get("strategy")
     if isinstance(strategy, dict) and strategy.get("compressor") is not None:
         record["strategy"] = strategy | {"compressor": called(strategy["compressor"])}
+    if "dataset" in record:
+        record["dataset"] = _named_arrays(record["dataset"])
     flat = flatten(record)
     return {
         name.removesuffix(".name").removesuffix(".callable"): value
         for name, value in flat.items()
         if name.rpartition(".")[2] not in _LONG and value != "{}"  # no options are no parameter
     }
+
+
+def _named_arrays(dataset: JSON) -> JSON:
+    """`arrays 200 × 10, #850c`: a few digits of their checksum tell data of one shape apart."""
+    if not isinstance(dataset, list) or not all(
+        isinstance(a, dict) and "sha256" in a for a in dataset
+    ):
+        return dataset
+    shape = " × ".join(map(str, dataset[0]["shape"])) if dataset else "none"
+    return f"arrays {shape}, #{''.join(str(array['sha256'])[:2] for array in dataset[:2])}"
 
 
 def parameters(runs: Sequence[Run]) -> dict[str, list[Value]]:
