@@ -39,7 +39,7 @@ from .runs.blocks import blocks_reading, dependencies, optimality_gap
 from .runs.codistilled import codistillation_reading, codistillation_table
 from .runs.comparison import compare, curves, show, speedup, table, throughput
 from .runs.comparison_reading import comparison_reading
-from .runs.consensus import consensus, consensus_reading, slow_worker_reading
+from .runs.consensus import consensus, consensus_reading, gossip_table, slow_worker_reading
 from .runs.deployment import deployment, deployment_reading
 from .runs.heat import has_grid, heat_map
 from .runs.interleaving import interleaving, staleness, staleness_reading
@@ -103,6 +103,7 @@ __all__ = [
     "exchange_reading",
     "framework_reading",
     "framework_table",
+    "gossip_table",
     "grid_traffic",
     "has_grid",
     "heat_map",

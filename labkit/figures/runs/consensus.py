@@ -54,13 +54,46 @@ def consensus(runs: Iterable[Run]) -> Figure:
     return sheet([[panel]], shown, title, busy(shown), words, plot=300)
 
 
+def gossip_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """A row a run: who mixes with whom, how near that keeps replicas, what was learned and spent.
+
+    Columns: way; spectral gap; distance of weights at the end; accuracy and its ends over seeds;
+    bytes on the wire a step; seconds of the training and of an epoch of it.
+    """
+    import pandas as pd
+
+    rows = []
+    for run in runs:
+        accuracy = float(run.metrics["test_accuracy"])
+        low, high = spread(run, "test_accuracy") or (accuracy, accuracy)
+        way, gap = _way(run)
+        last = (run.metrics.get("epochs") or [{}])[-1]
+        spent = float(run.metrics["wire_bytes_per_step"]), float(run.metrics["train_seconds"])
+        seeds = run.metrics.get("repeats", 1)
+        epoch = spent[1] / int(run.experiment["epochs"])
+        rows.append((way, gap, last.get(_DISTANCE, 0.0), accuracy, low, high, seeds, *spent, epoch))
+    columns = [
+        "way",
+        "gap",
+        "distance",
+        "accuracy",
+        "low",
+        "high",
+        "seeds",
+        "wire_bytes",
+        "seconds",
+    ]
+    columns += ["epoch_seconds"]
+    return pd.DataFrame(rows, columns=columns)
+
+
 def consensus_reading(runs: Sequence[Run]) -> Markdown:
     """Which graph keeps replicas how near to each other, and what it costs in accuracy and time.
 
     Published: neighbours alone learn what all together do, and on a slow network in less time
     (Lian 2017, arXiv 1705.09056); a graph of a larger gap keeps replicas nearer (Assran 2019).
     """
-    table = _table(runs)
+    table = gossip_table(runs)
     return sentences([*_said(table), *_published(table)])
 
 
@@ -70,13 +103,15 @@ def slow_worker_reading(runs: Sequence[Run]) -> Markdown:
     Published: asynchronous gossip takes it at least 4 times as fast as an allreduce with one worker
     10 times slower (Lian 2018, arXiv 1710.06952).
     """
-    table = _table(runs)
+    table = gossip_table(runs)
     told = [
-        Finding("", row.way, row.epoch, text=seconds_text, said=(f"{row.accuracy:.1%} right",))
+        Finding(
+            "", row.way, row.epoch_seconds, text=seconds_text, said=(f"{row.accuracy:.1%} right",)
+        )
         for row in table.itertuples()
     ]
-    alone = table[table["way"].str.endswith(_FREE)]["epoch"]
-    together = table[table["way"] == _TOGETHER]["epoch"]
+    alone = table[table["way"].str.endswith(_FREE)]["epoch_seconds"]
+    together = table[table["way"] == _TOGETHER]["epoch_seconds"]
     if len(alone) and len(together):
         factor = float(together.min() / alone.max())
         told.append(
@@ -92,7 +127,7 @@ def slow_worker_reading(runs: Sequence[Run]) -> Markdown:
 def _said(table: pd.DataFrame) -> Iterator[Finding]:
     for row in table.itertuples():
         band, percent = (row.low, row.high), "{:.1%}".format
-        spent = f"{seconds_text(row.seconds)} long, {bytes_text(row.nbytes)} on the wire a step"
+        spent = f"{seconds_text(row.seconds)} long, {bytes_text(row.wire_bytes)} on the wire a step"
         far = "all have the same weights"
         if row.gap == row.gap:
             far = f"spectral gap {row.gap:.3g}, replicas are {row.distance:.3g} apart at the end"
@@ -121,25 +156,6 @@ def _published(table: pd.DataFrame) -> Iterator[Finding]:
                 "; ".join(f"{r.way} {r.gap:.3g}, {r.distance:.3g}" for r in graphs.itertuples()),
             ),
         )
-
-
-def _table(runs: Sequence[Run]) -> pd.DataFrame:
-    """A row a run: way, gap, distance at the end, accuracy and its ends, seeds, bytes, seconds."""
-    import pandas as pd
-
-    rows = []
-    for run in runs:
-        accuracy = float(run.metrics["test_accuracy"])
-        low, high = spread(run, "test_accuracy") or (accuracy, accuracy)
-        way, gap = _way(run)
-        last = (run.metrics.get("epochs") or [{}])[-1]
-        spent = float(run.metrics["wire_bytes_per_step"]), float(run.metrics["train_seconds"])
-        seeds = run.metrics.get("repeats", 1)
-        epoch = spent[1] / int(run.experiment["epochs"])
-        rows.append((way, gap, last.get(_DISTANCE, 0.0), accuracy, low, high, seeds, *spent, epoch))
-    columns = ["way", "gap", "distance", "accuracy", "low", "high", "seeds", "nbytes", "seconds"]
-    columns += ["epoch"]
-    return pd.DataFrame(rows, columns=columns)
 
 
 def _way(run: Run) -> tuple[str, float]:

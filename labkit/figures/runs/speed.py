@@ -134,7 +134,9 @@ def _scaling_traces(table: pd.DataFrame, shown: Sequence[Entry], y: str) -> list
     looks = {entry.key: entry for entry in shown}
     unit = " %" if y == "efficiency" else ""
     said = [
-        f"{getattr(row, y):.3g}{unit} {row.kind}, against {safe_text(looks[row.baseline].label)}"
+        f"{getattr(row, y):.3g}{unit} ({getattr(row, f'{y}_low'):.3g} to "
+        f"{getattr(row, f'{y}_high'):.3g}) {row.kind}, "
+        f"against {safe_text(looks[row.baseline].label)}"
         for row in table.itertuples()
     ]
     points = table.assign(open=table["kind"] == "weak", hover=said)
