@@ -45,8 +45,8 @@ def placement_table(
     Returns:
         link, rule, plans; predicted_ms with its least and greatest over plans; copies and
         copied_bytes (medians over plans); balance, the mean share of the step for which a device
-        computes; measured_ms, the median of all steps, with p10 and p90; bound_ms, which no plan
-        can beat (`TaskGraph.shortest`).
+        computes; measured_ms, the median of all steps, with p10 and p90, and as a part
+        of_predicted; bound_ms, which no plan can beat (`TaskGraph.shortest`).
     """
     import pandas as pd
 
@@ -73,6 +73,7 @@ def placement_table(
                     "measured_ms": middle,
                     "measured_low_ms": low,
                     "measured_high_ms": high,
+                    "of_predicted": middle / float(np.median(times)),
                     "bound_ms": 1e3 * own[0].graph.shortest(own[0].machine),
                 }
             )
