@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from labkit.bench.joined import Ranks
-from labkit.bench.link import bits_of
 from labkit.bench.timing import Row, head, spread
 from labkit.bench.transports.starting import hosts_wanted, ranks, tasks
 from labkit.bench.transports.trained import Training, grpc, train_here
 from labkit.bench.transports.ways import APART, GRPC, LOOPBACK, Way, chosen
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.units import bits_of
 from labkit.frameworks.namespaces import rate_limited_link, require_means
 from labkit.network import Network
 
