@@ -15,13 +15,7 @@ MOST_CORES = 1024
 
 @dataclass(frozen=True)
 class Plan:
-    """The shape of a testbed.
-
-    Args:
-        nodes: hosts, 2 to 8, named a, b, c, …
-        cores: CPUs that Slurm counts on each of them; the machine need not have as many.
-        bandwidth: of each host's link, each direction, such as "1Gb/s".
-        slurm: whether Slurm runs on them.
+    """The shape of a testbed, as `labkit.testbed` takes it.
 
     Raises:
         InvalidInput: a value that cannot work.

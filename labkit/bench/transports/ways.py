@@ -8,7 +8,7 @@ from typing import NamedTuple
 from labkit.common.errors import InvalidInput
 
 SHARED, LOOPBACK, APART = "shared memory", "TCP on loopback", "TCP between namespaces"
-# Where the kernel lets no process read another's memory, as in most containers.
+# As where the kernel lets no process read another's memory (ptrace(2)): Open MPI is told not to.
 UNATTACHED = "shared memory, no attach"
 WITHIN = (SHARED, UNATTACHED)  # a host
 PLACES = (*WITHIN, LOOPBACK, APART)

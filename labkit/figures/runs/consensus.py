@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _DISTANCE = "consensus_distance"
 _AS_FAR = 1.02  # distances that are told apart
 _PUBLISHED = 4.0  # times as fast
+_COLUMNS = "way gap distance accuracy low high seeds wire_bytes seconds epoch_seconds"
 _TOGETHER, _FREE = "all together", ", asynchronous"
 
 
@@ -57,8 +58,8 @@ def consensus(runs: Iterable[Run]) -> Figure:
 def gossip_table(runs: Sequence[Run]) -> pd.DataFrame:
     """A row a run: who mixes with whom, how near that keeps replicas, what was learned and spent.
 
-    Columns: way; spectral gap; distance of weights at the end; accuracy and its ends over seeds;
-    bytes on the wire a step; seconds of the training and of an epoch of it.
+    Columns: way; spectral gap; distance of weights at the end; accuracy and its ends over so
+    many seeds; bytes on the wire a step; seconds of the training and of an epoch of it.
     """
     import pandas as pd
 
@@ -72,19 +73,7 @@ def gossip_table(runs: Sequence[Run]) -> pd.DataFrame:
         seeds = run.metrics.get("repeats", 1)
         epoch = spent[1] / int(run.experiment["epochs"])
         rows.append((way, gap, last.get(_DISTANCE, 0.0), accuracy, low, high, seeds, *spent, epoch))
-    columns = [
-        "way",
-        "gap",
-        "distance",
-        "accuracy",
-        "low",
-        "high",
-        "seeds",
-        "wire_bytes",
-        "seconds",
-    ]
-    columns += ["epoch_seconds"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=_COLUMNS.split())
 
 
 def consensus_reading(runs: Sequence[Run]) -> Markdown:

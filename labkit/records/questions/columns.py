@@ -102,12 +102,11 @@ def plain_parameters(run: Run) -> dict[str, Value]:
 
 def _named_arrays(dataset: JSON) -> JSON:
     """`arrays 200 × 10, #850c`: a few digits of their checksum tell data of one shape apart."""
-    if not isinstance(dataset, list) or not all(
-        isinstance(a, dict) and "sha256" in a for a in dataset
-    ):
+    arrays = dataset if isinstance(dataset, list) else []
+    if not arrays or not all(isinstance(each, dict) and "sha256" in each for each in arrays):
         return dataset
-    shape = " × ".join(map(str, dataset[0]["shape"])) if dataset else "none"
-    return f"arrays {shape}, #{''.join(str(array['sha256'])[:2] for array in dataset[:2])}"
+    shape = " × ".join(map(str, arrays[0]["shape"]))
+    return f"arrays {shape}, #{''.join(str(each['sha256'])[:2] for each in arrays[:2])}"
 
 
 def parameters(runs: Sequence[Run]) -> dict[str, list[Value]]:
