@@ -195,6 +195,9 @@ class Keeper:
             jobs = queue.jobs(name=self._job)
             self.waits = any(job.waits for job in jobs)
             told = [queue.placed(job).told for job in jobs if job.waits]
+            if told:  # perhaps for one of these
+                nodes = queue.nodes(self.how.partition)
+                told += [node.trouble for node in nodes if node.trouble]
             self.say("starting", End("; ".join(told)))
 
     def keep(self) -> End:
@@ -234,10 +237,12 @@ class Keeper:
             return None
         try:
             jobs = self.how.queue().jobs(name=self._job)
+            nodes = self.how.queue().nodes(self.how.partition)
         except LabkitError as error:
             return End(f"the job of the ranks has ended, and why cannot be asked: {error}")
         cause = jobs[-1].cause if jobs else ""  # those before are of tries that had no luck
-        return End(cause) if cause else None
+        told = [cause, *(node.trouble for node in nodes)]
+        return End("; ".join(filter(None, told))) if cause else None
 
     def _luck(self, error: Exception) -> str | None:
         """What was bad luck when it did not start; None: it would fail again."""

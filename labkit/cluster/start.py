@@ -233,11 +233,16 @@ class Start:
         if self.launcher == "hosts":
             return reach.own_address(reach.addresses([host.name for host in self.hosts]))
         if self.in_allocation:
-            given = self.queue().addresses(nodes=os.environ["SLURM_JOB_NODELIST"])
-            return reach.own_address(given.values())
+            nodes = self.queue().nodes(named=os.environ["SLURM_JOB_NODELIST"])
+        else:
+            nodes = self.queue().nodes(self.partition)
+        return reach.own_address(node.address for node in nodes)
+
+    @property
+    def partition(self) -> str | None:
+        """Whose nodes a job asks for; None: Slurm's default."""
         words = shlex.split(self.options)
-        partition = next((w.partition("=")[2] for w in words if w.startswith("--partition=")), None)
-        return reach.own_address(self.queue().addresses(partition=partition).values())
+        return next((w.partition("=")[2] for w in words if w.startswith("--partition=")), None)
 
     def queue(self) -> Queue:
         """Slurm's, by the commands of the login node."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -24,6 +25,7 @@ CAUSES: Mapping[str, str] = {
     "REVOKED": "another cluster has it",
     "CANCELLED": "it was cancelled",
 }
+_UNWELL = re.compile(r"(down|drain|drained|draining|fail|failing|unknown|no_respond)|.*\*")
 ASK_EVERY = 10.0  # seconds between two questions: a controller serves many
 LIMIT = 30.0  # seconds that an answer may take
 
@@ -84,6 +86,35 @@ class Job(NamedTuple):
         return f"Slurm ended job {self.number}: {CAUSES[self.state]}"
 
 
+class Node(NamedTuple):
+    """What Slurm says of a node.
+
+    Attributes:
+        name: as Slurm has it.
+        address: by which it is reached.
+        state: in Slurm's word, such as "idle" or "drained"; * behind it: it does not answer.
+        reason: why it takes no jobs, as who has drained it wrote; "" where Slurm has none.
+    """
+
+    name: str
+    address: str
+    state: str
+    reason: str
+
+    @property
+    def trouble(self) -> str:
+        """Why it takes no jobs; "" where it does.
+
+        >>> Node("b", "10.0.0.2", "completing*", "").trouble
+        'node b is completing and does not answer'
+        """
+        if not _UNWELL.fullmatch(self.state):
+            return ""
+        answers = " and does not answer" if self.state.endswith("*") else ""
+        why = f": {self.reason}" if self.reason else ""
+        return f"node {self.name} is {self.state.rstrip('*')}{answers}{why}"
+
+
 class Queue:
     """Slurm's commands, carried out here or through another command.
 
@@ -123,18 +154,22 @@ class Queue:
         words = which["jobs"].split(",") if "jobs" in which else [f"--name={which['name']}"]
         self._ask("scancel", "--quiet", *words)
 
-    def addresses(self, partition: str | None = None, nodes: str | None = None) -> dict[str, str]:
-        """By name, the address of each node.
+    def nodes(self, partition: str | None = None, named: str | None = None) -> list[Node]:
+        """The nodes of a partition, or some by their names.
 
         Args:
             partition: whose; default: Slurm's default.
-            nodes: these ones instead, as Slurm writes them: "node[01-04]".
+            named: these ones instead, as Slurm writes them: "node[01-04]".
         """
-        given = {"partition": partition, "nodes": nodes}
+        given = {"partition": partition, "nodes": named}
         which = [f"--{option}={value}" for option, value in given.items() if value]
-        said = self._ask("sinfo", "--noheader", "--Node", "--format=%N|%o|%P", *which) or ""
-        found = [line.split("|") for line in said.splitlines()]
-        return {name: address for name, address, part in found if which or part.endswith("*")}
+        said = self._ask("sinfo", "--noheader", "--Node", "--format=%N|%o|%T|%P|%E", *which) or ""
+        rows = [line.split("|", 4) for line in said.splitlines()]
+        return [
+            Node(name, address, state, "" if reason in (*UNKNOWN, "none") else reason.strip())
+            for name, address, state, part, reason in rows
+            if which or part.endswith("*")
+        ]
 
     def _accounted(self, numbers: str) -> Iterator[Job]:
         """What accounting kept, where a site has it."""
