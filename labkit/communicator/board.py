@@ -1,20 +1,21 @@
-"""A board in shared memory on which each rank writes where it is, so that a wait can name names."""
+"""A board on which each rank writes where it is, so that a wait can name names."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+import atexit
+import signal
+import weakref
+from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
 from labkit.communicator.clock import Clock
+from labkit.communicator.relay import Relay
+from labkit.communicator.sheet import PLACE, Host, Sheet
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-PLACE = 120  # bytes for the name of a call
-NEVER = np.iinfo(np.int64).max
-CAUSE = 360  # bytes for the reason of a failure
+LEAVE = 5  # seconds that MPI's end may take where a host is gone
 
 
 class RankFailed(LabkitError):
@@ -29,6 +30,10 @@ class RankFailed(LabkitError):
         self.rank = rank
 
 
+class HostSilent(RankFailed):
+    """A host has not been heard for some seconds: it, or the link to it, is gone."""
+
+
 class WaitTooLong(LabkitError):
     """A wait outlasted its limit; the message names who waits for whom, in what."""
 
@@ -40,36 +45,37 @@ class Mismatch(LabkitError):
 class Board:
     """One row a rank: the call it is in, since when, and why it failed, if it has.
 
-    Rows are plain bytes in a window that the ranks of one host share: a write costs about a
+    Rows are plain bytes in a table that the ranks of a host share: a write costs about a
     microsecond and a reader needs no help from the rank it reads about, which may be stuck in
-    a computation. Ranks on other hosts are not seen; about them only the limit speaks.
+    a computation. Between hosts a thread of the first rank of each carries them, see `Relay`: they
+    are some tenths of a second old there.
     """
 
     def __init__(self, comm: MPI.Intracomm, clock: Clock) -> None:
         from mpi4py import MPI
 
-        self._clock = clock
+        self._clock, self._rank = clock, comm.rank
         self._host = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
         assert isinstance(self._host, MPI.Intracomm)  # as all parts of one are
         self.local_rank: int = self._host.rank
         self.ranks: list[int] = self._host.allgather(comm.rank)  # of this host
-        row = np.dtype(
-            [
-                ("since", "f8"),
-                ("waiting", "u1"),
-                ("failed", "u1"),
-                ("stop", "i8"),
-                ("last", "i8"),
-                ("place", f"S{PLACE}"),
-                ("cause", f"S{CAUSE}"),
-            ]
-        )
-        self._window = MPI.Win.Allocate_shared(row.itemsize, 1, comm=self._host)
-        views = [_row(self._window.Shared_query(peer)[0], row) for peer in range(self._host.size)]
-        self._rows = dict(zip(self.ranks, views, strict=True))
-        self._own = self._rows[comm.rank]
-        self._own[0] = (self._clock.now(), 0, 0, NEVER, NEVER, b"the start", b"")
+        own = Host(tuple(self.ranks), MPI.Get_processor_name())
+        hosts = [own] if self._host.size == comm.size else sorted(set(comm.allgather(own)))
+        first = self.local_rank == 0
+        nbytes = Sheet.nbytes(hosts) if first else 0
+        self._window = MPI.Win.Allocate_shared(nbytes, 1, comm=self._host)
+        self._sheet = Sheet(self._window.Shared_query(0)[0], hosts, hosts.index(own))
+        self._own = self._sheet.rows[comm.rank : comm.rank + 1]
+        if first:
+            self._sheet.clear(clock.now())
         self._host.Barrier()
+        self._relay: Relay | None = None
+        if len(hosts) > 1:
+            self._firsts = comm.Split(0 if first else MPI.UNDEFINED, comm.rank)
+            if isinstance(self._firsts, MPI.Intracomm) and first:
+                self._relay = Relay(self._firsts, self._sheet, clock)
+                # Where nobody closes the board, after a failure, other hosts are told at its end.
+                self._end = weakref.finalize(self, self._relay.close, patient=False)
 
     def enter(self, place: str, waiting: bool = False) -> None:
         """Say which call this rank is in now, and whether it waits there for all others."""
@@ -80,71 +86,111 @@ class Board:
 
     def fail(self, cause: str) -> None:
         """Say that this rank has failed; ranks that wait will raise `RankFailed`."""
-        self._own["cause"] = cause.encode()[:CAUSE]
-        self._own["failed"] = 1
+        self._sheet.fail(self._rank, cause)
+        if self._relay is not None:
+            self._relay.wake()
 
     def check(self) -> None:
-        """Raise `RankFailed` when a rank of this host has failed, naming the first cause."""
+        """Raise `RankFailed` when another rank has failed, naming the first cause.
+
+        Raises:
+            HostSilent: another host has not been heard for some seconds.
+        """
+        silent = self._sheet.silent()
+        if silent is not None:
+            atexit.register(_leave_without_it)
         failed = self._failed()
         if failed:
             # Who failed because of another may have been read first: its cause is there by now.
             told = self._failed()
             rank, cause = min(told, key=lambda pair: pair[1].startswith("RankFailed"))
             raise RankFailed(f"rank {rank} failed: {cause}", rank)
+        if silent is not None:
+            (ranks, name), seconds = silent
+            raise HostSilent(
+                f"host {name} with rank {', '.join(map(str, ranks))} has not been heard for "
+                f"{seconds:.0f} s: the link to it, or the host, is gone",
+                ranks[0],
+            )
 
     def _failed(self) -> list[tuple[int, str]]:
+        rows = self._sheet.rows
         return [
-            (rank, row["cause"][0].decode(errors="replace"))
-            for rank, row in self._rows.items()
-            if row["failed"][0] and row is not self._own
+            (rank, rows["cause"][rank].decode(errors="replace"))
+            for rank in rows["failed"].nonzero()[0].tolist()
+            if rank != self._rank
         ]
 
     def deadlock(self, seconds: float) -> dict[int, str]:
         """The call of each rank, if each waits for all others in one, and not all in the same.
 
         Args:
-            seconds: for which they must have waited.
+            seconds: for which they must have waited, as they say themselves by now.
         """
-        latest = self._clock.now() - seconds
-        rows = sorted(self._rows.items())
-        if not all(row["waiting"][0] and row["since"][0] < latest for _, row in rows):
+        rows = self._sheet.rows
+        latest = min(self._clock.now(), self._sheet.heard.min()) - seconds
+        if not (rows["waiting"].all() and (rows["since"] < latest).all()):
             return {}
-        places = {rank: row["place"][0].decode(errors="replace") for rank, row in rows}
+        places = self._places()
         return places if len(set(places.values())) > 1 else {}
 
     def stop_after(self, step: int) -> None:
         """Ask all ranks to stop when they have done this step."""
         self._own["stop"] = step
+        self._be_seen()
 
     def asked_to_stop(self, step: int) -> bool:
         """Whether rank 0 wants training to end with this step or an earlier one."""
-        return 0 in self._rows and bool(self._rows[0]["stop"][0] <= step)
+        return bool(self._sheet.rows["stop"][0] <= step)
 
     def end_after(self, step: int) -> None:
         """Say that training has come to its end for this rank: all go on to this step only."""
         self._own["last"] = step
+        self._be_seen()
 
     def ends_with(self, step: int) -> bool:
-        """Whether a rank of this host has said so of this step or an earlier one."""
-        return any(bool(row["last"][0] <= step) for row in self._rows.values())
+        """Whether a rank has said so of this step or an earlier one."""
+        return bool((self._sheet.rows["last"] <= step).any())
+
+    def _be_seen(self) -> None:
+        """Go on when all hosts know what this rank has written: it may now enter what others leave.
+
+        Raises:
+            RankFailed: one of them never will.
+        """
+        self._own["mark"] += 1
+        if self._relay is not None:
+            self._relay.wake()
+        while not self._sheet.everywhere(self._rank):
+            self.check()
+            self._clock.sleep(1e-3)
+
+    def _places(self) -> dict[int, str]:
+        places = self._sheet.rows["place"].tolist()
+        return {rank: place.decode(errors="replace") for rank, place in enumerate(places)}
 
     def elsewhere(self, place: str) -> str:
         """The ranks that are not in `place`, each with the call it is in and for how long."""
         now = self._clock.now()
         found = [
-            f"rank {rank} is in {there} for {now - row['since'][0]:.0f} s"
-            for rank, row in sorted(self._rows.items())
-            if (there := row["place"][0].decode(errors="replace")) != place
+            f"rank {rank} is in {there} for {now - self._sheet.rows['since'][rank]:.0f} s"
+            for rank, there in self._places().items()
+            if there != place
         ]
-        return "; ".join(found) or "every rank of this host is in this call"
+        return "; ".join(found) or "every rank is in this call"
 
     def close(self) -> None:
-        """Free the window (collective over the ranks of this host)."""
-        self._rows.clear()
-        del self._own
+        """Free the window (collective)."""
+        if self._relay is not None:
+            self._end.detach()
+            if self._relay.close(patient=True):  # else MPI still has a bulletin to deliver there
+                self._firsts.Free()
+        del self._own, self._sheet
         self._window.Free()
         self._host.Free()
 
 
-def _row(memory: Any, kind: np.dtype[Any]) -> np.ndarray:
-    return np.ndarray(1, kind, memory)
+def _leave_without_it() -> None:
+    """MPI's end waits for all hosts: this process ends by a signal where one of them is gone."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LEAVE)

@@ -35,13 +35,14 @@ class Communicator:
     """The ranks of one experiment, as this rank sees them.
 
     No wait is silent: a rank that has failed, one that does not come within `limit` seconds, and
-    ranks of one host that wait for each other in different calls are noticed by those that wait,
-    and named with the call they are in.
+    ranks that wait for each other in different calls, and a host that is not heard any more, are
+    noticed by those that wait, and named with the call they are in.
 
     Args:
         comm: an mpi4py communicator; the Communicator works on a duplicate of it.
         limit: seconds after which a wait raises `WaitTooLong`.
-        network: a network to emulate for schedules, `send`, `recv` and windows; None: the real one.
+        network: a network to emulate for schedules, `send`, `recv` and windows, on one host; None:
+            the real one.
         traffic: a meter to go on with; None: a new one.
         emulation: of a network, to go on with in place of `network`; None: a new one.
         outer: the patience of the ranks of which these are a part.
@@ -81,6 +82,7 @@ class Communicator:
         patience = Patience(self._comm, self.board, self.traffic, clock, limit, outer)
         self.patience, self.meet, self.on_one_host = patience, patience.meet, patience.on_one_host
         if self.network and emulation is None:
+            self._refuse_hosts()
             emulation = Emulation(self._comm, self.network, clock)
         self._emulation = emulation
         self.slowness: Slowness | None = None
@@ -286,6 +288,15 @@ class Communicator:
         """
         if self.slowness is not None:
             self.slowness.act(computed)
+
+    def _refuse_hosts(self) -> None:
+        if not self.on_one_host:
+            self.board.close()
+            self._comm.Free()
+            raise InvalidInput(
+                f"network={self.network} is emulated among ranks of one host, but these have "
+                "several, joined by a real network; run it without network, or on one host"
+            )
 
     def leave(self) -> None:
         """Say that this rank comes to no further call; who waits for it is told so."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 DEADLOCK = 2.0  # seconds in which ranks that wait in different calls cannot both be only late
+# The same over hosts, where data may be on their way for long: over a link that was down for 5 s,
+# or a slow one.
+APART = 10.0
 NAP, LONGEST_NAP = 20e-6, 1e-3  # seconds
 SHARE = 0.01  # of what has been waited: a nap of a long wait
 LATE = 300e-6  # seconds by which a sleep may last too long
@@ -35,7 +38,7 @@ class Patience:
 
     Args:
         comm: the mpi4py communicator of the ranks that wait for each other.
-        board: where ranks of this host tell each other how they are.
+        board: where ranks tell each other how they are.
         traffic: the meter of seconds waited.
         clock: by which it waits.
         limit: seconds after which a wait raises `WaitTooLong`.
@@ -43,7 +46,7 @@ class Patience:
 
     Attributes:
         comm, board, traffic, clock: as given, for what this rank does besides waiting.
-        on_one_host: whether the board tells of all ranks, so that a deadlock can be seen on it.
+        on_one_host: whether all ranks share memory.
         place, code: the name of the call that this rank is in, and 32 bits of it.
         trouble: the first error that a wait has raised.
         polite: sleep between polls instead of spinning.
@@ -62,6 +65,7 @@ class Patience:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.on_one_host = len(board.ranks) == self.size
+        self._deadlock = DEADLOCK if self.on_one_host else APART
         self.comm, self._outer = comm, outer
         self.trouble: LabkitError | None = None
         self.polite = False
@@ -105,7 +109,7 @@ class Patience:
         """Wait until every rank has come to this call.
 
         Raises:
-            RankFailed: a rank of this host said that it failed.
+            RankFailed: a rank said that it failed, or its host is not heard any more.
             WaitTooLong: someone did not come within the limit.
             Mismatch: another rank has come to another call.
         """
@@ -171,8 +175,8 @@ class Patience:
         try:
             for each in self._whole():
                 each.board.check()
-            around = waited > DEADLOCK and self.on_one_host and self._collective
-            if around and (calls := self.board.deadlock(DEADLOCK)):
+            around = waited > self._deadlock and self._collective
+            if around and (calls := self.board.deadlock(self._deadlock)):
                 told = _different(calls)
                 self.board.fail(f"Mismatch: {told}")  # whoever looks later is told the same
                 raise Mismatch(told)

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -16,6 +17,7 @@ from labkit.communicator import launcher
 from labkit.hosts import Testbed
 from labkit.hosts.means import require
 
+Started: TypeAlias = "subprocess.Popen[str]"
 ROOT = Path(__file__).parents[2]  # all hosts see it
 
 
@@ -48,17 +50,32 @@ def mpi_environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def mpirun(
-    bed: Testbed, mpi_environment: dict[str, str]
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a command as ranks on a:2,b:2, from the login node, with an agent in place of ssh."""
-    agent = {"PRTE_MCA_plm_ssh_agent": str(bed.agent)}
+def mpistart(bed: Testbed, mpi_environment: dict[str, str]) -> Callable[..., Started]:
+    """Starts a command as ranks on a:2,b:2, from the login node, with an agent in place of ssh."""
+    environment = mpi_environment | {"PRTE_MCA_plm_ssh_agent": str(bed.agent)}
+
+    def start(command: list[str], ranks: int = 4, options: tuple[str, ...] = ()) -> Started:
+        over = ["--prtemca", "plm", "ssh", "--host", "a:2,b:2", *options]
+        words = bed.command("login", [*launcher.mpiexec(ranks), *over, *command])
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(words, text=True, env=environment, cwd=ROOT, **pipes)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def mpirun(mpistart: Callable[..., Started]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The same, and waits for their end."""
 
     def run(
-        command: list[str], ranks: int = 4, options: tuple[str, ...] = (), timeout: float = 100
+        command: list[str], timeout: float = 100, **given: Any
     ) -> subprocess.CompletedProcess[str]:
-        over = ["--prtemca", "plm", "ssh", "--host", "a:2,b:2", *options]
-        whole = [*launcher.mpiexec(ranks), *over, *command]
-        return bed.login(whole, env=mpi_environment | agent, cwd=ROOT, timeout=timeout)
+        with mpistart(command, **given) as process:
+            try:
+                said = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(process.args, process.returncode, *said)
 
     return run

@@ -1,0 +1,113 @@
+"""What each rank of two hosts does to try the board over them; it prints what it was told."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from labkit.common.errors import LabkitError
+from labkit.communicator import Communicator, world
+
+STOPS = 50
+OUTAGE = 3.0  # seconds; no step lasts as long but for a link that is down
+NEVER = np.iinfo(np.int64).max
+
+
+def say(communicator: Communicator, what: str, told: object) -> None:
+    print(json.dumps([what, communicator.rank, told]), flush=True)
+
+
+def error_of(call: object) -> str:
+    try:
+        call()
+    except LabkitError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def add(communicator: Communicator, what: str = "step") -> None:
+    communicator.allreduce(np.ones(8), "ring", what)
+
+
+def stops(communicator: Communicator) -> list[int]:
+    """Steps by which this rank was too late or too early, of stops at random steps."""
+    chance, board, wrong = random.Random(1), communicator.board, []
+    rank, size, step = communicator.rank, communicator.size, 0
+    for number in range(STOPS):
+        asks, at, by_end = chance.randrange(size), step + chance.randrange(4), number % 2 == 1
+        last = at + size if by_end else at + 1
+        while True:
+            add(communicator)
+            if by_end and board.ends_with(step) or not by_end and board.asked_to_stop(step):
+                break
+            if step == at and by_end and rank == asks:
+                board.end_after(last)
+            elif step == at and not by_end and rank == 0:
+                board.stop_after(last)
+            step += 1
+        wrong.append(step - last)
+        step += 1
+        communicator.meet("the next one")
+        board.stop_after(NEVER)
+        board.end_after(NEVER)
+        communicator.meet("forgotten")
+    return [each for each in wrong if each]
+
+
+def through_an_outage(pair: Communicator) -> str:
+    """Take steps until one has lasted long."""
+    longest = 0.0
+    while max(pair.everyone(longest, "the longest step")) < OUTAGE:
+        start = time.monotonic()
+        add(pair)
+        longest = max(longest, time.monotonic() - start)
+    return "went on"
+
+
+def different_calls(pair: Communicator) -> str:
+    add(pair)  # so that a schedule is agreed on, and no handshake finds out
+    add(pair, "sum A")
+    return error_of(lambda: add(pair, "sum A" if pair.rank else "sum B"))
+
+
+def sound() -> None:
+    refused = error_of(lambda: world(network="100Mb"))
+    communicator = world(limit=60.0)
+    say(communicator, "network", refused)
+    say(communicator, "stops", stops(communicator))
+    lower = communicator.rank % 2 == 0
+    pair = communicator.split(communicator.rank % 2)
+    say(communicator, "ready", None)
+    told = different_calls(pair) if lower else through_an_outage(pair)
+    say(communicator, "mismatch" if lower else "outage", told)
+    communicator.meet("the failure")
+    start = time.monotonic()
+    if communicator.rank == 3:
+        communicator.board.fail("ValueError: planted")
+    else:
+        told = error_of(lambda: communicator.meet("what rank 3 does not come to"))
+        say(communicator, "failure", [told, time.monotonic() - start])
+
+
+def gone(place: str) -> None:
+    communicator = world(limit=60.0)
+    say(communicator, "ready", None)
+    last = time.monotonic()
+    try:
+        while True:
+            add(communicator)
+            last = time.monotonic()
+    except LabkitError as error:
+        told = [type(error).__name__, str(error), time.monotonic() - last]
+        # On its own host: what it prints does not get through.
+        Path(place, f"rank{communicator.rank}").write_text(json.dumps(told))
+        raise
+
+
+if __name__ == "__main__":
+    {"sound": sound, "gone": gone}[sys.argv[1]](*sys.argv[2:])
