@@ -40,7 +40,7 @@ def _cost(by: Collective[[int]], size: int) -> Cost:
 
 
 def _butterfly_ways(size: int) -> tuple[Cost, ...]:
-    """Where one of two hosts has a rank more: back inside it, or over to the other, and on there."""
+    """Where one of two hosts has a rank more: back inside it, or over to the other, and on."""
     parts = max(size // 2, 1)
     if size % 2 == 0 or size == 1:
         return (_cost(butterfly, size),)

@@ -12,6 +12,13 @@ from labkit.schedules.check import result
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int32]
 
 
+def on_host(algorithm: str, communicator: Communicator) -> dict[str, list[list[int]]]:
+    """All ranks are on one real host."""
+    if ALLREDUCE[algorithm].layout != "hosts":
+        return {}
+    return {"hosts": [list(range(communicator.size))]}
+
+
 def sums(communicator: Communicator) -> None:
     """Every algorithm, type and length: the right sum, the same bits on all ranks."""
     rng = np.random.default_rng(communicator.rank)
@@ -31,8 +38,11 @@ def sums(communicator: Communicator) -> None:
                 allowed = 2 * communicator.size * eps * np.abs(np.array(given, np.float64)).sum(0)
                 if not np.all(np.abs(buffer.astype(np.float64) - exact) <= allowed):
                     print(f"wrong sum: {case}")
-                if algorithm in ALLREDUCE and algorithm != "hierarchical" and length:
-                    reference = result(ALLREDUCE[algorithm](communicator.size), np.array(given))
+                if algorithm in ALLREDUCE and length:
+                    reference = result(
+                        ALLREDUCE[algorithm](communicator.size, **on_host(algorithm, communicator)),
+                        np.array(given),
+                    )
                     if reference[communicator.rank].tobytes() != buffer.tobytes():
                         print(f"not the bits of the reference: {case}")
 
@@ -40,15 +50,12 @@ def sums(communicator: Communicator) -> None:
 def counts(communicator: Communicator) -> None:
     """Messages and wire bytes of every algorithm equal its formula."""
     length = 5040 * 17  # divides by every number of chunks that is tried
-    hosts = [list(range(communicator.size))]
     for algorithm in ALLREDUCE:
         buffer = np.ones(length, np.float64)
         before = communicator.traffic.copy()
         communicator.allreduce(buffer, algorithm)
         sent = communicator.traffic.since(before)
-        formula = ALLREDUCE[algorithm].counts(communicator.size)
-        if algorithm == "hierarchical":  # all ranks are on one real host
-            formula = ALLREDUCE[algorithm].counts(communicator.size, hosts)
+        formula = ALLREDUCE[algorithm].counts(communicator.size, **on_host(algorithm, communicator))
         expected = (
             int(formula.messages[communicator.rank]),
             buffer.nbytes if communicator.size > 1 else 0,
