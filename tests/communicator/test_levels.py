@@ -56,6 +56,8 @@ def test_shared_memory_inside_adds_to_the_bits_of_the_schedule(
 
 
 def test_whoever_waits_in_either_level_hears_of_a_rank_that_failed(cluster: Cluster) -> None:
-    with pytest.raises(RankError, match="rank 3 failed: KeyError: .*lost between levels") as caught:
+    with pytest.raises(
+        RankError, match=r"rank 3 failed: KeyError: .*lost between levels"
+    ) as caught:
         cluster.call(in_levels, "two_level", 1000, True)
     assert caught.value.rank == 3
