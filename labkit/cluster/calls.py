@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, TypeVa
 from labkit.cluster.lease import Turn
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.communicator import RankFailed, WaitTooLong
+from labkit.communicator import HostSilent, RankFailed, WaitTooLong
 from labkit.network import Network
 from labkit.records.endings import End, out_of_memory
 
@@ -28,6 +28,7 @@ Ts = TypeVarTuple("Ts")
 
 LOOK_EVERY = 0.05  # seconds
 _LATE = re.compile(r": rank (\d+) is in ")  # in the words of a WaitTooLong
+GONE = 1.0  # seconds that they get where it is the host of some that is gone
 PATIENCE = 30.0  # seconds that the other ranks get to end after one has failed: load is no hang
 
 
@@ -193,10 +194,10 @@ class Calls(Asked, Generic[T]):
         while self.running():
             time.sleep(LOOK_EVERY)
             yield
-            if self.first_failure() is not None:
+            if (failed := self.first_failure()) is not None:
                 # Others notice by themselves, and their tracebacks tell more than that they were
-                # killed.
-                self.wait(PATIENCE)
+                # killed. From a host that is gone nothing comes.
+                self.wait(GONE if self.failure(failed).name == HostSilent.__name__ else PATIENCE)
                 break
             if self.why_ended() is not None:
                 break

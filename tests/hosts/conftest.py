@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,3 +80,12 @@ def mpirun(mpistart: Callable[..., Started]) -> Callable[..., subprocess.Complet
         return subprocess.CompletedProcess(process.args, process.returncode, *said)
 
     return run
+
+
+@pytest.fixture
+def shared_folder(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that all hosts see: runs are kept there, and ranks work beside it."""
+    with tempfile.TemporaryDirectory(dir=ROOT / "tests", prefix="hosts-") as folder:
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setenv("LABKIT_JOB", folder)
+        yield Path(folder)

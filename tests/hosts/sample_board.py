@@ -43,7 +43,7 @@ def stops(communicator: Communicator) -> list[int]:
         last = at + size if by_end else at + 1
         while True:
             add(communicator)
-            if by_end and board.ends_with(step) or not by_end and board.asked_to_stop(step):
+            if (by_end and board.ends_with(step)) or (not by_end and board.asked_to_stop(step)):
                 break
             if step == at and by_end and rank == asks:
                 board.end_after(last)

@@ -12,7 +12,7 @@ import labkit as lk
 from labkit.hosts import Testbed
 from labkit.strategies import STRATEGIES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_folder")]
 
 ROOT = Path(__file__).parents[2]
 SMALL: dict[str, Any] = {
@@ -56,13 +56,6 @@ def ranks(bed: Testbed) -> Iterator[lk.Cluster]:
         with lk.Cluster(hosts=["a:2", "b:3"]) as cluster:
             assert cluster.state()["hosts"] == ["a", "a", "b", "b", "b"]
             yield cluster
-
-
-@pytest.fixture(autouse=True)
-def on_a_shared_folder(ranks: lk.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records lie where this test wants them, and ranks work where all hosts can."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("LABKIT_JOB", str(tmp_path))
 
 
 def question(name: str, strategy: Any) -> lk.Experiment:
