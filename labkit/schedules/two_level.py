@@ -98,7 +98,7 @@ def two_level_butterfly(size: int, hosts: Hosts | None = None) -> Iterator[Round
                  ▼      ▼
         host B   2 ◄──► 3
 
-    Args, errors and source: as `two_level`.
+    Args and source: as `two_level`.
     """
     return _rounds(butterfly, size, hosts)
 

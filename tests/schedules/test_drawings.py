@@ -133,7 +133,7 @@ def test_every_rank_of_two_levels_sends_between_hosts_a_part_of_its_own() -> Non
     assert arrows(two_level_butterfly(5, hosts=3)) == [
         "0>1 2>0 1>0 2>1 3>4 4>3",
         "0>3 3>0 1>4 4>1",
-        "0>1 1>2 3>4 4>3 0>2 1>0",
+        "0>1 1>2 0>2 1>0 3>4 4>3",
     ]
 
 

@@ -29,5 +29,5 @@ def measure(
 
 @contextmanager
 def _on_two_hosts(bits: int) -> Iterator[Ranks]:
-    with testbed(bandwidth=f"{bits}b/s", slurm=False) as bed, ranks_on(bed, 1) as ranks:
+    with testbed(bandwidth=f"{bits // 10**6}Mb/s", slurm=False) as bed, ranks_on(bed, 1) as ranks:
         yield ranks

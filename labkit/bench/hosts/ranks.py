@@ -20,6 +20,13 @@ LIMIT = 3600.0  # s between two questions
 PAYLOAD = 1448  # bytes of a full frame that are TCP's: without headers and its time stamp
 LARGE = 2**22  # bytes, whose way inside a host is timed
 PINGS = 200
+# Reno opens its window until something is lost, and here nothing is: the link alone decides. A
+# connection that has paused does not start slowly again.
+RENO = "cd /proc/sys/net/ipv4 && echo reno > tcp_congestion_control && "
+RENO += "echo 0 > tcp_slow_start_after_idle"
+# Open MPI's leave to send a long message would wait behind the data on their way to the other
+# rank: what two ranks send each other would go one after the other.
+BOTH_WAYS = {"OMPI_MCA_btl_tcp_links": "2", "OMPI_MCA_btl_tcp_flags": "1"}
 
 
 @contextmanager
@@ -35,7 +42,10 @@ def ranks_on(bed: Testbed, each: int) -> Iterator[Ranks]:
     started_by = [*launcher.mpiexec(each * len(bed.hosts)), "--prtemca", "plm", "ssh", "--host", at]
     variables = os.environ | launcher.environment() | {"PRTE_MCA_plm_ssh_agent": str(bed.agent)}
     variables["OMPI_MCA_btl_tcp_if_include"] = bed.network
+    variables |= BOTH_WAYS
     variables.pop("OMPI_MCA_btl")  # it keeps ranks of one host from TCP
+    for host in bed.hosts:  # as far as it may be set: /proc is read-only in some containers
+        bed.run(host, ["sh", "-c", RENO])
     # Of mpi4py, which ends all ranks with the one that fails.
     command = [*started_by, sys.executable, "-m", "mpi4py", "-m", __name__]
     with started([bed.command("login", command)], variables) as ranks:
