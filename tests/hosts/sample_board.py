@@ -39,22 +39,21 @@ def stops(communicator: Communicator) -> list[int]:
     chance, board, wrong = random.Random(1), communicator.board, []
     rank, size, step = communicator.rank, communicator.size, 0
     for number in range(STOPS):
-        asks, at, by_end = chance.randrange(size), step + chance.randrange(4), number % 2 == 1
+        by_end, at = number % 2 == 1, step + chance.randrange(4)
+        asks = chance.randrange(size) if by_end else 0
         last = at + size if by_end else at + 1
         while True:
             add(communicator)
             if by_end and board.ends_with(step) or not by_end and board.asked_to_stop(step):
                 break
-            if step == at and by_end and rank == asks:
-                board.end_after(last)
-            elif step == at and not by_end and rank == 0:
-                board.stop_after(last)
+            if step == at and rank == asks:
+                (board.end_after if by_end else board.stop_after)(last)
             step += 1
         wrong.append(step - last)
         step += 1
         communicator.meet("the next one")
-        board.stop_after(NEVER)
-        board.end_after(NEVER)
+        if rank == asks:
+            (board.end_after if by_end else board.stop_after)(NEVER)
         communicator.meet("forgotten")
     return [each for each in wrong if each]
 
@@ -79,6 +78,7 @@ def sound() -> None:
     refused = error_of(lambda: world(network="100Mb"))
     communicator = world(limit=60.0)
     say(communicator, "network", refused)
+    start = time.monotonic()
     say(communicator, "stops", stops(communicator))
     lower = communicator.rank % 2 == 0
     pair = communicator.split(communicator.rank % 2)
@@ -96,6 +96,7 @@ def sound() -> None:
 
 def gone(place: str) -> None:
     communicator = world(limit=60.0)
+    add(communicator)
     say(communicator, "ready", None)
     last = time.monotonic()
     try:
