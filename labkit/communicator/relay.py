@@ -79,8 +79,7 @@ class Relay:
         limit = self._clock.now() + (LEAVE if self._patient else PART)
         while (now := self._clock.now()) < limit:
             self._look()
-            # A list: each is told, also where one has not gone out yet.
-            gone = all([peer.tell(now, last=True) for peer in self._peers])
+            gone = sum(peer.tell(now, last=True) for peer in self._peers) == len(self._peers)
             if gone and (not self._patient or all(peer.left for peer in self._peers)):
                 break
             self._clock.sleep(1e-3)

@@ -1,4 +1,4 @@
-"""What is known of all ranks: a table in the memory that a host's ranks share, kept up by bulletins.
+"""What is known of all ranks: a table in memory that the ranks of a host share.
 
 Every host has one. Each rank writes its own row; the rows of other hosts' ranks come in bulletins,
 of which each holds all rows of a host.
