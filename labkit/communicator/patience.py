@@ -147,7 +147,7 @@ class Patience:
         whole = np.empty(lengths.sum(), np.uint8)
         self.call("Allgatherv", own, (whole, lengths))
         self.board.enter(f"work after {self.place}")
-        return [pickle.loads(part) for part in np.split(whole, np.cumsum(lengths)[:-1])]
+        return [pickle.loads(part.data) for part in np.split(whole, np.cumsum(lengths)[:-1])]
 
     def share(self, value: Any, root: int) -> Any:
         """Likewise, the root's object, on every rank."""
@@ -156,7 +156,7 @@ class Patience:
         whole = own if self.rank == root else np.empty(length, np.uint8)
         self.call("Bcast", whole, root)
         self.board.enter(f"work after {self.place}")
-        return pickle.loads(whole)
+        return pickle.loads(whole.data)
 
     def disagree(self, told: str = "") -> NoReturn:
         """Tell every rank which calls the ranks are in (collective: all know that they differ).
