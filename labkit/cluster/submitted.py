@@ -23,7 +23,7 @@ from labkit.records import store
 from labkit.records.endings import ASKS, by_whom
 from labkit.records.measure import aggregate
 from labkit.records.run import Run
-from labkit.records.stream import FOLDER
+from labkit.records.stream import FOLDER, make_stream
 from labkit.records.write import write, write_logs
 from labkit.worker.work import work
 
@@ -38,12 +38,13 @@ class Submitted(Live):
         self._asked, self._given_up = experiment, threading.Event()
         self._why: str | None = None  # it was stopped, if it was
         store.start(directory, experiment.to_json())
-        (directory / FOLDER).mkdir()
+        submitter = store.this_process() | {"host": socket.gethostname()}
+        make_stream(directory / FOLDER, submitter)
         try:
             self._calls = Calls(
                 *(cluster, experiment.ranks, work, (experiment,), _emulated(experiment)),
                 stream=str(directory / FOLDER),
-                submitter=store.this_process() | {"host": socket.gethostname()},
+                submitter=submitter,
             )
         except BaseException as error:
             shutil.rmtree(directory / FOLDER, ignore_errors=True)

@@ -15,7 +15,11 @@ from labkit.communicator.sheet import PLACE, Host, Sheet
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LEAVE = 5  # seconds that MPI's end may take where a host is gone
+DEADLOCK = 2.0  # seconds in which ranks that wait in different calls cannot both be only late
+# The same over hosts, where data may be on their way for long: over a link that was down for 5 s,
+# or a slow one.
+APART = 10.0
+LEAVE = 2  # seconds that MPI's end may take where a host is gone
 
 
 class RankFailed(LabkitError):
@@ -69,6 +73,7 @@ class Board:
         if first:
             self._sheet.clear(clock.now())
         self._host.Barrier()
+        self.deadlocked_after = DEADLOCK if len(hosts) == 1 else APART
         self._relay: Relay | None = None
         if len(hosts) > 1:
             self._firsts = comm.Split(0 if first else MPI.UNDEFINED, comm.rank)
@@ -121,14 +126,13 @@ class Board:
             if rank != self._rank
         ]
 
-    def deadlock(self, seconds: float) -> dict[int, str]:
+    def deadlock(self) -> dict[int, str]:
         """The call of each rank, if each waits for all others in one, and not all in the same.
 
-        Args:
-            seconds: for which they must have waited, as they say themselves by now.
+        They must have waited for `deadlocked_after` seconds when they were last heard.
         """
         rows = self._sheet.rows
-        latest = min(self._clock.now(), self._sheet.heard.min()) - seconds
+        latest = min(self._clock.now(), self._sheet.heard.min()) - self.deadlocked_after
         if not (rows["waiting"].all() and (rows["since"] < latest).all()):
             return {}
         places = self._places()

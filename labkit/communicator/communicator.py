@@ -185,7 +185,7 @@ class Communicator:
             return
         self.meet(f"{what} (broadcast of {_named(buffer)} from rank {root})")
         start = self.clock.now()
-        self._comm.Bcast(buffer.view(np.uint8) if buffer.ndim else buffer, root)
+        self.patience.call("Bcast", buffer.view(np.uint8) if buffer.ndim else buffer, root)
         sent = buffer.nbytes if self.rank == root else 0
         self.traffic.payload_bytes += sent
         self.patience.count(sent, sent)
@@ -193,18 +193,18 @@ class Communicator:
 
     def share(self, value: Any, root: int = 0, what: str = "share") -> Any:
         """The root's Python object, on every rank (pickled)."""
-        self.meet(f"{what} (share from rank {root})")
-        return self._comm.bcast(value, root)
+        self.patience.enter(f"{what} (share from rank {root})")
+        return self.patience.share(value, root)
 
     def allgather(self, value: Any, what: str = "allgather") -> list[Any]:
         """Every rank's Python object, in rank order (pickled)."""
-        self.meet(f"{what} (allgather)")
-        return list(self._comm.allgather(value))
+        self.patience.enter(f"{what} (allgather)")
+        return self.patience.gather(value)
 
     def tally(self, values: np.ndarray, what: str = "tally") -> np.ndarray:
         """The sum of small arrays for bookkeeping, outside traffic and emulated network."""
-        self.meet(f"{what} (tally of {_named(values)})")
-        return np.asarray(np.sum(self._comm.allgather(values), axis=0))
+        self.patience.enter(f"{what} (tally of {_named(values)})")
+        return np.asarray(np.sum(self.patience.gather(values), axis=0))
 
     def scatter(self, parts: Sequence[Any] | None, root: int = 0, what: str = "scatter") -> Any:
         """The part that the root holds for this rank; `parts` counts at the root only.

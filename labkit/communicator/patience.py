@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -17,10 +18,6 @@ from labkit.communicator.traffic import Traffic
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-DEADLOCK = 2.0  # seconds in which ranks that wait in different calls cannot both be only late
-# The same over hosts, where data may be on their way for long: over a link that was down for 5 s,
-# or a slow one.
-APART = 10.0
 NAP, LONGEST_NAP = 20e-6, 1e-3  # seconds
 SHARE = 0.01  # of what has been waited: a nap of a long wait
 LATE = 300e-6  # seconds by which a sleep may last too long
@@ -65,7 +62,6 @@ class Patience:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.on_one_host = len(board.ranks) == self.size
-        self._deadlock = DEADLOCK if self.on_one_host else APART
         self.comm, self._outer = comm, outer
         self.trouble: LabkitError | None = None
         self.polite = False
@@ -163,6 +159,36 @@ class Patience:
         self.look_around()  # who failed after coming here goes no further with us
         return told[:, 1]
 
+    def call(self, name: str, *given: Any) -> None:
+        """A collective of the library to which all have come, such as "Bcast".
+
+        Over hosts a link may go down in its midst: there it is looked after. None of it is a wait.
+        """
+        if self.on_one_host:
+            getattr(self.comm, name)(*given)
+            return
+        waited = self.traffic.wait_seconds
+        self.complete([getattr(self.comm, f"I{name.lower()}")(*given)])
+        self.traffic.wait_seconds = waited
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's object, in rank order (pickled), in the call that was entered."""
+        own = np.frombuffer(pickle.dumps(value), np.uint8)
+        lengths = self.gather_here(len(own)).astype(int)
+        whole = np.empty(lengths.sum(), np.uint8)
+        self.call("Allgatherv", own, (whole, lengths))
+        self.board.enter(f"work after {self.place}")
+        return [pickle.loads(part.data) for part in np.split(whole, np.cumsum(lengths)[:-1])]
+
+    def share(self, value: Any, root: int) -> Any:
+        """Likewise, the root's object, on every rank."""
+        own = np.frombuffer(pickle.dumps(value if self.rank == root else None), np.uint8).copy()
+        length = int(self.gather_here(len(own))[root])
+        whole = own if self.rank == root else np.empty(length, np.uint8)
+        self.call("Bcast", whole, root)
+        self.board.enter(f"work after {self.place}")
+        return pickle.loads(whole.data)
+
     def disagree(self, told: str = "") -> NoReturn:
         """Tell every rank which calls the ranks are in (collective: all know that they differ).
 
@@ -206,8 +232,8 @@ class Patience:
         try:
             for each in self._whole():
                 each.board.check()
-            around = waited > self._deadlock and self._collective
-            if around and (calls := self.board.deadlock(self._deadlock)):
+            around = waited > self.board.deadlocked_after and self._collective
+            if around and (calls := self.board.deadlock()):
                 told = _different(calls)
                 self.board.fail(f"Mismatch: {told}")  # whoever looks later is told the same
                 raise Mismatch(told)

@@ -44,7 +44,7 @@ class Payloads:
     def __init__(
         self, patience: Patience, emulation: Emulation | None, reductions: Reductions
     ) -> None:
-        self._comm, self._rank, self._size = patience.comm, patience.rank, patience.comm.size
+        self._rank, self._size = patience.rank, patience.size
         self._courier, self._patience = Courier(patience, emulation), patience
         self._rounds, self._metered = reductions.rounds, reductions.metered
 
@@ -147,15 +147,15 @@ class Payloads:
             return Part(length, None, total)
         places = np.empty(held.sum(), indices.dtype)
         found = np.empty((held.sum(), *values.shape[1:]), values.dtype)
-        self._comm.Allgatherv(indices, (places, held))
-        self._comm.Allgatherv(as_bytes(values), (as_bytes(found), held * row))
+        self._patience.call("Allgatherv", indices, (places, held))
+        self._patience.call("Allgatherv", as_bytes(values), (as_bytes(found), held * row))
         self._count(indices.nbytes + values.nbytes)
         return Part(length, *merged(places, found))
 
     def _library_gather(self, data: np.ndarray) -> list[np.ndarray]:
         lengths = self._patience.gather_here(data.nbytes).astype(int)
         whole = np.zeros(lengths.sum(), np.uint8)
-        self._comm.Allgatherv(data, (whole, lengths))
+        self._patience.call("Allgatherv", data, (whole, lengths))
         self._count(data.nbytes)
         return np.split(whole, np.cumsum(lengths)[:-1])
 

@@ -45,7 +45,7 @@ def library_sum(patience: Patience, flat: np.ndarray, share: float = 1.0) -> Non
     wide = flat.astype(np.float32) if narrow else flat
     if share != 1.0:
         scale(wide, share)
-    comm.Allreduce(MPI.IN_PLACE, wide)
+    patience.call("Allreduce", MPI.IN_PLACE, wide)
     if narrow:
         flat[...] = wide.astype(flat.dtype)
     # Out of a host goes at least the sum of its ranks.
@@ -134,8 +134,7 @@ class Reductions:
         key = (algorithm, buffer.dtype.str, buffer.size)
         if key not in self._agreed:
             self._patience.enter("the agreement on an allreduce", told=f": {place}")
-            self._patience.gather_here()
-            told: list[Key] = self._patience.comm.allgather(key)
+            told: list[Key] = self._patience.gather(key)
             if len(set(told)) > 1:
                 names = [f"rank {r}: {a} of {d}[{n}]" for r, (a, d, n) in enumerate(told)]
                 raise Mismatch(f"ranks differ in an allreduce: {'; '.join(names)}")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 LOOK_EVERY = 0.02  # seconds between two looks for bulletins
 TELL_EVERY = 0.1  # seconds between two bulletins, where nobody waits for one
 LEAVE = 3.0  # seconds that other hosts get for their last bulletin
+PART = 1.0  # and that they get to take this one's, where nobody waits for theirs
 
 
 class Relay:
@@ -59,7 +60,8 @@ class Relay:
                 self._look()
                 for peer in self._peers:
                     peer.tell(self._clock.now())
-                self._wake.wait(LOOK_EVERY)
+                # While a rank waits for it to be seen, look at once for who says so.
+                self._wake.wait(LOOK_EVERY if self._sheet.everywhere() else 1e-3)
                 self._wake.clear()
             self._leave()
         except Exception as error:  # no thread's error is seen: the board tells it to all
@@ -74,11 +76,10 @@ class Relay:
         self._sheet.turned[...] = self._clock.now()
 
     def _leave(self) -> None:
-        limit = self._clock.now() + LEAVE
+        limit = self._clock.now() + (LEAVE if self._patient else PART)
         while (now := self._clock.now()) < limit:
             self._look()
-            # A list: each is told, also where one has not gone out yet.
-            gone = all([peer.tell(now, last=True) for peer in self._peers])
+            gone = sum(peer.tell(now, last=True) for peer in self._peers) == len(self._peers)
             if gone and (not self._patient or all(peer.left for peer in self._peers)):
                 break
             self._clock.sleep(1e-3)

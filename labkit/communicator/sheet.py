@@ -1,4 +1,4 @@
-"""What is known of all ranks: a table in the memory that a host's ranks share, kept up by bulletins.
+"""What is known of all ranks: a table in memory that the ranks of a host share.
 
 Every host has one. Each rank writes its own row; the rows of other hosts' ranks come in bulletins,
 of which each holds all rows of a host.
@@ -116,9 +116,10 @@ class Sheet:
         self.heard[host] = math.inf if bulletin["last"] else now
         return bool(bulletin["last"])
 
-    def everywhere(self, rank: int) -> bool:
-        """Whether every host has a rank's row as it is now."""
-        return bool(np.all(self.seen[:, rank] >= self.rows["mark"][rank]))
+    def everywhere(self, rank: int | None = None) -> bool:
+        """Whether every host has a rank's row as it is now, or those of all ranks of this host."""
+        ranks = self._own if rank is None else [rank]
+        return bool(np.all(self.seen[:, ranks] >= self.rows["mark"][ranks]))
 
     def silent(self) -> tuple[Host, float] | None:
         """A host that has not been heard for longer than `SILENT`, and the seconds."""

@@ -12,12 +12,38 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from labkit.common.errors import InvalidInput
 from labkit.records import store
 from labkit.records.store import Record
 
 PRUNED = "pruned"  # why a search asks a run to end: it promises less than others
 FOLDER = "live"  # in the run's directory, while it runs
+SUBMITTER = "submitter.json"  # there, by which ranks know it for the one that was meant
 Told = tuple[str, Record]
+
+
+def make_stream(folder: Path, submitter: Record) -> None:
+    """Make the folder of a stream, for a process that submits a run."""
+    folder.mkdir()
+    (folder / SUBMITTER).write_text(json.dumps(submitter))
+
+
+def refuse_unseen(folder: Path, submitter: Record) -> None:
+    """Refuse, on a rank, a stream that is not in a folder which this host sees.
+
+    Raises:
+        InvalidInput: rows and the wish to stop would be lost, and nobody would notice.
+    """
+    try:
+        seen = json.loads((folder / SUBMITTER).read_text()) == submitter
+    except FileNotFoundError:
+        seen = False
+    if not seen:
+        raise InvalidInput(
+            f"host {socket.gethostname()} does not see the run's folder {folder.parent.name}, by "
+            "which its ranks tell how far they are and are asked to stop; work in a folder that "
+            "all hosts share, or choose one for the runs: labkit run --runs, or LABKIT_RUNS"
+        )
 
 
 class Writer:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator, world
 from labkit.experiment import Experiment
 from labkit.records.result import Event, RankResult, WholeResult
 from labkit.records.store import Record
-from labkit.records.stream import Writer
+from labkit.records.stream import Writer, refuse_unseen
 from labkit.strategies import Batch, Strategy
 
 if TYPE_CHECKING:
@@ -186,15 +188,14 @@ def main(payload: bytes) -> Any:
     import cloudpickle
 
     task = cloudpickle.loads(payload)
-    os.chdir(task["folder"])
-    if task["folder"] not in sys.path:
-        sys.path.insert(0, task["folder"])
     os.environ.update(task["environment"])
     communicator = world(task["ranks"], task["limit"], task["network"])
     try:
+        _enter(task["folder"])
         function, arguments = cloudpickle.loads(task["call"])
         options: dict[str, Callable[..., bool | None]] = {}
         if "stream" in task:
+            refuse_unseen(Path(task["stream"]), task["submitter"])
             writer = Writer(Path(task["stream"]), communicator.rank, task["submitter"])
             options = {"report": writer.write, "stop_asked": writer.stop_asked}
         result = function(communicator, *arguments, **options)
@@ -205,3 +206,16 @@ def main(payload: bytes) -> Any:
         raise cause from (None if cause is error else error)
     communicator.close()
     return result
+
+
+def _enter(folder: str) -> None:
+    """Go to the folder of who has called, and import from there."""
+    try:
+        os.chdir(folder)
+    except FileNotFoundError as error:
+        raise InvalidInput(
+            f"host {socket.gethostname()} does not see the folder {Path(folder).name}, from which "
+            "its ranks were called; work in a folder that all hosts share"
+        ) from error
+    if folder not in sys.path:
+        sys.path.insert(0, folder)

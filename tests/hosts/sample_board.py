@@ -39,22 +39,21 @@ def stops(communicator: Communicator) -> list[int]:
     chance, board, wrong = random.Random(1), communicator.board, []
     rank, size, step = communicator.rank, communicator.size, 0
     for number in range(STOPS):
-        asks, at, by_end = chance.randrange(size), step + chance.randrange(4), number % 2 == 1
+        by_end, at = number % 2 == 1, step + chance.randrange(4)
+        asks = chance.randrange(size) if by_end else 0
         last = at + size if by_end else at + 1
         while True:
             add(communicator)
-            if (by_end and board.ends_with(step)) or (not by_end and board.asked_to_stop(step)):
+            if board.ends_with(step) if by_end else board.asked_to_stop(step):
                 break
-            if step == at and by_end and rank == asks:
-                board.end_after(last)
-            elif step == at and not by_end and rank == 0:
-                board.stop_after(last)
+            if step == at and rank == asks:
+                (board.end_after if by_end else board.stop_after)(last)
             step += 1
         wrong.append(step - last)
         step += 1
         communicator.meet("the next one")
-        board.stop_after(NEVER)
-        board.end_after(NEVER)
+        if rank == asks:
+            (board.end_after if by_end else board.stop_after)(NEVER)
         communicator.meet("forgotten")
     return [each for each in wrong if each]
 
@@ -85,17 +84,21 @@ def sound() -> None:
     say(communicator, "ready", None)
     told = different_calls(pair) if lower else through_an_outage(pair)
     say(communicator, "mismatch" if lower else "outage", told)
-    communicator.meet("the failure")
+    communicator.meet("the last call of all")
     start = time.monotonic()
-    if communicator.rank == 3:
+    try:
+        communicator.meet("the failure")  # whose last look around may already find it
+        start = time.monotonic()
+        if communicator.rank < 3:
+            communicator.meet("what rank 3 does not come to")
         communicator.board.fail("ValueError: planted")
-    else:
-        told = error_of(lambda: communicator.meet("what rank 3 does not come to"))
-        say(communicator, "failure", [told, time.monotonic() - start])
+    except LabkitError as error:
+        say(communicator, "failure", [str(error), time.monotonic() - start])
 
 
 def gone(place: str) -> None:
     communicator = world(limit=60.0)
+    add(communicator)
     say(communicator, "ready", None)
     last = time.monotonic()
     try:

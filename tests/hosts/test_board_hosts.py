@@ -60,7 +60,7 @@ def test_an_emulated_network_is_refused_on_real_hosts(told: Told) -> None:
 
 
 def test_all_ranks_stop_after_the_step_that_was_asked_for(told: Told) -> None:
-    assert told["stops"] == dict.fromkeys(range(4), [])
+    assert told["stops"] == {rank: [] for rank in range(4)}
 
 
 def test_ranks_that_wait_in_different_calls_are_told_so(told: Told) -> None:
@@ -78,7 +78,7 @@ def test_a_link_that_is_down_for_five_seconds_is_survived(told: Told) -> None:
 def test_a_failure_is_known_on_the_other_host(told: Told) -> None:
     assert set(told["failure"]) == {0, 1, 2}
     for text, seconds in told["failure"].values():
-        assert text == "RankFailed: rank 3 failed: ValueError: planted"
+        assert text == "rank 3 failed: ValueError: planted"
         assert seconds < 2
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from labkit import InvalidInput
 from labkit.records.store import this_process
-from labkit.records.stream import Reader, Writer
+from labkit.records.stream import Reader, Writer, make_stream, refuse_unseen
 
 
 def test_each_reader_gets_every_record_once_in_the_order_of_its_rank(tmp_path: Path) -> None:
@@ -85,3 +86,15 @@ def test_a_run_that_has_ended_takes_no_harm(tmp_path: Path) -> None:
     writer.write("step", [{"step": 0}])
     assert reader.read() == []
     assert not (tmp_path / "gone").exists()
+
+
+def test_a_rank_that_does_not_see_the_folder_says_so_and_what_to_do(tmp_path: Path) -> None:
+    folder, submitter = tmp_path / "mine" / "live", this_process()
+    folder.parent.mkdir()
+    make_stream(folder, submitter)
+    refuse_unseen(folder, submitter)
+    told = f"host {socket.gethostname()} does not see the run's folder mine, .*LABKIT_RUNS"
+    # Another folder of that name, as each host has its own /tmp; and none.
+    for other, meant in ((folder, submitter | {"pid": 0}), (tmp_path / "mine" / "x", submitter)):
+        with pytest.raises(InvalidInput, match=told):
+            refuse_unseen(other, meant)
