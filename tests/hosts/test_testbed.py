@@ -6,20 +6,19 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import labkit as lk
-from labkit.communicator import launcher
 from labkit.hosts import Testbed
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]  # all hosts see it; a test's own folder only this machine
 WORLD = [sys.executable, str(Path(__file__).with_name("sample_world.py"))]
+Mpirun = Callable[..., subprocess.CompletedProcess[str]]
 HOST_OWN = ("net", "uts", "mnt", "ipc", "pid")
 PAYLOAD = 2**23  # bytes
 
@@ -42,14 +41,6 @@ print(time.perf_counter() - begin)
 """
 
 
-@pytest.fixture(scope="module")
-def bed(means: None) -> Iterator[Testbed]:
-    begin = time.monotonic()
-    with lk.testbed(cores=3) as up:
-        assert time.monotonic() - begin < 60
-        yield up
-
-
 def sent_between(bed: Testbed, one: str, other: str, nbytes: int) -> float:
     """Send so many bytes from one host to another; seconds until the last has been read."""
     taker = subprocess.Popen(
@@ -66,11 +57,6 @@ def sent_between(bed: Testbed, one: str, other: str, nbytes: int) -> float:
 
 def worlds(said: str) -> list[tuple[int, int, str, bool, str]]:
     return sorted(tuple(json.loads(line)) for line in said.splitlines())
-
-
-def mpi_environment() -> dict[str, str]:
-    """That of ranks, with TCP, without which two hosts have nothing in common."""
-    return {k: v for k, v in (os.environ | launcher.environment()).items() if k != "OMPI_MCA_btl"}
 
 
 def test_hosts_have_names_and_namespaces_of_their_own(bed: Testbed) -> None:
@@ -116,12 +102,10 @@ def test_the_links_counter_rises_by_what_was_sent(bed: Testbed) -> None:
 
 
 def test_mpiexec_makes_one_world_of_both_hosts_with_an_agent_in_place_of_ssh(
-    bed: Testbed,
+    bed: Testbed, mpirun: Mpirun
 ) -> None:
-    agent = {"PRTE_MCA_plm_ssh_agent": str(bed.agent)}
     before = {host: bed.sent(host) for host in bed.hosts}
-    command = [*launcher.mpiexec(4), "--prtemca", "plm", "ssh", "--host", "a:2,b:2", *WORLD]
-    done = bed.login(command, env=mpi_environment() | agent, cwd=ROOT, timeout=100)
+    done = mpirun(WORLD)
     assert done.returncode == 0, done.stderr
     said = worlds(done.stdout)
     assert [(rank, size, right) for rank, size, _, right, _ in said] == [
@@ -133,9 +117,11 @@ def test_mpiexec_makes_one_world_of_both_hosts_with_an_agent_in_place_of_ssh(
     assert all(bed.sent(host) - before[host] > 2**21 for host in bed.hosts)
 
 
-def test_srun_with_pmix_makes_one_world_of_four(bed: Testbed) -> None:
+def test_srun_with_pmix_makes_one_world_of_four(
+    bed: Testbed, mpi_environment: dict[str, str]
+) -> None:
     command = ["srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix", *WORLD]
-    done = bed.login(command, env=mpi_environment(), cwd=ROOT, timeout=100)
+    done = bed.login(command, env=mpi_environment, cwd=ROOT, timeout=100)
     assert done.returncode == 0, done.stderr
     said = worlds(done.stdout)
     assert [(rank, size, right) for rank, size, _, right, _ in said] == [
@@ -145,11 +131,11 @@ def test_srun_with_pmix_makes_one_world_of_four(bed: Testbed) -> None:
 
 
 def test_srun_without_pmix_makes_as_many_worlds_of_one_and_says_nothing(
-    bed: Testbed,
+    bed: Testbed, mpi_environment: dict[str, str]
 ) -> None:
     """A fact that who starts ranks must refuse: no error, exit status 0, and nothing was summed."""
     command = ["srun", "-N2", "--ntasks-per-node=2", "--mpi=none", *WORLD]
-    done = bed.login(command, env=mpi_environment(), cwd=ROOT, timeout=100)
+    done = bed.login(command, env=mpi_environment, cwd=ROOT, timeout=100)
     assert (done.returncode, "error" in done.stderr) == (0, False), done.stderr
     assert [(rank, size) for rank, size, *_ in worlds(done.stdout)] == [(0, 1)] * 4
 
