@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -41,7 +42,7 @@ def hosts_of(given: Sequence[str] | str | Path) -> list[Host]:
     Raises:
         InvalidInput: no host, or words that name none.
     """
-    if isinstance(given, Path) or (isinstance(given, str) and Path(given).is_file()):
+    if isinstance(given, Path) or (isinstance(given, str) and os.path.isfile(given)):
         found = [*_lines(Path(given))]
     else:
         words = given.split(",") if isinstance(given, str) else given
