@@ -17,6 +17,7 @@ import click
 from labkit.bench.command import bench
 from labkit.cli.asked import OfNotebook, Target, complete_parameter
 from labkit.cli.gallery import gallery
+from labkit.cli.kubernetes import container, kubernetes
 from labkit.cli.peers import peers
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
@@ -69,7 +70,9 @@ def app() -> None:
 
 
 app.add_command(bench)
+app.add_command(container)
 app.add_command(gallery)
+app.add_command(kubernetes)
 app.add_command(peers)
 app.add_command(simulate)
 app.add_command(sweep)
