@@ -233,12 +233,20 @@ def trace(path: Path, output: Path) -> None:
 
 
 @app.command()
-def doctor() -> None:
+@click.option(
+    "--launcher",
+    type=click.Choice(["local", "hosts", "slurm"]),
+    default="local",
+    show_default=True,
+    help="Check what ranks need that it starts.",
+)
+@click.option("--hosts", default="", help="Of --launcher hosts: a:2,b:2 or a host file.")
+def doctor(launcher: str, hosts: str) -> None:
     """Check this machine: each line ok, or the fix to paste."""
-    from labkit.cli.doctor import examine
+    from labkit.cli.doctor import checks_of, examine
 
     broken = False
-    for finding in examine():
+    for finding in examine(checks_of(launcher, hosts)):
         say(finding.line)
         broken = broken or finding.broken
     sys.exit(1 if broken else 0)
