@@ -10,7 +10,7 @@ import sys
 import warnings
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,7 @@ from labkit.cli.asked import OfNotebook, Target, complete_parameter
 from labkit.cli.gallery import gallery
 from labkit.cli.kubernetes import container, kubernetes
 from labkit.cli.peers import peers
+from labkit.cli.placed import place, placed
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.cli.testbed import testbed
@@ -98,6 +99,7 @@ app.add_command(tf_config)
 @click.option("--tensorboard", metavar="FOLDER", type=FOLDER, help=TENSORBOARD)
 @click.option("--check", is_flag=True, help="Only check the parameters; nothing is started.")
 @click.option("--force", is_flag=True, help=FORCE)
+@placed
 def run(
     target: Path,
     parameters: tuple[tuple[str, str], ...],
@@ -108,6 +110,7 @@ def run(
     tensorboard: Path | None,
     check: bool,
     force: bool,
+    **where: Any,
 ) -> None:
     """Run a notebook, or the experiment of a YAML file, with these parameters.
 
@@ -119,6 +122,7 @@ def run(
 
     # A queue, or the system that goes down, asks as a person does: the record is written.
     signal.signal(signal.SIGTERM, terminate)
+    place(**where)
     given: dict[str, JSON] = {}
     for path in files:
         given |= read_yaml(read_text(path), str(path))

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
-from labkit.cluster.launch import end
 from labkit.cluster.lease import Turn
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     import ipyparallel
 
     from labkit.cluster.launch import State
+    from labkit.cluster.start import Start
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -37,6 +37,7 @@ class Ranks(Protocol):
     name: str
     folder: Path
     limit: float
+    how: Start
 
     @property
     def connected(self) -> bool:
@@ -55,6 +56,9 @@ class Ranks(Protocol):
 
     def restart(self) -> None:
         """End the engines; they start again at the next use."""
+
+    def how_ended(self) -> End | None:
+        """How the engines have ended; None while they are up."""
 
 
 class RankError(LabkitError):
@@ -102,9 +106,9 @@ class Asked:
         return [rank for rank, call in enumerate(self._calls) if not call.ready()]
 
     def wait(self, seconds: float) -> None:
-        """Wait for all ranks, but no longer than this."""
+        """Wait for all ranks, but no longer than this, nor for engines that have ended."""
         end = time.monotonic() + seconds
-        while self.running() and time.monotonic() < end:
+        while self.running() and self.why_ended() is None and time.monotonic() < end:
             time.sleep(LOOK_EVERY)
 
     def first_failure(self) -> int | None:
@@ -120,7 +124,7 @@ class Asked:
 
     def why_ended(self) -> End | None:
         """How the engines have ended; None while they are up."""
-        return end(self._cluster.folder)
+        return self._cluster.how_ended()
 
     def _order(self, rank: int) -> tuple[bool, str]:
         # As text: what an engine that is gone never sent was never received.
@@ -223,11 +227,20 @@ class Calls(Asked, Generic[T]):
         finally:
             self._turn.release()
 
+    def _why_ended(self, failed: int | None) -> End | None:
+        """How the engines have ended; the keeper hears of it after the controller."""
+        end = time.monotonic() + PATIENCE
+        while (how := self.why_ended()) is None and time.monotonic() < end:
+            if failed is None or self.failure(failed).name != "EngineError":
+                return None
+            time.sleep(LOOK_EVERY)
+        return how
+
     def _raise_first_failure(self) -> None:
-        # Before any rank's own failure: engines that end take all answers with them.
-        if (how := self.why_ended()) is not None:
-            raise RankError(f"the engines ended: {how.message}", how.rank, signal=how.signal)
         rank = self.first_failure()
+        # Before any rank's own failure: engines that end take all answers with them.
+        if (how := self._why_ended(rank)) is not None:
+            raise RankError(f"the engines ended: {how.message}", how.rank, signal=how.signal)
         if rank is None:
             return
         name, value, remote = self.failure(rank)

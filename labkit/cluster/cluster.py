@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -14,17 +13,21 @@ from weakref import WeakSet
 
 from labkit.cluster import attached, launch, magic
 from labkit.cluster.calls import Calls
-from labkit.cluster.lease import HOLD, Lease, Lock, hold, locked, wait_until_free
+from labkit.cluster.kept import Connection, Kept
+from labkit.cluster.lease import HOLD, Lock
 from labkit.cluster.live import Live
 from labkit.cluster.prediction import ask, check_rows, together
+from labkit.cluster.start import Start
 from labkit.cluster.submitted import Submitted, run_seeds
-from labkit.common.errors import InvalidInput
+from labkit.cluster.visited import Visited
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.places import fingerprint, runtime_folder
 from labkit.common.units import plural
 from labkit.communicator import Communicator
 from labkit.experiment.experiment import Experiment, digest
 from labkit.network import Network
 from labkit.records import store
+from labkit.records.endings import End
 from labkit.records.run import Run
 from labkit.strategies import Batch, Strategy
 from labkit.worker.work import infer, prepare
@@ -42,51 +45,99 @@ class Cluster:
     A cluster of the same name that is up is attached to; otherwise one is started. It ends when
     the last process that uses it closes it or ends, in whatever way it ends.
 
+    Ranks are processes of this machine, or of hosts:
+
+        Cluster(hosts=["a:2", "b:2"])              mpiexec, through ssh or another agent
+        Cluster(workers=4, nodes=2)                a job of Slurm, from a login node or inside one
+
+    There the controller listens on the one address that hosts reach, with CurveZMQ; Python and
+    labkit must be at the same place on all. What is not said here is taken from the environment
+    (LABKIT_LAUNCHER, LABKIT_HOSTS, LABKIT_NODES, LABKIT_AGENT, LABKIT_SLURM), so that a notebook
+    goes from one machine to many as it is.
+
     Args:
-        workers: ranks.
+        workers: ranks; default: 2, or one for each slot of hosts.
         threads: TensorFlow's threads in each rank; fixed when an engine starts.
         name: default: one name for each shape, interpreter and version of labkit; members of a
             sweep share one that is theirs.
         limit: seconds after which a rank's wait for another raises an error.
+        hosts: names with the ranks that each takes, or the path of a host file.
+        launcher: "local", "hosts" or "slurm"; default: by what else is given.
+        nodes: how many nodes Slurm gives.
+        more: of `labkit.cluster.start.Start`: `step` ("mpiexec" or "srun", what starts ranks in a
+            job), `place` ("core" fills one host after the other, "node" deals out in turn),
+            `options` (further words for salloc or srun), `agent` (in place of ssh), `interface`
+            (the address of this machine that hosts reach).
 
     Raises:
-        InvalidInput: a number below 1, or a cluster of this name that is smaller.
-        LabkitError: the engines did not start; the message ends with what they said.
+        InvalidInput: a value that cannot work, or a cluster of this name that is smaller.
+        LabkitError: the engines did not start, or are not one MPI world on the hosts that were
+            asked for; the message ends with what they said.
     """
 
     def __init__(
-        self, workers: int = 2, threads: int = 1, name: str | None = None, limit: float = 600.0
+        self,
+        workers: int | None = None,
+        threads: int = 1,
+        name: str | None = None,
+        limit: float = 600.0,
+        hosts: Sequence[str] | str | Path | None = None,
+        launcher: str | None = None,
+        nodes: int | None = None,
+        **more: str,
     ) -> None:
-        for field, value in (("workers", workers), ("threads", threads)):
-            if not isinstance(value, int) or value < 1:
-                raise InvalidInput(f"{field}={value!r} is impossible; give a whole number from 1")
+        self.how = how = Start.asked(workers, threads, launcher, hosts, nodes, **more)
         # Engines of another interpreter, or of an older source, would run other code than this one.
         own = digest([sys.executable, fingerprint()])[:8]
         held = Path(os.environ.get(HOLD, "")).name
-        self.name = name or "-".join(filter(None, [f"{workers}x{threads}", own, held]))
-        self.workers, self.threads, self.limit = workers, threads, limit
-        self.folder = runtime_folder("clusters") / store.safe_name(self.name)
-        self._lease: Lease | None = None
+        self.name = name or "-".join(filter(None, [how.name, own, held]))
+        self.workers, self.threads, self.limit = how.workers, threads, limit
+        folder = runtime_folder("clusters") / store.safe_name(self.name)
+        self._begin(Kept(folder, self.name, how))
+
+    def _begin(self, engines: Kept | Visited) -> None:
+        self._engines, self.folder = engines, engines.folder
         self._client: ipyparallel.Client | None = None
         self._submitted: WeakSet[Submitted] = WeakSet()
         self.start()
 
+    @classmethod
+    def attach(cls, file: Path | str, limit: float = 600.0) -> Self:
+        """Use a cluster that another machine keeps, for as long as it is up; see `attach_file`.
+
+        Args:
+            file: what the cluster wrote, or a copy of it.
+            limit: seconds after which a rank's wait for another raises an error.
+
+        Raises:
+            InvalidInput: it is no such file, or of another labkit.
+            LabkitError: the cluster has ended, or no way leads to it.
+        """
+        found = cls.__new__(cls)
+        engines = Visited(Path(file))
+        found.how, found.name, found.limit = engines.how, engines.name, limit
+        found.workers, found.threads = engines.how.workers, engines.how.threads
+        found._begin(engines)
+        return found
+
+    @property
+    def attach_file(self) -> Path:
+        """The file by which another machine attaches; it holds the keys: keep it to yourself.
+
+        Raises:
+            LabkitError: no other machine reaches ranks of this machine alone.
+        """
+        return self._engines.attach_file()
+
     def start(self) -> None:
         """Attach to the engines, starting them where they are not up."""
-        self.folder.mkdir(exist_ok=True, mode=0o700)
-        # One at a time: two who find no engines would both start some.
-        with locked(self.folder / "start.lock"):
-            # Before the engines are looked for: a keeper that is about to end sees it, and stays.
-            self._lease = Lease(self.folder)
-            hold(self.folder)
-            try:
-                if not launch.is_up(self.folder):
-                    launch.launch(self.folder, self.workers, self.threads)
-                self._check_shape()
-                self._connect()
-            except BaseException:
-                self._let_go()
-                raise
+        try:
+            connection = self._engines.start()
+            self._check_shape()
+            self._connect(connection)
+        except BaseException:
+            self._let_go()
+            raise
 
     def close(self) -> None:
         """End this process's use of the cluster; the last one to do so ends the engines.
@@ -102,24 +153,18 @@ class Cluster:
         if self._client is not None:
             self._client.close()
             self._client = None
-        if self._lease is not None:
-            self._lease.release()
-            self._lease = None
+        self._engines.let_go()
 
     def restart(self) -> None:
         """End the engines, also stuck ones, and start them again at the next use."""
-        pid = self.state()["pid"]
         self._let_go()
-        if pid is not None and launch.is_up(self.folder):
-            os.kill(pid, signal.SIGTERM)
-            # The next start wants the keeper's place, and its lock is the last that it gives up.
-            wait_until_free(self.folder / "keeper.lock", 90)
+        self._engines.end()
 
     @property
     def client(self) -> ipyparallel.Client:
         """The ipyparallel client; a cluster that has ended is started again."""
         # Also where another process has ended it: the client would wait for engines that are gone.
-        if self._client is None or not launch.is_up(self.folder):
+        if self._client is None or self.how_ended() is not None:
             self._let_go()
             self.start()
         return self._client
@@ -266,21 +311,25 @@ class Cluster:
         return f"<Cluster {self.name}: {self.workers} ranks of {self.threads} threads, {state}>"
 
     def _repr_html_(self) -> str:
-        return launch.card_of(
-            self.name, self.folder, self.workers, self.threads, connected=self.connected
-        )
+        return launch.card_of(self.name, self.folder, self.how, connected=self.connected)
 
     # --- starting ----------------------------------------------------------------------------
 
     def state(self) -> launch.State:
         """What the cluster's keeper says: its state, a message, workers, threads."""
-        return launch.state(self.folder)
+        return self._engines.state()
 
-    def _connect(self) -> None:
+    def how_ended(self) -> End | None:
+        """How the engines have ended; None while they are up."""
+        return self._engines.how_ended()
+
+    def _connect(self, connection: Connection) -> None:
         import ipyparallel as ipp
 
-        file = self.folder / "profile" / "security" / "ipcontroller-labkit-client.json"
-        self._client = ipp.Client(str(file))
+        try:
+            self._client = ipp.Client(connection)
+        except TimeoutError:
+            raise LabkitError(f"the controller of cluster {self.name} does not answer") from None
         self._client.wait_for_engines(self.workers, interactive=False, timeout=120)
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             view = self._client.direct_view(self.engines)
@@ -340,7 +389,7 @@ def run(experiment: Experiment, show: bool = True) -> Run:
 
 @cache
 def _player(threads: int) -> Cluster:
-    return Cluster(workers=1, threads=threads)
+    return Cluster(workers=1, threads=threads, launcher="local")
 
 
 def predict(

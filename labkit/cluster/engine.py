@@ -1,21 +1,45 @@
 """An engine or controller process that ends itself when the keeper of its cluster is gone.
 
-python -m labkit.cluster.engine engine|controller [arguments of ipyparallel]
+    python -m labkit.cluster.engine engine|guest|controller [arguments of ipyparallel]
+    python -m labkit.cluster.engine command WORDS...
+
+A guest is an engine on another host, where no lock of the keeper's can be seen: it ends when it
+cannot reach the controller any more, which ends with the keeper. `command` is on the keeper's host
+and holds what starts guests.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from labkit.cluster.lease import KEEPER, Lock
+from labkit.cluster.start import JOB
 from labkit.cluster.where import answer
+from labkit.hosts.reach import answers
 
 LOOK_EVERY = 1.0  # seconds
+CONNECTION = "IPP_CONNECTION_INFO"  # ipyparallel's: where the controller is, and its keys
+UNREACHED = 30.0  # seconds without the controller after which a guest ends; a link may come back
+PROFILE = "IPP_PROFILE_DIR"
+OWN = [sys.executable, "-m", "labkit.cluster.engine"]
+
+
+def command(words: Sequence[str], is_local: bool) -> tuple[list[str], list[str]]:
+    """The words that start ranks, under watch, and those of each rank."""
+    if is_local:
+        return [*words], [*OWN, "engine"]
+    # Without the keeper's name: by it the keeper finds processes of its own host.
+    return [*OWN, "command", *words], ["env", "-u", KEEPER, *OWN, "guest"]
 
 
 def watch(lock_path: Path, with_group: bool) -> None:
@@ -35,14 +59,57 @@ def watch(lock_path: Path, with_group: bool) -> None:
     threading.Thread(target=look, name="labkit-lease", daemon=True).start()
 
 
+def visit() -> None:
+    """End this process, and the job that was queued for it, when the controller is gone."""
+    told = json.loads(os.environ[CONNECTION])
+    address = told["location"], int(told["registration"])
+
+    def look() -> None:
+        seen = time.monotonic()
+        while time.monotonic() - seen < UNREACHED:
+            if answers(address, UNREACHED):
+                seen = time.monotonic()
+            time.sleep(5 * LOOK_EVERY)
+        if JOB in os.environ:
+            subprocess.run(["scancel", "--quiet", os.environ["SLURM_JOB_ID"]], check=False)
+        os._exit(1)
+
+    threading.Thread(target=look, name="labkit-visit", daemon=True).start()
+
+
+def carry_out(words: Sequence[str], keeper: Path) -> int:
+    """Run what starts guests, and end it with the keeper; its exit code."""
+    child = subprocess.Popen(words)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        child.send_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
+    lock = Lock(keeper)
+    while (code := child.poll()) is None:
+        if not lock.is_held():
+            child.send_signal(signal.SIGTERM)
+        time.sleep(LOOK_EVERY / 5)
+    return code
+
+
 if __name__ == "__main__":
     role = sys.argv.pop(1)
-    keeper = Path(os.environ[KEEPER])
-    # Before ipyparallel is imported, which starts threads: they inherit the blocked signal.
-    if role == "engine":
-        answer(keeper.parent)
-    # The controller leads a group of its own, with its schedulers in it.
-    watch(keeper, with_group=role == "controller")
+    if role == "command":
+        code = carry_out(sys.argv[1:], Path(os.environ[KEEPER]))
+        if code < 0:  # by the same signal, so that the keeper hears of it
+            signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
+        raise SystemExit(code)
+    if role == "guest":
+        visit()
+    else:
+        keeper = Path(os.environ[KEEPER])
+        # Before ipyparallel is imported, which starts threads: they inherit the blocked signal.
+        if role == "engine":
+            answer(keeper.parent)
+        # The controller leads a group of its own, with its schedulers in it.
+        watch(keeper, with_group=role == "controller")
     if role == "controller":
         # Forks have no threads of their own, and the one that leads their group may be killed, too.
         os.register_at_fork(after_in_child=lambda: watch(keeper, with_group=False))
@@ -60,4 +127,7 @@ if __name__ == "__main__":
                 """Let cells alone be interrupted; the keeper hears from mpiexec of any end."""
                 signal.signal(signal.SIGINT, self._signal_sigint)
 
+        if role == "guest":
+            # Its start wants a profile. The keeper takes it away when all have come.
+            os.environ[PROFILE] = tempfile.mkdtemp(prefix="labkit-")
         Engine.launch_instance()

@@ -1,6 +1,6 @@
 """The keeper of one cluster: starts controller and engines, and ends them with the last lease.
 
-    python -m labkit.cluster.keeper FOLDER WORKERS THREADS
+    python -m labkit.cluster.keeper FOLDER START
 
 It is the parent of everything that a cluster starts, so nothing is left when it has ended;
 engines and controller also end by themselves when it is killed. What ends, and by what, it writes
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -22,15 +23,18 @@ from types import FrameType
 from typing import NoReturn
 
 import ipyparallel as ipp
+import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
 
+from labkit.cluster.engine import CONNECTION, command
 from labkit.cluster.launch import START_LIMIT
 from labkit.cluster.lease import KEEPER, Lock, is_wanted, locked
 from labkit.cluster.processes import Watch, end_all
+from labkit.cluster.start import Met, Start
 from labkit.common.errors import LabkitError
-from labkit.communicator import launcher
+from labkit.hosts.queue import ASK_EVERY
 from labkit.records import store
-from labkit.records.endings import End, Terminated, described, of_rank
+from labkit.records.endings import End, Terminated, described, of_host, of_rank, of_step
 
 LOOK_EVERY = 0.5  # seconds
 CONTROLLER_LOG = "controller.log"
@@ -73,11 +77,9 @@ class Controller(_Child, LocalControllerLauncher):
 
 
 class Engines(_Child, MPIEngineSetLauncher):
-    """All ranks under one mpiexec, each an engine under watch."""
+    """All ranks under one command, each an engine under watch; which command the keeper says."""
 
-    mpi_cmd = launcher.mpiexec()
-    engine_cmd = [sys.executable, "-m", "labkit.cluster.engine", "engine"]  # noqa: RUF012
-    engine_args = ["--IPEngine.enable_nanny=False"]  # noqa: RUF012 - the keeper watches
+    engine_args = [f"--IPEngine.max_heartbeat_misses={round(GIVEN_UP / BEAT)}"]  # noqa: RUF012
 
 
 class _Unlucky(LabkitError):
@@ -89,22 +91,33 @@ class Keeper:
 
     Args:
         folder: where the cluster's files are.
-        workers: ranks.
-        threads: TensorFlow's threads in each.
+        how: how its ranks start.
     """
 
-    def __init__(self, folder: Path, workers: int, threads: int) -> None:
-        self.folder, self.workers, self.threads = folder, workers, threads
+    def __init__(self, folder: Path, how: Start) -> None:
+        self.folder, self.how = folder, how
+        self.workers = how.workers
         self.cluster: ipp.Cluster = None  # until it is started
         self.engines: list[int] = []  # their ids, in rank order
+        self.hosts: list[str] = []  # of the ranks
         self._watch: Watch | None = None  # of its processes
+        # By which it is found, also where a command that queued it could not say its number.
+        self._job = f"labkit-{folder.name}-{secrets.token_hex(4)}"
+        self.waits = False  # whether the job has not begun
+        self._asked = time.monotonic()  # when Slurm was, last
 
     def start(self) -> None:
         """Start controller and engines; write cluster.json when all engines have registered."""
         # Of this process, and so of all that it starts: threads are settled when TensorFlow is
         # imported.
-        os.environ.update(launcher.environment(self.threads))
+        own = self.how.environment(self._job)
+        os.environ.update(own)
         os.environ[KEEPER] = str(self.folder / "keeper.lock")
+        Engines.mpi_cmd, Engines.engine_cmd = command(
+            self.how.command(self._job, [*own, CONNECTION]), self.how.is_local
+        )
+        # A guest's process is interrupted by one beside it; those of this machine by us.
+        Engines.engine_args.append(f"--IPEngine.enable_nanny={not self.how.is_local}")
         for left in reversed(range(TRIES)):
             try:
                 self._start()
@@ -127,7 +140,12 @@ class Keeper:
             engines=Engines,
             cluster_id="labkit",
             profile_dir=str(self.folder / "profile"),
+            controller_ip=self.how.address(),
+            # The keys reach engines with what starts them, not through a file.
+            send_engines_connection_env=True,
             controller_args=[
+                f"--IPController.enable_curve={not self.how.is_local}",
+                f"--IPController.location={self.how.address()}",
                 # Its database of tasks keeps every result; ours go straight to the client.
                 "--nodb",
                 f"--HeartMonitor.period={round(1e3 * BEAT)}",
@@ -144,26 +162,40 @@ class Keeper:
             self._look()
             time.sleep(0.05)
         # Asked once, while the engines are idle: who attaches later may find them at work.
-        met = client[:].apply_async(_meet)
+        met = client[:].apply_async(_meet, not self.how.is_local)
         while not met.ready():
             self._look()
             time.sleep(0.05)
         self._look()
-        ranks = sorted(zip(met.get(), client.ids, strict=True))
-        self.engines = [engine for _, engine in ranks]
+        ranks = sorted((Met(*told), engine) for told, engine in zip(met, client.ids, strict=True))
         client.close()
-        controller, mpiexec = self.cluster.controller.pid, self.cluster.engine_set.pid
-        named = {f"rank {rank}": pid for rank, ((_, pid), _) in enumerate(ranks)}
-        self._watch = Watch({"the controller": controller, "mpiexec": mpiexec} | named)
+        self.how.check_world([told for told, _ in ranks])
+        self.engines = [engine for _, engine in ranks]
+        self.hosts = [told.host for told, _ in ranks]
+        named = {"the controller": self.cluster.controller.pid, "mpiexec": self._mpiexec().pid}
+        if self.how.is_local:
+            named |= {f"rank {told.rank}": told.pid for told, _ in ranks}
+        self._watch = Watch(named)
         self.say("ready")
 
+    def _mpiexec(self) -> psutil.Process:
+        """What starts the ranks, or has them started: itself, or under who ends it with us."""
+        own = psutil.Process(self.cluster.engine_set.pid)
+        return own if self.how.is_local else own.children()[0]
+
     def _look(self) -> None:
-        """Raise where waiting has become pointless."""
+        """Raise where waiting has become pointless; say what a queued job waits for."""
         if (end := self.end()) is not None:
             raise LabkitError(f"{end.message}: {self._said()}")
         # Also by a part that registers nobody: calls would never come back.
         if self._port_taken():
             raise _Unlucky("a port of the controller is taken")
+        if self.how.queues and time.monotonic() - self._asked > (ASK_EVERY if self.waits else 1):
+            queue, self._asked = self.how.queue(), time.monotonic()
+            jobs = queue.jobs(name=self._job)
+            self.waits = any(job.waits for job in jobs)
+            told = [queue.placed(job).told for job in jobs if job.waits]
+            self.say("starting", End("; ".join(told)))
 
     def keep(self) -> End:
         """Wait until nobody wants the cluster any more, or a part of it has ended; say which."""
@@ -184,10 +216,28 @@ class Keeper:
         mpiexec, controller = self.cluster.engine_set, self.cluster.controller
         if mpiexec is not None and (code := mpiexec.poll()) is not None:
             # It ends because of its ranks, and names the first.
-            return of_rank(mpiexec.get_output()) or described("mpiexec", code)
+            said = mpiexec.get_output()
+            return (
+                self._end_of_job()
+                or of_host(said)
+                or of_rank(said)
+                or of_step(said)
+                or described("mpiexec", code)
+            )
         if controller is not None and (code := controller.poll()) is not None:
             return described("the controller", code)
         return self._watch.end(LOOK_EVERY) if self._watch else None
+
+    def _end_of_job(self) -> End | None:
+        """Why Slurm has ended the job, if it has."""
+        if not self.how.queues:
+            return None
+        try:
+            jobs = self.how.queue().jobs(name=self._job)
+        except LabkitError as error:
+            return End(f"the job of the ranks has ended, and why cannot be asked: {error}")
+        cause = jobs[-1].cause if jobs else ""  # those before are of tries that had no luck
+        return End(cause) if cause else None
 
     def _luck(self, error: Exception) -> str | None:
         """What was bad luck when it did not start; None: it would fail again."""
@@ -209,21 +259,27 @@ class Keeper:
 
     def say(self, state: str, end: End | None = None) -> None:
         """Write cluster.json."""
-        shape = {"workers": self.workers, "threads": self.threads, "engines": self.engines}
-        said = {"state": state, **(end or End())._asdict(), **shape, "pid": os.getpid()}
+        shape = {"workers": self.workers, "threads": self.how.threads, "engines": self.engines}
+        told = {**(end or End())._asdict(), **shape, "hosts": self.hosts, "pid": os.getpid()}
+        said = {"state": state, **told}
         store.write_json(self.folder / "cluster.json", said)
 
     def stop(self) -> None:
         """End every process of this cluster, whoever its parent is by now."""
         end_all(self.folder / "keeper.lock")
+        if self.how.queues:  # also what is queued by a command that was killed
+            self.how.queue().cancel(name=self._job)
 
 
-def _meet() -> tuple[int, int]:
-    """This rank and its process, once all have met; its shared memory then has no name any more.
+def _meet(is_guest: bool) -> tuple[int, int, int, str]:
+    """The words of a `Met`, once all have come; shared memory then has no name any more.
 
-    What has no name ends with the last process that has it, however that one ends.
+    What has no name ends with the last process that has it, however that one ends. Nor has a
+    guest a profile any more, which only its start wants.
     """
     import os
+    import shutil
+    import socket
     from contextlib import suppress
     from pathlib import Path
 
@@ -235,14 +291,18 @@ def _meet() -> tuple[int, int]:
         if "/sm_segment." in line:
             with suppress(FileNotFoundError):  # another rank has done it
                 os.unlink(line.split(maxsplit=5)[5])
-    return int(MPI.COMM_WORLD.rank), os.getpid()
+    if is_guest:
+        shutil.rmtree(os.environ["IPP_PROFILE_DIR"], ignore_errors=True)
+    return MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, os.getpid(), socket.gethostname()
 
 
-def _obey(folder: Path, started: threading.Event) -> None:
+def _obey(keeper: Keeper, started: threading.Event) -> None:
     """End this process when nobody waits for its engines any more, or they take too long."""
     end = time.monotonic() + START_LIMIT
     while not started.wait(LOOK_EVERY):
-        if not is_wanted(folder) or time.monotonic() > end:
+        if keeper.waits:  # in Slurm's queue, which takes as long as it takes
+            end = time.monotonic() + START_LIMIT
+        if not is_wanted(keeper.folder) or time.monotonic() > end:
             os.kill(os.getpid(), signal.SIGALRM)
             return
 
@@ -253,7 +313,7 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
     raise Terminated(signal.Signals(number).name)
 
 
-def main(folder: Path, workers: int, threads: int) -> None:
+def main(folder: Path, how: Start) -> None:
     """Keep a cluster until nobody wants it."""
     lock = Lock(folder / "keeper.lock")
     # Who asks whether it is held holds it for a moment.
@@ -265,7 +325,7 @@ def main(folder: Path, workers: int, threads: int) -> None:
         time.sleep(0.05)
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _terminated)
-    keeper = Keeper(folder, workers, threads)
+    keeper = Keeper(folder, how)
     keeper.stop()  # what a keeper that was killed has left
 
     def end(how: End) -> None:
@@ -278,7 +338,7 @@ def main(folder: Path, workers: int, threads: int) -> None:
 
     keeper.say("starting")
     started = threading.Event()
-    threading.Thread(target=_obey, args=(folder, started), daemon=True).start()
+    threading.Thread(target=_obey, args=(keeper, started), daemon=True).start()
     try:
         keeper.start()
         started.set()
@@ -287,12 +347,12 @@ def main(folder: Path, workers: int, threads: int) -> None:
         raise
     try:
         while True:
-            how = keeper.keep()
+            ended = keeper.keep()
             # Under the start lock: who has come in the meantime keeps the cluster up, and who
             # comes now waits, and then starts a cluster of their own.
             with locked(folder / "start.lock"):
                 if keeper.end() is not None or not is_wanted(folder):
-                    return end(how)
+                    return end(ended)
     except BaseException as error:
         with locked(folder / "start.lock"):
             end(_of_error(error))
@@ -306,4 +366,4 @@ def _of_error(error: BaseException) -> End:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), Start.of_json(sys.argv[2]))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from labkit.cluster.lease import Lock, wait_until_free
+from labkit.cluster.start import Start
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, pairs
 from labkit.common.places import bytecode_variables
@@ -32,6 +33,7 @@ class State(TypedDict):
     workers: int
     threads: int
     engines: list[int]  # their ids, in rank order
+    hosts: list[str]  # of the ranks
     pid: int | None  # of the keeper
 
 
@@ -50,6 +52,7 @@ def state(folder: Path) -> State:
             workers=0,
             threads=0,
             engines=[],
+            hosts=[],
             pid=None,
         )
     return said
@@ -78,8 +81,8 @@ def end(folder: Path) -> End | None:
     return None if said["state"] == "ready" else End("the engines are just being started")
 
 
-def launch(folder: Path, workers: int, threads: int) -> None:
-    """Start a keeper and wait for its engines.
+def launch(folder: Path, how: Start) -> None:
+    """Start a keeper and wait for its engines; a job that is queued says what it waits for.
 
     Raises:
         LabkitError: the engines did not start; the message ends with what they said.
@@ -92,16 +95,19 @@ def launch(folder: Path, workers: int, threads: int) -> None:
     with (folder / "keeper.log").open("wb") as log:
         command = [sys.executable, "-m", "labkit.cluster.keeper", str(folder)]
         keeper = subprocess.Popen(
-            [*command, str(workers), str(threads)],
+            [*command, how.to_json()],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env=os.environ | bytecode_variables(),
             start_new_session=True,  # Ctrl-C in a terminal is not meant for the engines
         )
-    begin, shown = time.monotonic(), _Ticker(f"starting {plural(workers, 'MPI engine')}")
+    begin, shown = time.monotonic(), _Ticker(f"starting {plural(how.workers, 'MPI engine')}")
     while (said := state(folder))["state"] != "ready":
-        shown.tick()
+        waits_for = said["message"] if said["state"] == "starting" else ""
+        if waits_for:  # in a queue, as long as it takes
+            begin = time.monotonic()
+        shown.tick(waits_for)
         # The keeper's own end is seen at once, instead of after the limit.
         if keeper.poll() is not None or time.monotonic() - begin > START_LIMIT:
             raise LabkitError(
@@ -111,7 +117,7 @@ def launch(folder: Path, workers: int, threads: int) -> None:
     shown.done()
 
 
-def card_of(name: str, folder: Path, workers: int, threads: int, connected: bool) -> str:
+def card_of(name: str, folder: Path, how: Start, connected: bool) -> str:
     """A cluster as HTML: whether it is up, how large it is, and who holds it.
 
     The machine has no name here: what a notebook shows is passed on.
@@ -123,15 +129,17 @@ def card_of(name: str, folder: Path, workers: int, threads: int, connected: bool
     said = state(folder)
     up = said["state"] == "ready"
     ended = f"{said['state']}{': ' if said['message'] else ''}{scrub(said['message'])}"
-    crowded = ", more than there are cores" if workers * threads > cores else ""
+    crowded = ", more than there are cores" if how.workers * how.threads > cores else ""
+    here = f"this machine: {cores} cores, {free:.1f} GiB of memory free"
+    hosts = plural(len(set(said["hosts"])), "host") if up else how.launcher
     return card(
         f"Cluster {name}",
         pairs(
             {
                 "engines": "up" if up else ended,
                 "this object": "connected" if connected else "closed",
-                "ranks": f"{workers} of {threads} threads{crowded}",
-                "host": f"this machine: {cores} cores, {free:.1f} GiB of memory free",
+                "ranks": f"{how.workers} of {how.threads} threads{crowded if how.is_local else ''}",
+                "host": here if how.is_local else f"{hosts}, ranks placed by {how.place}",
                 "held by": _holders(leases(folder)) if up else "nobody",
             }
         ),
@@ -157,12 +165,15 @@ class _Ticker:
 
     def __init__(self, what: str) -> None:
         self.what, self.begin = what, time.monotonic()
-        self.visible = sys.stderr.isatty()
+        self.visible, self.told = sys.stderr.isatty(), ""
         # In a log, one line: what is rewritten there would stand as many.
         if not self.visible:
             print(what, end=" … ", file=sys.stderr, flush=True)
 
-    def tick(self) -> None:
+    def tick(self, waits_for: str = "") -> None:
+        if waits_for != self.told:
+            self.told = waits_for
+            print(f"\n{waits_for or 'it goes on'}", end=" … ", file=sys.stderr, flush=True)
         if self.visible:
             seconds = time.monotonic() - self.begin
             print(f"\r{self.what} … {seconds:.0f} s ", end="", file=sys.stderr, flush=True)

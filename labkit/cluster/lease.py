@@ -139,10 +139,13 @@ class Turn:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock for the length of a block, waiting for it."""
+def locked(path: Path, waiting: str = "") -> Iterator[None]:
+    """Hold a lock for the length of a block, waiting for it; say so where that may take long."""
     lock = Lock(path)
-    lock.acquire(wait=True)
+    if not lock.acquire():
+        if waiting:
+            print(waiting, file=sys.stderr, flush=True)
+        lock.acquire(wait=True)
     try:
         yield
     finally:

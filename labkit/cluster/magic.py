@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from labkit.cluster.calls import LOOK_EVERY, Asked, RankError, Ranks
@@ -97,7 +98,9 @@ class _Cell(Asked):
     def _ask(self) -> None:
         """Ask the ranks that run where they are, and keep since when they are there."""
         ranks, now = self.running(), time.monotonic()
-        told = ask(self._cluster.folder, [self._processes[rank] for rank in ranks])
+        told: list[str | None] = [None] * len(ranks)
+        if self._cluster.how.is_local:
+            told = ask(self._cluster.folder, [self._processes[rank] for rank in ranks])
         for rank, place in zip(ranks, told, strict=True):
             before, since = self._places.get(rank, ("", now))
             self._places[rank] = place, since if place == before else now
@@ -111,10 +114,7 @@ class _Cell(Asked):
             self._ask()
             where = [self._where(rank) for rank in stuck]
             _say("\n".join(where))
-            for rank in stuck:
-                with suppress(ProcessLookupError):
-                    # By signal, not by message: an engine in a cell reads none.
-                    os.kill(self._processes[rank], signal.SIGINT)
+            self._interrupt(stuck)
             self.wait(PATIENCE)
         self._show()
         if lost := self.running():
@@ -123,8 +123,21 @@ class _Cell(Asked):
             _ = self._cluster.client  # %%px, too, finds ranks in the next cell
         return where
 
+    def _interrupt(self, ranks: Sequence[int]) -> None:
+        # By signal, not by message: an engine in a cell reads none.
+        if not self._cluster.how.is_local:
+            engines = [self._cluster.engines[rank] for rank in ranks]
+            self._cluster.client.send_signal(signal.SIGINT, engines, block=False)
+            return
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(self._processes[rank], signal.SIGINT)
+
     def _where(self, rank: int) -> str:
         place, since = self._places[rank]
+        if not self._cluster.how.is_local:
+            host = self._cluster.state()["hosts"][rank]
+            return f"rank {rank} on host {host} is still in the cell"
         if place is None:
             return f"rank {rank} gives no answer: it is in code that lets no other thread run"
         seconds = time.monotonic() - since

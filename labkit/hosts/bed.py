@@ -17,6 +17,7 @@ from labkit.common.units import plural
 from labkit.hosts import state, switch
 from labkit.hosts.means import found
 from labkit.hosts.plan import LOGIN, Plan
+from labkit.hosts.scripts import TESTBED
 from labkit.hosts.space import entering
 
 # Variables of this process that say where something of this host is, and not of another.
@@ -52,10 +53,13 @@ class Testbed:
         self._said, self._folder = said, folder
         # Also where nobody closes it, and the object is forgotten.
         self._end = weakref.finalize(self, _end, holder, os.getpid())
+        os.environ[TESTBED] = str(folder)  # clusters of this process start through its login node
 
     def close(self) -> None:
         """End every process of all hosts, and remove links, mounts, namespaces and files."""
         self._end()
+        if os.environ.get(TESTBED) == str(self._folder):
+            del os.environ[TESTBED]
 
     def __enter__(self) -> Self:
         return self

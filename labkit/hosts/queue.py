@@ -123,12 +123,18 @@ class Queue:
         words = which["jobs"].split(",") if "jobs" in which else [f"--name={which['name']}"]
         self._ask("scancel", "--quiet", *words)
 
-    def addresses(self, partition: str | None = None) -> dict[str, str]:
-        """By the name of each node of a partition (default: Slurm's own), its address."""
-        which = [f"--partition={partition}"] if partition else []
+    def addresses(self, partition: str | None = None, nodes: str | None = None) -> dict[str, str]:
+        """By name, the address of each node.
+
+        Args:
+            partition: whose; default: Slurm's default.
+            nodes: these ones instead, as Slurm writes them: "node[01-04]".
+        """
+        given = {"partition": partition, "nodes": nodes}
+        which = [f"--{option}={value}" for option, value in given.items() if value]
         said = self._ask("sinfo", "--noheader", "--Node", "--format=%N|%o|%P", *which) or ""
-        nodes = [line.split("|") for line in said.splitlines()]
-        return {name: address for name, address, part in nodes if partition or part.endswith("*")}
+        found = [line.split("|") for line in said.splitlines()]
+        return {name: address for name, address, part in found if which or part.endswith("*")}
 
     def _accounted(self, numbers: str) -> Iterator[Job]:
         """What accounting kept, where a site has it."""
@@ -168,5 +174,5 @@ class Queue:
 def _job(line: str) -> Job:
     number, state, reason, start, partition = line.strip().split("|")
     # Accounting adds by whom: "CANCELLED by 0".
-    known = ["" if value in UNKNOWN else value for value in (reason, start, partition)]
-    return Job(number, state.split()[0], *known)
+    reason, start = ("" if value in UNKNOWN else value for value in (reason, start))
+    return Job(number, state.split()[0], reason, start, partition)

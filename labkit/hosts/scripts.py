@@ -14,6 +14,8 @@ from labkit.hosts.switch import DEVICE
 # Letters of ssh's options that are followed by a value.
 VALUED = "BbcDEeFIiJLlmOopQRSWw"
 AGENT_VARIABLE = "PRTE_MCA_plm_ssh_agent"  # where mpiexec looks for it
+# Names the folder of a testbed whose login node commands go through; empty on that node itself.
+TESTBED = "LABKIT_TESTBED"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _AGENT = """#!/bin/sh
@@ -59,7 +61,10 @@ def login(binds: Binds, agent: str, configuration: str | None) -> str:
     """
     mount = shlex.quote(found("mount") or "mount")
     mounts = [f"{mount} --bind {shlex.quote(a)} {shlex.quote(b)}" for a, b in binds]
-    exports = [f"export {AGENT_VARIABLE}=${{{AGENT_VARIABLE}:-{shlex.quote(agent)}}}"]
+    exports = [
+        f"export {TESTBED}=",
+        f"export {AGENT_VARIABLE}=${{{AGENT_VARIABLE}:-{shlex.quote(agent)}}}",
+    ]
     if configuration is not None:
         exports.append(f"export SLURM_CONF={shlex.quote(configuration)}")
     return _LOGIN.format(

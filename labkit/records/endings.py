@@ -11,6 +11,11 @@ from typing import NamedTuple, NoReturn
 ASKS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _SIGNALLED = re.compile(r"process rank (\d+) .*?exited on\s+signal (\d+)", re.DOTALL)
 _EXITED = re.compile(r"@\d+,(\d+)\]\s+Exit code:\s+(\d+)")
+_OF_STEP = re.compile(r"srun: error: (\S+: tasks? \S+: .+)")
+# mpiexec's words for a host of which it hears no more; before it, its own daemon's name.
+_LOST = re.compile(
+    r"lost communication with a remote daemon.*?Remote daemon:.*? on node (\S+)", re.DOTALL
+)
 _NO_MEMORY = re.compile(
     r"MemoryError|bad_alloc|[Cc]annot allocate memory|failed to map segment|ResourceExhausted|"
     # What C code says that found no memory and forgot to raise.
@@ -68,6 +73,15 @@ def described(who: str, code: int, said: str = "") -> End:
     return End(f"{who} was ended by {name}{hint or out_of_memory(said)}", rank, name)
 
 
+def of_host(said: str) -> End | None:
+    """The host of which mpiexec hears no more, if it says so."""
+    if match := _LOST.search(said):
+        return End(
+            f"host {match[1]} is lost: it, or its link, is down, or mpiexec's daemon on it ended"
+        )
+    return None
+
+
 def of_rank(said: str) -> End | None:
     """The rank whose end mpiexec names, if it names one."""
     if match := _SIGNALLED.search(said):
@@ -75,6 +89,16 @@ def of_rank(said: str) -> End | None:
     if match := _EXITED.search(said):
         return described(f"rank {match[1]}", int(match[2]), said)
     return None
+
+
+def of_step(said: str) -> End | None:
+    """The ranks whose ends srun tells, in an order that says nothing of who was first.
+
+    >>> of_step("srun: error: b: task 3: Killed").message
+    'ranks of the step ended: b: task 3: Killed'
+    """
+    told = _OF_STEP.findall(said)
+    return End(f"ranks of the step ended: {'; '.join(told)}") if told else None
 
 
 def out_of_memory(said: str) -> str:

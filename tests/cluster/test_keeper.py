@@ -9,17 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from labkit.cluster.start import Start
+
 # The first controller is told to use a port on which somebody listens.
 START = """
 import socket, sys
 from pathlib import Path
 from labkit.cluster import keeper
 from labkit.cluster.lease import Lock
+from labkit.cluster.start import Start
 
 taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
 ports = [each.getsockname()[1] for each in taken]
 real, starts = keeper.ipp.Cluster, []
-heard = keeper.Engines.mpi_cmd
+heard = Start(1).command("", ())
 said = "The PMIx server's listener thread failed to start. We cannot continue."
 fails = {"deaf": f'echo "{said}"; exit 213', "unheard": "exit 213"}
 
@@ -40,7 +43,7 @@ lock = Lock(folder / "keeper.lock")
 assert lock.acquire()
 # What an earlier keeper's controller has said is nothing of this one's.
 (folder / "controller.log").write_text("Address already in use")
-one = keeper.Keeper(folder, 1, 1)
+one = keeper.Keeper(folder, Start(1))
 try:
     one.start()
     print(len(starts), one.engines)
@@ -70,7 +73,7 @@ def test_what_was_unlucky_as_it_started_is_started_anew(
 
 
 def test_a_keeper_for_whose_engines_nobody_waits_does_not_start_them(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "labkit.cluster.keeper", str(tmp_path), "8", "1"]
+    command = [sys.executable, "-m", "labkit.cluster.keeper", str(tmp_path), Start(8).to_json()]
     subprocess.run(command, capture_output=True, timeout=280, check=False)
     said = json.loads((tmp_path / "cluster.json").read_text())
     assert (said["state"], said["engines"]) == ("ended", [])

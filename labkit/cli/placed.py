@@ -1,0 +1,58 @@
+"""Options that say where the ranks of a notebook's clusters start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LAUNCHER = click.option(
+    "--launcher",
+    type=click.Choice(["local", "hosts", "slurm"]),
+    help="What starts the ranks of its clusters; default: what the other options say, or this "
+    "machine.",
+)
+HOSTS = click.option("--hosts", metavar="a:2,b:2", help="Hosts with their ranks, or a host file.")
+NODES = click.option("--nodes", type=click.IntRange(1), help="How many nodes Slurm gives.")
+AGENT = click.option("--agent", metavar="COMMAND", help="In place of ssh.")
+SLURM = click.option(
+    "--slurm", metavar="OPTIONS", help="For salloc: '--partition=short --time=10'."
+)
+
+
+def placed(command: F) -> F:
+    """Give a command these options; it hands them to `place`."""
+    for option in (SLURM, AGENT, NODES, HOSTS, LAUNCHER):
+        command = option(command)
+    return command
+
+
+def place(
+    launcher: str | None,
+    hosts: str | None,
+    nodes: int | None,
+    agent: str | None,
+    slurm: str | None,
+) -> None:
+    """Settle, for what this process starts, where clusters are that do not say it themselves.
+
+    Raises:
+        InvalidInput: what cannot be.
+    """
+    if not any((launcher, hosts, nodes)):
+        return
+    from labkit.cluster.start import VARIABLES, Start
+
+    how = Start.asked(None, launcher=launcher, hosts=hosts, nodes=nodes)
+    os.environ |= {
+        VARIABLES["launcher"]: how.launcher,
+        VARIABLES["hosts"]: ",".join(map(str, how.hosts)),
+        VARIABLES["nodes"]: str(how.nodes),
+    }
+    for field, given in (("agent", agent), ("options", slurm)):
+        if given:
+            os.environ[VARIABLES[field]] = given

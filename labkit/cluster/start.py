@@ -1,0 +1,278 @@
+"""How the ranks of a cluster start, and where: on this machine, on hosts, or by Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from labkit.common.errors import InvalidInput, LabkitError, short
+from labkit.common.units import plural
+from labkit.communicator import launcher
+from labkit.experiment.experiment import digest
+from labkit.hosts import reach
+from labkit.hosts.host_list import Host, hosts_of
+from labkit.hosts.queue import Queue
+from labkit.hosts.scripts import AGENT_VARIABLE
+
+LAUNCHERS = ("local", "hosts", "slurm")
+STEPS = ("mpiexec", "srun")
+PLACES = ("core", "node")
+# What a notebook that names no launcher takes: set by `labkit run --launcher …`, and in jobs.
+VARIABLES = {
+    "launcher": "LABKIT_LAUNCHER",
+    "hosts": "LABKIT_HOSTS",
+    "nodes": "LABKIT_NODES",
+    "agent": "LABKIT_AGENT",
+    "options": "LABKIT_SLURM",
+}
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
+JOB = "LABKIT_QUEUED"  # names the job that a keeper has queued to its ranks, who end it when alone
+LOOPBACK = "127.0.0.1"
+DISTRIBUTIONS = {"core": "block", "node": "cyclic"}  # Slurm's words for places
+
+
+def _check_counts(**counts: object) -> None:
+    for field, value in counts.items():
+        if not isinstance(value, int) or value < 1:
+            raise InvalidInput(f"{field}={value!r} is impossible; give a whole number from 1")
+
+
+class Met(NamedTuple):
+    """What a rank says of itself once all have come."""
+
+    rank: int
+    size: int  # of its MPI world
+    pid: int
+    host: str
+
+
+@dataclass(frozen=True)
+class Start:
+    """All that settles how ranks start.
+
+    Attributes:
+        workers: ranks.
+        threads: TensorFlow's threads in each.
+        launcher: "local"; "hosts" (mpiexec through ssh or another agent); or "slurm".
+        hosts: by name, with the ranks that each takes; of "hosts".
+        nodes: how many nodes Slurm gives.
+        step: what starts ranks in an allocation of Slurm: "mpiexec", or "srun" by PMIx.
+        place: "core" fills one host after the other, "node" deals ranks out to hosts in turn.
+        options: further words for `salloc` or `srun`, such as "--partition=short --time=10".
+        agent: the command in place of ssh.
+        interface: the address of this machine that hosts reach; "" finds it by the routes.
+    """
+
+    workers: int
+    threads: int = 1
+    launcher: str = "local"
+    hosts: tuple[Host, ...] = ()
+    nodes: int = 1
+    step: str = "mpiexec"
+    place: str = "core"
+    options: str = ""
+    agent: str = ""
+    interface: str = ""
+
+    def __post_init__(self) -> None:
+        for field, allowed in (("launcher", LAUNCHERS), ("step", STEPS), ("place", PLACES)):
+            if getattr(self, field) not in allowed:
+                given = short(getattr(self, field))
+                raise InvalidInput(f"{field}={given} is not known; allowed: {', '.join(allowed)}")
+        _check_counts(workers=self.workers, threads=self.threads, nodes=self.nodes)
+        if self.launcher == "hosts" and not self.hosts:
+            raise InvalidInput("launcher='hosts' wants hosts=['a:2', 'b:2'], or a host file")
+        slots = sum(host.slots for host in self.hosts)
+        if self.hosts and self.workers > slots:
+            raise InvalidInput(
+                f"workers={self.workers} on hosts with {plural(slots, 'slot')}; "
+                "give them more: hosts=['a:4', …]"
+            )
+        if self.nodes > self.workers:
+            raise InvalidInput(f"nodes={self.nodes} for workers={self.workers}: a node needs one")
+
+    @classmethod
+    def asked(
+        cls,
+        workers: int | None,
+        threads: int = 1,
+        launcher: str | None = None,
+        hosts: Sequence[str] | str | Path | None = None,
+        nodes: int | None = None,
+        **more: str,
+    ) -> Self:
+        """What a caller asks for; the rest by the environment, see `VARIABLES`.
+
+        Raises:
+            InvalidInput: a value that cannot work.
+        """
+        _check_counts(
+            **{k: v for k, v in (("workers", workers), ("nodes", nodes)) if v is not None}
+        )
+        found = {field: os.environ.get(name, "") for field, name in VARIABLES.items()}
+        if launcher is None:
+            launcher = "hosts" if hosts else "slurm" if nodes else found["launcher"] or "local"
+        listed: tuple[Host, ...] = ()
+        if launcher == "hosts":
+            listed = tuple(hosts_of(hosts or found["hosts"] or ()))
+        elif hosts:
+            raise InvalidInput(f"hosts= belong to launcher='hosts', not to {launcher!r}")
+        if nodes is None:
+            given = found["nodes"] or os.environ.get("SLURM_JOB_NUM_NODES", "1")
+            nodes = int(given) if launcher == "slurm" else 1
+            nodes = min(nodes, workers or nodes)  # a notebook's own small clusters need fewer
+        if workers is None:
+            workers = sum(host.slots for host in listed) or max(nodes, 2)
+        for field in ("agent", "options"):
+            more[field] = more.get(field) or found[field]
+        if launcher == "local":  # what others would start by says nothing of it
+            more |= {"agent": "", "options": ""}
+        return cls(workers, threads, launcher, listed, nodes, **more)
+
+    def to_json(self) -> str:
+        """For the keeper's command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_json(cls, text: str) -> Self:
+        """What `to_json` wrote."""
+        record = json.loads(text)
+        return cls(**record | {"hosts": tuple(Host(*host) for host in record["hosts"])})
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all ranks are processes of this machine."""
+        return self.launcher == "local"
+
+    @property
+    def name(self) -> str:
+        """By which clusters of one shape share their engines."""
+        shape = f"{self.workers}x{self.threads}"
+        if self.is_local:
+            return shape
+        told = digest([self.to_json(), os.environ.get("SLURM_JOB_ID", ""), *reach.login()])[:6]
+        return f"{shape}-{self.launcher}-{told}"
+
+    @property
+    def in_allocation(self) -> bool:
+        """Whether this process is in a job of Slurm already, whose nodes the ranks take."""
+        return self.launcher == "slurm" and "SLURM_JOB_ID" in os.environ
+
+    @property
+    def queues(self) -> bool:
+        """Whether a job of its own has to wait for nodes."""
+        return self.launcher == "slurm" and not self.in_allocation
+
+    @property
+    def starter(self) -> str:
+        """The command that starts the ranks."""
+        return "srun" if self.launcher == "slurm" and self.step == "srun" else "mpiexec"
+
+    def environment(self, job: str) -> dict[str, str]:
+        """Variables of the ranks, and of what starts them.
+
+        Args:
+            job: the name of the job that is queued for them.
+        """
+        found = launcher.environment(self.threads)
+        if self.is_local:
+            return found
+        del found["OMPI_MCA_btl"]  # which keeps ranks off TCP, all that hosts have in common
+        if self.queues:
+            found[JOB] = job
+        if self.launcher == "hosts" and (self.agent or not reach.login()):
+            found[AGENT_VARIABLE] = self.agent or SSH
+        return found
+
+    def command(self, job: str, variables: Sequence[str]) -> list[str]:
+        """The words that start ranks, before `-n` and their number.
+
+        Args:
+            job: the name of the job to queue for them.
+            variables: names of those that ranks need; Slurm's own commands hand on all.
+        """
+        if self.is_local:
+            return launcher.mpiexec()
+        spread = ["--map-by", "slot" if self.place == "core" else "node"]
+        # In a folder that is everywhere: the work's need not be, and each call changes to it.
+        started = [*launcher.mpiexec(), *spread, "--wdir", "/"]
+        started += [word for name in variables for word in ("-x", name)]
+        if self.launcher == "hosts":
+            named = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
+            return [*reach.login(), *started, "--prtemca", "plm", "ssh", "--host", named]
+        if self.in_allocation:
+            return started if self.step == "mpiexec" else [*self._srun(), "--overlap"]
+        each = -(-self.workers // self.nodes)
+        sized = [f"--nodes={self.nodes}", f"--ntasks={self.workers}", f"--ntasks-per-node={each}"]
+        asked = [*sized, f"--job-name={job}", f"--cpus-per-task={self.threads}"]
+        if self.step == "srun":
+            return [*reach.login(), *self._srun(), *asked, *shlex.split(self.options)]
+        return [*reach.login(), "salloc", *asked, *shlex.split(self.options), *started]
+
+    def _srun(self) -> list[str]:
+        spread = f"--distribution={DISTRIBUTIONS[self.place]}"
+        return ["srun", "--mpi=pmix", "--chdir=/", "--kill-on-bad-exit=1", spread]
+
+    def address(self) -> str:
+        """The address of this machine on which the controller listens, and on no other.
+
+        Raises:
+            LabkitError: hosts reach it by several; the message says how to choose.
+        """
+        if self.is_local:
+            return LOOPBACK
+        if self.interface:
+            return self.interface
+        if self.launcher == "hosts":
+            return reach.own_address(reach.addresses([host.name for host in self.hosts]))
+        if self.in_allocation:
+            given = self.queue().addresses(nodes=os.environ["SLURM_JOB_NODELIST"])
+            return reach.own_address(given.values())
+        words = shlex.split(self.options)
+        partition = next((w.partition("=")[2] for w in words if w.startswith("--partition=")), None)
+        return reach.own_address(self.queue().addresses(partition=partition).values())
+
+    def queue(self) -> Queue:
+        """Slurm's, by the commands of the login node."""
+        return Queue(reach.login())
+
+    def check_world(self, met: Sequence[Met]) -> None:
+        """Raise LabkitError unless the ranks are one MPI world on the hosts that were asked for."""
+        sizes = Counter(each.size for each in met)
+        if set(sizes) != {self.workers}:
+            told = ", ".join(f"{plural(n, 'world')} of {size}" for size, n in sizes.items())
+            raise LabkitError(f"{self.workers} ranks make {told}, not one: {self._why_apart()}")
+        hosts = list(dict.fromkeys(each.host for each in met))
+        # In an allocation, which may have more nodes than these ranks fill, any of them will do.
+        if self.is_local or self.in_allocation or len(hosts) == self._hosts_wanted():
+            return
+        raise LabkitError(
+            f"the ranks are on {plural(len(hosts), 'host')} ({', '.join(hosts)}), "
+            f"and {self._hosts_wanted()} were asked for"
+        )
+
+    def _why_apart(self) -> str:
+        if self.starter == "srun":
+            return (
+                "the step ran without PMIx (--mpi=none, or Slurm has no plugin for it); "
+                "`srun --mpi=list` shows what this site has, and step='mpiexec' needs none"
+            )
+        return (
+            "mpiexec and the MPI library of mpi4py do not belong together; "
+            "`labkit doctor` names both, and says how to choose"
+        )
+
+    def _hosts_wanted(self) -> int:
+        if self.launcher == "slurm":
+            return self.nodes
+        if self.place == "node":
+            return min(len(self.hosts), self.workers)
+        filled = accumulate(host.slots for host in self.hosts)
+        return 1 + sum(slots < self.workers for slots in filled)

@@ -1,0 +1,86 @@
+"""Engines that another machine keeps, used from here for as long as they are up."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from labkit.cluster.kept import Connection
+from labkit.cluster.launch import State
+from labkit.cluster.start import Start
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.places import fingerprint, runtime_folder
+from labkit.experiment.experiment import digest
+from labkit.hosts.reach import answers
+from labkit.records.endings import End
+
+REACHED = 5.0  # seconds that an answer may take
+ASK_EVERY = 2.0  # seconds
+
+
+class Visited:
+    """Engines whose leases are another machine's; they end with those.
+
+    Calls of this machine take turns; those of several machines queue on the engines.
+
+    Args:
+        file: what the cluster wrote, `cluster.attach_file`, or a copy; it holds its keys.
+
+    Raises:
+        InvalidInput: it is no such file, or of another labkit.
+    """
+
+    def __init__(self, file: Path) -> None:
+        try:
+            told = json.loads(file.read_text())
+            self.how, self.name = Start.of_json(told["how"]), str(told["name"])
+            self._state: State = told["state"]
+            self._connection: Connection = told["connection"]
+            made_by = told["fingerprint"]
+        except FileNotFoundError:
+            raise InvalidInput(f"there is no {file.name}; give cluster.attach_file") from None
+        except (ValueError, KeyError, TypeError):
+            raise InvalidInput(
+                f"{file.name} is not what a cluster wrote; give cluster.attach_file, or its copy"
+            ) from None
+        if made_by != fingerprint():
+            raise InvalidInput(
+                f"{file.name} is of another labkit than this one; install the same on both machines"
+            )
+        own = digest([self.name, self._connection["curve_serverkey"]])[:8]
+        self.folder = runtime_folder("visited") / own
+        self._asked, self._answers = 0.0, True
+
+    def start(self) -> Connection:
+        """How to connect. Raises: LabkitError, where nobody answers any more."""
+        self.folder.mkdir(exist_ok=True, mode=0o700)
+        if (how := self.how_ended()) is not None:
+            raise LabkitError(f"cluster {self.name} cannot be attached to: {how.message}")
+        return self._connection
+
+    def let_go(self) -> None:
+        """Nothing is held."""
+
+    def end(self) -> None:
+        """Say who can: only the machine that started them starts them anew."""
+        told = f"cluster {self.name} is another machine's: restart it there, then attach again"
+        print(told, file=sys.stderr, flush=True)
+
+    def state(self) -> State:
+        """What their keeper said when all were there."""
+        return self._state
+
+    def how_ended(self) -> End | None:
+        """How they have ended: their controller, which ends with them, does not answer."""
+        if time.monotonic() - self._asked > ASK_EVERY:
+            address = self._connection["location"], int(self._connection["registration"])
+            self._answers, self._asked = answers(address, REACHED), time.monotonic()
+        if self._answers:
+            return None
+        return End("its controller does not answer: it has ended, or no way leads there")
+
+    def attach_file(self) -> Path:
+        """Raises LabkitError: it is the file that this one was made from."""
+        raise LabkitError(f"cluster {self.name} is another machine's: copy the file from there")

@@ -1,0 +1,202 @@
+"""Clusters on two hosts: by mpiexec and by Slurm, one world or an error, and nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import labkit as lk
+from labkit.cluster.calls import RankError
+from labkit.cluster.cluster import leftovers
+from labkit.cluster.start import Start
+from labkit.communicator import Communicator
+from labkit.hosts import Testbed
+from labkit.hosts.queue import Queue
+from labkit.hosts.reach import login
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+OURS = "labkit.cluster|prted|prterun"  # in the command lines of what a cluster starts on hosts
+HANG = 60.0  # seconds after which what must happen at once has not
+
+WAYS: dict[str, dict[str, Any]] = {
+    "hosts": {"hosts": ["a:2", "b:2"]},
+    "salloc": {"workers": 4, "nodes": 2},
+    "srun": {"workers": 4, "nodes": 2, "step": "srun"},
+}
+
+IN_TURN = WAYS["hosts"] | {"place": "node"}
+APART = WAYS["srun"] | {"options": "--mpi=none"}
+PAIR = {"workers": 2, "nodes": 2}
+
+
+def where(communicator: Communicator) -> tuple[int, str]:
+    import socket
+
+    return communicator.rank, socket.gethostname()
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + HANG
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def left_on(bed: Testbed) -> str:
+    """What runs on the hosts that a cluster has started."""
+    return "".join(bed.run(host, ["pgrep", "-af", OURS]).stdout for host in bed.hosts)
+
+
+def listening(cluster: lk.Cluster) -> set[str]:
+    """The addresses on which the Python processes of its keeper listen."""
+    found = psutil.Process(cluster.state()["pid"]).children(recursive=True)
+    return {
+        each.laddr.ip
+        for process in found
+        if "python" in process.name()
+        for each in process.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN
+    }
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(ROOT)  # which all hosts see
+    own = [Start.asked(**more).name for more in (*WAYS.values(), IN_TURN, APART, PAIR)]
+    yield
+    # Other workers of these tests have clusters of their own, and other testbeds.
+    wait_for(lambda: not left_on(bed) and not [n for n in leftovers() if n.startswith(tuple(own))])
+    assert bed.login(["squeue", "--noheader"]).stdout == ""
+    assert all(bed.run(host, ["ls", "/tmp"]).stdout.find("labkit-") < 0 for host in bed.hosts)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_are_one_world_that_ends_with_its_keeper(bed: Testbed, way: str) -> None:
+    with lk.Cluster(**WAYS[way]) as cluster:
+        assert cluster.call(where) == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+        assert left_on(bed)
+        # Labkit's own listen on the address that hosts reach, and among themselves on loopback.
+        assert listening(cluster) == {bed.addresses["login"], "127.0.0.1"}
+        os.kill(cluster.state()["pid"], signal.SIGKILL)
+        wait_for(lambda: cluster.how_ended() is not None)
+
+
+def test_ranks_can_be_dealt_out_to_hosts_in_turn() -> None:
+    with lk.Cluster(**IN_TURN) as cluster:
+        assert cluster.call(where) == [(0, "a"), (1, "b"), (2, "a"), (3, "b")]
+
+
+def test_four_worlds_of_one_are_an_error_that_says_which_part_is_missing() -> None:
+    with pytest.raises(lk.LabkitError, match=r"4 ranks make 4 worlds of 1.*srun --mpi=list"):
+        lk.Cluster(**APART)
+
+
+def test_what_waits_in_the_queue_is_told_and_leaves_it_with_its_cluster(
+    bed: Testbed, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bed.login(["sbatch", "-N2", "--exclusive", "--output=/dev/null", "--wrap", "sleep 300"])
+    words = "import labkit as lk; lk.Cluster(workers=4, nodes=2)"
+    waiting = subprocess.Popen([sys.executable, "-c", words], stderr=subprocess.PIPE, text=True)
+    assert waiting.stderr is not None
+    said = ""
+    while "waits in partition all" not in said:
+        said += waiting.stderr.read(1)
+    waiting.kill()  # nobody wants it any more
+    waiting.wait()
+    waiting.stderr.close()
+    queue = Queue(login())
+    wait_for(lambda: len([job for job in queue.jobs(name="wrap") if not job.has_ended]) == 1)
+    wait_for(lambda: len(bed.login(["squeue", "--noheader"]).stdout.splitlines()) == 1)
+    queue.cancel(name="wrap")
+    wait_for(lambda: bed.login(["squeue", "--noheader"]).stdout == "")
+
+
+@pytest.mark.parametrize("by", ["scancel", "a failed node"])
+def test_a_job_that_ends_early_says_why(bed: Testbed, by: str) -> None:
+    with lk.Cluster(**WAYS["salloc"]) as cluster:
+        call = cluster.view.apply_async(time.sleep, 300)
+        number = bed.login(["squeue", "--noheader", "--format=%i"]).stdout.split()[0]
+        if by == "scancel":
+            bed.login(["scancel", number])
+        else:
+            bed.login(["scontrol", "update", "nodename=b", "state=down", "reason=test"])
+        try:
+            wait_for(lambda: cluster.how_ended() is not None)
+        finally:
+            if by != "scancel":
+                bed.login(["scontrol", "update", "nodename=b", "state=resume"])
+        told = {"scancel": "it was cancelled", "a failed node": "a node failed"}[by]
+        assert told in str(cluster.how_ended())
+        assert not call.ready() or not call.successful()
+    if by != "scancel":
+        wait_for(lambda: "down" not in bed.login(["sinfo", "--noheader"]).stdout)
+
+
+@pytest.mark.parametrize(
+    ("way", "told"), [("hosts", "rank 3 was ended by SIGKILL"), ("srun", "b: tasks? .*3: Killed")]
+)
+def test_a_rank_that_dies_elsewhere_is_named(way: str, told: str) -> None:
+    def die(communicator: Communicator) -> None:
+        import os
+        import signal
+
+        if communicator.rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        communicator.meet("the end")
+
+    with lk.Cluster(**WAYS[way]) as cluster, pytest.raises(RankError, match=told):
+        cluster.call(die)
+
+
+def test_another_machine_attaches_by_a_file_and_is_told_of_the_end(bed: Testbed) -> None:
+    uses = (
+        "import labkit as lk, sys, json\n"
+        "with lk.Cluster.attach(sys.argv[1]) as cluster:\n"
+        "    print(json.dumps(cluster.call(lambda c: c.rank)))"
+    )
+    copy = ROOT / "attach-of-a-test.json"
+    try:
+        with lk.Cluster(**WAYS["hosts"]) as cluster:
+            file = cluster.attach_file
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            copy.touch(0o600)
+            copy.write_text(file.read_text())
+            command = [sys.executable, "-c", uses, str(copy)]
+            done = bed.run("a", command, cwd=ROOT, timeout=HANG)
+            assert json.loads(done.stdout) == [0, 1, 2, 3], done.stderr
+        wait_for(lambda: not leftovers())
+        ended = bed.run("a", command, cwd=ROOT, timeout=HANG)
+        assert "cannot be attached to: its controller does not answer" in ended.stderr
+    finally:
+        copy.unlink()
+
+
+def test_a_notebook_goes_to_hosts_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABKIT_LAUNCHER", "slurm")
+    monkeypatch.setenv("LABKIT_NODES", "2")
+    with lk.Cluster(workers=2) as cluster:
+        assert cluster.call(where) == [(0, "a"), (1, "b")]
+
+
+def test_a_script_under_srun_is_one_world_or_told_that_it_is_not(bed: Testbed) -> None:
+    script = "from labkit.communicator import world; print(world().size)"
+    options = ["srun", "-N2", "--ntasks-per-node=1"]
+    words = [sys.executable, "-c", script]
+    environment = {k: v for k, v in os.environ.items() if k != "OMPI_MCA_btl"}
+    for mpi, told in (("pmix", "2\n2\n"), ("none", "")):
+        done = bed.login([*options, f"--mpi={mpi}", *words], env=environment, timeout=HANG)
+        assert done.stdout == told, done.stderr
+    assert "srun has started 2 tasks, and each is an MPI world of its own" in done.stderr
