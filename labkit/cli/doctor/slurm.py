@@ -13,6 +13,7 @@ from labkit.cli.doctor.examination import Finding, last_line, output
 from labkit.cli.doctor.ranks import ACROSS_HOSTS, RANK, RANKS, of_ranks, trouble
 from labkit.common.units import plural
 from labkit.communicator import launcher
+from labkit.hosts.reach import login
 
 COMMANDS = ("sinfo", "squeue", "scontrol", "scancel", "sbatch", "salloc", "srun")
 PMI = "pmix"
@@ -28,7 +29,7 @@ def controller() -> Iterator[Finding]:
         fix = "call it on a login node, or: apt-get install slurm-client"
         yield Finding("broken", f"slurm: no {', '.join(absent)} here", fix)
         return
-    done = output(["scontrol", "ping"])
+    done = output([*login(), "scontrol", "ping"])
     said = " ".join(done.stdout.split()) or last_line(done)
     if done.returncode or "UP" not in said:
         fix = "systemctl restart munge slurmctld  # on its own host; then: scontrol ping"
@@ -39,7 +40,7 @@ def controller() -> Iterator[Finding]:
 
 def nodes() -> Iterator[Finding]:
     """Nodes that take jobs; those that do not, each with the reason that Slurm gives."""
-    done = output(["sinfo", "--noheader", "--Node", "--format=%N|%T|%E"])
+    done = output([*login(), "sinfo", "--noheader", "--Node", "--format=%N|%T|%E"])
     # A node stands there once for each of its partitions.
     rows = dict.fromkeys(line.strip() for line in done.stdout.splitlines() if line.strip())
     well = 0
@@ -63,7 +64,7 @@ def nodes() -> Iterator[Finding]:
 
 def offers() -> Iterator[Finding]:
     """The PMIs by which srun may tell ranks of each other."""
-    done = output(["srun", "--mpi=list"])
+    done = output([*login(), "srun", "--mpi=list"])
     # Some versions say it on stderr.
     lines = (done.stdout + done.stderr).splitlines()
     found = sorted({line.strip() for line in lines if re.fullmatch(r"\s+[a-z][\w]*", line)})
@@ -85,7 +86,7 @@ def worlds() -> Iterator[Finding]:
     }
     # One after the other: they would take each other's room.
     for way, command in ways.items():
-        done = output(command, launcher.environment() | ACROSS_HOSTS)
+        done = output([*login(), *command], launcher.environment() | ACROSS_HOSTS)
         wrong = trouble(done, RANKS)
         if not wrong:
             there = sorted({rank["host"] for rank in of_ranks(done)})
