@@ -229,11 +229,8 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
         say(f"{shown(folder)}: {total} members" + (f", {done} done" if done else ""))
         options = {name: known[name] for name in ("jobs", "limit", "slurm")}
         words = options["slurm"]
-        if (
-            words is None
-            and options["jobs"] is None
-            and any(member.cores is None for member in todo)
-        ):
+        alone = words is None and options["jobs"] is None
+        if alone and any(member.cores is None for member in todo):
             say("no parameter `workers`: one member at a time; --jobs N runs N", err=True)
         roster.update(folder, state="running", started=store.now(), ended=None, **options)
         screen = Screen(total, done)

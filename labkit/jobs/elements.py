@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from labkit.hosts.queue import Job, Queue
 from labkit.hosts.reach import login
 from labkit.records import store
 
+NEVER_BEGAN = "JobLaunchFailure"  # Slurm's reason, such as for a folder that the node does not see
 PATIENCE, LOOK_EVERY = 80.0, 2.0  # seconds until an element must have ended, and between questions
 # States in which Slurm ends an element that nobody has asked to end; others are interruptions.
 FAULTS = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "FAILED", "COMPLETED"})
@@ -27,8 +29,8 @@ class Elements:
 
     def as_it_is(self, status: store.Record) -> store.Record:
         """A status, or what has become of its element since it was written."""
-        number = str(status.get("slurm", ""))
-        if not number or status["state"] not in ("queued", "running"):
+        number = number_of(status)
+        if not number or status["state"] in store.ENDED:
             return status
         array = number.partition("_")[0]
         if array not in self._known:
@@ -39,6 +41,13 @@ class Elements:
         if job is None or job.has_ended:
             return status | {"state": "interrupted", "cause": cause(job)}
         return status | {"cause": job.told if job.waits else None}
+
+
+def number_of(status: store.Record) -> str:
+    """The number of the element that a record names, "12_3"; "" where it names none."""
+    number = str(status.get("element", ""))
+    # A record may be a stranger's, and the number becomes a word of scancel's.
+    return number if re.fullmatch(r"[0-9]+_[0-9]+", number) else ""
 
 
 def numbered(jobs: Iterable[Job]) -> dict[str, Job]:
@@ -86,8 +95,8 @@ def queued(jobs: Iterable[Path]) -> dict[str, Path]:
             status = slurm.as_it_is(store.read_status(path))
         except LabkitError:  # `labkit ls` says what is wrong with it
             continue
-        if "slurm" in status and status["state"] not in store.ENDED:
-            found[str(status["slurm"])] = path
+        if (number := number_of(status)) and status["state"] not in store.ENDED:
+            found[number] = path
     return found
 
 

@@ -58,7 +58,7 @@ def _ask(paths: Iterable[Path], read: Callable[[Path], store.Record]) -> dict[Pa
             status = read(path)
         except LabkitError:  # `labkit ls` says what is wrong with it
             continue
-        if "slurm" in status:  # its process, if it has one, is a node's
+        if "element" in status:  # its process, if it has one, is a node's
             continue
         # Alive: the very process that wrote the record, not a later one under its number.
         if status["state"] == "running" and store.is_alive(status):

@@ -466,7 +466,7 @@ def this_process() -> Record:
     boot = psutil.boot_time()
     started = psutil.Process().create_time()
     told = {"pid": os.getpid(), "process_started": started, "since_boot": started - boot}
-    return told | ({"slurm": os.environ[ELEMENT]} if ELEMENT in os.environ else {})
+    return told | ({"element": os.environ[ELEMENT]} if ELEMENT in os.environ else {})
 
 
 def is_alive(status: Record) -> bool:
@@ -476,7 +476,7 @@ def is_alive(status: Record) -> bool:
     """
     import psutil
 
-    if "slurm" in status and status["slurm"] != os.environ.get(ELEMENT):
+    if "element" in status and status["element"] != os.environ.get(ELEMENT):
         return True
     try:
         boot = psutil.boot_time()

@@ -22,9 +22,8 @@ def hosts(listed: Sequence[Host]) -> Iterator[Finding]:
     answers = probe([host.name for host in listed], agent)
     for host, wrong in answers:
         if wrong:
-            yield Finding(
-                "broken", f"hosts: {wrong}", shlex.join([*agent, host, sys.executable, "--version"])
-            )
+            tried = shlex.join([*agent, host, sys.executable, "--version"])
+            yield Finding("broken", f"hosts: {wrong}", tried)
         else:
             yield Finding("ok", f"hosts: {host} has this Python, this labkit, this MPI")
     if any(answer.trouble for answer in answers):

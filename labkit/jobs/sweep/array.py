@@ -5,14 +5,15 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
+from labkit.common.units import plural
 from labkit.hosts.queue import ASK_EVERY, Job, Queue
 from labkit.hosts.reach import login
-from labkit.jobs.elements import numbered, settle
+from labkit.jobs.elements import NEVER_BEGAN, number_of, numbered, settle
 from labkit.jobs.interrupts import Interrupts
 from labkit.jobs.job import LOG
 from labkit.jobs.listing import elapsed
@@ -22,6 +23,7 @@ from labkit.jobs.sweep.screen import Screen
 from labkit.records import store
 
 LOOK_EVERY = 1.0  # seconds between two looks at what elements have recorded
+OF_SLURM = ("slurmstepd:", "srun:", "slurmd:")
 SAID = ".slurm"  # folder of what elements say before they have a record; hidden: not searched
 
 
@@ -58,20 +60,32 @@ class Array:
         Elements that an earlier call has left in the queue are followed first.
         """
         with self._interrupts:
-            for member in members:
-                status = roster.status_of(self.folder / member.folder)
-                if "slurm" in status and status["state"] not in store.ENDED:
-                    self._elements[status["slurm"]] = member
-            if self._elements:
-                self.screen.say(f"{len(self._elements)} members are in Slurm's queue already")
+            self._find(members)
+            found = {member.folder for member in self._elements.values()}
             self._follow()
-            done = [roster.is_done(self.folder, self.plan, member) for member in members]
-            left = [member for member, is_done in zip(members, done, strict=True) if not is_done]
+            left = [member for member in members if member.folder not in found]
             if left and not self._interrupts.count:
                 self._submit(left)
                 self._follow()
         self.screen.close()
         return not self._interrupts.count
+
+    def _find(self, members: Sequence[Member]) -> None:
+        """Members that an earlier call has left in the queue; those that have ended are told so."""
+        earlier = {}
+        for member in members:
+            status = roster.status_of(self.folder / member.folder)
+            if (number := number_of(status)) and status["state"] not in store.ENDED:
+                earlier[number] = member
+        known = numbered(self.queue.jobs(jobs=arrays(earlier))) if earlier else {}
+        for number, member in earlier.items():
+            job = known.get(number)
+            if job is None or job.has_ended:
+                settle(self.folder / member.folder, job)
+            else:
+                self._elements[number] = member
+        if self._elements:
+            self.screen.say(f"{plural(len(self._elements), 'member')} in Slurm's queue already")
 
     def _submit(self, members: Sequence[Member]) -> None:
         """Queue an array, held until each of its elements has a record."""
@@ -93,7 +107,7 @@ class Array:
             for place, member in enumerate(members):
                 element = f"{number}_{place}"
                 self._elements[element] = member
-                roster.queue(self.folder, self.plan, member, slurm=element)
+                roster.queue(self.folder, self.plan, member, element=element)
             self.queue.release(number)
         except BaseException:
             self.queue.cancel(jobs=number)
@@ -136,9 +150,8 @@ class Array:
 
     def _asked(self) -> dict[str, Job] | None:
         """What Slurm says of all arrays; None where it does not answer, which may pass."""
-        arrays = sorted({number.partition("_")[0] for number in self._elements})
         try:
-            return numbered(self.queue.jobs(jobs=",".join(arrays)))
+            return numbered(self.queue.jobs(jobs=arrays(self._elements)))
         except LabkitError as error:
             self.screen.say(f"{error}; the members go on, and are asked for again")
             return None
@@ -151,7 +164,8 @@ class Array:
         """
         if job is not None and not job.has_ended:
             return False
-        sure = status.get("state") in store.ENDED or (job is not None and job.cause != "")
+        sure = status.get("state") in store.ENDED
+        sure = sure or (job is not None and (job.cause != "" or job.reason == NEVER_BEGAN))
         if not sure and number not in self._doubted:
             self._doubted.add(number)
             return False
@@ -161,11 +175,7 @@ class Array:
         del self._elements[number]
         folder = self.folder / member.folder
         settle(folder, job, self._interrupts.why)
-        said = self.folder / SAID / f"{number}.log"
-        if said.exists():
-            if (text := said.read_text(errors="replace")).strip():
-                store.write_atomically(folder / LOG, scrub(text))
-            said.unlink()
+        self._keep_said(self.folder / SAID / f"{number}.log", folder / LOG)
         status = store.read_status(folder)
         spent = elapsed(status) or 0.0
         rank = f"rank {status['rank']}: " if status["rank"] is not None else ""
@@ -173,8 +183,20 @@ class Array:
         left = self.screen.left(len(self._elements), {}, self._abreast)
         self.screen.ended(member, status["state"], cause, spent, left)
 
+    def _keep_said(self, said: Path, kept: Path) -> None:
+        """Keep what an element has said, but for Slurm's lines: they name nodes."""
+        lines = said.read_text(errors="replace").splitlines() if said.exists() else []
+        if own := [line for line in lines if not line.startswith(OF_SLURM)]:
+            kept.parent.mkdir(exist_ok=True)
+            store.write_atomically(kept, scrub("\n".join(own) + "\n"))
+        said.unlink(missing_ok=True)
+
     def _cancel(self) -> None:
         """Let Slurm end what is left: each cleans up if it can, within the time Slurm gives it."""
         self._cancelled = True
-        arrays = {number.partition("_")[0] for number in self._elements}
-        self.queue.cancel(jobs=",".join(sorted(arrays)))
+        self.queue.cancel(jobs=",".join(self._elements))
+
+
+def arrays(elements: Iterable[str]) -> str:
+    """The arrays of elements, as Slurm's commands take them: those of one are asked at once."""
+    return ",".join(sorted({number.partition("_")[0] for number in elements}))

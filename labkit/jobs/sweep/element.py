@@ -29,7 +29,7 @@ def main(folder: Path, array: str, place: int) -> int:
     try:
         record = store.read_json(folder / roster.FILE)
         path = folder / Path(str(record["elements"][place])).name
-        if store.read_json(path / "status.json").get("slurm") != number:
+        if store.read_json(path / "status.json").get("element") != number:
             raise LabkitError("another attempt has taken its place")
     except (LabkitError, LookupError) as error:
         print(f"labkit: element {number} has no member in {folder}: {error}", file=sys.stderr)

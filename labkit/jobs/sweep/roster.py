@@ -60,6 +60,8 @@ def read(folder: Path) -> store.Record:
     for name, kind in (("jobs", int), ("limit", int | float)):
         if not (record[name] is None or (isinstance(record[name], kind) and record[name] > 0)):
             raise LabkitError(f"{folder.name}/{FILE} has {name}={record[name]!r}")
+    if not isinstance(record["slurm"], str | None):
+        raise LabkitError(f"{folder.name}/{FILE} has slurm={record['slurm']!r}")
     for member in members:
         if not isinstance(member, dict) or not isinstance(member.get("values"), dict):
             raise LabkitError(f"{folder.name}/{FILE} has a member without values")
