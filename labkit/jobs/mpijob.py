@@ -134,7 +134,8 @@ class MPIJob:
         return f"{self.notebook.stem}.ipynb"
 
     def _metadata(self) -> dict[str, JSON]:
-        return {"name": self.name} | ({"namespace": self.namespace} if self.namespace else {})
+        named: dict[str, JSON] = {"name": self.name}
+        return named | ({"namespace": self.namespace} if self.namespace else {})
 
     def _spec(self) -> dict[str, JSON]:
         return {

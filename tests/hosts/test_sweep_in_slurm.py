@@ -35,7 +35,7 @@ array.ASK_EVERY = 1.0
 app(sys.argv[1:])
 """
 SWEEP = Path("runs/is_swept-sweep")
-COMMAND = ("sweep", NOTEBOOK, "number=1,2", "seconds=0,600", "--launcher", "slurm")
+VALUES = ("number=1,2", "seconds=0,600", "--launcher", "slurm")
 PATIENCE = 120.0  # seconds for what takes some
 
 
@@ -67,6 +67,12 @@ def states() -> list[str]:
     return [status["state"] for status in statuses().values()]
 
 
+def begun() -> list[str]:
+    """The numbers of the members whose cells have begun: those can clean up."""
+    path = Path("started.txt")
+    return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def until(happened: Callable[[], bool]) -> None:
     limit = time.monotonic() + PATIENCE
     while not happened():
@@ -75,8 +81,9 @@ def until(happened: Callable[[], bool]) -> None:
 
 
 def test_members_end_one_by_one_and_what_is_left_goes_on(bed: Testbed, shared: Path) -> None:
-    sweep = start(bed, *COMMAND, "--slurm", "-n1 -t5")
-    until(lambda: states() == ["completed", "running"] * 2)
+    command = ("sweep", NOTEBOOK.name, *VALUES, "--slurm", "-n1 -t5")
+    sweep = start(bed, *command)
+    until(lambda: states() == ["completed", "running"] * 2 and len(begun()) == 4)
     listed = bed.login([LABKIT, "ls"]).stdout
     assert "4 members: 2 running, 2 completed" in listed
     array = statuses()["002"]["element"].partition("_")[0]
@@ -94,12 +101,20 @@ def test_members_end_one_by_one_and_what_is_left_goes_on(bed: Testbed, shared: P
     assert "cleaned up 2" in (next(SWEEP.glob("004*")) / "output.ipynb").read_text()
     assert not any((SWEEP / ".slurm").iterdir())
 
-    # The same command takes up what is missing; Ctrl-C lets Slurm end it, and says by whom.
-    again = start(bed, *COMMAND, "--slurm", "-n1 -t5", "--resume")
-    until(lambda: states() == ["completed", "running"] * 2)
+    # The same command takes up what is missing, and its members outlive it.
+    again = start(bed, *command, "--resume")
+    until(lambda: sorted(begun()) == ["1"] * 3 + ["2"] * 3)
+    again.kill()
+    assert "4 members, 2 done" in again.communicate()[0]
+    assert (roster.read(SWEEP)["state"], states()) == ("interrupted", ["completed", "running"] * 2)
+
+    # The record says that Slurm runs it. Ctrl-C lets Slurm end it, and says by whom.
+    followed = start(bed, "sweep", SWEEP, "--resume")
+    assert followed.stdout is not None
+    assert "2 members in Slurm's queue already\n" in followed.stdout
     os.kill(roster.read(SWEEP)["pid"], signal.SIGINT)
-    said, _ = again.communicate(timeout=PATIENCE)
-    assert (again.returncode, "4 members, 2 done" in said) == (130, True), said
+    said, _ = followed.communicate(timeout=PATIENCE)
+    assert (followed.returncode, len(begun())) == (130, 6), said
     latest = statuses()
     assert {latest[name]["cause"] for name in ("002", "004")} == {"interrupted by the user"}
     assert (latest["001"], latest["003"]) == (found["001"], found["003"])
@@ -108,28 +123,9 @@ def test_members_end_one_by_one_and_what_is_left_goes_on(bed: Testbed, shared: P
     assert not {"hostname", "host", "node"} & json.loads(json.dumps(latest["002"])).keys()
 
 
-def test_an_element_outlives_who_has_submitted_it_and_is_followed_again(
-    bed: Testbed, shared: Path
-) -> None:
-    command = ("sweep", NOTEBOOK.name, "number=1", "--repeats", "1", "-p", "seconds", "600")
-    sweep = start(bed, *command, "--launcher", "slurm")
-    until(lambda: states() == ["running"])
-    sweep.kill()
-    sweep.communicate()
-    assert roster.read(SWEEP)["state"] == "interrupted"
-    again = start(bed, "sweep", SWEEP, "--resume")  # the record says that Slurm runs it
-    assert again.stdout is not None
-    assert "1 member in Slurm's queue already\n" in again.stdout
-    bed.login(["scancel", statuses()["001"]["element"]], check=True)
-    said, _ = again.communicate(timeout=PATIENCE)
-    # It had its turn in this call: only the next one would begin it anew.
-    assert (again.returncode, states()) == (1, ["interrupted"]), said
-    assert Path("started.txt").read_text().split() == ["1", "0"]  # once
-
-
 def test_a_folder_that_nodes_do_not_see_is_told(bed: Testbed, tmp_path: Path) -> None:
     """This one lies in /tmp, of which each host has its own."""
-    sweep = start(bed, *COMMAND, "--runs", tmp_path / "runs")
+    sweep = start(bed, "sweep", NOTEBOOK, *VALUES, "--runs", tmp_path / "runs")
     said, _ = sweep.communicate(timeout=PATIENCE)
     assert sweep.returncode == 1
     assert said.count("all nodes must see the sweep's folder and this Python") == 4, said

@@ -23,7 +23,7 @@ from labkit.jobs.sweep.screen import Screen
 from labkit.records import store
 
 LOOK_EVERY = 1.0  # seconds between two looks at what elements have recorded
-OF_SLURM = ("slurmstepd:", "srun:", "slurmd:")
+OF_SLURM = ("slurmstepd", "srun:")
 SAID = ".slurm"  # folder of what elements say before they have a record; hidden: not searched
 
 
@@ -139,7 +139,7 @@ class Array:
                 if status.get("state") == "completed" or (
                     known is not None and self._has_ended(number, known.get(number), status)
                 ):
-                    self._end(number, member, known and known.get(number))
+                    self._end(number, member, (known or {}).get(number))
                 elif status.get("state") == "running":
                     running[member.folder] = elapsed(status) or 0.0
             self._abreast = max(self._abreast, len(running))

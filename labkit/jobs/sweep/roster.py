@@ -32,8 +32,8 @@ def create(root: Path, name: str, plan: Plan) -> Path:
     record: store.Record = {"notebook": store.shown_path(plan.notebook), "plan": plan.name}
     record |= {"members": listed(plan), "search": plan.search and plan.search.to_json()}
     state = {"state": "queued", "started": None, "ended": None, "jobs": None, "limit": None}
-    state |= {"slurm": None, "elements": []}
-    store.write_json(folder / FILE, record | state | store.this_process())
+    slurm: store.Record = {"slurm": None, "elements": []}
+    store.write_json(folder / FILE, record | state | slurm | store.this_process())
     return folder
 
 
@@ -52,7 +52,7 @@ def read(folder: Path) -> store.Record:
         LabkitError: missing, broken or newer; one line.
     """
     # Records written before a sweep had these fields lack them.
-    known = {"jobs": None, "limit": None, "search": None, "slurm": None, "elements": []}
+    known: store.Record = dict.fromkeys(("jobs", "limit", "search", "slurm")) | {"elements": []}
     record = known | store.read_json(folder / FILE)
     members = record.get("members")
     if record.get("state") not in store.STATES or not isinstance(members, list):
