@@ -17,6 +17,7 @@ import click
 from labkit.bench.command import bench
 from labkit.cli.asked import OfNotebook, Target, complete_parameter
 from labkit.cli.gallery import gallery
+from labkit.cli.kubernetes import container, kubernetes
 from labkit.cli.peers import peers
 from labkit.cli.placed import place, placed
 from labkit.cli.simulate import simulate
@@ -70,7 +71,9 @@ def app() -> None:
 
 
 app.add_command(bench)
+app.add_command(container)
 app.add_command(gallery)
+app.add_command(kubernetes)
 app.add_command(peers)
 app.add_command(simulate)
 app.add_command(sweep)
@@ -234,12 +237,20 @@ def trace(path: Path, output: Path) -> None:
 
 
 @app.command()
-def doctor() -> None:
+@click.option(
+    "--launcher",
+    type=click.Choice(["local", "hosts", "slurm"]),
+    default="local",
+    show_default=True,
+    help="Check what ranks need that it starts.",
+)
+@click.option("--hosts", default="", help="Of --launcher hosts: a:2,b:2 or a host file.")
+def doctor(launcher: str, hosts: str) -> None:
     """Check this machine: each line ok, or the fix to paste."""
-    from labkit.cli.doctor import examine
+    from labkit.cli.doctor import checks_of, examine
 
     broken = False
-    for finding in examine():
+    for finding in examine(checks_of(launcher, hosts)):
         say(finding.line)
         broken = broken or finding.broken
     sys.exit(1 if broken else 0)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FOLDER = click.Path(path_type=Path)
 MLFLOW = "Log live into MLflow: its address, or a file."
 TENSORBOARD = "The same for TensorBoard."
+LAUNCHER = "slurm: each member is an element of a job array; default: local."
 FORCE = "Start more ranks than memory is free for."
 # Those of Optuna's that need no further package; a grid is what a sweep without a search runs.
 SAMPLERS, PRUNERS = ("tpe", "random", "qmc"), ("median", "halving", "hyperband")
@@ -51,6 +52,8 @@ INTERRUPTED = 130  # as shells have it for Ctrl-C
 @click.option("--sampler", type=click.Choice(SAMPLERS), default="tpe", help="Of Optuna's.")
 @click.option("--repeats", type=int, default=None, help="Run each so often, with seeds from seed.")
 @click.option("--jobs", default=None, help="Run so many at a time; auto: as many as cores allow.")
+@click.option("--launcher", type=click.Choice(["local", "slurm"]), help=LAUNCHER)
+@click.option("--slurm", metavar="WORDS", help="Of sbatch for each member: '-N2 -t 10'.")
 @click.option("--limit", type=float, default=None, help="Seconds that a member may take.")
 @click.option("--resume", is_flag=True, help="Run only what an earlier sweep has not completed.")
 @click.option("--name", default=None, help="Of the sweep's folder.")
@@ -81,6 +84,7 @@ def sweep(
 
     sampler = given.pop("sampler")
     options = _options(given.pop("jobs"), given.pop("limit"))
+    options |= _queued(given.pop("launcher"), given.pop("slurm"))
     if (target / roster.FILE).exists():
         # A record has its values already; others with it would be another sweep.
         if not resume or any(given.values()):
@@ -93,7 +97,14 @@ def sweep(
         folder = roster.newest(root, plan) if resume else None
         if folder is not None and plan.search:
             plan = _recorded(folder, target)
-    estimate.refuse(most, force)
+    queued = (options if "slurm" in options or not folder else roster.read(folder)).get("slurm")
+    if queued is None:
+        estimate.refuse(most, force)
+    elif plan.search:
+        raise InvalidInput(
+            "--launcher slurm submits all members at once, and a search asks for one after the "
+            "other: leave out --search, or --launcher"
+        )
     total = plan.search.trials if plan.search else len(plan.members)
     if check:
         say(f"{total} members")
@@ -105,9 +116,18 @@ def sweep(
         _run(folder, plan, roster.read(folder) | options)
 
 
-def _options(jobs: str | None, limit: float | None) -> dict[str, float | None]:
+def _queued(launcher: str | None, words: str | None) -> Record:
+    """Whether Slurm runs the members, if that is said, and sbatch's words; None: not by Slurm."""
+    if launcher is None and words is None:
+        return {}
+    if launcher != "slurm" and words is not None:
+        raise InvalidInput("--slurm are words for --launcher slurm: give both")
+    return {"slurm": None if launcher == "local" else words or ""}
+
+
+def _options(jobs: str | None, limit: float | None) -> Record:
     """Those that are given, checked; "jobs" is None where cores decide."""
-    options: dict[str, float | None] = {}
+    options: Record = {}
     if jobs is not None:
         if jobs != "auto" and not (jobs.isdecimal() and int(jobs) > 0):
             raise InvalidInput(f"--jobs {jobs} is impossible; give auto, or a whole number from 1")
@@ -191,6 +211,7 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
     """Run what is missing; exit with 0 if then all members have completed."""
     from labkit.jobs.listing import shown
     from labkit.jobs.sweep import roster
+    from labkit.jobs.sweep.array import Array
     from labkit.jobs.sweep.scheduler import Scheduler
     from labkit.jobs.sweep.screen import Screen
     from labkit.jobs.sweep.trials import Trials
@@ -206,12 +227,18 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
             todo = [member for member in plan.members if not roster.is_done(folder, plan, member)]
             total, done = len(plan.members), len(plan.members) - len(todo)
         say(f"{shown(folder)}: {total} members" + (f", {done} done" if done else ""))
-        options = {"jobs": known["jobs"], "limit": known["limit"]}
-        if options["jobs"] is None and any(member.cores is None for member in todo):
+        options = {name: known[name] for name in ("jobs", "limit", "slurm")}
+        words = options["slurm"]
+        alone = words is None and options["jobs"] is None
+        if alone and any(member.cores is None for member in todo):
             say("no parameter `workers`: one member at a time; --jobs N runs N", err=True)
         roster.update(folder, state="running", started=store.now(), ended=None, **options)
-        scheduler = Scheduler(plan, folder, **options, screen=Screen(total, done))
-        finished = scheduler.run(todo, trials)
+        screen = Screen(total, done)
+        if words is None:
+            scheduler = Scheduler(plan, folder, known["jobs"], known["limit"], screen)
+            finished = scheduler.run(todo, trials)
+        else:
+            finished = Array(plan, folder, known["jobs"], words, screen).run(todo)
         # Asked again of the records, rather than counted: a member may have been stopped from
         # elsewhere.
         missing = sum(not roster.is_done(folder, plan, member) for member in todo)

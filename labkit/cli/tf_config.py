@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import click
 
+from labkit.common.errors import InvalidInput
 from labkit.common.terminal import say
-from labkit.frameworks.tf_config import PORT, lines, on_hosts
+from labkit.frameworks.tf_config import PORT, lines, on_hosts, slurm_hosts
 
 
 @click.command("tf-config")
-@click.argument("hosts", metavar="HOST...", nargs=-1, required=True)
+@click.argument("hosts", metavar="HOST...", nargs=-1)
+@click.option(
+    "--slurm", is_flag=True, help="The hosts of the job of Slurm's in which it is called."
+)
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1), help="A node.")
 @click.option(
     "--servers",
@@ -33,8 +37,17 @@ from labkit.frameworks.tf_config import PORT, lines, on_hosts
     help="Of a node's first task.",
 )
 def tf_config(
-    hosts: tuple[str, ...], workers: int, servers: int, inside: bool, evaluator: bool, port: int
+    hosts: tuple[str, ...],
+    slurm: bool,
+    workers: int,
+    servers: int,
+    inside: bool,
+    evaluator: bool,
+    port: int,
 ) -> None:
     """Print TF_CONFIG of each process of a cluster, as a line for the shell of its host."""
-    for who, line in lines(on_hosts(hosts, workers, servers, inside, evaluator, port)):
+    if slurm == bool(hosts):
+        raise InvalidInput("give hosts, or --slurm, and not both: labkit tf-config HOST...")
+    found = slurm_hosts() if slurm else hosts
+    for who, line in lines(on_hosts(found, workers, servers, inside, evaluator, port)):
         say(f"# {who}\n{line}")

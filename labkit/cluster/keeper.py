@@ -124,7 +124,7 @@ class Keeper:
                 break
             except Exception as error:
                 if (why := self._luck(error)) is None:
-                    raise
+                    raise self.how.explained(error) from error
                 if not left:
                     raise _Unlucky(f"{why}, in each of {TRIES} tries") from error
                 self.stop()

@@ -18,6 +18,7 @@ from labkit.communicator import launcher
 from labkit.experiment.experiment import digest
 from labkit.hosts import reach
 from labkit.hosts.host_list import Host, hosts_of
+from labkit.hosts.probe import probe
 from labkit.hosts.queue import Queue
 from labkit.hosts.scripts import AGENT_VARIABLE
 
@@ -247,6 +248,15 @@ class Start:
     def queue(self) -> Queue:
         """Slurm's, by the commands of the login node."""
         return Queue(reach.login())
+
+    def explained(self, error: Exception) -> Exception:
+        """Why ranks did not start; where hosts did not come, what is wrong with each of them."""
+        if self.launcher != "hosts":
+            return error
+        agent = shlex.split(self.agent) or reach.agent()
+        answers = probe([host.name for host in self.hosts], agent)
+        told = "; ".join(answer.trouble for answer in answers if answer.trouble)
+        return LabkitError(f"{told} ({error})") if told else error
 
     def check_world(self, met: Sequence[Met]) -> None:
         """Raise LabkitError unless the ranks are one MPI world on the hosts that were asked for."""

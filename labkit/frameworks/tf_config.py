@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from socket import socket
 
 from labkit.common.content import JSON
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, LabkitError
 
 HERE = "127.0.0.1"
 PORT = 2222  # as TensorFlow's documentation has it
@@ -116,6 +118,30 @@ def on_hosts(
         for place, job in enumerate(jobs):
             spec.add(job, f"{host}:{port + place}")
     return spec
+
+
+def slurm_hosts() -> list[str]:
+    """The names of the hosts of the step, or of the job, of Slurm's in which this process runs.
+
+    Raises:
+        InvalidInput: it runs in none.
+        LabkitError: Slurm's command that reads such a list is not there, or fails.
+    """
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
+    if not nodes:
+        raise InvalidInput(
+            "--slurm belongs in a job of Slurm's, and this is none (no SLURM_JOB_NODELIST): call "
+            "it in a batch script, or name the hosts"
+        )
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LabkitError(f"scontrol does not read {nodes}: {error}") from error
+    if done.returncode or not done.stdout.split():
+        raise LabkitError(f"scontrol does not read {nodes}: {done.stderr.strip()}")
+    return done.stdout.split()
 
 
 def lines(spec: ClusterSpec) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -148,6 +149,18 @@ class Queue:
         said = self._ask("squeue", "--noheader", f"--partition={job.partition}", *columns) or ""
         numbers = said.split()
         return job._replace(place=numbers.index(job.number) if job.number in numbers else None)
+
+    def submit(self, command: Sequence[str], *options: str) -> str:
+        """Queue a command as a job; its number. `options` are sbatch's.
+
+        A job that is held, by `--hold`, waits for its `release`.
+        """
+        wrapped = f"--wrap=exec {shlex.join(command)}"
+        return (self._ask("sbatch", "--parsable", *options, wrapped) or "").strip().split(";")[0]
+
+    def release(self, number: str) -> None:
+        """Let a held job begin."""
+        self._ask("scontrol", "release", number)
 
     def cancel(self, **which: str) -> None:
         """End jobs by `name="…"` or `jobs="12,12_3"`; those that have ended stay so."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 from labkit.hosts import state
-from labkit.hosts.scripts import TESTBED
+from labkit.hosts.scripts import AGENT_VARIABLE, TESTBED
 
 
 def login() -> list[str]:
@@ -23,6 +24,14 @@ def login() -> list[str]:
         return []
     folder = Path(named) if named else state.folder_of(state.UP)
     return [str(folder / state.LOGIN_COMMAND)] if state.state(folder) else []
+
+
+def agent() -> list[str]:
+    """The words of ssh, or of what is used in its place: LABKIT_AGENT, mpiexec's, a testbed's."""
+    named = os.environ.get("LABKIT_AGENT") or os.environ.get(AGENT_VARIABLE)
+    if named:
+        return shlex.split(named)
+    return [str(Path(words[0]).with_name(state.AGENT))] if (words := login()) else ["ssh"]
 
 
 def addresses(names: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
 from labkit.jobs.fork import Fork
 from labkit.records.endings import terminate
+from labkit.records.store import ELEMENT
 
 # A job is not debugged, and the debugger takes longer to import than all else: ipykernel, which
 # looks for it once, shall not find it.
@@ -85,6 +86,10 @@ def _end(number: int, frame: FrameType | None) -> None:
     os.kill(os.getpid(), number)
 
 
+def _stay(number: int, frame: FrameType | None) -> None:
+    """Leave it to the job's process, which is told as well."""
+
+
 def _become_kernel(orders: int) -> int:
     """Wait for the order, be the kernel, and end as an interpreter ends."""
     with os.fdopen(orders) as pipe:
@@ -98,7 +103,9 @@ def _become_kernel(orders: int) -> int:
     sys.modules.pop("rfc3987_syntax", None)  # a notebook may want it
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()  # else all members of a sweep would draw the same numbers
-    signal.signal(signal.SIGTERM, _end)
+    # Slurm tells all processes of an element at once; its job interrupts the cell, and this kernel
+    # must be there to say that it has cleaned up. (SIG_IGN would be inherited by what cells start.)
+    signal.signal(signal.SIGTERM, _stay if ELEMENT in os.environ else _end)
     sys.argv = ["labkit.jobs.kernel", *arguments]
     # Given here, as ipykernel reads the variable when it is imported.
     LosslessKernel.launch_instance(arguments, parent_handle=os.getppid())

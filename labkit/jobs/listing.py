@@ -10,6 +10,7 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import duration_text
+from labkit.jobs.elements import Elements
 from labkit.jobs.listed import LEAST, Listed, Row
 from labkit.jobs.sweep import roster
 from labkit.records import store
@@ -25,22 +26,23 @@ def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
     skipped: list[str] = []
     rows: dict[str, Row] = {}
     found = list(folders(root))
+    slurm = Elements()
     listed = Listed(root) if len(found) >= LEAST else None
     for folder in found:
         name = _name(folder.path, root)
         try:
             if folder.is_run:
                 # One by one: the records of thousands would fill memory, and slow all that is made.
-                read = partial(_read, folder, name)
+                read = partial(_read, folder, name, slurm)
                 row = read() if listed is None else listed.row(name, folder, read)
                 if isinstance(row, str):
                     skipped.append(left_out(folder, root, row))
                 else:
                     rows[folder.path] = row
             if "params.yaml" in folder.files:
-                rows[folder.path] = job_row(Path(folder.path), name)
+                rows[folder.path] = job_row(Path(folder.path), name, slurm)
             if roster.FILE in folder.files:
-                rows |= sweep_rows(Path(folder.path), name)
+                rows |= sweep_rows(Path(folder.path), name, slurm)
         except LabkitError as error:
             skipped.append(f"{name} left out: {error}")
     if listed is not None:
@@ -50,10 +52,10 @@ def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
     return [rows[path] for path in sorted(rows, key=lambda path: path.split("/"))], skipped
 
 
-def _read(folder: Folder, name: str) -> Row | str:
+def _read(folder: Folder, name: str, slurm: Elements) -> Row | str:
     """A run's row, or why it has none."""
     read = read_run(folder)
-    return read if isinstance(read, str) else run_row(known(read), name)
+    return read if isinstance(read, str) else run_row(known(read), name, slurm)
 
 
 def _name(path: str, root: Path) -> str:
@@ -62,10 +64,10 @@ def _name(path: str, root: Path) -> str:
     return path[len(str(root)) + 1 :] if path != str(root) else root.name
 
 
-def sweep_rows(path: Path, name: str) -> dict[str, Row]:
+def sweep_rows(path: Path, name: str, slurm: Elements) -> dict[str, Row]:
     """A sweep: its state, and how many members are in which; and those that are still to start."""
     status = roster.read(path)
-    states = roster.states(path, status)
+    states = roster.states(path, status, slurm.as_it_is)
     total = sum(states.values())
     counts = [f"{states[state]} {state}" for state in store.STATES if states[state]]
     cause = f"{total} members: {', '.join(counts)}"
@@ -79,15 +81,16 @@ def sweep_rows(path: Path, name: str) -> dict[str, Row]:
     return rows
 
 
-def job_row(path: Path, name: str) -> Row:
+def job_row(path: Path, name: str, slurm: Elements) -> Row:
     """A notebook's job: state and duration; results stand with its runs."""
-    status = store.read_status(path)
+    status = slurm.as_it_is(store.read_status(path))
     return name, status["state"], _duration(status), "", "", "", _cause(status)
 
 
-def run_row(run: Run, name: str) -> Row:
+def run_row(run: Run, name: str, slurm: Elements | None = None) -> Row:
     """A run: state, duration, accuracy, samples/s, the gate's verdict, cause."""
     status, metrics = run.status, key_metrics(run)
+    status = slurm.as_it_is(status) if slurm else status
     accuracy = metrics.get("test_accuracy")
     speed = metrics.get("samples_per_second")
     withheld = "withheld" if gate_failed(run) else ""  # no speed of a run that failed its gate

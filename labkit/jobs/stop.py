@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from labkit.common.errors import LabkitError
+from labkit.jobs.elements import cancel, queued
 from labkit.jobs.listing import find
 from labkit.jobs.sweep import roster
 from labkit.records import store
@@ -29,9 +30,11 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
     asked = _ask(sweeps, roster.read)
     # A member that was told itself would look to its sweep like one that failed.
     alone = [job for job in jobs if not any(sweep in job.parents for sweep in asked)]
+    elements = queued(alone)
     asked |= _ask(alone, store.read_status)
-    if not asked:
+    if not asked and not elements:
         say(f"nothing runs in {root}")
+    left = cancel(elements, say) if elements else []
     end = time.monotonic() + PATIENCE
     while asked:
         for path, status in list(asked.items()):
@@ -44,7 +47,7 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
         time.sleep(0.1)
     for path, status in asked.items():
         say(f"{path} does not end; its process is {status['pid']}")
-    return list(asked)
+    return [*left, *asked]
 
 
 def _ask(paths: Iterable[Path], read: Callable[[Path], store.Record]) -> dict[Path, store.Record]:
@@ -54,6 +57,8 @@ def _ask(paths: Iterable[Path], read: Callable[[Path], store.Record]) -> dict[Pa
         try:
             status = read(path)
         except LabkitError:  # `labkit ls` says what is wrong with it
+            continue
+        if "element" in status:  # its process, if it has one, is a node's
             continue
         # Alive: the very process that wrote the record, not a later one under its number.
         if status["state"] == "running" and store.is_alive(status):

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SCHEMA = 1
+# Names the element of a job array of Slurm's in which a process runs: on a node whose processes
+# this machine does not know.
+ELEMENT = "LABKIT_ELEMENT"
 _REASON = ".reason"  # in a job's folder, while it is interrupted
 STATES = ("queued", "running", "completed", "failed", "interrupted", "pruned")
 ENDED = STATES[2:]
@@ -462,13 +465,19 @@ def this_process() -> Record:
     # First: what is told of a process then is relative to this.
     boot = psutil.boot_time()
     started = psutil.Process().create_time()
-    return {"pid": os.getpid(), "process_started": started, "since_boot": started - boot}
+    told = {"pid": os.getpid(), "process_started": started, "since_boot": started - boot}
+    return told | ({"element": os.environ[ELEMENT]} if ELEMENT in os.environ else {})
 
 
 def is_alive(status: Record) -> bool:
-    """Whether the recorded process still runs, and is not another one under the same number."""
+    """Whether the recorded process still runs, and is not another one under the same number.
+
+    That of an element of Slurm's counts as alive elsewhere: only Slurm knows.
+    """
     import psutil
 
+    if "element" in status and status["element"] != os.environ.get(ELEMENT):
+        return True
     try:
         boot = psutil.boot_time()
         process = psutil.Process(int(status["pid"]))

@@ -249,3 +249,21 @@ def test_all_members_survive_being_killed_again_and_again() -> None:
     assert {status["state"] for status in final.values()} == {"completed"}
     earlier = Counter(path.name.split("_")[0] for path in (SWEEP / ".earlier").glob("*"))
     assert all(started()[k] <= 1 + earlier[f"{k + 1:03d}"] for k in range(count))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--slurm", "-n1"], "--slurm are words for --launcher slurm: give both"),
+        (
+            ["--launcher", "slurm", "--search", "optuna", "--trials", 2, "--minimize", "loss"],
+            "--launcher slurm submits all members at once, and a search asks for one after",
+        ),
+    ],
+)
+def test_what_slurm_cannot_run_is_refused_before_anything_is_submitted(
+    words: list[object], said: str
+) -> None:
+    refused = labkit("sweep", SWEPT, "number=1,2", *words)
+    assert (refused.exit_code, said in refused.output) == (2, True), refused.output
+    assert not Path("runs").exists()

@@ -85,6 +85,18 @@ def test_no_mpiexec_is_told_with_what_to_install(
         launcher.mpiexec()
 
 
+def test_a_site_names_an_mpiexec_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = tmp_path / "mpiexec"
+    own.touch(mode=0o755)
+    monkeypatch.setenv("LABKIT_MPIEXEC", str(own))
+    assert launcher.mpiexec(2)[0] == str(own)
+    own.unlink()
+    with pytest.raises(LabkitError, match=r"LABKIT_MPIEXEC=.*mpiexec is no command; name a site's"):
+        launcher.mpiexec()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="pages of another size are Linux's")
 def test_ranks_take_large_memory_by_large_pages_unless_told_otherwise(
     monkeypatch: pytest.MonkeyPatch,

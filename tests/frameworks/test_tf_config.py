@@ -138,3 +138,17 @@ def test_a_child_answers_and_its_errors_are_raised_where_they_were_asked_for() -
         child.close()
     finally:
         communicator.close()
+
+
+def test_outside_of_a_job_of_slurms_there_are_no_hosts_to_ask_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+    for words, said in (
+        (["--slurm"], "belongs in a job of Slurm's, and this is none"),
+        (["--slurm", "a"], "give hosts, or --slurm, and not both"),
+        ([], "give hosts, or --slurm"),
+    ):
+        refused = CliRunner().invoke(app, ["tf-config", *words])
+        assert (refused.exit_code, said in refused.output) == (2, True), refused.output

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from labkit.cli.doctor import clusters, jupyter, machine, programs, ranks
+from labkit.cli.doctor import clusters, hosts, jupyter, machine, programs, ranks, slurm
 from labkit.cli.doctor.examination import Finding
+from labkit.common.errors import InvalidInput
+from labkit.hosts.host_list import hosts_of
 
-CHECKS: list[Callable[[], Iterator[Finding]]] = [
+Check = Callable[[], Iterator[Finding]]
+CHECKS: list[Check] = [
     ranks.mpiexec,
     ranks.ranks,
     machine.cores,
@@ -26,25 +30,41 @@ CHECKS: list[Callable[[], Iterator[Finding]]] = [
 ]
 
 
-def examine() -> Iterator[Finding]:
+def checks_of(launcher: str, given: str) -> list[Check]:
+    """What is examined before ranks are started by this launcher, on these hosts.
+
+    Raises:
+        InvalidInput: hosts without their launcher, or it without hosts.
+    """
+    if (launcher == "hosts") != bool(given):
+        raise InvalidInput("--launcher hosts and --hosts a:2,b:2 go together")
+    if launcher == "slurm":
+        return [ranks.mpiexec, slurm.controller, slurm.nodes, slurm.offers, slurm.worlds]
+    if launcher == "hosts":
+        return [ranks.mpiexec, partial(hosts.hosts, hosts_of(given))]
+    return CHECKS
+
+
+def examine(checks: Sequence[Check] = CHECKS) -> Iterator[Finding]:
     """Examine this machine; findings come as they are made. Starts two ranks for some seconds.
 
     All checks begin together: it takes as long as the longest, the import of TensorFlow.
     """
     # One thread a check: they wait for other processes most of the time.
-    with ThreadPoolExecutor(len(CHECKS)) as pool:
-        # In the order of CHECKS, which is the order in which a person would look.
-        for findings in [pool.submit(_findings, check) for check in CHECKS]:
+    with ThreadPoolExecutor(len(checks)) as pool:
+        # In their order, which is the order in which a person would look.
+        for findings in [pool.submit(_findings, check) for check in checks]:
             yield from findings.result()
 
 
-def _findings(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def _findings(check: Check) -> list[Finding]:
     """What a check finds; that it cannot be made is a finding, whatever the reason."""
     try:
         return list(check())
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        return [Finding("broken", f"{check.__name__}: {reason}")]
+        name = getattr(check, "func", check).__name__
+        return [Finding("broken", f"{name}: {reason}")]
 
 
-__all__ = ["CHECKS", "Finding", "examine"]
+__all__ = ["CHECKS", "Finding", "checks_of", "examine"]

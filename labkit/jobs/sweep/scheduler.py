@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from labkit.common.places import usable_cores
+from labkit.jobs.interrupts import Interrupts
 from labkit.jobs.job import GRACE, forked, prepare
 from labkit.jobs.notebook import Job
 from labkit.jobs.sweep import roster
@@ -18,7 +16,6 @@ from labkit.jobs.sweep.plan import Member, Plan
 from labkit.jobs.sweep.screen import Screen
 from labkit.jobs.sweep.trials import Trials
 from labkit.jobs.sweep.warm import Warm
-from labkit.records.endings import Terminated, by_whom
 
 LOOK_EVERY = 0.02  # seconds
 OVERTIME = GRACE + 10.0  # seconds past its limit after which a member's process is killed
@@ -59,7 +56,9 @@ class Scheduler:
         self._notebook = roster.keep(folder, plan)
         self._running: list[Running] = []
         self._most = 1  # members that ran abreast
-        self._interrupts, self._why = 0, ""
+        self._interrupts = Interrupts(
+            lambda: screen.say("interrupted: the members that run may clean up (again: kill)")
+        )
         self._trials: Trials | None = None
         self._warm = Warm()
 
@@ -72,18 +71,18 @@ class Scheduler:
         shapes = list(dict.fromkeys(member.shape for member in members))
         waiting = sorted(members, key=lambda member: shapes.index(member.shape))
         self._trials = trials
-        with self._signals():
+        with self._interrupts:
             if members or self._to_ask:
                 prepare()
-            while self._running or ((waiting or self._to_ask) and not self._interrupts):
-                while not self._interrupts and self._next_fits(waiting):
+            while self._running or ((waiting or self._to_ask) and not self._interrupts.count):
+                while not self._interrupts.count and self._next_fits(waiting):
                     self._start(waiting.pop(0))
                 time.sleep(LOOK_EVERY)
                 # Also while nothing can start: the screen counts seconds.
                 self._look(waiting)
         self._warm.keep(set())
         self.screen.close()
-        return not self._interrupts
+        return not self._interrupts.count
 
     @property
     def _to_ask(self) -> int:
@@ -122,11 +121,11 @@ class Scheduler:
             if running.job.done():
                 self._running.remove(running)
                 self._end(running, waiting)
-            elif self._interrupts and not running.job.interrupted:
-                running.job.interrupt(self._why)
-            elif self._interrupts > 1:
+            elif self._interrupts.count and not running.job.interrupted:
+                running.job.interrupt(self._interrupts.why)
+            elif self._interrupts.count > 1:
                 # The second interrupt: whoever was asked before has had his chance.
-                running.job.kill(f"{self._why} twice, and killed")
+                running.job.kill(f"{self._interrupts.why} twice, and killed")
             elif self.limit is not None and running.spent > self.limit + OVERTIME:
                 running.job.kill(f"past the limit of {self.limit:g} s, and killed")
             elif self._trials:
@@ -153,22 +152,3 @@ class Scheduler:
 
     def _spent(self) -> dict[str, float]:
         return {running.member.folder: running.spent for running in self._running}
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Count interrupts instead of raising them: none may fall between a fork and its record."""
-
-        def count(number: int, frame: FrameType | None) -> None:
-            self._interrupts += 1
-            error = KeyboardInterrupt() if number == signal.SIGINT else Terminated("SIGTERM")
-            self._why = by_whom(error)
-            if self._interrupts == 1:
-                self.screen.say("interrupted: the members that run may clean up (again: kill)")
-
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(number, count) for number in numbers]
-        try:
-            yield
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)

@@ -55,3 +55,14 @@ def test_a_check_that_cannot_be_made_is_one_broken_line_and_the_rest_is_examined
     assert first.startswith("broken  mpiexec: no mpiexec; install the wheel")
     assert second == "broken  odd: 'of a tool that has changed'"
     assert third.startswith("ok      cores: ")
+
+
+def test_hosts_belong_to_their_launcher() -> None:
+    for words in (
+        ["--launcher", "hosts"],
+        ["--hosts", "a:2"],
+        ["--launcher", "slurm", "--hosts", "a"],
+    ):
+        refused = CliRunner().invoke(app, ["doctor", *words])
+        assert refused.exit_code == 2
+        assert "--launcher hosts and --hosts a:2,b:2 go together" in refused.output

@@ -71,3 +71,17 @@ def test_a_variable_that_binds_the_threads_of_every_rank_is_named(
     monkeypatch.setenv("OMP_PROC_BIND", "true")
     found = ranks.binding([{"cores": 10**6}], "again")
     assert (found.state, found.fix) == ("note", "unset OMP_PROC_BIND")
+
+
+def test_an_mpiexec_of_another_library_is_told_with_the_one_that_belongs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one, two) = ranks.mpiexec()
+    assert (one.state, two.state) == ("ok", "ok")
+    assert "of the library that mpi4py works with, of this environment" in one.what
+    assert "chosen by MPI4PY_LIBMPI=…/libmpi.so LABKIT_MPIEXEC=…/bin/mpiexec" in two.what
+    fake_mpiexec(tmp_path, "echo 'mpiexec (OpenRTE) 4.1.4'", monkeypatch)
+    (found,) = ranks.mpiexec()
+    assert "mpiexec (OpenRTE) 4.1.4, but mpi4py works with Open MPI v" in found.what
+    own = Path(sys.executable).with_name("mpiexec")
+    assert (found.broken, found.fix) == (True, f"export LABKIT_MPIEXEC={own}")

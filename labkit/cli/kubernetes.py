@@ -1,0 +1,65 @@
+"""`labkit kubernetes` and `labkit container`: what another machine is told to run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from labkit.cli.asked import OfNotebook, Target, complete_parameter
+from labkit.common.terminal import say
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command(cls=OfNotebook)
+@click.argument("notebook", type=Target())
+@click.option(
+    "-p",
+    "parameters",
+    metavar="NAME VALUE",
+    nargs=2,
+    multiple=True,
+    help="One parameter.",
+    shell_complete=complete_parameter,
+)
+@click.option("-o", "output", default="job.yaml", show_default=True, type=FILE)
+@click.option("--workers", type=click.IntRange(1), help="Pods; default: as the notebook asks.")
+@click.option(
+    "--slots", type=click.IntRange(1), default=1, show_default=True, help="Ranks in a pod."
+)
+@click.option("--image", default="", help="Default: the one that `labkit container` describes.")
+@click.option("--name", default="", help="Of the job; default: the notebook's.")
+@click.option("--namespace", default="", help="Of the cluster's.")
+@click.option("--claim", default="", help="A PersistentVolumeClaim, in which results are kept.")
+def kubernetes(
+    notebook: Path,
+    parameters: tuple[tuple[str, str], ...],
+    output: Path,
+    workers: int | None,
+    slots: int,
+    image: str,
+    name: str,
+    namespace: str,
+    claim: str,
+) -> None:
+    """Write an MPIJob for Kubeflow's mpi-operator, which runs a notebook in Kubernetes."""
+    from labkit.jobs.containerfile import IMAGE
+    from labkit.jobs.mpijob import MPIJob
+    from labkit.records.store import write_atomically
+
+    values = dict(parameters)
+    job = MPIJob(notebook, values, image or IMAGE, workers, slots, name, namespace, claim)
+    write_atomically(output, job.text)
+    say(f"job: {output}, not run here; kubectl apply -f {output}")
+
+
+@click.command()
+@click.option("-o", "output", default="Containerfile", show_default=True, type=FILE)
+def container(output: Path) -> None:
+    """Write a Containerfile of labkit, with what Kubernetes needs to start ranks."""
+    from labkit.jobs import containerfile
+    from labkit.records.store import write_atomically
+
+    write_atomically(output, containerfile.text())
+    say(f"image: {output}, not built here; podman build -t {containerfile.IMAGE} -f {output} .")

@@ -1,0 +1,38 @@
+"""Files for Kubernetes are written, and said not to have run here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from click.testing import CliRunner
+
+from labkit import __version__
+from labkit.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "tests" / "notebooks" / "is_swept.ipynb"
+
+
+def test_a_job_is_written_with_the_image_that_the_other_command_describes() -> None:
+    done = CliRunner().invoke(app, ["kubernetes", str(NOTEBOOK), "-p", "number", "3"])
+    assert (done.exit_code, "not run here; kubectl apply -f job.yaml" in done.output) == (0, True)
+    _, job = yaml.safe_load_all(Path("job.yaml").read_text())
+    worker = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    assert worker["image"] == f"labkit:{__version__}"
+    built = CliRunner().invoke(app, ["container", "-o", "Image"])
+    assert f"not built here; podman build -t {worker['image']} -f Image ." in built.output
+    text = Path("Image").read_text()
+    assert "openssh-server" in text
+    # What it copies is in the folder of labkit's source.
+    copied = [
+        word for line in text.splitlines() if line.startswith("COPY") for word in line.split()
+    ]
+    assert all((ROOT / word).exists() for word in copied if word not in ("COPY", "./"))
+    assert "uv sync --frozen" in text
+
+
+def test_a_parameter_that_the_notebook_does_not_have_ends_it_in_one_line() -> None:
+    done = CliRunner().invoke(app, ["kubernetes", str(NOTEBOOK), "-p", "numbr", "3"])
+    assert (done.exit_code, Path("job.yaml").exists()) == (2, False)
+    assert "has no parameter 'numbr'" in done.output

@@ -1,0 +1,73 @@
+"""The doctor says of hosts and of Slurm what works there, and what is in the way."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from labkit.hosts import Testbed
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+
+
+def doctor(bed: Testbed, *words: str, **more: str) -> tuple[int, str]:
+    labkit = Path(sys.executable).with_name("labkit")
+    done = bed.login([labkit, "doctor", *words], env=os.environ | more, cwd=ROOT, timeout=150)
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+@contextmanager
+def drained(bed: Testbed, node: str, reason: str) -> Iterator[None]:
+    def update(*words: str) -> subprocess.CompletedProcess[str]:
+        return bed.login(["scontrol", "update", f"nodename={node}", *words], check=True)
+
+    update("state=drain", f"reason={reason}")
+    try:
+        yield
+    finally:
+        update("state=resume")
+
+
+def test_slurm_that_works_is_shown_by_one_world_in_each_way(bed: Testbed) -> None:
+    code, said = doctor(bed, "--launcher", "slurm")
+    assert (code, "broken" in said, "note" in said) == (0, False, False), said
+    assert "slurm: Slurmctld(primary) at control is UP" in said
+    assert "nodes: 2 nodes of 2 take jobs" in said
+    assert re.search(r"pmi: srun offers .*\bpmix\b", said)
+    for way in ("srun --mpi=pmix", "mpiexec in an allocation"):
+        assert f"{way}: 2 ranks met on a, b" in said
+
+
+def test_what_is_in_the_way_is_named_with_slurms_words(bed: Testbed) -> None:
+    with drained(bed, "b", "a fan is loud"):
+        code, said = doctor(bed, "--launcher", "slurm", LABKIT_SLURM="--partition=none")
+    assert "nodes: b is drained: a fan is loud | fix: systemctl restart slurmd on b" in said
+    assert (code, "nodes: 1 node of 2 take jobs" in said) == (0, True), said
+    invalid = "Unable to allocate resources: Invalid partition name specified"
+    assert f"was given no room within 30 s: srun: error: {invalid}" in said
+    assert "fix: export LABKIT_SLURM='--partition=NAME" in said
+
+
+def test_hosts_are_asked_one_by_one_and_then_meet(bed: Testbed) -> None:
+    words = ("--launcher", "hosts", "--hosts", "a:2,b:2")
+    code, said = doctor(bed, *words, LABKIT_AGENT=str(bed.agent))
+    assert code == 0, said
+    assert "hosts: b has this Python, this labkit, this MPI" in said
+    assert "world: 4 ranks met on a, b" in said
+    bed.link_down("b")
+    try:
+        code, said = doctor(bed, *words)  # the login node names the agent, too
+    finally:
+        bed.link_up()
+    assert (code, "world:" in said) == (1, False)
+    assert "broken  hosts: b cannot be reached by agent: ssh: connect to host b port 22" in said

@@ -1,0 +1,143 @@
+"""An MPIJob is what the operator's schema allows, and its launcher waits for the workers."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from labkit.common.errors import InvalidInput
+from labkit.jobs.mpijob import MPIJob, waiting
+
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "is_swept.ipynb"
+TEXT, COUNT = {"type": "string"}, {"type": "integer", "minimum": 1}
+
+
+def closed(required: str, **properties: Any) -> dict[str, Any]:
+    """An object with these properties only: Kubernetes drops what a schema does not know."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required.split(),
+        "additionalProperties": False,
+    }
+
+
+def listed(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": item, "minItems": 1}
+
+
+# What is used here of the operator's manifests/base/kubeflow.org_mpijobs.yaml (v2beta1), with what
+# its pkg/apis/kubeflow/validation asks for beyond that.
+VOLUME = closed(
+    "name",
+    name=TEXT,
+    configMap=closed("name", name=TEXT),
+    emptyDir=closed("", medium=TEXT),
+    persistentVolumeClaim=closed("claimName", claimName=TEXT),
+)
+CONTAINER = closed(
+    "name",
+    name=TEXT,
+    image=TEXT,
+    command=listed(TEXT),
+    workingDir=TEXT,
+    env=listed(closed("name", name=TEXT, value=TEXT)),
+    volumeMounts=listed(closed("name mountPath", name=TEXT, mountPath=TEXT)),
+)
+POD = closed("containers", containers=listed(CONTAINER), volumes=listed(VOLUME))
+
+
+def replica(replicas: dict[str, Any]) -> dict[str, Any]:
+    policy = {"enum": ["Never", "OnFailure"]}
+    template = closed("spec", spec=POD)
+    return closed("replicas template", replicas=replicas, restartPolicy=policy, template=template)
+
+
+SCHEMA = closed(
+    "apiVersion kind metadata spec",
+    apiVersion={"const": "kubeflow.org/v2beta1"},
+    kind={"const": "MPIJob"},
+    metadata=closed("name", name=TEXT, namespace=TEXT),
+    spec=closed(
+        "mpiReplicaSpecs slotsPerWorker",
+        slotsPerWorker=COUNT,
+        sshAuthMountPath=TEXT,
+        mpiImplementation={"enum": ["OpenMPI", "Intel"]},
+        runPolicy=closed(
+            "",
+            cleanPodPolicy={"enum": ["None", "Running", "All"]},
+            backoffLimit={"type": "integer", "minimum": 0},
+        ),
+        mpiReplicaSpecs=closed(
+            "Launcher Worker", Launcher=replica({"const": 1}), Worker=replica(COUNT)
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"workers": 3, "slots": 2, "name": "mine", "namespace": "lab", "claim": "kept"}],
+)
+def test_the_file_is_valid_by_the_operators_schema(more: dict[str, Any]) -> None:
+    text = MPIJob(NOTEBOOK, {"workers": 3, "number": 7}, "labkit:1", **more).text
+    notebook, job = yaml.safe_load_all(text)
+    jsonschema.validate(job, SCHEMA)
+    assert notebook["metadata"] == job["metadata"]
+    assert notebook["data"] == {"is_swept.ipynb": NOTEBOOK.read_text()}
+    spec = job["spec"]["mpiReplicaSpecs"]
+    assert (spec["Worker"]["replicas"], job["spec"]["slotsPerWorker"]) == (3, more.get("slots", 1))
+    (container,) = spec["Launcher"]["template"]["spec"]["containers"]
+    script = container["command"][-1]
+    assert script.endswith("\nexec labkit run notebook/is_swept.ipynb -p workers 3 -p number 7\n")
+    assert subprocess.run(["sh", "-n", "-c", script]).returncode == 0
+    assert {"name": "LABKIT_HOSTS", "value": "/etc/mpi/hostfile"} in container["env"]
+    mounts = {each["name"] for each in container["volumeMounts"]}
+    assert mounts == {each["name"] for each in spec["Launcher"]["template"]["spec"]["volumes"]}
+    assert ("runs" in mounts) == ("claim" in more)
+    assert "not run there" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"values": {"numbr": 1}}, "has no parameter 'numbr'"),
+        ({"workers": 1, "values": {"workers": 3}}, "asks for 3 ranks, and 1 × 1 have a place"),
+        ({"name": "My_job"}, "'My_job-worker-0' is no name in Kubernetes; allowed: small letters"),
+        ({"name": "n" * 60}, "at most 63"),
+        ({"namespace": "a b"}, "'a b' is no name in Kubernetes"),
+    ],
+)
+def test_what_would_not_run_there_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        MPIJob(**{"notebook": NOTEBOOK, "values": {}, "image": "labkit"} | given)
+
+
+def launched(ssh: str, host: str) -> subprocess.CompletedProcess[str]:
+    """The launcher's lines, with a hostfile of one worker and a command in place of ssh."""
+    Path("ssh").write_text(f"#!/bin/sh\n{ssh}\n")
+    Path("ssh").chmod(Path("ssh").stat().st_mode | stat.S_IXUSR)
+    Path("hostfile").write_text(f"{host} slots=2\n")
+    own = os.environ | {"PATH": f"{Path.cwd()}:{os.environ['PATH']}"}
+    command = ["sh", "-euc", waiting("hostfile", 1) + "echo started\n"]
+    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=60)
+
+
+def test_the_launcher_waits_until_every_worker_has_a_name_and_answers() -> None:
+    # The first answer is no: sshd comes up a moment after the name.
+    answers = '[ -e asked ] || { touch asked; exit 255; }; echo "$@" > words'
+    done = launched(answers, "localhost")
+    assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
+    assert Path("words").read_text().endswith(" localhost true\n")
+    nameless = launched("exit 0", "nowhere.invalid")
+    assert (nameless.returncode, nameless.stdout) == (1, "")
+    assert nameless.stderr.startswith("labkit: nowhere.invalid has no address after 1 s; kubectl")
+    mute = launched("exit 255", "localhost")
+    assert mute.stderr.startswith("labkit: localhost does not answer ssh after 1 s")
