@@ -124,7 +124,9 @@ class Keeper:
                 break
             except Exception as error:
                 if (why := self._luck(error)) is None:
-                    raise self.how.explained(error) from error
+                    if told := self.how.trouble():
+                        raise LabkitError(f"{told} ({error})") from error
+                    raise
                 if not left:
                     raise _Unlucky(f"{why}, in each of {TRIES} tries") from error
                 self.stop()

@@ -249,14 +249,13 @@ class Start:
         """Slurm's, by the commands of the login node."""
         return Queue(reach.login())
 
-    def explained(self, error: Exception) -> Exception:
-        """Why ranks did not start; where hosts did not come, what is wrong with each of them."""
+    def trouble(self) -> str:
+        """What is wrong with each of the hosts; "" where nothing is known to be."""
         if self.launcher != "hosts":
-            return error
+            return ""
         agent = shlex.split(self.agent) or reach.agent()
         answers = probe([host.name for host in self.hosts], agent)
-        told = "; ".join(answer.trouble for answer in answers if answer.trouble)
-        return LabkitError(f"{told} ({error})") if told else error
+        return "; ".join(answer.trouble for answer in answers if answer.trouble)
 
     def check_world(self, met: Sequence[Met]) -> None:
         """Raise LabkitError unless the ranks are one MPI world on the hosts that were asked for."""
