@@ -91,7 +91,7 @@ def worlds() -> Iterator[Finding]:
         if not wrong:
             there = sorted({rank["host"] for rank in of_ranks(done)})
             yield Finding("ok", f"{way}: {RANKS} ranks met on {', '.join(there)}")
-        elif "Unable to allocate" in done.stderr:
+        elif re.search("Unable to allocate|submit/allocate failed", done.stderr):
             fix = f"export {OPTIONS}='--partition=NAME --account=NAME'"
             yield Finding(
                 "note", f"{way}: was given no room within {ROOM} s: {last_line(done)}", fix
