@@ -182,10 +182,7 @@ class Start:
         Args:
             job: the name of the job that is queued for them.
         """
-        found = launcher.environment(self.threads)
-        if self.is_local:
-            return found
-        del found["OMPI_MCA_btl"]  # which keeps ranks off TCP, all that hosts have in common
+        found = launcher.environment(self.threads, over_hosts=not self.is_local)
         if self.queues:
             found[JOB] = job
         if self.launcher == "hosts" and (self.agent or not reach.login()):

@@ -48,21 +48,28 @@ def _found() -> str:
     return found
 
 
-def environment(threads: int = 1) -> dict[str, str]:
+# Over hosts ranks speak by TCP. Open MPI's leave to send a long message would wait behind the data on
+# their way to the other rank: what two ranks send each other would go one after the other.
+_OVER_HOSTS = {"OMPI_MCA_btl_tcp_links": "2", "OMPI_MCA_btl_tcp_flags": "1"}
+# Ranks of one host speak through shared memory. Over TCP each would listen on every interface,
+# whatever `btl_tcp_if_include` names: it only chooses among what is bound.
+_ON_ONE_HOST = {"OMPI_MCA_btl": "^tcp"}
+
+
+def environment(threads: int = 1, over_hosts: bool = False) -> dict[str, str]:
     """Variables that a rank must find before it imports MPI or TensorFlow.
 
     Args:
         threads: intra-op threads of TensorFlow in each rank. Two inter-op threads, so that a
             blocking exchange and the computation can overlap.
+        over_hosts: whether there may be ranks on other hosts.
     """
     return {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",  # a polling rank gives way to one that computes
         "OMPI_MCA_osc": "^ucx",  # silences a harmless message
-        # Ranks of one host speak through shared memory. Over TCP each would listen on every
-        # interface, whatever `btl_tcp_if_include` names: it only chooses among what is bound.
-        "OMPI_MCA_btl": "^tcp",
+        **(_OVER_HOSTS if over_hosts else _ON_ONE_HOST),
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": "2",
         "OMP_NUM_THREADS": str(threads),

@@ -7,6 +7,7 @@ already what it needs, forks it. All else is the same.
 from __future__ import annotations
 
 import ast
+import ctypes
 import json
 import logging
 import os
@@ -84,7 +85,7 @@ class Kernel:
         self.interrupted = self.interrupted or cause
         store.give_reason(self.job, self.interrupted)
         # Asked at each use: between the two signals a kernel may have come up, or ended.
-        os.kill(self._pid or os.getpid(), signal.SIGINT)
+        _interrupt(self._pid or os.getpid())
         time.sleep(GRACE)
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
@@ -284,6 +285,18 @@ def prepare() -> None:
     import papermill  # noqa: F401
 
     import labkit.jobs.kernel  # noqa: F401
+
+
+def _interrupt(pid: int) -> None:
+    """Send SIGINT to the main thread of a process, where Python raises it.
+
+    Where another signal is on its way to that thread, as Slurm sends SIGTERM to all processes, the
+    system would give this one to a thread that only notes it, and the cell would sleep on.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).tgkill(pid, pid, signal.SIGINT)
+    else:
+        os.kill(pid, signal.SIGINT)
 
 
 def _watch(kernel: Kernel, limit: float | None) -> None:

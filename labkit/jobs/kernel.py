@@ -104,7 +104,7 @@ def _become_kernel(orders: int) -> int:
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()  # else all members of a sweep would draw the same numbers
     # Slurm tells all processes of an element at once; its job interrupts the cell, and this kernel
-    # must be there to say that it has cleaned up. (SIG_IGN would be inherited by what cells start.)
+    # must be there to say that it has cleaned up. Ignored, it would be by what cells start, too.
     signal.signal(signal.SIGTERM, _stay if ELEMENT in os.environ else _end)
     sys.argv = ["labkit.jobs.kernel", *arguments]
     # Given here, as ipykernel reads the variable when it is imported.

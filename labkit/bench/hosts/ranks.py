@@ -15,6 +15,7 @@ from labkit.bench.timing import check, timed
 from labkit.communicator import Communicator, launcher, world
 from labkit.frameworks.namespaces import FRAME
 from labkit.hosts import Testbed
+from labkit.hosts.scripts import AGENT_VARIABLE
 
 LIMIT = 3600.0  # s between two questions
 PAYLOAD = 1448  # bytes of a full frame that are TCP's: without headers and its time stamp
@@ -24,9 +25,6 @@ PINGS = 200
 # connection that has paused does not start slowly again.
 RENO = "cd /proc/sys/net/ipv4 && echo reno > tcp_congestion_control && "
 RENO += "echo 0 > tcp_slow_start_after_idle"
-# Open MPI's leave to send a long message would wait behind the data on their way to the other
-# rank: what two ranks send each other would go one after the other.
-BOTH_WAYS = {"OMPI_MCA_btl_tcp_links": "2", "OMPI_MCA_btl_tcp_flags": "1"}
 
 
 @contextmanager
@@ -40,10 +38,8 @@ def ranks_on(bed: Testbed, each: int) -> Iterator[Ranks]:
     """
     at = ",".join(f"{host}:{each}" for host in bed.hosts)
     started_by = [*launcher.mpiexec(each * len(bed.hosts)), "--prtemca", "plm", "ssh", "--host", at]
-    variables = os.environ | launcher.environment() | {"PRTE_MCA_plm_ssh_agent": str(bed.agent)}
-    variables["OMPI_MCA_btl_tcp_if_include"] = bed.network
-    variables |= BOTH_WAYS
-    variables.pop("OMPI_MCA_btl")  # it keeps ranks of one host from TCP
+    variables = os.environ | launcher.environment(over_hosts=True)
+    variables |= {AGENT_VARIABLE: str(bed.agent), "OMPI_MCA_btl_tcp_if_include": bed.network}
     for host in bed.hosts:  # as far as it may be set: /proc is read-only in some containers
         bed.run(host, ["sh", "-c", RENO])
     # Of mpi4py, which ends all ranks with the one that fails.

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from labkit.cli.doctor.examination import Finding, output
-from labkit.cli.doctor.ranks import ACROSS_HOSTS, RANK, of_ranks, trouble
+from labkit.cli.doctor.ranks import RANK, of_ranks, trouble
 from labkit.common.units import plural
 from labkit.communicator import launcher
 from labkit.hosts import reach
@@ -33,7 +33,7 @@ def hosts(listed: Sequence[Host]) -> Iterator[Finding]:
     command = [*reach.login(), *launcher.mpiexec(count), "--prtemca", "plm", "ssh", "--host", named]
     done = output(
         [*command, sys.executable, "-c", RANK],
-        launcher.environment() | ACROSS_HOSTS | {AGENT_VARIABLE: shlex.join(agent)},
+        launcher.environment(over_hosts=True) | {AGENT_VARIABLE: shlex.join(agent)},
     )
     if wrong := trouble(done, count):
         fix = "name the network that all share: export OMPI_MCA_btl_tcp_if_include=10.0.0.0/8"

@@ -18,8 +18,6 @@ from labkit.communicator import launcher
 from labkit.hosts import probe
 
 RANKS = 2
-# Beside shared memory, which is all that ranks of one host are given.
-ACROSS_HOSTS = {"OMPI_MCA_btl": "self,sm,tcp"}
 _BINDERS = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")  # read by every rank by itself
 
 # What each rank says about itself: as JSON in one write, so that ranks do not mix in a line.

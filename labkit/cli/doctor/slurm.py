@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from labkit.cli.doctor.examination import Finding, last_line, output
-from labkit.cli.doctor.ranks import ACROSS_HOSTS, RANK, RANKS, of_ranks, trouble
+from labkit.cli.doctor.ranks import RANK, RANKS, of_ranks, trouble
 from labkit.common.errors import LabkitError
 from labkit.common.units import plural
 from labkit.communicator import launcher
@@ -80,12 +80,12 @@ def worlds() -> Iterator[Finding]:
     }
     # One after the other: they would take each other's room.
     for way, command in ways.items():
-        done = output([*login(), *command], launcher.environment() | ACROSS_HOSTS)
+        done = output([*login(), *command], launcher.environment(over_hosts=True))
         wrong = trouble(done, RANKS)
         if not wrong:
             there = sorted({rank["host"] for rank in of_ranks(done)})
             yield Finding("ok", f"{way}: {RANKS} ranks met on {', '.join(there)}")
-        elif "Unable to allocate" in done.stderr:
+        elif re.search("Unable to allocate|submit/allocate failed", done.stderr):
             fix = f"export {OPTIONS}='--partition=NAME --account=NAME'"
             yield Finding(
                 "note", f"{way}: was given no room within {ROOM} s: {last_line(done)}", fix
