@@ -20,7 +20,9 @@ NEVER = np.iinfo(np.int64).max
 # Bulletins are sent by a thread, ten a second: neither Python that computes (it lets threads in
 # every 5 ms) nor a rank that waits, traces or stands in a debugger holds them up; a call that keeps
 # the interpreter's lock for longer than this would. A link that was down for 5 s is heard again
-# after 6 to 8 s: TCP sends again after 0.2, 0.4, 0.8 … s.
+# after 6 to 8 s: TCP sends again after 0.2, 0.4, 0.8 … s. A bulletin stands in line behind what
+# Open MPI has in hand for that host: where one message takes a slow link longer than this, only
+# OMPI_MCA_btl_tcp_flags=send,inplace, which cuts messages up, lets bulletins in between.
 SILENT = 8.0  # seconds
 
 # In the order in which a row is written: who sees `failed` or `waiting` sees what belongs to it.
