@@ -48,7 +48,7 @@ def _found() -> str:
     return found
 
 
-# Over hosts ranks speak by TCP. Open MPI's leave to send a long message would wait behind the data on
+# Over hosts ranks speak by TCP. Open MPI's leave to send a long message would wait behind data on
 # their way to the other rank: what two ranks send each other would go one after the other.
 _OVER_HOSTS = {"OMPI_MCA_btl_tcp_links": "2", "OMPI_MCA_btl_tcp_flags": "1"}
 # Ranks of one host speak through shared memory. Over TCP each would listen on every interface,
