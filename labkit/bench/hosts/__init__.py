@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from labkit.bench.hosts import emulated, levels
+from labkit.bench.hosts import emulated, levels, starts
 from labkit.bench.timing import Row
 
 
 class Part(NamedTuple):
-    """A part: what measures it, in so many repeats, and the columns of its table.
+    """A part: what measures it, in how many repeats if nothing is said, the columns of its table.
 
     Raises, as it measures: LabkitError, where this machine can have no testbed.
     """
 
     measure: Callable[[int], list[Row]]
+    repeats: int
     columns: dict[str, str]
 
 
@@ -24,6 +25,7 @@ _TIMES = {"median_ms": "median ms", "min_ms": "least"}
 PARTS = {
     "levels": Part(
         levels.measure,
+        5,
         {"algorithm": "algorithm", "bytes": "bytes", **_TIMES, "max_ms": "most"}
         | {"ratio_to_ring": "of ring's time", "ratio_min": "least", "ratio_max": "most"}
         | {"predicted_ms": "predicted ms", "predicted_ratio": "of ring's"}
@@ -31,8 +33,15 @@ PARTS = {
     ),
     "emulated": Part(
         emulated.measure,
+        5,
         {"algorithm": "algorithm", "bytes": "bytes", "median_ms": "real ms"}
         | {"emulated_ms": "emulated ms", "error": "error", "error_min": "least"}
         | {"error_max": "most", "correct": "correct"},
+    ),
+    "starts": Part(
+        starts.measure,
+        20,
+        {"launcher": "launcher", **_TIMES, "p90_ms": "p90", "end_ms": "end ms"}
+        | {"repeats": "asked", "started": "started", "left": "left something"},
     ),
 }
