@@ -434,7 +434,7 @@ def attack(names: list[str], times: int, seed: int, file: Path | None) -> None:
 @click.option("--repeats", type=click.IntRange(1), help="Default: 5, and 20 starts.")
 @AS_JSON
 def hosts(what: list[str], repeats: int | None, file: Path | None) -> None:
-    """Time sums over two hosts that this machine makes (Linux, as root), their emulation, starts."""
+    """Two hosts that this machine makes (Linux, as root): sums, their emulation, starts."""
     from labkit.bench.hosts import PARTS
     from labkit.common.errors import InvalidInput
 

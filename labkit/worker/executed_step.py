@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -115,6 +116,8 @@ def timed(
     return replace(graph, operations=tuple(found), seconds=last - first)
 
 
+# By which oneDNN, on processors that have what it wants, names what it has a kernel for.
+_MKL = re.compile("^_Mkl(Native)?")
 # Of a step: when each operation ran, by its name.
 Runs: TypeAlias = Mapping[str, list[tuple[float, float]]]
 
@@ -145,8 +148,18 @@ def _events(space: Any) -> Iterator[tuple[str, float, float]]:
         for line in plane.lines:
             for event in line.events:
                 start = 1e-9 * line.timestamp_ns + 1e-12 * event.offset_ps
-                name = plane.event_metadata[event.metadata_id].name
-                yield name, start, start + 1e-12 * event.duration_ps
+                node, colon, op = plane.event_metadata[event.metadata_id].name.rpartition(":")
+                yield f"{node}{colon}{plain(op)}", start, start + 1e-12 * event.duration_ps
+
+
+def plain(op: str) -> str:
+    """An operation by TensorFlow's own name, also where a processor's library carries it out.
+
+    >>> plain("_MklNativeFusedMatMul"), plain("_MklMatMul"), plain("Relu")
+    ('_FusedMatMul', 'MatMul', 'Relu')
+    """
+    own = _MKL.sub("", op)
+    return f"_{own}" if own != op and own.startswith("Fused") else own
 
 
 def _anew(step: Callable[..., object]) -> tf.types.experimental.PolymorphicFunction:
@@ -175,7 +188,7 @@ def joined(parts: Sequence[GraphDef], library: Any) -> StepGraph:
         tf.graph_util.import_graph_def(whole, name="")
     places = {node.name: _place(node.device) for node in nodes}
     operations = [
-        Operation(each.name, each.type, places[each.name], sum(map(_bytes, each.outputs)))
+        Operation(each.name, plain(each.type), places[each.name], sum(map(_bytes, each.outputs)))
         for each in graph.get_operations()
     ]
     flows = [flow for each in graph.get_operations() for flow in _flows(each)]
