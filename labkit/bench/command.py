@@ -429,6 +429,25 @@ def attack(names: list[str], times: int, seed: int, file: Path | None) -> None:
     _show(rows, columns | {"seconds": "s until the end", "left": "left", "wrong": "wrong"}, file)
 
 
+@bench.command()
+@click.option("--what", default=None, callback=_names, help="levels,emulated; default: all.")
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(1))
+@AS_JSON
+def hosts(what: list[str], repeats: int, file: Path | None) -> None:
+    """Time sums over two hosts that this machine makes (Linux, as root), and their emulation."""
+    from labkit.bench.hosts import PARTS
+    from labkit.common.errors import InvalidInput
+
+    if unknown := [name for name in what if name not in PARTS]:
+        raise InvalidInput(f"what={unknown[0]!r} is not known; allowed: {', '.join(PARTS)}")
+    rows = []
+    for name in what or PARTS:
+        found = PARTS[name].measure(repeats)
+        say(_table(found, PARTS[name].columns))
+        rows += found
+    _write(rows, file)
+
+
 EXCHANGE = {
     "case": "case",
     "what": "what",
@@ -501,7 +520,7 @@ def _shown(name: str, value: str | float | None) -> str:
         return {True: "yes", False: "NO", None: ""}[value]
     if isinstance(value, str):
         return value
-    if name == "error":
+    if name.startswith("error"):
         return f"{value:+.1%}"
     if isinstance(value, int):
         return str(value)

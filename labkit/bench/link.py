@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
-from labkit.bench.joined import joined_at
+from labkit.bench.joined import Ranks, joined_at
 from labkit.bench.timing import Row, head, sweep
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
@@ -21,9 +24,11 @@ KIB = 2**10
 SIZES = (64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB)
 ALGORITHMS = ("ring", "master_worker")
 RATES = ("100Mb", "1Gb")
+Joined: TypeAlias = Callable[[int], AbstractContextManager[Ranks]]
+BY_TCP: Joined = partial(joined_at, program="labkit.bench.pair")
 SLICE = 0.5  # seconds spent on one algorithm and size in one repeat
 
-Case = tuple[str, int, int]  # algorithm, bytes, calls
+Case: TypeAlias = tuple[str, int, int]  # algorithm, bytes, calls
 
 
 def measure(
@@ -31,6 +36,7 @@ def measure(
     sizes: Sequence[int] = SIZES,
     algorithms: Sequence[str] = ALGORITHMS,
     repeats: int = 5,
+    joined: Joined = BY_TCP,
 ) -> list[Row]:
     """Time float32 allreduces of two ranks on a real link and on its emulation, interleaved.
 
@@ -44,11 +50,13 @@ def measure(
         sizes: bytes of the buffer.
         algorithms: names of `labkit.schedules.ALLREDUCE`.
         repeats: rounds over both links, all algorithms and sizes; a median each.
+        joined: the ranks at the ends of a link of so many bits/s, see `labkit.bench.pair`.
 
     Returns:
         One row a rate, algorithm and size: median, least and greatest of the repeats' medians on
         the real link (`median_ms` …) and on the emulated one (`emulated_ms` …), the closed form,
-        `error` = emulated / real - 1, `correct`, and what the link was.
+        `error` = emulated / real - 1, its least and greatest among repeats, `correct`, and what
+        the link was.
 
     Raises:
         InvalidInput: a rate, size or algorithm that cannot be.
@@ -63,14 +71,21 @@ def measure(
     wanted = [(algorithm, nbytes) for nbytes in sizes for algorithm in algorithms]
     require_means()
     with Cluster(workers=2) as cluster:
-        return [row for rate in rates for row in _at(rate, bits[rate], cluster, wanted, repeats)]
+        return [
+            row for rate in rates for row in _at(rate, bits[rate], cluster, wanted, repeats, joined)
+        ]
 
 
 def _at(
-    rate: str, bits: int, cluster: Cluster, wanted: list[tuple[str, int]], repeats: int
+    rate: str,
+    bits: int,
+    cluster: Cluster,
+    wanted: list[tuple[str, int]],
+    repeats: int,
+    joined: Joined,
 ) -> list[Row]:
     """The rows of one rate."""
-    with joined_at(bits, "labkit.bench.pair") as ranks:
+    with joined(bits) as ranks:
         link: dict[str, float] = json.loads(ranks.answer())
         network = Network(
             latency=link["latency"], bandwidth=bits / 8 * link["payload"] / FRAME, name=rate
@@ -83,7 +98,7 @@ def _at(
         real, emulated = [], []
         for _ in range(repeats):
             ranks.ask(cases)
-            real.append(json.loads(ranks.answer()))
+            real.append([found[:2] for found in json.loads(ranks.answer())])
             emulated.append(cluster.call(sweep, cases, network=network)[0])
     free = burst(bits)
     facts: Row = {"rate": rate, "burst": free, "burst_ms": 8e3 * free / bits, **link}
@@ -97,6 +112,7 @@ def _at(
 def _row(case: Case, form: float, times: np.ndarray, rate: str, facts: Row) -> Row:
     algorithm, nbytes, calls = case
     real, emulated = 1e3 * times[:, :, 0]
+    errors = emulated / real - 1
     name, network = f"{algorithm} {nbytes} bytes at {rate}", f"{rate} between two namespaces"
     row = head("link", name, "allreduce", 2, network, repeats=times.shape[1], bytes=nbytes)
     return row | {
@@ -110,6 +126,8 @@ def _row(case: Case, form: float, times: np.ndarray, rate: str, facts: Row) -> R
         "emulated_max_ms": float(emulated.max()),
         "closed_form_ms": 1e3 * form,
         "error": float(np.median(emulated) / np.median(real) - 1),
+        "error_min": float(errors.min()),
+        "error_max": float(errors.max()),
         "calls": calls * times.shape[1],
         "correct": bool(times[:, :, 1].all()),
         **facts,

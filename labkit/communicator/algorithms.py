@@ -38,6 +38,19 @@ def refuse_unmetered(algorithm: str, network: object) -> None:
         )
 
 
+def refuse_apart(algorithm: str, on_one_host: bool) -> None:
+    """Memory is shared within a host.
+
+    Raises:
+        InvalidInput: naming what to choose instead.
+    """
+    if algorithm == "shared_memory" and not on_one_host:
+        raise InvalidInput(
+            "shared_memory wants all ranks on one host; use 'two_level', which sums in shared "
+            "memory inside each of them, or 'auto'"
+        )
+
+
 def schedule_for(
     algorithm: str, network: Network | None, hosts: Callable[[], list[list[int]]]
 ) -> Schedule:

@@ -89,7 +89,7 @@ class Communicator:
         messages = Messages(patience, emulation)
         self.send, self.recv = messages.send, messages.recv
         self.post, self.finish = messages.post, messages.finish
-        self._memory = SharedMemory(patience)
+        self._memory = SharedMemory(patience.inside_host())
         self.own_part = self._memory.own_part
         self._reductions = Reductions(patience, emulation, self._memory, self.allgather)
         payloads = Payloads(patience, emulation, self._reductions)
@@ -106,7 +106,8 @@ class Communicator:
                 bfloat16, float32, float64 or an integer type.
             algorithm: a name of `labkit.schedules.ALLREDUCE`, executed as it is drawn; "mpi", the
                 library's own choice (16-bit floats, which MPI cannot add, are summed in float32
-                and rounded once); "shared_memory", for ranks of one host.
+                and rounded once); "shared_memory", for ranks of one host. "two_level" and its
+                like add up in shared memory inside each of several real hosts.
             what: name of the call in messages about waits.
 
         Raises:
@@ -168,12 +169,11 @@ class Communicator:
     def allocate(self, length: int, dtype: Any = np.float32, common: bool = False) -> np.ndarray:
         """A buffer aligned to cache lines, zero at first (collective).
 
-        Where all ranks are on one host it lies in shared memory, where "shared_memory" reduces it
-        without copies. Common: one for all ranks, as `Aside` wants it.
+        It lies in memory that the ranks of a host share, where "shared_memory" and "two_level"
+        reduce it without copies. Common: one for all of them, as `Aside` wants it.
         """
-        if self.on_one_host:
-            kind = "common " if common else ""
-            self.meet(f"the allocation of {kind}shared memory, {np.dtype(dtype).name}[{length}]")
+        kind = "common " if common else ""
+        self.meet(f"the allocation of {kind}shared memory, {np.dtype(dtype).name}[{length}]")
         nbytes = length * np.dtype(dtype).itemsize
         return self._memory.allocate(nbytes, common).view(dtype)
 
@@ -185,9 +185,8 @@ class Communicator:
         start = self.clock.now()
         self._comm.Bcast(buffer.view(np.uint8) if buffer.ndim else buffer, root)
         sent = buffer.nbytes if self.rank == root else 0
-        self.traffic.messages += 1
         self.traffic.payload_bytes += sent
-        self.traffic.wire_bytes += sent
+        self.patience.count(sent, sent)
         self.traffic.transfer_seconds += self.clock.now() - start
 
     def share(self, value: Any, root: int = 0, what: str = "share") -> Any:
@@ -295,6 +294,8 @@ class Communicator:
         """Free what MPI holds for this Communicator (collective)."""
         self.meet("the end of the call")
         self._memory.close()
+        if self._memory.patience is not self.patience:
+            self._memory.patience.comm.Free()
         if self._emulation:
             self._emulation.close()
         self.board.close()

@@ -9,7 +9,6 @@ import numpy as np
 
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.rank_plan import Message, Plan, Step
-from labkit.communicator.traffic import Traffic
 
 
 class Executor:
@@ -17,7 +16,7 @@ class Executor:
 
     Args:
         comm: the mpi4py communicator that carries the messages.
-        traffic: the meter.
+        count_to: meters a message to a rank.
         wait: completes MPI requests, or raises when that takes too long.
         sleep_until: sleeps until a moment of the clock.
         emulation: the network to emulate, or None.
@@ -26,12 +25,12 @@ class Executor:
     def __init__(
         self,
         comm: Any,
-        traffic: Traffic,
+        count_to: Callable[[int, int], None],
         wait: Callable[[list[Any]], None],
         sleep_until: Callable[[float], None],
         emulation: Emulation | None,
     ) -> None:
-        self._comm, self._traffic, self._emulation = comm, traffic, emulation
+        self._comm, self._count_to, self._emulation = comm, count_to, emulation
         self._wait, self._sleep_until = wait, sleep_until
         self._scratch = np.zeros(0, np.uint8)
 
@@ -66,8 +65,7 @@ class Executor:
                     self._sleep_until(moment)
                 requests.append(self._comm.Isend(np.array([ticket]), message.peer, tag))
             requests.append(self._comm.Isend(data, message.peer, tag))
-            self._traffic.messages += 1
-            self._traffic.wire_bytes += data.nbytes
+            self._count_to(message.peer, data.nbytes)
         self._wait(requests)
         if self._emulation and step.receives:
             arrivals = [

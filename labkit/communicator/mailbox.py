@@ -73,7 +73,7 @@ class Mailbox:
     def __init__(
         self, patience: Patience, emulation: Emulation | None, hosts: Sequence[int]
     ) -> None:
-        self._comm, self._traffic, self._clock = patience.comm, patience.traffic, patience.clock
+        self._comm, self._patience, self._clock = patience.comm, patience, patience.clock
         self._emulation, self._hosts = emulation, hosts
         self._leaving: list[tuple[MPI.Request, object]] = []  # with what must stay until then
         self._coming: deque[Letter] = deque()
@@ -87,9 +87,8 @@ class Mailbox:
         self._leaving.append((self._comm.Isend(head, to, _HEADS), head))
         if values.nbytes:
             self._leaving.append((self._comm.Isend(values, to, _VALUES), values))
-        self._traffic.messages += 1
-        self._traffic.payload_bytes += values.nbytes
-        self._traffic.wire_bytes += values.nbytes
+        self._patience.traffic.payload_bytes += values.nbytes
+        self._patience.count_to(to, values.nbytes)
 
     def collect(self) -> list[Letter]:
         """Letters that have been delivered since this was asked last."""

@@ -38,9 +38,8 @@ class Messages:
             ticket = np.array([self._emulation.depart(destination, data.nbytes)])
             requests.append(self._comm.Isend(ticket, destination, _USER_TAG + tag))
         requests.append(self._comm.Isend(_bytes(data), destination, _USER_TAG + tag))
-        self._traffic.messages += 1
         self._traffic.payload_bytes += data.nbytes
-        self._traffic.wire_bytes += data.nbytes
+        self._patience.count_to(destination, data.nbytes)
         return requests
 
     def finish(self, posted: list[MPI.Request], what: str = "the end of a message") -> None:

@@ -75,7 +75,7 @@ class Parcels(Slots):
         self._window.sync()  # before the notice says so
         self._tell(route, notice)
         if begin == 0:
-            self._count(values.nbytes)
+            self._count(route, values.nbytes)
         if begin + part.nbytes == values.nbytes:
             return True
         self._laid[route] = begin + part.nbytes

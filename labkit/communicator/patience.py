@@ -79,6 +79,37 @@ class Patience:
         self.place, self._collective = place + told, collective
         self.code = zlib.crc32(place.encode())
 
+    def count(self, nbytes: int, out: int) -> None:
+        """Meter a message, or what counts as one.
+
+        Args:
+            nbytes: that leave this rank.
+            out: how many of them leave its host, where ranks are on several.
+        """
+        self.traffic.messages += 1
+        self.traffic.wire_bytes += nbytes
+        self.traffic.link_bytes += 0 if self.on_one_host else out
+
+    def count_to(self, peer: int, nbytes: int) -> None:
+        """Meter a message to a rank."""
+        self.count(nbytes, 0 if peer in self.board.ranks else nbytes)
+
+    def inside_host(self) -> Patience:
+        """That of this host's ranks among themselves, by their order (collective)."""
+        from mpi4py import MPI
+
+        if self.on_one_host:
+            return self
+        host = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        assert isinstance(host, MPI.Intracomm)  # as all parts of one are
+        return Patience(host, self.board, self.traffic, self.clock, self.limit, self)
+
+    def join(self, outer: Patience) -> None:
+        """Be in the same call as the ranks around these, and wait as they do."""
+        if outer is not self:
+            self.place, self.code = outer.place, outer.code
+            self._collective, self.polite = outer._collective, outer.polite
+
     @property
     def tag(self) -> int:
         """Of messages of this call, which no other call's can be taken for."""

@@ -149,15 +149,19 @@ class Payloads:
         found = np.empty((held.sum(), *values.shape[1:]), values.dtype)
         self._comm.Allgatherv(indices, (places, held))
         self._comm.Allgatherv(as_bytes(values), (as_bytes(found), held * row))
-        self._courier.meter((self._size - 1) * (indices.nbytes + values.nbytes))
+        self._count(indices.nbytes + values.nbytes)
         return Part(length, *merged(places, found))
 
     def _library_gather(self, data: np.ndarray) -> list[np.ndarray]:
         lengths = self._patience.gather_here(data.nbytes).astype(int)
         whole = np.zeros(lengths.sum(), np.uint8)
         self._comm.Allgatherv(data, (whole, lengths))
-        self._courier.meter((self._size - 1) * data.nbytes)  # the least that it can send
+        self._count(data.nbytes)
         return np.split(whole, np.cumsum(lengths)[:-1])
+
+    def _count(self, nbytes: int) -> None:
+        """What the library gathers of this rank: to each other one, and once out of the host."""
+        self._patience.count((self._size - 1) * nbytes, nbytes)
 
 
 class Union:

@@ -10,15 +10,20 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.communicator.algorithms import check_algorithm, refuse_unmetered, schedule_for
+from labkit.communicator.algorithms import (
+    check_algorithm,
+    refuse_apart,
+    refuse_unmetered,
+    schedule_for,
+)
 from labkit.communicator.board import Mismatch
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.executor import Executor
 from labkit.communicator.numbers import check_summable, is_narrow, scale
 from labkit.communicator.patience import Patience
-from labkit.communicator.rank_plan import plan
+from labkit.communicator.rank_plan import Plan, plan
 from labkit.communicator.shared_memory import Aside, SharedMemory
-from labkit.schedules import Round
+from labkit.schedules import ALLREDUCE, Round, boundaries
 
 Reduce: TypeAlias = Callable[..., None]  # of a flat buffer in place; what weighs it stands behind
 Key: TypeAlias = tuple[str, str, int]  # algorithm, dtype and length
@@ -43,8 +48,9 @@ def library_sum(patience: Patience, flat: np.ndarray, share: float = 1.0) -> Non
     comm.Allreduce(MPI.IN_PLACE, wide)
     if narrow:
         flat[...] = wide.astype(flat.dtype)
-    patience.traffic.messages += 1
-    patience.traffic.wire_bytes += 2 * (comm.size - 1) * flat.nbytes // comm.size
+    # Out of a host goes at least the sum of its ranks.
+    least = 2 * (comm.size - 1) * flat.nbytes // comm.size
+    patience.count(least, flat.nbytes // len(patience.board.ranks))
 
 
 class Reductions:
@@ -53,7 +59,7 @@ class Reductions:
     Args:
         patience: how this rank waits; its meter counts what is summed.
         emulation: the network on which schedules are laid out, or None for the real hosts.
-        memory: of the ranks of one host.
+        memory: of the ranks of this host.
         allgather: everybody's value, by rank; what for.
     """
 
@@ -67,7 +73,8 @@ class Reductions:
         self._patience, self._allgather = patience, allgather
         self._network = emulation.network if emulation else None
         self._traffic, self._clock = patience.traffic, patience.clock
-        ways = (patience.traffic, patience.complete, patience.sleep_until, emulation)
+        self._memory = memory
+        ways = (patience.count_to, patience.complete, patience.sleep_until, emulation)
         self._executor = Executor(patience.comm, *ways)
         self._others: dict[str, Reduce] = {  # by the name of what is no schedule
             "mpi": partial(library_sum, patience),
@@ -132,10 +139,19 @@ class Reductions:
             if len(set(told)) > 1:
                 names = [f"rank {r}: {a} of {d}[{n}]" for r, (a, d, n) in enumerate(told)]
                 raise Mismatch(f"ranks differ in an allreduce: {'; '.join(names)}")
-            self._agreed[key] = self._others.get(algorithm) or self._scheduled(
-                algorithm, buffer.size
-            )
+            self._agreed[key] = self._made(algorithm, buffer.size)
         return self._agreed[key]
+
+    def _made(self, algorithm: str, length: int) -> Reduce:
+        refuse_apart(algorithm, self._patience.on_one_host)
+        if algorithm in self._others:
+            return self._others[algorithm]
+        between = ALLREDUCE[algorithm].between
+        if between is None or self._network or self._patience.on_one_host:
+            return self._scheduled(algorithm, length)
+        hosts = self._hosts()
+        steps = plan(between(self._patience.size, hosts), self._patience.rank, length)
+        return self._in_levels(steps, min(map(len, hosts)), length)
 
     def _scheduled(self, algorithm: str, length: int) -> Reduce:
         steps = plan(self.rounds(algorithm), self._patience.rank, length)
@@ -144,6 +160,24 @@ class Reductions:
             if share != 1.0:
                 scale(flat, share)
             self._executor.run(steps, flat, self._patience.tag)
+
+        return run
+
+    def _in_levels(self, steps: Plan, parts: int, length: int) -> Reduce:
+        """In shared memory inside this host, by the plan of this rank's part between hosts.
+
+        Args:
+            parts: of the buffer, one a rank of the host, and none for further ranks.
+        """
+        edges, local = boundaries(length, parts).tolist(), self._patience.board.local_rank
+        part = slice(edges[local], edges[local + 1]) if local < parts else slice(0)
+
+        def run(flat: np.ndarray, share: float = 1.0) -> None:
+            if share != 1.0:
+                scale(flat, share)
+            self._memory.patience.join(self._patience)
+            carry = partial(self._executor.run, steps, tag=self._patience.tag)
+            self._memory.allreduce_around(flat, part, carry)
 
         return run
 

@@ -1,14 +1,14 @@
-"""Allreduce of ranks on one host: each adds up its part, reading the others' memory in place."""
+"""Sums of the ranks of one host: each adds up its part, reading the others' memory in place."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from labkit.common.errors import InvalidInput
 from labkit.communicator.numbers import is_narrow
 from labkit.communicator.patience import Patience
 from labkit.schedules import boundaries
@@ -111,15 +111,17 @@ class SharedMemory:
 
     Rank r adds up part r of all buffers, in order of rank, and writes the sum into each of them:
     p-1 reads and p writes of n/p bytes, no message; or one write, where all read one memory.
-    Between the phases ranks wait for each other's flags, which are made when first needed: ranks
-    of several hosts cannot make them.
+    Between the phases ranks wait for each other's flags, which are made when first needed.
 
     Args:
-        patience: how this rank waits for a flag.
+        patience: how this rank waits for a flag; of the ranks of its host.
+
+    Attributes:
+        patience: as given.
     """
 
     def __init__(self, patience: Patience) -> None:
-        self._comm, self._patience = patience.comm, patience
+        self._comm, self.patience = patience.comm, patience
         self._flags: Flags | None = None
         self._buffers: list[tuple[Any, list[np.ndarray]]] = []
         self._commons: list[Any] = []
@@ -127,14 +129,12 @@ class SharedMemory:
         self._known: dict[tuple[int, int, str], Place] = {}  # by address
 
     def allocate(self, nbytes: int, common: bool = False) -> np.ndarray:
-        """This rank's buffer of so many bytes, which the others of one host see (collective).
+        """This rank's buffer of so many bytes, which the others of its host see (collective).
 
         Args:
             nbytes: of the buffer.
             common: one memory for all ranks instead.
         """
-        if not self._patience.on_one_host:
-            return _aligned(np.zeros(nbytes + LINE, np.uint8), nbytes)
         self._ready()
         window, views = _shared(self._comm, nbytes, common)
         if common:
@@ -156,11 +156,27 @@ class SharedMemory:
             weight: of this rank, for the weighted mean instead of the sum.
             aside: what of it lies elsewhere; only for a buffer from `allocate`.
         """
-        self._patience.begin()
+        self._at_place(buffer, partial(self._reduce, weight, aside or Aside()))
+
+    def allreduce_around(
+        self, buffer: np.ndarray, part: slice, between: Callable[[np.ndarray], None]
+    ) -> None:
+        """Replace every rank's buffer by what `between` makes of their sum, in place.
+
+        Args:
+            buffer: as for `allreduce`.
+            part: the elements that this rank adds up and hands on, or none; no two have the same.
+            between: changes them, in a memory like the buffer.
+        """
+        self._at_place(buffer, partial(self._reduce_around, part, between))
+
+    def _at_place(self, buffer: np.ndarray, work: Callable[[Flags, Place], None]) -> None:
+        """Carry out a sum where the buffer is, or in memory where all see it."""
+        self.patience.begin()
         flags = self._ready()
         place = self._place_of(buffer)
         if place is not None:
-            self._reduce(flags, place, weight, aside or Aside())
+            work(flags, place)
             return
         if self._staging is None or self._staging[0].nbytes < buffer.nbytes:
             flags.agree(", in new memory")
@@ -169,7 +185,7 @@ class SharedMemory:
         views = [view[: buffer.nbytes].view(buffer.dtype) for view in self._staging]
         staged = views[self._comm.rank]
         staged[...] = buffer
-        self._reduce(flags, _place(views, ", in memory of its own"), weight, Aside())
+        work(flags, _place(views, ", in memory of its own"))
         buffer[...] = staged  # nobody writes here before this rank comes to the next call
 
     def close(self) -> None:
@@ -191,12 +207,22 @@ class SharedMemory:
     def _ready(self) -> Flags:
         """The flags, which all ranks make together in the first call that wants them."""
         if self._flags is None:
-            if not self._patience.on_one_host:
-                raise InvalidInput("shared_memory wants all ranks on one host; use 'hierarchical'")
-            self._flags = Flags(self._patience)
+            self._flags = Flags(self.patience)
         return self._flags
 
-    def _reduce(self, flags: Flags, place: Place, weight: float | None, aside: Aside) -> None:
+    def _reduce_around(
+        self, part: slice, between: Callable[[np.ndarray], None], flags: Flags, place: Place
+    ) -> None:
+        flags.agree(place.told, place.code)
+        whole, parts = place.views[0], [each[part] for each in place.views]
+        if len(parts) > 1:  # in the first one's memory: nobody else touches this part there
+            self._add(parts, parts[self._comm.rank], None, parts[0])
+        between(whole)
+        for other in parts[1:]:
+            other[...] = parts[0]
+        flags.meet()
+
+    def _reduce(self, weight: float | None, aside: Aside, flags: Flags, place: Place) -> None:
         buffers = place.views
         if weight is not None:
             flags.weights[self._comm.rank][0] = weight

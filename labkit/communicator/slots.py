@@ -161,7 +161,7 @@ class Slots:
         if values.nbytes:
             self._window.write(values, to, at + HEAD)
         self._tell(route, headed(route, ticket, words, values))
-        self._count(values.nbytes)
+        self._count(route, values.nbytes)
         return True
 
     def _tell(self, route: Route, head: NDArray[np.float64]) -> None:
@@ -171,11 +171,9 @@ class Slots:
         # Last: who sees the number finds the rest.
         self._window.write(np.array([float(self._sent[route])]), to, at)
 
-    def _count(self, nbytes: int) -> None:
-        traffic = self._patience.traffic
-        traffic.messages += 1
-        traffic.payload_bytes += nbytes
-        traffic.wire_bytes += nbytes
+    def _count(self, route: Route, nbytes: int) -> None:
+        self._patience.traffic.payload_bytes += nbytes
+        self._patience.count_to(self._hosts[route[1]], nbytes)
 
     def _deliver(self) -> None:
         """Put what waits into slots that are empty; letters of one route keep their order."""

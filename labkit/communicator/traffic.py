@@ -10,14 +10,17 @@ class Traffic:
     """What one rank has handed over and how long it took; only ever grows.
 
     `payload_bytes` is what the rank handed to collectives and sends, `wire_bytes` what left it
-    over links. `wait_seconds` is spent until the other ranks had arrived, `transfer_seconds` on
-    moving and adding the data after that. By `aside_seconds` the rank has seen steps last
-    longer than who took them elsewhere, with asking and counting; they are no part of a step.
+    over links; of these `link_bytes` left its host. What a library sends counts with the least
+    that any way of sending must. `wait_seconds` is spent until the other ranks had arrived,
+    `transfer_seconds` on moving and adding the data after that. By `aside_seconds` the rank has
+    seen steps last longer than who took them elsewhere, with asking and counting; they are no part
+    of a step.
     """
 
     messages: int = 0
     payload_bytes: int = 0
     wire_bytes: int = 0
+    link_bytes: int = 0
     wait_seconds: float = 0.0
     transfer_seconds: float = 0.0
     aside_seconds: float = 0.0

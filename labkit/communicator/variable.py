@@ -57,11 +57,6 @@ class Courier:
             chunks = _received(chunks, receives, incoming, kind, self._rank)
         return chunks
 
-    def meter(self, nbytes: int) -> None:
-        """Count a message."""
-        self._traffic.messages += 1
-        self._traffic.wire_bytes += nbytes
-
     def _exchange(
         self, outgoing: list[tuple[int, np.ndarray]], sources: list[int]
     ) -> list[np.ndarray]:
@@ -79,7 +74,7 @@ class Courier:
                     self._sleep_until(moment)
             header = np.array([ticket, float(data.nbytes)])
             requests.append(self._comm.Isend(header, destination, tag))
-            self.meter(data.nbytes)
+            self._patience.count_to(destination, data.nbytes)
         self._wait(requests)
         incoming = [np.zeros(int(header[1]), np.uint8) for header in headers]
         requests = [

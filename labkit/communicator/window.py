@@ -38,7 +38,7 @@ class Window:
 
         self._mpi, self._rank, comm = MPI, patience.rank, patience.comm
         self._comm = comm
-        self._traffic, self._clock = patience.traffic, patience.clock
+        self._patience, self._clock = patience, patience.clock
         self._emulation = emulation
         self._views: list[NDArray[np.uint8]] = []  # of all ranks, on one host
         if patience.on_one_host:
@@ -108,13 +108,13 @@ class Window:
     def _counted(self, nbytes: int, source: int, destination: int) -> Iterator[None]:
         start = self._clock.now()
         yield
-        self._traffic.messages += 1
-        self._traffic.payload_bytes += nbytes
-        self._traffic.wire_bytes += nbytes if source != destination else 0
+        self._patience.traffic.payload_bytes += nbytes
+        other = source if destination == self._rank else destination
+        self._patience.count_to(other, nbytes if source != destination else 0)
         if self._emulation is not None and source != destination:
             for moment in self._emulation.transfer(source, destination, nbytes):
                 self._clock.sleep_until(moment)
-        self._traffic.transfer_seconds += self._clock.now() - start
+        self._patience.traffic.transfer_seconds += self._clock.now() - start
 
 
 def _view(memory: Any) -> NDArray[np.uint8]:

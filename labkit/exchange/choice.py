@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.communicator import Communicator
+from labkit.schedules import ALLREDUCE
 
 CALLS = 7
 LEAST = 2**20  # bytes, of which a sum on one host takes as long as a call
@@ -45,6 +46,8 @@ def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool 
     candidates = ["mpi", "ring"]
     if communicator.on_one_host:
         candidates.append("shared_memory")
+    else:
+        candidates += [name for name, each in ALLREDUCE.items() if each.between is not None]
     return _measured(communicator, candidates, nbytes)
 
 
@@ -55,7 +58,6 @@ def rows_pay(communicator: Communicator, algorithm: str, nbytes: int) -> bool:
     that of next to nothing. How many rows there are is known in each step only; where they are too
     many, the parts of the table turn dense on their way.
     """
-    from labkit.schedules import ALLREDUCE
     from labkit.simulate import simulate
 
     network = communicator.network
@@ -70,7 +72,6 @@ def rows_pay(communicator: Communicator, algorithm: str, nbytes: int) -> bool:
 
 
 def _simulated(communicator: Communicator, nbytes: int) -> Choice:
-    from labkit.schedules import ALLREDUCE
     from labkit.simulate import simulate
 
     network = communicator.network

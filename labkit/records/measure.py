@@ -59,6 +59,7 @@ def summarise(
             "train_seconds": steps.whole,
             "payload_bytes_per_step": float(np.mean([row["payload_bytes"] for row in later])),
             "wire_bytes_per_step": float(np.mean([row["wire_bytes"] for row in later])),
+            **_between_hosts(later),
             "clock": experiment.clock,
             "network": None if experiment.network is None else str(experiment.network),
             "oversubscribed": _processes(experiment) * experiment.threads > cores,
@@ -130,6 +131,12 @@ class _Steps:
         else:
             rate = np.median(chosen["samples"]) / np.median(timed)
         return cls(timed, float(rate), float(ended[0]), float(ended[-1]))
+
+
+def _between_hosts(rows: Sequence[Row]) -> Record:
+    """What leaves a rank's host in a step, where ranks were on several."""
+    out = [row["link_bytes"] for row in rows if "link_bytes" in row]
+    return {"link_bytes_per_step": float(np.mean(out))} if out else {}
 
 
 def aggregate(seeds: Sequence[Run]) -> Record:

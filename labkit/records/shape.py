@@ -96,7 +96,7 @@ FIELDS: dict[str, dict[str, Field]] = {
     "metrics.json": {
         **dict.fromkeys(("test_accuracy", "test_loss", "samples_per_second"), number),
         **dict.fromkeys(("train_seconds", "payload_bytes_per_step"), number),
-        "wire_bytes_per_step": number,
+        **dict.fromkeys(("wire_bytes_per_step", "link_bytes_per_step"), number),
         "step_ms": numbers,
         "equivalence": verdict,
         "epochs": epochs,

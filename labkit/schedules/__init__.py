@@ -16,6 +16,7 @@ from labkit.schedules.round_robin import round_robin
 from labkit.schedules.scatter import scatter
 from labkit.schedules.spanning_trees import pack, spanning_trees
 from labkit.schedules.tree import broadcast_tree, reduce_tree, tree
+from labkit.schedules.two_level import two_level, two_level_butterfly
 
 ALLREDUCE: dict[str, Collective[...]] = {
     "all_to_all": all_to_all,
@@ -27,6 +28,8 @@ ALLREDUCE: dict[str, Collective[...]] = {
     "ring": ring,
     "hierarchical": hierarchical,
     "spanning_trees": spanning_trees,
+    "two_level": two_level,
+    "two_level_butterfly": two_level_butterfly,
 }
 
 
@@ -81,4 +84,6 @@ __all__ = [
     "scatter",
     "spanning_trees",
     "tree",
+    "two_level",
+    "two_level_butterfly",
 ]

@@ -65,7 +65,9 @@ class Collective(Drawn, Generic[Call]):
     textbook; ways: the ways through it on one switch, of which the slowest is what it takes there
     (default: the textbook's); layout: what of a network it can be laid out on, the argument by
     which it takes that; gathers: an allgather that carries each rank's own part to all, where the
-    schedule ends with one.
+    schedule ends with one; between: the rounds between hosts, of a schedule that begins and ends
+    inside them: first the i-th ranks of hosts add up part i of the least host's many parts, last
+    they copy it to the others, as shared memory does, too.
     """
 
     schedule: Callable[Call, Iterable[Round]]
@@ -75,6 +77,7 @@ class Collective(Drawn, Generic[Call]):
     ways: Callable[[int], tuple[Cost, ...]] = _unknown
     layout: Literal["hosts", "links"] | None = None
     gathers: Callable[[int], Iterable[Round]] | None = None
+    between: Callable[..., Iterable[Round]] | None = None
 
     def __post_init__(self) -> None:
         self.take_name(self.schedule)
@@ -128,9 +131,11 @@ def collective(
     ways: Callable[[int], tuple[Cost, ...]] = _unknown,
     layout: Literal["hosts", "links"] | None = None,
     gathers: Callable[[int], Iterable[Round]] | None = None,
+    between: Callable[..., Iterable[Round]] | None = None,
 ) -> Callable[[Callable[Call, Iterable[Round]]], Collective[Call]]:
     """Stands above a schedule and says what is known of it, see `Collective`."""
-    return lambda drawing: Collective(drawing, ends, counts, cost, ways, layout, gathers)
+    known = (ends, counts, cost, ways, layout, gathers, between)
+    return lambda drawing: Collective(drawing, *known)
 
 
 def allreduce(schedule: Callable[Call, Iterable[Round]]) -> Collective[Call]:

@@ -19,7 +19,7 @@ Hosts: TypeAlias = Sequence[Sequence[int]] | int
 
 def _counts(size: int, hosts: Hosts | None = None) -> Counts:
     """2(p - h) + 2h(h - 1) messages of h hosts, and 2(p - 1) n."""
-    groups = _groups(size, hosts)
+    groups = host_groups(size, hosts)
     chunks = len(groups)
     messages, volume = np.zeros(size, np.int64), np.zeros(size, np.int64)
     for group in groups:
@@ -60,16 +60,12 @@ def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
     Raises: InvalidInput, where hosts do not hold every rank once.
     Source: Goyal et al. 2017, *Accurate, large minibatch SGD* (arXiv 1706.02677), section 4.
     """
-    groups = _groups(size, hosts)
+    groups = host_groups(size, hosts)
     yield from _inside(groups, reduce_tree)
     # Leaders alone take part: the others' links between hosts stay free.
     for each in ring(len(groups)):
         yield each.on([group[0] for group in groups])
     yield from _inside(groups, broadcast_tree)
-
-
-def _groups(size: int, hosts: Hosts | None) -> list[list[int]]:
-    return host_groups(size, -(-size // 2) if hosts is None else hosts)
 
 
 def _inside(groups: Sequence[Sequence[int]], schedule: Schedule) -> Iterator[Round]:
@@ -79,13 +75,14 @@ def _inside(groups: Sequence[Sequence[int]], schedule: Schedule) -> Iterator[Rou
     return beside(in_host(group) for group in groups)
 
 
-def host_groups(size: int, hosts: Hosts) -> list[list[int]]:
-    """The ranks of each host, from a list or from the number of ranks a host.
+def host_groups(size: int, hosts: Hosts | None = None) -> list[list[int]]:
+    """The ranks of each host, from a list or from the number of ranks a host; None: of two hosts.
 
     host_groups(5, 2) = [[0, 1], [2, 3], [4]]
 
     Raises: InvalidInput, where hosts do not hold every rank once.
     """
+    hosts = -(-size // 2) if hosts is None else hosts
     if isinstance(hosts, int):
         if hosts < 1:
             raise InvalidInput(f"hosts={hosts}: a host needs one rank at least")

@@ -94,11 +94,15 @@ class Round:
             line(f"and {rest} more") if rest else "",
         )
 
-    def on(self, ranks: ArrayLike, parts: int = 1) -> Round:
-        """The same messages among other ranks (0 becomes ranks[0], …), each chunk cut in parts."""
+    def on(self, ranks: ArrayLike, parts: int = 1, first: int = 0) -> Round:
+        """The same messages among other ranks (0 becomes ranks[0], …), each chunk cut in parts.
+
+        Args: first: the chunk that takes the place of chunk 0.
+        """
         names = np.asarray(ranks, np.int64)
         source, destination = names[self.source], names[self.destination]
-        return Round(source, destination, self.chunk * parts, self.span * parts, reduce=self.reduce)
+        chunk = first + self.chunk * parts
+        return Round(source, destination, chunk, self.span * parts, reduce=self.reduce)
 
 
 def messages_of(each: Round) -> list[list[str]]:

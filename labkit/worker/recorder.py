@@ -133,6 +133,7 @@ class Recorder(keras.callbacks.Callback, Hook):
                 "wait_seconds": traffic.wait_seconds,
                 "payload_bytes": traffic.payload_bytes,
                 "wire_bytes": traffic.wire_bytes,
+                **({} if self.communicator.on_one_host else {"link_bytes": traffic.link_bytes}),
                 "messages": traffic.messages,
                 "samples": samples,
             }

@@ -73,6 +73,10 @@ def _in_all(size: int) -> Iterator[tuple[str, int, float]]:
     yield "butterfly", power * lg + 2 * extra, power * lg + 2 * extra
     yield "rabenseifner", 2 * power * lg + 2 * extra, 2 * (power - 1) + 2 * extra
     yield "hierarchical", 2 * (size - hosts) + 2 * hosts * (hosts - 1), 2 * (size - 1)
+    parts = max(size // 2, 1)  # the larger host may have a rank that owns none
+    inside = 2 * sum(parts * (ranks - 1) for ranks in (size - size // 2, size // 2) if ranks)
+    yield "two_level", inside + 2 * parts * hosts * (hosts - 1), 2 * (size - 1)
+    yield "two_level_butterfly", inside + parts * hosts * (hosts - 1), 2 * (size - 1)
     for name in ("ring", "round_robin", "spanning_trees"):
         yield name, *spread
 

@@ -22,6 +22,8 @@ from labkit.schedules import (
     round_robin,
     scatter,
     tree,
+    two_level,
+    two_level_butterfly,
 )
 from labkit.schedules.fold import folded
 
@@ -120,6 +122,18 @@ def test_hierarchical_leaves_the_links_between_hosts_to_leaders() -> None:
         "0>4 4>0",
         "0>2 4>6",
         "0>1 2>3 4>5 6>7",
+    ]
+
+
+def test_every_rank_of_two_levels_sends_between_hosts_a_part_of_its_own() -> None:
+    rounds = list(two_level(4))
+    assert arrows(rounds) == ["0>1 1>0 2>3 3>2", *["0>2 2>0 1>3 3>1"] * 2, "0>1 1>0 2>3 3>2"]
+    assert chunks(rounds) == ["23 01 23 01", "1 0 3 2", "0 1 2 3", "01 23 01 23"]
+    # One rank of the larger host owns no part.
+    assert arrows(two_level_butterfly(5, hosts=3)) == [
+        "0>1 2>0 1>0 2>1 3>4 4>3",
+        "0>3 3>0 1>4 4>1",
+        "0>1 1>2 3>4 4>3 0>2 1>0",
     ]
 
 

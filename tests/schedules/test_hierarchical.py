@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
-from labkit.schedules import allreduce, hierarchical, host_groups
+from labkit.schedules import ALLREDUCE, allreduce, host_groups, two_level
 from labkit.schedules.check import check
 
 
@@ -23,12 +23,41 @@ def hosts_of_any_shape(draw: st.DrawFn) -> list[list[int]]:
     return [ranks[a:b] for a, b in itertools.pairwise(edges)]
 
 
+IN_LEVELS = [name for name, each in ALLREDUCE.items() if each.layout == "hosts"]
+
+
+@pytest.mark.parametrize("name", IN_LEVELS)
 @given(hosts=hosts_of_any_shape())
 @settings(deadline=None)
-def test_any_hosts_end_with_the_sum_and_send_what_the_formula_says(hosts: list[list[int]]) -> None:
+def test_any_hosts_end_with_the_sum_and_send_what_the_formula_says(
+    name: str, hosts: list[list[int]]
+) -> None:
     size = sum(map(len, hosts))
-    schedule = partial(hierarchical, hosts=hosts)
-    check(allreduce(schedule), size, hierarchical.counts(size, hosts))
+    schedule = partial(ALLREDUCE[name], hosts=hosts)
+    check(allreduce(schedule), size, ALLREDUCE[name].counts(size, hosts))
+
+
+@given(hosts=hosts_of_any_shape())
+@settings(deadline=None)
+def test_as_much_leaves_each_host_in_two_levels_as_any_sum_must(hosts: list[list[int]]) -> None:
+    groups = [group for group in hosts if group]
+    size, parts = sum(map(len, groups)), min(map(len, groups))
+    host_of = {rank: host for host, group in enumerate(groups) for rank in group}
+    left = dict.fromkeys(range(len(groups)), 0)
+    for each in two_level(size, hosts):
+        for source, destination, _, span, _ in each.rows():
+            if host_of[source] != host_of[destination]:
+                left[host_of[source]] += span
+    # In chunks of n / (P h): 2(h - 1)/h n.
+    assert set(left.values()) == {2 * (len(groups) - 1) * parts}
+
+
+def test_what_is_between_hosts_is_the_schedule_without_its_ends() -> None:
+    for name in ("two_level", "two_level_butterfly"):
+        rounds = [each.rows() for each in ALLREDUCE[name](5, hosts=[[0, 1], [2, 3, 4]])]
+        between = ALLREDUCE[name].between
+        assert between is not None
+        assert [each.rows() for each in between(5, [[0, 1], [2, 3, 4]])] == rounds[1:-1]
 
 
 def test_a_number_of_ranks_a_host_fills_hosts_in_order() -> None:

@@ -158,7 +158,8 @@ def test_ranks_at_their_own_pace_take_as_long_as_rounds_in_which_nobody_meets(na
     rounds, events = Lockstep(*given), Events(*given)
     met = not rounds.run(schedule(8), chunk)
     events.run(schedule(8), chunk)
-    assert met == (name in ("all_to_all", "master_worker", "round_robin", "spanning_trees"))
+    many_at_once = ("all_to_all", "master_worker", "round_robin", "spanning_trees")
+    assert met == (name in many_at_once or name.startswith("two_level"))
     if not met:
         assert events.clock == pytest.approx(rounds.clock)
         assert events.tally.carried == pytest.approx(rounds.tally.carried)

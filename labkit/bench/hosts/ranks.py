@@ -1,0 +1,114 @@
+"""Ranks on the hosts of a testbed, that answer a benchmark's questions."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from labkit.bench.joined import Ranks, started
+from labkit.bench.timing import check, timed
+from labkit.communicator import Communicator, launcher, world
+from labkit.frameworks.namespaces import FRAME
+from labkit.hosts import Testbed
+
+LIMIT = 3600.0  # s between two questions
+PAYLOAD = 1448  # bytes of a full frame that are TCP's: without headers and its time stamp
+LARGE = 2**22  # bytes, whose way inside a host is timed
+PINGS = 200
+
+
+@contextmanager
+def ranks_on(bed: Testbed, each: int) -> Iterator[Ranks]:
+    """So many ranks on each host, placed by node; they speak through rank 0.
+
+    They first say what the ways between them are: `latency` (s) and `payload` (bytes of a frame)
+    between hosts, `inside_latency` and `inside_bandwidth` (bytes/s) where a host has two ranks.
+    To a list of (algorithm, bytes, calls) they answer, for each, the median in s of the calls,
+    whether sums were right, and the bytes that left the first host in a call.
+    """
+    at = ",".join(f"{host}:{each}" for host in bed.hosts)
+    started_by = [*launcher.mpiexec(each * len(bed.hosts)), "--prtemca", "plm", "ssh", "--host", at]
+    variables = os.environ | launcher.environment() | {"PRTE_MCA_plm_ssh_agent": str(bed.agent)}
+    variables["OMPI_MCA_btl_tcp_if_include"] = bed.network
+    variables.pop("OMPI_MCA_btl")  # it keeps ranks of one host from TCP
+    # Of mpi4py, which ends all ranks with the one that fails.
+    command = [*started_by, sys.executable, "-m", "mpi4py", "-m", __name__]
+    with started([bed.command("login", command)], variables) as ranks:
+        yield ranks
+
+
+def share_of(bits: int) -> float:
+    """Bytes/s of payload on a link of so many bits/s."""
+    return bits / 8 * PAYLOAD / FRAME
+
+
+def ways(communicator: Communicator) -> dict[str, float]:
+    """What the ways between ranks are (collective)."""
+    here, byte = len(communicator.board.ranks), np.zeros(1, np.uint8)
+    found = {"latency": trip(communicator, communicator.size - 1, byte), "payload": float(PAYLOAD)}
+    if here > 1:
+        latency = trip(communicator, 1, byte)
+        whole = trip(communicator, 1, np.zeros(LARGE, np.uint8))
+        found |= {"inside_latency": latency, "inside_bandwidth": LARGE / (whole - latency)}
+    return found
+
+
+def trip(communicator: Communicator, other: int, data: np.ndarray) -> float:
+    """Half the median round trip from rank 0 to another rank, s (collective)."""
+    seconds, clock = [], communicator.clock
+    communicator.meet()
+    for _ in range(PINGS if communicator.rank in (0, other) else 0):
+        start = clock.now()
+        if communicator.rank == 0:
+            communicator.send(data, other)
+            communicator.recv(data, other)
+        else:
+            communicator.recv(data, 0)
+            communicator.send(data, 0)
+        seconds.append(clock.now() - start)
+    return float(np.median(communicator.share(seconds))) / 2
+
+
+class Sums:
+    """Times sums, in memory that stays for the next question."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._buffers: dict[int, np.ndarray] = {}
+
+    def case(self, algorithm: str, nbytes: int, calls: int) -> tuple[float, bool, float]:
+        """The median in s, whether sums are right, and bytes out of the first host in a call."""
+        ranks = self._communicator
+        if nbytes not in self._buffers:
+            self._buffers[nbytes] = ranks.allocate(nbytes // 4)
+        before, buffer = ranks.traffic.copy(), self._buffers[nbytes]
+        right = check(ranks, algorithm, buffer)
+        seconds = timed(ranks, algorithm, buffer, calls)
+        out = ranks.allgather(ranks.traffic.since(before).link_bytes)
+        left = sum(out[: len(ranks.board.ranks)]) / (calls + 1)  # that of the check, too
+        return float(np.median(seconds)), right, left
+
+
+def main() -> None:
+    """`python -m labkit.bench.hosts.ranks`: cases from stdin, a line each, results out."""
+    communicator = world(limit=LIMIT)
+    speaks = communicator.rank == 0
+    if speaks:
+        print("ready", flush=True)
+        sys.stdin.readline()
+    found, sums = ways(communicator), Sums(communicator)
+    if speaks:
+        print(json.dumps(found), flush=True)
+    while line := communicator.share(sys.stdin.readline() if speaks else None):
+        answer = [sums.case(*case) for case in json.loads(line)]
+        if speaks:
+            print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

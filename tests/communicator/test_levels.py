@@ -1,0 +1,63 @@
+"""Two levels on real ranks: pairs of them stand for hosts, for each has a memory of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from labkit import Cluster
+from labkit.cluster import RankError
+from labkit.schedules import ALLREDUCE
+from labkit.schedules.check import result
+
+HOSTS = [[0, 1], [2, 3]]
+
+
+def in_levels(communicator: Any, name: str, length: int, waits: bool = False) -> Any:
+    """The sum in memory of the pair's own, and in a buffer of it; what went in."""
+    from labkit.communicator.executor import Executor
+    from labkit.communicator.rank_plan import plan
+    from labkit.communicator.shared_memory import SharedMemory
+    from labkit.schedules import ALLREDUCE
+
+    pair = communicator.split(communicator.rank // 2)
+    patience = communicator.patience
+    memory = SharedMemory(pair.patience)
+    ways = (patience.count_to, patience.complete, patience.sleep_until, None)
+    executor = Executor(patience.comm, *ways)
+    steps = plan(ALLREDUCE[name].between(4, HOSTS), communicator.rank, length)
+    part = slice(*[(0, length // 2), (length // 2, length)][communicator.rank % 2])
+    own = np.random.default_rng(communicator.rank).normal(size=length).astype(np.float32)
+    sums = []
+    for buffer in (own.copy(), memory.allocate(own.nbytes).view(own.dtype)):
+        buffer[...] = own
+        patience.enter("a sum in two levels")
+        pair.patience.join(patience)
+        if waits and communicator.rank == 3:
+            raise KeyError("lost between levels")
+        memory.allreduce_around(buffer, part, lambda flat: executor.run(steps, flat, patience.tag))
+        sums.append(buffer.copy())
+    memory.close()
+    pair.close()
+    return own, *sums
+
+
+@pytest.mark.parametrize("name", [name for name, each in ALLREDUCE.items() if each.between])
+@pytest.mark.parametrize("length", [0, 1, 4, 100_003])
+def test_shared_memory_inside_adds_to_the_bits_of_the_schedule(
+    cluster: Cluster, name: str, length: int
+) -> None:
+    found = cluster.call(in_levels, name, length)
+    drawn = result(ALLREDUCE[name](4, hosts=HOSTS), np.array([own for own, *_ in found]))
+    for rank, (_, *sums) in enumerate(found):
+        assert [each.tobytes() for each in sums] == [drawn[rank].tobytes()] * 2
+
+
+def test_whoever_waits_in_either_level_hears_of_a_rank_that_failed(cluster: Cluster) -> None:
+    with pytest.raises(
+        RankError, match=r"rank 3 failed: KeyError: .*lost between levels"
+    ) as caught:
+        cluster.call(in_levels, "two_level", 1000, True)
+    assert caught.value.rank == 3
