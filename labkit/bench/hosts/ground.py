@@ -98,7 +98,7 @@ def _named(nodes: int) -> dict[str, Any]:
     """What a cluster is told where a launcher is named; else nothing."""
     launcher = os.environ.get(VARIABLES["launcher"], "local")
     if launcher == "slurm":
-        return {"launcher": launcher, "nodes": max(nodes, int(os.environ[VARIABLES["nodes"]]))}
+        return {"launcher": launcher, "nodes": max(nodes, int(os.environ.get(VARIABLES["nodes"]) or 1))}
     return {} if launcher == "local" else {"launcher": launcher}
 
 
