@@ -96,8 +96,9 @@ def test_a_way_inside_a_host_stands_beside_that_between_two() -> None:
 
 def test_predicted_ratios_have_a_panel_that_says_so() -> None:
     figure = figures.hosts_speedup(ROWS).to_plotly_json()
-    assert "wall clock and simulation · network 1Gb/s between 2 hosts" in (
-        figure["layout"]["title"]["text"]
+    assert (
+        "wall clock and simulation · network 1Gb/s between 2 hosts"
+        in (figure["layout"]["title"]["text"])
     )
     said = " ".join(note["text"] for note in figure["layout"]["annotations"])
     assert "Measured" in said

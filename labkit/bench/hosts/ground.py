@@ -11,7 +11,7 @@ from labkit.bench.hosts.ranks import share_of
 from labkit.cluster import Cluster
 from labkit.cluster.start import PLACES, VARIABLES
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.units import bits_of, plural
+from labkit.common.units import bits_of
 from labkit.hosts import testbed
 from labkit.network import PRESETS, Network
 from labkit.schedules import host_groups
@@ -43,7 +43,7 @@ class Ground:
             bed = self._bed.enter_context(testbed(nodes, bandwidth=bandwidth, slurm=False))
         except LabkitError as error:
             self.network = _emulated(groups(workers, nodes, place), bandwidth, self.link)
-            self._asked = {"launcher": "local"}
+            self._asked = {"launcher": "local", "place": "core"}
             self.said = (
                 f"{workers} ranks of this machine on an emulated network of {nodes} hosts: none "
                 f"were named, and {error}"
@@ -56,8 +56,8 @@ class Ground:
     @contextmanager
     def ranks(self) -> Iterator[Cluster]:
         """Ranks on the hosts; a testbed that was made for them ends with this context."""
-        place = {} if self.network else {"place": self.place}
-        with self._bed, Cluster(workers=self.workers, **self._asked, **place) as cluster:
+        asked = {"place": self.place} | self._asked
+        with self._bed, Cluster(workers=self.workers, **asked) as cluster:
             yield cluster
 
 
@@ -98,7 +98,8 @@ def _named(nodes: int) -> dict[str, Any]:
     """What a cluster is told where a launcher is named; else nothing."""
     launcher = os.environ.get(VARIABLES["launcher"], "local")
     if launcher == "slurm":
-        return {"launcher": launcher, "nodes": max(nodes, int(os.environ.get(VARIABLES["nodes"]) or 1))}
+        told = int(os.environ.get(VARIABLES["nodes"]) or 1)
+        return {"launcher": launcher, "nodes": max(nodes, told)}
     return {} if launcher == "local" else {"launcher": launcher}
 
 

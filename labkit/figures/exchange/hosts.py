@@ -46,7 +46,12 @@ def hosts_ways(network: Network) -> pd.DataFrame:
     inside = network.host_latency or network.latency, network.host_bandwidth or network.bandwidth
     ways = {"between hosts": (network.latency, network.bandwidth), "inside a host": inside}
     rows = [
-        (way, seconds_text(latency), bits_text(bandwidth), seconds_text(latency + 2**20 / bandwidth))
+        (
+            way,
+            seconds_text(latency),
+            bits_text(bandwidth),
+            seconds_text(latency + 2**20 / bandwidth),
+        )
         for way, (latency, bandwidth) in ways.items()
     ]
     return pd.DataFrame(rows, columns=["way", "latency", "bandwidth", "1 MiB takes"])
@@ -93,19 +98,17 @@ def hosts_speedup(rows: Rows) -> Figure:
             title=f"{title}\nabove 1: faster than the ring",
             x="size of the buffer",
             y="ring's time / its own",
-            traces=[rule(ends, [1, 1], "dash"), *drawn],
+            traces=[
+                rule(ends, [1, 1], "dash"),
+                *line_with_band(own, "bytes", column, looks, by="algorithm", marks=True),
+            ],
             x_axis=bytes_axis(*ends),
             y_axis={"rangemode": "tozero"},
             link="bytes",
         )
-        for title, drawn in (
-            ("Measured", line_with_band(table, "bytes", "ratio", looks, by="algorithm", marks=True)),
-            (
-                "Predicted, not measured",
-                line_with_band(
-                    known, "bytes", "predicted_ratio", looks, by="algorithm", marks=True
-                ),
-            ),
+        for title, own, column in (
+            ("Measured", table, "ratio"),
+            ("Predicted, not measured", known, "predicted_ratio"),
         )
     ]
     title = f"What spares the link · wall clock and simulation · network {rows[0]['network']}"
@@ -194,8 +197,7 @@ def _stepped(trained: pd.DataFrame) -> Iterator[Finding]:
             yield Finding(what, said=("the gate has failed, so no time is given",))
             continue
         band = row[ends[0]], row[ends[1]]
-        given = {"text": "{:.2f}".format, "verdict": _verdict(*band)}
-        yield Finding(what, "", row[middle], band, **given)
+        yield Finding(what, "", row[middle], band, text="{:.2f}".format, verdict=_verdict(*band))
 
 
 def _least(table: pd.DataFrame) -> Iterator[Finding]:
