@@ -69,6 +69,7 @@ def test_pretended_hosts_are_measured_and_predicted_alike(cluster: lk.Cluster) -
     on = Ground(4, 2, "1Gb/s", "core")
     rows, network = measure(on, cluster, ["mpi", "ring", "two_level"], [4096], 2)
     assert network is on.network
+    assert rows[0]["network"] == "1Gb/s between 2 hosts, emulated"
     # What the library sends no emulated link would carry.
     assert [row["algorithm"] for row in rows] == ["ring", "two_level"]
     assert all(row["correct"] for row in rows)

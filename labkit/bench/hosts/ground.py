@@ -42,6 +42,7 @@ class Ground:
         try:
             bed = self._bed.enter_context(testbed(nodes, bandwidth=bandwidth, slurm=False))
         except LabkitError as error:
+            self.link += ", emulated"
             self.network = _emulated(groups(workers, nodes, place), bandwidth, self.link)
             self._asked = {"launcher": "local", "place": "core"}
             self.said = (
@@ -105,7 +106,7 @@ def _named(nodes: int) -> dict[str, Any]:
 
 def _emulated(hosts: list[list[int]], bandwidth: str, name: str) -> Network:
     return Network(
-        name=f"{name}, emulated",
+        name=name,
         latency=BETWEEN.latency,
         bandwidth=share_of(bits_of(bandwidth, "bandwidth")),
         hosts=tuple(map(tuple, hosts)),
