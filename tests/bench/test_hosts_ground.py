@@ -8,7 +8,7 @@ import pytest
 
 import labkit as lk
 from labkit.bench.hosts.between import measure, refuse_impossible
-from labkit.bench.hosts.ground import Ground, ground, groups
+from labkit.bench.hosts.ground import Ground, groups
 from labkit.cluster.start import VARIABLES
 
 
@@ -27,7 +27,7 @@ def test_ranks_fill_one_host_after_the_other_or_are_dealt_out() -> None:
 
 @pytest.mark.usefixtures("pretended")
 def test_without_hosts_ranks_of_this_machine_emulate_them_and_it_is_said() -> None:
-    on = ground(workers=4, place="node", bandwidth="100Mb/s")
+    on = Ground(workers=4, place="node", bandwidth="100Mb/s")
     assert on.network is not None
     assert on.network.hosts == ((0, 2), (1, 3))
     assert 0.9 * 100e6 / 8 < on.network.bandwidth < 100e6 / 8
@@ -37,7 +37,7 @@ def test_without_hosts_ranks_of_this_machine_emulate_them_and_it_is_said() -> No
 def test_hosts_that_are_named_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABKIT_LAUNCHER", "slurm")
     monkeypatch.setenv("LABKIT_NODES", "1")
-    on = ground()
+    on = Ground()
     assert on.network is None
     assert on.said == "4 ranks on the hosts that this notebook was given"
 
@@ -53,7 +53,7 @@ def test_hosts_that_are_named_are_taken(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_what_cannot_be_is_refused(given: dict[str, object], told: str) -> None:
     with pytest.raises(lk.InvalidInput, match=told):
-        ground(**given)  # type: ignore[arg-type]
+        Ground(**given)  # type: ignore[arg-type]
 
 
 def test_sums_are_held_to_those_of_the_ring() -> None:

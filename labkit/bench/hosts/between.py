@@ -53,7 +53,8 @@ def measure(
     network = on.network or _measured(cluster)
     if on.network:  # whose messages the library would not send over it
         algorithms = [name for name in algorithms if name in ALLREDUCE]
-    size, hosts = cluster.workers, [list(group) for group in _hosts(network)]
+    assert isinstance(network.hosts, tuple)  # for the type checker: both ways make it so
+    size, hosts = cluster.workers, [list(group) for group in network.hosts]
     other = "node" if hosts == groups(size, len(hosts), "core") else "core"
     apart = network.model_copy(update={"hosts": tuple(map(tuple, groups(size, len(hosts), other)))})
     pairs = [(algorithm, nbytes) for nbytes in sizes for algorithm in algorithms]
@@ -108,11 +109,6 @@ def _measured(cluster: Cluster) -> Network:
 
 def _here(communicator: Communicator) -> list[int]:
     return communicator.board.ranks
-
-
-def _hosts(network: Network) -> tuple[tuple[int, ...], ...]:
-    assert isinstance(network.hosts, tuple)  # for the type checker: so it is made above
-    return network.hosts
 
 
 def _predicted(name: str, nbytes: int, size: int, network: Network) -> Simulation:

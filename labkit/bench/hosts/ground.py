@@ -21,50 +21,6 @@ BETWEEN, INSIDE = PRESETS["1GbE"], PRESETS["100Gb-infiniband"]
 
 
 class Ground:
-    """Hosts, and how many ranks are to be on them; see `ground`.
-
-    Attributes:
-        workers, nodes, place: ranks, hosts, and how the ones are dealt out to the others.
-        network: what is emulated; None: the link is real.
-        link: what the link between hosts is called.
-        said: where ranks will be, and why there.
-    """
-
-    def __init__(self, workers: int, nodes: int, bandwidth: str, place: str) -> None:
-        self.workers, self.nodes, self.place = workers, nodes, place
-        self.network: Network | None = None
-        self._bed, self._asked = ExitStack(), _named(nodes)
-        if self._asked:
-            self.link = "of the hosts"
-            self.said = f"{workers} ranks on the hosts that this notebook was given"
-            return
-        self.link = f"{bandwidth} between {nodes} hosts"
-        try:
-            bed = self._bed.enter_context(testbed(nodes, bandwidth=bandwidth, slurm=False))
-        except LabkitError as error:
-            self.link += ", emulated"
-            self.network = _emulated(groups(workers, nodes, place), bandwidth, self.link)
-            self._asked = {"launcher": "local", "place": "core"}
-            self.said = (
-                f"{workers} ranks of this machine on an emulated network of {nodes} hosts: none "
-                f"were named, and {error}"
-            )
-        else:
-            slots = -(-workers // nodes)
-            self._asked = {"hosts": [f"{host}:{slots}" for host in bed.hosts]}
-            self.said = f"{workers} ranks on {nodes} hosts of a testbed, made for this: none named"
-
-    @contextmanager
-    def ranks(self) -> Iterator[Cluster]:
-        """Ranks on the hosts; a testbed that was made for them ends with this context."""
-        asked = {"place": self.place} | self._asked
-        with self._bed, Cluster(workers=self.workers, **asked) as cluster:
-            yield cluster
-
-
-def ground(
-    workers: int = 4, nodes: int = 2, bandwidth: str = "1Gb/s", place: str = "core"
-) -> Ground:
     """The hosts that LABKIT_LAUNCHER and its like name; else a testbed; else emulated ones.
 
     Args:
@@ -73,15 +29,51 @@ def ground(
         bandwidth: of the link of each host, where it is made.
         place: "core" fills one host after the other, "node" deals ranks out in turn.
 
+    Attributes:
+        network: what is emulated; None: the link is real.
+        link: what the link between hosts is called.
+        said: where ranks will be, and why there.
+
     Raises:
         InvalidInput: what cannot be.
     """
-    bits_of(bandwidth, "bandwidth")
-    if place not in PLACES:
-        raise InvalidInput(f"place={place!r} is not known; allowed: {', '.join(PLACES)}")
-    if not 2 <= nodes <= workers:
-        raise InvalidInput(f"nodes={nodes} for workers={workers}: give 2 or more, a rank each")
-    return Ground(workers, nodes, bandwidth, place)
+
+    def __init__(
+        self, workers: int = 4, nodes: int = 2, bandwidth: str = "1Gb/s", place: str = "core"
+    ) -> None:
+        bits_of(bandwidth, "bandwidth")
+        if place not in PLACES:
+            raise InvalidInput(f"place={place!r} is not known; allowed: {', '.join(PLACES)}")
+        if not 2 <= nodes <= workers:
+            raise InvalidInput(f"nodes={nodes} for workers={workers}: give 2 or more, a rank each")
+        self.network: Network | None = None
+        self.link = f"{bandwidth} between {nodes} hosts"
+        self._bed = ExitStack()
+        self._asked: dict[str, Any] = {"workers": workers, "place": place}
+        if named := _named(nodes):
+            self._asked |= named
+            self.link = "of the hosts"
+            self.said = f"{workers} ranks on the hosts that this notebook was given"
+            return
+        try:
+            bed = self._bed.enter_context(testbed(nodes, bandwidth=bandwidth, slurm=False))
+        except LabkitError as error:
+            self.link += ", emulated"
+            self.network = _emulated(groups(workers, nodes, place), bandwidth, self.link)
+            self._asked = {"workers": workers, "launcher": "local"}
+            self.said = (
+                f"{workers} ranks of this machine on an emulated network of {nodes} hosts: none "
+                f"were named, and {error}"
+            )
+        else:
+            self._asked["hosts"] = [f"{host}:{-(-workers // nodes)}" for host in bed.hosts]
+            self.said = f"{workers} ranks on {nodes} hosts of a testbed, made for this: none named"
+
+    @contextmanager
+    def ranks(self) -> Iterator[Cluster]:
+        """Ranks on the hosts; a testbed that was made for them ends with this context."""
+        with self._bed, Cluster(**self._asked) as cluster:
+            yield cluster
 
 
 def groups(workers: int, nodes: int, place: str) -> list[list[int]]:

@@ -37,6 +37,7 @@ _TRAFFIC = {
     "predicted_ms": "predicted ms",
     "other_place_ms": "placed the other way, predicted ms",
 }
+_OF_RING = [_TRAFFIC[name] for name in ("link_ms", "predicted_ms", "other_place_ms")]
 
 
 def hosts_ways(network: Network) -> pd.DataFrame:
@@ -218,16 +219,15 @@ def _least(table: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _levels(traffic: pd.DataFrame, network: Network) -> Iterator[Finding]:
-    """What a byte waits for, what leaves a host, and what another placement would do."""
+    """What a byte waits for, for how long the ring has the link, and placed the other way."""
     between, inside = hosts_ways(network).to_dict("records")
-    said = f"{between['latency']} between hosts, {inside['latency']} inside one"
-    yield Finding("A byte takes", said=(said,))
-    for row in traffic.sort_values("link alone, ms").to_dict("records"):
-        times = {name: seconds_text(row[name] / 1e3) for name in row if name.endswith("ms")}
-        if row["ms"] == row["ms"]:
-            alone = f"of its {times['ms']} the link alone takes {times['link alone, ms']}"
-            yield Finding(f"**{row['algorithm']}**, {bytes_text(row['bytes'])}", said=(alone,))
-    [ring] = [row for row in traffic.to_dict("records") if row["algorithm"] == BASE]
-    other, own = ring["placed the other way, predicted ms"], ring["predicted ms"]
-    said = f"{seconds_text(other / 1e3)} by prediction, in place of {seconds_text(own / 1e3)}"
+    yield Finding(
+        "A byte takes",
+        said=(f"{between['latency']} between hosts, {inside['latency']} inside one",),
+    )
+    [ring] = traffic[traffic["algorithm"] == BASE].to_dict("records")
+    alone, own, other = (seconds_text(ring[name] / 1e3) for name in _OF_RING)
+    said = f"of {own}, as predicted, its bytes have the link for {alone}"
+    yield Finding(f"**{BASE}**, {bytes_text(ring['bytes'])}", said=(said,))
+    said = f"{other} by prediction, in place of {own}"
     yield Finding(f"Ranks placed the other way, {BASE} would take", said=(said,))
