@@ -406,6 +406,30 @@ def test_transport_tells_memory_from_tcp_and_measured_from_predicted(tmp_path: P
 
 
 @pytest.mark.slow
+def test_hosts_measures_sums_over_a_link_beside_what_is_predicted(tmp_path: Path) -> None:
+    given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["hosts"][0]
+    given |= {"workers": 3, "repeats": 2, "widths": [16]}
+    job = execute(NOTEBOOKS / "hosts.ipynb", given, tmp_path)
+    assert job.state == "completed", job.cause
+    found = outputs(job.path)
+    titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
+    assert [title.split(" · ")[0] for title in titles] == [
+        "What spares the link",
+        "Predicted and measured, 3 ranks",
+        "Where a step goes",
+    ]
+    reading = [text(data, "text/markdown") for data in found if "text/markdown" in data][-1]
+    assert re.search(r"Time of ring over that of \*\*two_level\*\*, 1 MiB, predicted \d", reading)
+    assert "A training step, time of ring over that of **two_level**: " in reading
+    ring, levels = load_runs(job.path)
+    assert [run.metrics["equivalence"]["verdict"] for run in (ring, levels)] == ["passed"] * 2
+    if ring.experiment["network"] is None:  # a testbed could be made
+        assert "3 ranks on 2 hosts of a testbed" in said(job.path)
+        sent = [run.metrics["link_bytes_per_step"] for run in (ring, levels)]
+        assert sent[0] == pytest.approx(4 / 3 * sent[1], rel=0.05)  # two thirds of 2n, for n
+
+
+@pytest.mark.slow
 def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
     job = execute(NOTEBOOKS / "replay.ipynb", {"workers": 3, "epochs": 2}, tmp_path)
     assert job.state == "completed", job.cause

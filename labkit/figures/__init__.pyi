@@ -16,6 +16,14 @@ from .exchange.bandwidth import bandwidth
 from .exchange.compression_reading import compression_reading
 from .exchange.gantt import timeline
 from .exchange.hidden import exchange_reading, hidden
+from .exchange.hosts import (
+    hosts_gains,
+    hosts_reading,
+    hosts_speedup,
+    hosts_traffic,
+    hosts_training,
+    hosts_ways,
+)
 from .exchange.layer_errors import microscope, microscope_reading
 from .exchange.step_parts import step_parts
 from .exchange.traffic_matrix import framework_reading, framework_table, traffic_matrix
@@ -108,6 +116,12 @@ __all__ = [
     "has_grid",
     "heat_map",
     "hidden",
+    "hosts_gains",
+    "hosts_reading",
+    "hosts_speedup",
+    "hosts_traffic",
+    "hosts_training",
+    "hosts_ways",
     "input_overhead",
     "input_reading",
     "input_timeline",

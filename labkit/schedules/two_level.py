@@ -98,7 +98,8 @@ def two_level_butterfly(size: int, hosts: Hosts | None = None) -> Iterator[Round
                  ▼      ▼
         host B   2 ◄──► 3
 
-    Args and source: as `two_level`.
+    Args: size: number of ranks, from 1; hosts: as for `hierarchical`, with its error.
+    Source: as `two_level`, with a butterfly in place of its ring.
     """
     return _rounds(butterfly, size, hosts)
 

@@ -81,5 +81,5 @@ def _times(own: np.ndarray, ring: np.ndarray) -> Row:
         "ratio_max": float(ratios.max()),
         "correct": bool(own[:, 1].all()),
         "link_bytes": float(np.median(own[:, 2])),
-        "sent": float(np.median(own[:, 3])),
+        "sent": float(np.median(own[:, -1])),
     }

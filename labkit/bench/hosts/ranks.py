@@ -19,8 +19,8 @@ from labkit.hosts.scripts import AGENT_VARIABLE
 
 LIMIT = 3600.0  # s between two questions
 PAYLOAD = 1448  # bytes of a full frame that are TCP's: without headers and its time stamp
-LARGE = 2**22  # bytes, whose way inside a host is timed
-PINGS = 200
+LARGE = 2**22  # bytes, whose way is timed
+PINGS, FEW = 200, 20  # of one byte, and of many
 # Reno opens its window until something is lost, and here nothing is: the link alone decides. A
 # connection that has paused does not start slowly again.
 RENO = "cd /proc/sys/net/ipv4 && echo reno > tcp_congestion_control && "
@@ -31,10 +31,9 @@ RENO += "echo 0 > tcp_slow_start_after_idle"
 def ranks_on(bed: Testbed, each: int) -> Iterator[Ranks]:
     """So many ranks on each host, placed by node; they speak through rank 0.
 
-    They first say what the ways between them are: `latency` (s) and `payload` (bytes of a frame)
-    between hosts, `inside_latency` and `inside_bandwidth` (bytes/s) where a host has two ranks.
-    To a list of (algorithm, bytes, calls) they answer, for each, the median in s of the calls,
-    whether sums were right, and the bytes that left the first host in a call.
+    They first say what the ways between them are: `latency` (s), `bandwidth` (bytes/s) and
+    `payload` (bytes of a frame) between hosts, `inside_latency` and `inside_bandwidth` where a
+    host has two ranks. To a list of (algorithm, bytes, calls) they answer as `Sums.case`, for each.
     """
     at = ",".join(f"{host}:{each}" for host in bed.hosts)
     started_by = [*launcher.mpiexec(each * len(bed.hosts)), "--prtemca", "plm", "ssh", "--host", at]
@@ -54,21 +53,23 @@ def share_of(bits: int) -> float:
 
 
 def ways(communicator: Communicator) -> dict[str, float]:
-    """What the ways between ranks are (collective)."""
-    here, byte = len(communicator.board.ranks), np.zeros(1, np.uint8)
-    found = {"latency": trip(communicator, communicator.size - 1, byte), "payload": float(PAYLOAD)}
-    if here > 1:
-        latency = trip(communicator, 1, byte)
-        whole = trip(communicator, 1, np.zeros(LARGE, np.uint8))
-        found |= {"inside_latency": latency, "inside_bandwidth": LARGE / (whole - latency)}
+    """What the ways between ranks are, to another host and inside that of rank 0 (collective)."""
+    here = communicator.share(communicator.board.ranks)
+    apart = [rank for rank in range(communicator.size) if rank not in here]
+    found = {"payload": float(PAYLOAD)}
+    for others, before in ((apart, ""), (here[1:], "inside_")):
+        if others:
+            latency = trip(communicator, others[0], 1, PINGS)
+            whole = trip(communicator, others[0], LARGE, FEW)
+            found |= {f"{before}latency": latency, f"{before}bandwidth": LARGE / (whole - latency)}
     return found
 
 
-def trip(communicator: Communicator, other: int, data: np.ndarray) -> float:
+def trip(communicator: Communicator, other: int, nbytes: int, pings: int) -> float:
     """Half the median round trip from rank 0 to another rank, s (collective)."""
-    seconds, clock = [], communicator.clock
+    seconds, clock, data = [], communicator.clock, np.zeros(nbytes, np.uint8)
     communicator.meet()
-    for _ in range(PINGS if communicator.rank in (0, other) else 0):
+    for _ in range(pings if communicator.rank in (0, other) else 0):
         start = clock.now()
         if communicator.rank == 0:
             communicator.send(data, other)
@@ -87,17 +88,22 @@ class Sums:
         self._communicator = communicator
         self._buffers: dict[int, np.ndarray] = {}
 
-    def case(self, algorithm: str, nbytes: int, calls: int) -> tuple[float, bool, float]:
-        """The median in s, whether sums are right, and bytes out of the first host in a call."""
+    def case(self, algorithm: str, nbytes: int, calls: int) -> tuple[float, bool, float, float]:
+        """The median in s, whether sums are right, and bytes in a call.
+
+        These are what left the host of rank 0, and what all ranks sent.
+        """
         ranks = self._communicator
         if nbytes not in self._buffers:
             self._buffers[nbytes] = ranks.allocate(nbytes // 4)
         before, buffer = ranks.traffic.copy(), self._buffers[nbytes]
         right = check(ranks, algorithm, buffer)
         seconds = timed(ranks, algorithm, buffer, calls)
-        out = ranks.allgather(ranks.traffic.since(before).link_bytes)
-        left = sum(out[: len(ranks.board.ranks)]) / (calls + 1)  # that of the check, too
-        return float(np.median(seconds)), right, left
+        sent = ranks.allgather(ranks.traffic.since(before))
+        left = sum(sent[rank].link_bytes for rank in ranks.board.ranks)
+        every = sum(each.wire_bytes for each in sent)
+        # That of the check, too.
+        return float(np.median(seconds)), right, left / (calls + 1), every / (calls + 1)
 
 
 def main() -> None:
