@@ -24,6 +24,7 @@ from labkit.communicator import Communicator
 from labkit.hosts import Testbed
 from labkit.hosts.queue import Queue
 from labkit.hosts.reach import login
+from labkit.records import store
 
 pytestmark = pytest.mark.slow
 
@@ -125,24 +126,26 @@ def test_what_waits_in_the_queue_is_told_and_leaves_it_with_its_cluster(
 
 
 @pytest.mark.parametrize("by", ["scancel", "a failed node"])
-def test_a_job_that_ends_early_says_why(bed: Testbed, by: str) -> None:
+def test_a_job_that_ends_early_says_why_in_the_record(
+    bed: Testbed, shared_folder: Path, by: str
+) -> None:
+    experiment = lk.Experiment(dataset="digits", workers=4, epochs=10_000)
     with lk.Cluster(**WAYS["salloc"]) as cluster:
-        call = cluster.view.apply_async(time.sleep, 300)
+        live = cluster.submit(experiment)
         number = bed.login(["squeue", "--noheader", "--format=%i"]).stdout.split()[0]
-        if by == "scancel":
-            bed.login(["scancel", number])
-        else:
-            bed.login(["scontrol", "update", "nodename=b", "state=down", "reason=test"])
         try:
-            wait_for(lambda: cluster.how_ended() is not None)
+            if by == "scancel":
+                bed.login(["scancel", number])
+            else:
+                bed.login(["scontrol", "update", "nodename=b", "state=down", "reason=test"])
+            told = {"scancel": "it was cancelled", "a failed node": "a node failed"}[by]
+            with pytest.raises(RankError, match=told):
+                live.result()
         finally:
-            if by != "scancel":
-                bed.login(["scontrol", "update", "nodename=b", "state=resume"])
-        told = {"scancel": "it was cancelled", "a failed node": "a node failed"}[by]
-        assert told in str(cluster.how_ended())
-        assert not call.ready() or not call.successful()
-    if by != "scancel":
-        wait_for(lambda: "down" not in bed.login(["sinfo", "--noheader"]).stdout)
+            bed.login(["scontrol", "update", "nodename=b", "state=resume"])
+        status = store.read_status(live.directory)
+        assert (status["state"], told in status["cause"]) == ("failed", True)
+    wait_for(lambda: "down" not in bed.login(["sinfo", "--noheader"]).stdout)
 
 
 @pytest.mark.parametrize(

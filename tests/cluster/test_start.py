@@ -1,0 +1,122 @@
+"""How ranks start is settled before anything does: by arguments, by the environment, or refused."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from labkit.cluster.start import Met, Start
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.hosts.host_list import Host
+
+
+@pytest.fixture(autouse=True)
+def no_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LAUNCHER", "HOSTS", "NODES", "AGENT", "SLURM"):
+        monkeypatch.delenv(f"LABKIT_{name}", raising=False)
+    monkeypatch.setenv("LABKIT_TESTBED", "")  # this machine is its own login node
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "launcher", "workers", "nodes"),
+    [
+        ({}, "local", 2, 1),
+        ({"workers": 5}, "local", 5, 1),
+        ({"hosts": ["a:2", "b"]}, "hosts", 3, 1),
+        ({"hosts": "a:2,b:2", "workers": 3}, "hosts", 3, 1),
+        ({"nodes": 3}, "slurm", 3, 3),
+        ({"nodes": 2, "workers": 6}, "slurm", 6, 2),
+        ({"launcher": "slurm"}, "slurm", 2, 1),
+    ],
+)
+def test_what_is_not_said_follows_from_what_is(
+    given: dict[str, Any], launcher: str, workers: int, nodes: int
+) -> None:
+    found = Start.asked(**{"workers": None} | given)
+    assert (found.launcher, found.workers, found.nodes) == (launcher, workers, nodes)
+    assert Start.of_json(found.to_json()) == found
+
+
+def test_a_notebook_that_names_no_launcher_takes_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LABKIT_LAUNCHER", "slurm")
+    monkeypatch.setenv("LABKIT_NODES", "4")
+    monkeypatch.setenv("LABKIT_SLURM", "--partition=short")
+    assert Start.asked(8).nodes == 4
+    assert Start.asked(2).nodes == 2  # a small cluster of a notebook's own
+    assert Start.asked(8).partition == "short"
+    assert Start.asked(1, launcher="local") == Start(1)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"workers": 0}, "workers=0 is impossible"),
+        ({"nodes": 0}, "nodes=0 is impossible"),
+        ({"launcher": "pbs"}, "launcher='pbs' is not known; allowed: local, hosts, slurm"),
+        ({"hosts": ["a:2"], "workers": 3}, "workers=3 on hosts with 2 slots"),
+        ({"hosts": ["a:2"], "launcher": "slurm"}, "hosts= belong to launcher='hosts'"),
+        ({"nodes": 3, "workers": 2}, "nodes=3 for workers=2"),
+        ({"place": "socket"}, "place='socket' is not known; allowed: core, node"),
+        ({"step": "mpirun"}, "step='mpirun' is not known; allowed: mpiexec, srun"),
+        ({"launcher": "hosts"}, "names no host|wants hosts="),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        Start.asked(**{"workers": None} | given)
+
+
+def test_commands_are_those_of_the_launcher() -> None:
+    hosts = Start.asked(4, hosts=["a:2", "b:2"], place="node").command("job", ["KEY"])
+    assert hosts[-4:] == ["plm", "ssh", "--host", "a:2,b:2"]
+    assert ("--map-by", "node") in set(pairwise(hosts))
+    assert ("-x", "KEY") in set(pairwise(hosts))
+    queued = Start.asked(5, nodes=2, options="--time=10 --qos='a b'").command("job", [])
+    assert queued[0] == "salloc"
+    assert {"--nodes=2", "--ntasks=5", "--ntasks-per-node=3", "--job-name=job"} <= set(queued)
+    assert queued.index("--qos=a b") < next(n for n, w in enumerate(queued) if "mpiexec" in w)
+    step = Start.asked(4, nodes=2, step="srun").command("job", [])
+    assert step[:2] == ["srun", "--mpi=pmix"]
+
+
+def test_in_a_job_its_nodes_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    inside = Start.asked(4, launcher="slurm")
+    assert (inside.nodes, inside.queues) == (2, False)
+    assert "salloc" not in inside.command("job", [])
+    assert Start.asked(4).is_local  # a notebook in a job, whose launcher nobody has named
+
+
+def met(*places: tuple[int, str]) -> list[Met]:
+    return [Met(rank, size, 1, host) for rank, (size, host) in enumerate(places)]
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (Start(2), r"2 ranks make 2 worlds of 1.*labkit doctor"),
+        (Start(2, launcher="slurm", nodes=2, step="srun"), r"2 worlds of 1.*srun --mpi=list"),
+    ],
+)
+def test_several_worlds_are_an_error(how: Start, told: str) -> None:
+    with pytest.raises(LabkitError, match=told):
+        how.check_world(met((1, "a"), (1, "b")))
+
+
+def test_other_hosts_than_those_that_were_asked_for_are_an_error() -> None:
+    hosts = (Host("a", 2), Host("b", 2))
+    filled = Start(2, launcher="hosts", hosts=hosts)
+    filled.check_world(met((2, "a"), (2, "a")))
+    with pytest.raises(LabkitError, match="on 2 hosts \\(a, b\\), and 1 were asked for"):
+        filled.check_world(met((2, "a"), (2, "b")))
+    dealt = Start(2, launcher="hosts", hosts=hosts, place="node")
+    dealt.check_world(met((2, "a"), (2, "b")))
+    with pytest.raises(LabkitError, match="on 1 host "):
+        dealt.check_world(met((2, "a"), (2, "a")))
