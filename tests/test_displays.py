@@ -13,6 +13,7 @@ from sample_runs import FAILED_GATE, write_run
 
 from labkit import AllReduce, Cluster, Experiment, TopK
 from labkit.cluster.launch import card_of
+from labkit.cluster.start import Start
 from labkit.common.html import curve
 from labkit.experiment.brief import brief
 from labkit.network import Network
@@ -160,7 +161,7 @@ def test_names_that_come_from_anywhere_are_text(tmp_path: Path) -> None:
         Experiment(name=EVIL)._repr_html_(),
         Network(latency=0, bandwidth=1, name=EVIL)._repr_html_(),
         curve([1, 2], EVIL),
-        card_of(EVIL, tmp_path, workers=1, threads=1, connected=False),
+        card_of(EVIL, tmp_path, Start(1), connected=False),
     ]
     for html in shown:
         assert "&lt;script&gt;" in html

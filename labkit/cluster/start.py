@@ -102,7 +102,7 @@ class Start:
     @classmethod
     def asked(
         cls,
-        workers: int | None,
+        workers: int | None = None,
         threads: int = 1,
         launcher: str | None = None,
         hosts: Sequence[str] | str | Path | None = None,

@@ -50,7 +50,13 @@ def _found() -> str:
 
 # Over hosts ranks speak by TCP. Open MPI's leave to send a long message would wait behind data on
 # their way to the other rank: what two ranks send each other would go one after the other.
-_OVER_HOSTS = {"OMPI_MCA_btl_tcp_links": "2", "OMPI_MCA_btl_tcp_flags": "1"}
+# A rank whose connection breaks, because the other's process was killed, ends itself: a moment later
+# mpiexec has heard whose end was the first.
+_OVER_HOSTS = {
+    "OMPI_MCA_btl_tcp_links": "2",
+    "OMPI_MCA_btl_tcp_flags": "1",
+    "OMPI_MCA_opal_abort_delay": "2",  # seconds
+}
 # Ranks of one host speak through shared memory. Over TCP each would listen on every interface,
 # whatever `btl_tcp_if_include` names: it only chooses among what is bound.
 _ON_ONE_HOST = {"OMPI_MCA_btl": "^tcp"}

@@ -53,13 +53,17 @@ class Testbed:
         self._said, self._folder = said, folder
         # Also where nobody closes it, and the object is forgotten.
         self._end = weakref.finalize(self, _end, holder, os.getpid())
-        os.environ[TESTBED] = str(folder)  # clusters of this process start through its login node
+        # Clusters of this process start through its login node; then through that of an outer one.
+        self._outer = os.environ.get(TESTBED)
+        os.environ[TESTBED] = str(folder)
 
     def close(self) -> None:
         """End every process of all hosts, and remove links, mounts, namespaces and files."""
         self._end()
         if os.environ.get(TESTBED) == str(self._folder):
             del os.environ[TESTBED]
+            if self._outer is not None:
+                os.environ[TESTBED] = self._outer
 
     def __enter__(self) -> Self:
         return self

@@ -51,7 +51,7 @@ def test_slurm_that_works_is_shown_by_one_world_in_each_way(bed: Testbed) -> Non
 def test_what_is_in_the_way_is_named_with_slurms_words(bed: Testbed) -> None:
     with drained(bed, "b", "a fan is loud"):
         code, said = doctor(bed, "--launcher", "slurm", LABKIT_SLURM="--partition=none")
-    assert "nodes: b is drained: a fan is loud | fix: systemctl restart slurmd on b" in said
+    assert "nodes: node b is drained: a fan is loud | fix: systemctl restart slurmd on b" in said
     assert (code, "nodes: 1 node of 2 take jobs" in said) == (0, True), said
     invalid = "Unable to allocate resources: Invalid partition name specified"
     assert f"was given no room within 30 s: srun: error: {invalid}" in said

@@ -97,6 +97,6 @@ def test_slurms_daemon_is_killed_and_the_job_goes_on(means: None) -> None:
         with lk.Cluster(workers=4, nodes=2) as cluster:
             bed.run("b", ["pkill", "-KILL", "-x", "slurmd"])
             assert cluster.call(go_on) == [0, 1, 2, 3]
-        assert "b" in {node.name for node in Queue(login()).nodes()}
+        wait_for(lambda: any(node.trouble for node in Queue(login()).nodes()))
         with pytest.raises(lk.LabkitError, match=r"node b is .* does not answer"):
-            lk.Cluster(workers=4, nodes=2, options="--immediate=15")
+            lk.Cluster(workers=4, nodes=2, options="--immediate=5")
