@@ -29,6 +29,7 @@ Ts = TypeVarTuple("Ts")
 LOOK_EVERY = 0.05  # seconds
 _LATE = re.compile(r": rank (\d+) is in ")  # in the words of a WaitTooLong
 GONE = 1.0  # seconds that they get where it is the host of some that is gone
+_GONE = re.compile(r"host \S+ with rank (\d+)")  # in the words of a HostSilent
 PATIENCE = 30.0  # seconds that the other ranks get to end after one has failed: load is no hang
 
 
@@ -254,6 +255,8 @@ class Calls(Asked, Generic[T]):
             # The one that others have waited for is to blame, not the one that waited.
             rank = int(late[1])
             raise RankError(f"rank {rank} did not come: {name}: {_gist(value)}{note}", rank, remote)
+        if name == HostSilent.__name__ and (gone := _GONE.search(value)):
+            raise RankError(f"{_gist(value)}{note}", int(gone[1]), remote)
         told = f"{_gist(value)}{out_of_memory(f'{name}: {value}')}"
         raise RankError(f"rank {rank} failed: {name}: {told}{note}", rank, remote)
 

@@ -345,6 +345,14 @@ class Cluster:
 
     def _check_shape(self) -> None:
         state = self.state()
+        there = Start.of_json(state["how"])
+        for field in ("launcher", "hosts", "nodes", "step", "place"):
+            found, wanted = getattr(there, field), getattr(self.how, field)
+            if found != wanted:
+                raise InvalidInput(
+                    f"cluster {self.name!r} is up with {field}={found!r}, {wanted!r} is asked for; "
+                    "give another name, or close that one"
+                )
         for field, up, wanted, fits in (
             ("workers", state["workers"], self.workers, state["workers"] >= self.workers),
             ("threads", state["threads"], self.threads, state["threads"] == self.threads),

@@ -29,6 +29,7 @@ from labkit.hosts.reach import answers
 
 LOOK_EVERY = 1.0  # seconds
 CONNECTION = "IPP_CONNECTION_INFO"  # ipyparallel's: where the controller is, and its keys
+ENDS = 30.0  # seconds that what starts guests gets to end them
 UNREACHED = 30.0  # seconds without the controller after which a guest ends; a link may come back
 PROFILE = "IPP_PROFILE_DIR"
 OWN = [sys.executable, "-m", "labkit.cluster.engine"]
@@ -86,11 +87,16 @@ def carry_out(words: Sequence[str], keeper: Path) -> int:
 
     signal.signal(signal.SIGTERM, end)
     lock = Lock(keeper)
-    while (code := child.poll()) is None:
-        if not lock.is_held():
-            child.send_signal(signal.SIGTERM)
+    while (code := child.poll()) is None and lock.is_held():
         time.sleep(LOOK_EVERY / 5)
-    return code
+    if code is not None:
+        return code
+    child.terminate()  # once: told again, mpiexec would leave without tidying up
+    try:
+        return child.wait(ENDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.wait()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -32,7 +33,7 @@ from labkit.cluster.lease import KEEPER, Lock, is_wanted, locked
 from labkit.cluster.processes import Watch, end_all
 from labkit.cluster.start import Met, Start
 from labkit.common.errors import LabkitError
-from labkit.hosts.queue import ASK_EVERY
+from labkit.hosts.queue import ASK_EVERY, Job
 from labkit.records import store
 from labkit.records.endings import End, Terminated, described, of_host, of_rank, of_step
 
@@ -43,6 +44,8 @@ GIVEN_UP = 60.0  # seconds without a heartbeat after which an engine counts as g
 TRIES = 5  # to start: ports that were free when they were chosen may be taken a moment later
 DEAF = "listener thread failed to start"  # mpiexec's own, where several start at one moment
 NOTHING = "it said nothing"
+DONE = 10.0  # seconds that Slurm gets to be through with a job that has ended
+FEW = 5  # nodes that are named
 # By this code mpiexec means that it has said why. On a busy machine its words may be lost.
 UNHEARD = f"mpiexec ended with code 213: {NOTHING}"
 
@@ -101,8 +104,13 @@ class Keeper:
         self.engines: list[int] = []  # their ids, in rank order
         self.hosts: list[str] = []  # of the ranks
         self._watch: Watch | None = None  # of its processes
-        # By which it is found, also where a command that queued it could not say its number.
-        self._job = f"labkit-{folder.name}-{secrets.token_hex(4)}"
+        # By which it is found, also where a command that queued it could not say its number, and
+        # by a keeper that comes after one that was killed.
+        name = folder / "job"
+        if not name.exists():
+            own = re.sub("[^A-Za-z0-9_.-]", "_", folder.name)  # a comma would make a list of it
+            name.write_text(f"labkit-{own}-{secrets.token_hex(4)}")
+        self._job = name.read_text()
         self.waits = False  # whether the job has not begun
         self._asked = time.monotonic()  # when Slurm was, last
 
@@ -116,6 +124,7 @@ class Keeper:
         Engines.mpi_cmd, Engines.engine_cmd = command(
             self.how.command(self._job, [*own, CONNECTION]), self.how.is_local
         )
+        self._address = self.how.address()
         # A guest's process is interrupted by one beside it; those of this machine by us.
         Engines.engine_args.append(f"--IPEngine.enable_nanny={not self.how.is_local}")
         for left in reversed(range(TRIES)):
@@ -142,12 +151,12 @@ class Keeper:
             engines=Engines,
             cluster_id="labkit",
             profile_dir=str(self.folder / "profile"),
-            controller_ip=self.how.address(),
+            controller_ip=self._address,
             # The keys reach engines with what starts them, not through a file.
             send_engines_connection_env=True,
             controller_args=[
                 f"--IPController.enable_curve={not self.how.is_local}",
-                f"--IPController.location={self.how.address()}",
+                f"--IPController.location={self._address}",
                 # Its database of tasks keeps every result; ours go straight to the client.
                 "--nodb",
                 f"--HeartMonitor.period={round(1e3 * BEAT)}",
@@ -193,14 +202,25 @@ class Keeper:
         if self._port_taken():
             raise _Unlucky("a port of the controller is taken")
         if self.how.queues and time.monotonic() - self._asked > (ASK_EVERY if self.waits else 1):
-            queue, self._asked = self.how.queue(), time.monotonic()
-            jobs = queue.jobs(name=self._job)
-            self.waits = any(job.waits for job in jobs)
-            told = [queue.placed(job).told for job in jobs if job.waits]
-            if told:  # perhaps for one of these
-                nodes = queue.nodes(self.how.partition)
-                told += [node.trouble for node in nodes if node.trouble]
+            self._asked = time.monotonic()
+            try:
+                told = self._waits_for()
+            except LabkitError as error:  # it may be restarted: who waits keeps its place
+                told = [str(error)]
             self.say("starting", End("; ".join(told)))
+
+    def _waits_for(self) -> list[str]:
+        """What a queued job waits for; nothing where it waits no more."""
+        queue = self.how.queue()
+        waiting = [job for job in queue.jobs(name=self._job) if job.waits]
+        self.waits = bool(waiting)
+        told = [queue.placed(job).told for job in waiting]
+        return [*told, *self._unwell()] if told else []
+
+    def _unwell(self) -> list[str]:
+        """Some of the nodes that take no jobs: perhaps it waits for one of these."""
+        nodes = self.how.queue().nodes(self.how.partition)
+        return [node.trouble for node in nodes if node.trouble][:FEW]
 
     def keep(self) -> End:
         """Wait until nobody wants the cluster any more, or a part of it has ended; say which."""
@@ -238,13 +258,24 @@ class Keeper:
         if not self.how.queues:
             return None
         try:
-            jobs = self.how.queue().jobs(name=self._job)
-            nodes = self.how.queue().nodes(self.how.partition)
+            job = self._ended_job()
+            if job is None or not job.cause:
+                return None
+            # A node that is gone has ended it, or has kept it from its start.
+            told = self._unwell() if self.waits or job.state == "NODE_FAIL" else []
         except LabkitError as error:
             return End(f"the job of the ranks has ended, and why cannot be asked: {error}")
-        cause = jobs[-1].cause if jobs else ""  # those before are of tries that had no luck
-        told = [cause, *(node.trouble for node in nodes)]
-        return End("; ".join(filter(None, told))) if cause else None
+        return End("; ".join([job.cause, *told]))
+
+    def _ended_job(self) -> Job | None:
+        """The job, when Slurm has done with it, or takes long to: then it knows why."""
+        end = time.monotonic() + DONE
+        while True:
+            jobs = self.how.queue().jobs(name=self._job)
+            # Those before the last are of tries that had no luck.
+            if not jobs or jobs[-1].has_ended or time.monotonic() > end:
+                return jobs[-1] if jobs else None
+            time.sleep(LOOK_EVERY)
 
     def _luck(self, error: Exception) -> str | None:
         """What was bad luck when it did not start; None: it would fail again."""
@@ -268,14 +299,17 @@ class Keeper:
         """Write cluster.json."""
         shape = {"workers": self.workers, "threads": self.how.threads, "engines": self.engines}
         told = {**(end or End())._asdict(), **shape, "hosts": self.hosts, "pid": os.getpid()}
-        said = {"state": state, **told}
+        said = {"state": state, "how": self.how.to_json(), **told}
         store.write_json(self.folder / "cluster.json", said)
 
     def stop(self) -> None:
         """End every process of this cluster, whoever its parent is by now."""
         end_all(self.folder / "keeper.lock")
         if self.how.queues:  # also what is queued by a command that was killed
-            self.how.queue().cancel(name=self._job)
+            try:
+                self.how.queue().cancel(name=self._job)
+            except LabkitError as error:  # guests end the job themselves when they are alone
+                print(f"the job of the ranks could not be cancelled: {error}", file=sys.stderr)
 
 
 def _meet(is_guest: bool) -> tuple[int, int, int, str]:

@@ -20,6 +20,7 @@ from labkit.common.privacy import scrub
 from labkit.common.units import plural
 from labkit.records.endings import End, described
 
+QUIET = 60.0  # seconds between two lines of a log about what is waited for
 START_LIMIT = 300.0  # seconds, also on a machine that is busy
 
 
@@ -34,6 +35,7 @@ class State(TypedDict):
     threads: int
     engines: list[int]  # their ids, in rank order
     hosts: list[str]  # of the ranks
+    how: str  # a Start
     pid: int | None  # of the keeper
 
 
@@ -53,6 +55,7 @@ def state(folder: Path) -> State:
             threads=0,
             engines=[],
             hosts=[],
+            how="",
             pid=None,
         )
     return said
@@ -165,14 +168,16 @@ class _Ticker:
 
     def __init__(self, what: str) -> None:
         self.what, self.begin = what, time.monotonic()
-        self.visible, self.told = sys.stderr.isatty(), ""
+        self.visible, self.told, self.told_at = sys.stderr.isatty(), "", -QUIET
         # In a log, one line: what is rewritten there would stand as many.
         if not self.visible:
             print(what, end=" … ", file=sys.stderr, flush=True)
 
     def tick(self, waits_for: str = "") -> None:
-        if waits_for != self.told:
-            self.told = waits_for
+        now = time.monotonic()
+        # Estimates change by the second; a log is to be read.
+        if waits_for != self.told and now - self.told_at > (1 if self.visible else QUIET):
+            self.told, self.told_at = waits_for, now
             print(f"\n{waits_for or 'it goes on'}", end=" … ", file=sys.stderr, flush=True)
         if self.visible:
             seconds = time.monotonic() - self.begin

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import shlex
+from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -18,7 +21,7 @@ from labkit.communicator import launcher
 from labkit.experiment.experiment import digest
 from labkit.hosts import reach
 from labkit.hosts.host_list import Host, hosts_of
-from labkit.hosts.probe import probe
+from labkit.hosts.probe import OF_MPI, probe
 from labkit.hosts.queue import Queue
 from labkit.hosts.scripts import AGENT_VARIABLE
 
@@ -36,6 +39,7 @@ VARIABLES = {
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 JOB = "LABKIT_QUEUED"  # names the job that a keeper has queued to its ranks, who end it when alone
 LOOPBACK = "127.0.0.1"
+SOME = 50  # nodes that are asked by which address they reach this machine
 DISTRIBUTIONS = {"core": "block", "node": "cyclic"}  # Slurm's words for places
 
 
@@ -98,6 +102,13 @@ class Start:
             )
         if self.nodes > self.workers:
             raise InvalidInput(f"nodes={self.nodes} for workers={self.workers}: a node needs one")
+        try:
+            shlex.split(self.options)
+            ipaddress.ip_address(self.interface or LOOPBACK)
+        except ValueError as error:
+            field = "interface" if self.interface else "options"
+            given = short(getattr(self, field))
+            raise InvalidInput(f"{field}={given} cannot be read: {error}") from None
 
     @classmethod
     def asked(
@@ -158,7 +169,7 @@ class Start:
         shape = f"{self.workers}x{self.threads}"
         if self.is_local:
             return shape
-        told = digest([self.to_json(), os.environ.get("SLURM_JOB_ID", ""), *reach.login()])[:6]
+        told = digest([self.to_json(), os.environ.get("SLURM_JOB_ID", ""), *self.login])[:6]
         return f"{shape}-{self.launcher}-{told}"
 
     @property
@@ -176,6 +187,11 @@ class Start:
         """The command that starts the ranks."""
         return "srun" if self.launcher == "slurm" and self.step == "srun" else "mpiexec"
 
+    @cached_property
+    def login(self) -> list[str]:
+        """Words before commands for the login node; the same to the end, whatever ends before."""
+        return reach.login()
+
     def environment(self, job: str) -> dict[str, str]:
         """Variables of the ranks, and of what starts them.
 
@@ -185,7 +201,8 @@ class Start:
         found = launcher.environment(self.threads, over_hosts=not self.is_local)
         if self.queues:
             found[JOB] = job
-        if self.launcher == "hosts" and (self.agent or not reach.login()):
+        found |= {name: os.environ[name] for name in OF_MPI if name in os.environ}
+        if self.launcher == "hosts" and (self.agent or not self.login):
             found[AGENT_VARIABLE] = self.agent or SSH
         return found
 
@@ -204,15 +221,17 @@ class Start:
         started += [word for name in variables for word in ("-x", name)]
         if self.launcher == "hosts":
             named = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
-            return [*reach.login(), *started, "--prtemca", "plm", "ssh", "--host", named]
+            return [*self.login, *started, "--prtemca", "plm", "ssh", "--host", named]
         if self.in_allocation:
             return started if self.step == "mpiexec" else [*self._srun(), "--overlap"]
         each = -(-self.workers // self.nodes)
         sized = [f"--nodes={self.nodes}", f"--ntasks={self.workers}", f"--ntasks-per-node={each}"]
-        asked = [*sized, f"--job-name={job}", f"--cpus-per-task={self.threads}"]
+        # Last, where they win: by its name the job is found.
+        asked = [*shlex.split(self.options), *sized, f"--cpus-per-task={self.threads}"]
+        asked.append(f"--job-name={job}")
         if self.step == "srun":
-            return [*reach.login(), *self._srun(), *asked, *shlex.split(self.options)]
-        return [*reach.login(), "salloc", *asked, *shlex.split(self.options), *started]
+            return [*self.login, *self._srun(), *asked]
+        return [*self.login, "salloc", *asked, *started]
 
     def _srun(self) -> list[str]:
         spread = f"--distribution={DISTRIBUTIONS[self.place]}"
@@ -234,17 +253,19 @@ class Start:
             nodes = self.queue().nodes(named=os.environ["SLURM_JOB_NODELIST"])
         else:
             nodes = self.queue().nodes(self.partition)
-        return reach.own_address(node.address for node in nodes)
+        return reach.own_address(node.address for node in nodes[:: 1 + len(nodes) // SOME])
 
     @property
     def partition(self) -> str | None:
         """Whose nodes a job asks for; None: Slurm's default."""
-        words = shlex.split(self.options)
-        return next((w.partition("=")[2] for w in words if w.startswith("--partition=")), None)
+        parser = ArgumentParser(add_help=False)
+        parser.add_argument("-p", "--partition", default=os.environ.get("SALLOC_PARTITION"))
+        found: str | None = parser.parse_known_args(shlex.split(self.options))[0].partition
+        return found
 
     def queue(self) -> Queue:
         """Slurm's, by the commands of the login node."""
-        return Queue(reach.login())
+        return Queue(self.login)
 
     def trouble(self) -> str:
         """What is wrong with each of the hosts; "" where nothing is known to be."""

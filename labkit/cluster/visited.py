@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from labkit.records.endings import End
 
 REACHED = 5.0  # seconds that an answer may take
 ASK_EVERY = 2.0  # seconds
+UNREACHED = 30.0  # seconds without an answer after which they count as ended, as for guests
 
 
 class Visited:
@@ -51,7 +53,7 @@ class Visited:
             )
         own = digest([self.name, self._connection["curve_serverkey"]])[:8]
         self.folder = runtime_folder("visited") / own
-        self._asked, self._answers = 0.0, True
+        self._asked = self._answered = -math.inf
 
     def start(self) -> Connection:
         """How to connect. Raises: LabkitError, where nobody answers any more."""
@@ -74,10 +76,12 @@ class Visited:
 
     def how_ended(self) -> End | None:
         """How they have ended: their controller, which ends with them, does not answer."""
-        if time.monotonic() - self._asked > ASK_EVERY:
+        now = time.monotonic()
+        if now - self._asked > ASK_EVERY:
             address = self._connection["location"], int(self._connection["registration"])
-            self._answers, self._asked = answers(address, REACHED), time.monotonic()
-        if self._answers:
+            self._asked = now
+            self._answered = now if answers(address, REACHED) else self._answered
+        if now - self._answered < UNREACHED:  # a link may come back
             return None
         return End("its controller does not answer: it has ended, or no way leads there")
 

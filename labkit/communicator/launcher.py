@@ -50,8 +50,8 @@ def _found() -> str:
 
 # Over hosts ranks speak by TCP. Open MPI's leave to send a long message would wait behind data on
 # their way to the other rank: what two ranks send each other would go one after the other.
-# A rank whose connection breaks, because the other's process was killed, ends itself: a moment later
-# mpiexec has heard whose end was the first.
+# A rank whose connection breaks, because the other's process was killed, ends itself: a moment
+# later mpiexec has heard whose end was the first.
 _OVER_HOSTS = {
     "OMPI_MCA_btl_tcp_links": "2",
     "OMPI_MCA_btl_tcp_flags": "1",
@@ -59,7 +59,8 @@ _OVER_HOSTS = {
 }
 # Ranks of one host speak through shared memory. Over TCP each would listen on every interface,
 # whatever `btl_tcp_if_include` names: it only chooses among what is bound.
-_ON_ONE_HOST = {"OMPI_MCA_btl": "^tcp"}
+# In a job of Slurm's, mpiexec would start them on its nodes.
+_ON_ONE_HOST = {"OMPI_MCA_btl": "^tcp", "PRTE_MCA_ras": "^slurm", "PRTE_MCA_plm": "^slurm"}
 
 
 def environment(threads: int = 1, over_hosts: bool = False) -> dict[str, str]:
@@ -75,7 +76,7 @@ def environment(threads: int = 1, over_hosts: bool = False) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",  # a polling rank gives way to one that computes
         "OMPI_MCA_osc": "^ucx",  # silences a harmless message
-        **(_OVER_HOSTS if over_hosts else _ON_ONE_HOST),
+        **(_over_hosts() if over_hosts else _ON_ONE_HOST),
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": "2",
         "OMP_NUM_THREADS": str(threads),
@@ -85,6 +86,11 @@ def environment(threads: int = 1, over_hosts: bool = False) -> dict[str, str]:
         "KERAS_BACKEND": "tensorflow",
         **huge_pages(),
     }
+
+
+def _over_hosts() -> dict[str, str]:
+    """What a person has chosen for a link stays."""
+    return {name: os.environ.get(name, value) for name, value in _OVER_HOSTS.items()}
 
 
 def huge_pages() -> dict[str, str]:

@@ -63,7 +63,9 @@ def own_address(towards: Iterable[str]) -> str:
     """
     ways = {address: _source(address) for address in towards}
     found = {there: here for there, here in ways.items() if here}
-    own = sorted(set(found.values()))
+    # This machine may be one of the hosts, by a name that means loopback here.
+    own = sorted({here for here in found.values() if not here.startswith("127.")})
+    own = own or sorted(set(found.values()))
     if len(own) == 1:
         return own[0]
     if not own:

@@ -16,6 +16,7 @@ _OF_STEP = re.compile(r"srun: error: (\S+: tasks? \S+: .+)")
 _LOST = re.compile(
     r"lost communication with a remote daemon.*?Remote daemon:.*? on node (\S+)", re.DOTALL
 )
+_NO_REPORT = re.compile(r"daemon failed to report back.*?Remote host:\s+(\S+)", re.DOTALL)
 _NO_MEMORY = re.compile(
     r"MemoryError|bad_alloc|[Cc]annot allocate memory|failed to map segment|ResourceExhausted|"
     # What C code says that found no memory and forgot to raise.
@@ -75,7 +76,7 @@ def described(who: str, code: int, said: str = "") -> End:
 
 def of_host(said: str) -> End | None:
     """The host of which mpiexec hears no more, if it says so."""
-    if match := _LOST.search(said):
+    if match := _LOST.search(said) or _NO_REPORT.search(said):
         return End(
             f"host {match[1]} is lost: it, or its link, is down, or mpiexec's daemon on it ended"
         )

@@ -80,8 +80,8 @@ def nothing_left(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     yield
     # Other workers of these tests have clusters of their own, and other testbeds.
     wait_for(lambda: not left_on(bed) and not [n for n in leftovers() if n.startswith(tuple(own))])
-    assert bed.login(["squeue", "--noheader"]).stdout == ""
-    assert all(bed.run(host, ["ls", "/tmp"]).stdout.find("labkit-") < 0 for host in bed.hosts)
+    wait_for(lambda: bed.login(["squeue", "--noheader"]).stdout == "")  # jobs end in steps
+    assert not [host for host in bed.hosts if "labkit-" in bed.run(host, ["ls", "/tmp"]).stdout]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -106,23 +106,21 @@ def test_four_worlds_of_one_are_an_error_that_says_which_part_is_missing() -> No
 
 
 def test_what_waits_in_the_queue_is_told_and_leaves_it_with_its_cluster(
-    bed: Testbed, capfd: pytest.CaptureFixture[str]
+    bed: Testbed, shared_folder: Path
 ) -> None:
+    queue = Queue(login())
     bed.login(["sbatch", "-N2", "--exclusive", "--output=/dev/null", "--wrap", "sleep 300"])
     words = "import labkit as lk; lk.Cluster(workers=4, nodes=2)"
-    waiting = subprocess.Popen([sys.executable, "-c", words], stderr=subprocess.PIPE, text=True)
-    assert waiting.stderr is not None
-    said = ""
-    while "waits in partition all" not in said:
-        said += waiting.stderr.read(1)
-    waiting.kill()  # nobody wants it any more
-    waiting.wait()
-    waiting.stderr.close()
-    queue = Queue(login())
-    wait_for(lambda: len([job for job in queue.jobs(name="wrap") if not job.has_ended]) == 1)
-    wait_for(lambda: len(bed.login(["squeue", "--noheader"]).stdout.splitlines()) == 1)
-    queue.cancel(name="wrap")
-    wait_for(lambda: bed.login(["squeue", "--noheader"]).stdout == "")
+    said = shared_folder / "said"
+    with said.open("w") as file:
+        waiting = subprocess.Popen([sys.executable, "-c", words], stderr=file)
+    try:
+        wait_for(lambda: "waits in partition all" in said.read_text())
+    finally:
+        waiting.kill()  # nobody wants it any more
+        waiting.wait()
+        wait_for(lambda: len(bed.login(["squeue", "--noheader"]).stdout.splitlines()) == 1)
+        queue.cancel(name="wrap")
 
 
 @pytest.mark.parametrize("by", ["scancel", "a failed node"])
@@ -180,7 +178,7 @@ def test_another_machine_attaches_by_a_file_and_is_told_of_the_end(bed: Testbed)
             command = [sys.executable, "-c", uses, str(copy)]
             done = bed.run("a", command, cwd=ROOT, timeout=HANG)
             assert json.loads(done.stdout) == [0, 1, 2, 3], done.stderr
-        wait_for(lambda: not leftovers())
+        wait_for(lambda: cluster.name not in leftovers())
         ended = bed.run("a", command, cwd=ROOT, timeout=HANG)
         assert "cannot be attached to: its controller does not answer" in ended.stderr
     finally:

@@ -65,7 +65,8 @@ def ended(live: Live) -> tuple[float, str]:
 def test_the_processes_of_a_host_are_killed(bed: Testbed, live: Live) -> None:
     bed.run("b", ["pkill", "-KILL", "-f", "labkit.cluster.engine|prted"])
     seconds, cause = ended(live)
-    assert "host b is lost" in cause or "rank" in cause
+    # Whichever mpiexec hears of first: that a rank has ended, or its own daemon.
+    assert "host b is lost" in cause or "rank 2" in cause or "rank 3" in cause
     assert seconds < HANG
 
 
@@ -83,7 +84,7 @@ def test_a_link_that_comes_back_is_survived_and_one_that_does_not_is_named(
     finally:
         bed.link_up("b")
     assert "host b with rank 2, 3 has not been heard for" in cause
-    print(f"named after {seconds:.1f} s")
+    assert seconds < HANG
 
 
 def test_slurms_daemon_is_killed_and_the_job_goes_on(means: None) -> None:
