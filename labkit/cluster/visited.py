@@ -25,7 +25,8 @@ UNREACHED = 30.0  # seconds without an answer after which they count as ended, a
 class Visited:
     """Engines whose leases are another machine's; they end with those.
 
-    Calls of this machine take turns; those of several machines queue on the engines.
+    Calls of this machine take turns. Nothing makes those of several machines do so: one of them
+    works with the ranks at a time.
 
     Args:
         file: what the cluster wrote, `cluster.attach_file`, or a copy; it holds its keys.
