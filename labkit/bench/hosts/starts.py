@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,11 +66,19 @@ def _once(asked: Mapping[str, Any], bed: Testbed | None) -> tuple[float, float]:
     except LabkitError as error:
         print(error, file=sys.stderr)
         begin = time.monotonic()
-    while (cluster and cluster.how_ended() is None) or (bed is not None and _left(bed)):
-        if time.monotonic() - begin > ENDS:
-            return started, np.inf
-        time.sleep(0.1)
+    if _stays(lambda: (cluster and cluster.how_ended() is None) or (bed and _left(bed))):
+        return started, np.inf
     return started, time.monotonic() - begin if np.isfinite(started) else np.nan
+
+
+def _stays(is_there: Callable[[], object]) -> bool:
+    """Whether something is still there when an end should be over."""
+    limit = time.monotonic() + ENDS
+    while is_there():
+        if time.monotonic() > limit:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def _left(bed: Testbed) -> bool:
@@ -93,7 +101,7 @@ def _inside(bed: Testbed, repeats: int) -> Iterator[tuple[float, float]]:
     print(done.stderr, end="", file=sys.stderr)
     for line in done.stdout.splitlines():
         yield tuple(json.loads(line))
-    if _left(bed):
+    if _stays(lambda: _left(bed)):
         yield np.nan, np.inf
 
 
