@@ -434,9 +434,12 @@ def attack(names: list[str], times: int, seed: int, file: Path | None) -> None:
 @click.option("--repeats", type=click.IntRange(1), help="Default: 5, and 20 starts.")
 @AS_JSON
 def hosts(what: list[str], repeats: int | None, file: Path | None) -> None:
-    """Two hosts that this machine makes (Linux, as root): sums, their emulation, starts."""
-    from labkit.bench.hosts import PARTS
-    from labkit.common.errors import InvalidInput
+    """Two hosts that this machine makes (Linux, as root): sums, their emulation, starts.
+
+    Ends with an error where a sum is wrong, a start does not come, or an end leaves something.
+    """
+    from labkit.bench.hosts import PARTS, trouble
+    from labkit.common.errors import InvalidInput, LabkitError
 
     if unknown := [name for name in what if name not in PARTS]:
         raise InvalidInput(f"what={unknown[0]!r} is not known; allowed: {', '.join(PARTS)}")
@@ -446,6 +449,8 @@ def hosts(what: list[str], repeats: int | None, file: Path | None) -> None:
         say(_table(found, PARTS[name].columns))
         rows += found
     _write(rows, file)
+    if failed := [f"{row['case']}: {said}" for row in rows if (said := trouble(row))]:
+        raise LabkitError(f"failed: {'; '.join(failed)}")
 
 
 EXCHANGE = {

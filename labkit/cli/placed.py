@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from labkit.common.errors import InvalidInput
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 LAUNCHER = click.option(
@@ -41,18 +43,26 @@ def place(
     """Settle, for what this process starts, where clusters are that do not say it themselves.
 
     Raises:
-        InvalidInput: what cannot be.
+        InvalidInput: what cannot be, or would have no effect.
     """
-    if not any((launcher, hosts, nodes)):
+    if not any((launcher, hosts, nodes, agent, slurm)):
         return
     from labkit.cluster.start import VARIABLES, Start
 
+    if slurm and not (launcher or hosts or os.environ.get(VARIABLES["launcher"])):
+        launcher = "slurm"
     how = Start.asked(None, launcher=launcher, hosts=hosts, nodes=nodes)
-    os.environ |= {
-        VARIABLES["launcher"]: how.launcher,
-        VARIABLES["hosts"]: ",".join(map(str, how.hosts)),
-        VARIABLES["nodes"]: str(how.nodes),
-    }
-    for field, given in (("agent", agent), ("options", slurm)):
-        if given:
-            os.environ[VARIABLES[field]] = given
+    for option, value, of in (
+        ("--nodes", nodes, ("slurm",)),
+        ("--slurm", slurm, ("slurm",)),
+        ("--agent", agent, ("hosts", "slurm")),
+    ):
+        if value and how.launcher not in of:
+            raise InvalidInput(
+                f"{option} says nothing of --launcher {how.launcher}; give it with "
+                f"--launcher {' or '.join(of)}"
+            )
+    listed = ",".join(map(str, how.hosts))
+    given = {"hosts": listed, "nodes": str(nodes or ""), "agent": agent, "options": slurm}
+    settled = {"launcher": how.launcher} | {field: each for field, each in given.items() if each}
+    os.environ |= {VARIABLES[field]: each for field, each in settled.items()}

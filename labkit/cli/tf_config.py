@@ -6,13 +6,16 @@ import click
 
 from labkit.common.errors import InvalidInput
 from labkit.common.terminal import say
-from labkit.frameworks.tf_config import PORT, lines, on_hosts, slurm_hosts
+from labkit.frameworks.tf_config import PORT, lines, of_this_task, on_hosts, slurm_hosts
 
 
 @click.command("tf-config")
 @click.argument("hosts", metavar="HOST...", nargs=-1)
 @click.option(
-    "--slurm", is_flag=True, help="The hosts of the job of Slurm's in which it is called."
+    "--slurm",
+    is_flag=True,
+    help="The hosts of the job of Slurm's in which it is called; in what srun starts, the line of "
+    "that task alone.",
 )
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1), help="A node.")
 @click.option(
@@ -49,5 +52,6 @@ def tf_config(
     if slurm == bool(hosts):
         raise InvalidInput("give hosts, or --slurm, and not both: labkit tf-config HOST...")
     found = slurm_hosts() if slurm else hosts
-    for who, line in lines(on_hosts(found, workers, servers, inside, evaluator, port)):
+    spec = on_hosts(found, workers, servers, inside, evaluator, port)
+    for who, line in lines(of_this_task(spec) if slurm else spec.processes(), spec):
         say(f"# {who}\n{line}")

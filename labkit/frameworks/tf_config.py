@@ -144,10 +144,30 @@ def slurm_hosts() -> list[str]:
     return done.stdout.split()
 
 
-def lines(spec: ClusterSpec) -> list[tuple[str, str]]:
-    """Of each process: its host and tasks, and what a shell there is to be told."""
+def of_this_task(spec: ClusterSpec) -> list[list[tuple[str, int]]]:
+    """The process that this task of a step of Slurm's is; outside of steps, all of them.
+
+    Raises:
+        InvalidInput: the step has not one task for each process, host by host.
+    """
+    every, known = spec.processes(), os.environ
+    if "SLURM_STEP_NODELIST" not in known:  # in a batch script, which is a task 0, too
+        return every
+    host, place = known["SLURMD_NODENAME"], int(known["SLURM_LOCALID"])
+    own = [tasks for tasks in every if spec.host(*tasks[0]) == host]
+    if place >= len(own) or int(known["SLURM_STEP_NUM_TASKS"]) != len(every):
+        raise InvalidInput(
+            f"srun started {known['SLURM_STEP_NUM_TASKS']} tasks, and TF_CONFIG is asked for "
+            f"{len(every)}, {len(own)} of them on {host}; give srun --ntasks-per-node, or give "
+            "--workers, so that each has its own"
+        )
+    return [own[place]]
+
+
+def lines(processes: list[list[tuple[str, int]]], spec: ClusterSpec) -> list[tuple[str, str]]:
+    """Of each of these processes: its host and tasks, and what a shell there is to be told."""
     found = []
-    for tasks in spec.processes():
+    for tasks in processes:
         job, index = tasks[0]
         each = " and ".join(f"{job} {index}" for job, index in tasks)
         found.append(

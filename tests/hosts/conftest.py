@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -51,32 +52,42 @@ def mpi_environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def mpistart(bed: Testbed, mpi_environment: dict[str, str]) -> Callable[..., Started]:
-    """Starts a command as ranks on a:2,b:2, from the login node, with an agent in place of ssh."""
+def mpistart(
+    bed: Testbed, mpi_environment: dict[str, str]
+) -> Callable[..., AbstractContextManager[Started]]:
+    """Starts a command as ranks on a:2,b:2, from the login node, with an agent in place of ssh.
+
+    Who leaves the context before they have ended, such as by a failed assertion, ends them.
+    """
     environment = mpi_environment | {"PRTE_MCA_plm_ssh_agent": str(bed.agent)}
 
-    def start(command: list[str], ranks: int = 4, options: tuple[str, ...] = ()) -> Started:
+    @contextmanager
+    def start(
+        command: list[str], ranks: int = 4, options: tuple[str, ...] = ()
+    ) -> Iterator[Started]:
         over = ["--prtemca", "plm", "ssh", "--host", "a:2,b:2", *options]
         words = bed.command("login", [*launcher.mpiexec(ranks), *over, *command])
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(words, text=True, env=environment, cwd=ROOT, **pipes)
+        with subprocess.Popen(words, text=True, env=environment, cwd=ROOT, **pipes) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     return start
 
 
 @pytest.fixture(scope="session")
-def mpirun(mpistart: Callable[..., Started]) -> Callable[..., subprocess.CompletedProcess[str]]:
+def mpirun(
+    mpistart: Callable[..., AbstractContextManager[Started]],
+) -> Callable[..., subprocess.CompletedProcess[str]]:
     """The same, and waits for their end."""
 
     def run(
         command: list[str], timeout: float = 100, **given: Any
     ) -> subprocess.CompletedProcess[str]:
         with mpistart(command, **given) as process:
-            try:
-                said = process.communicate(timeout=timeout)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
+            said = process.communicate(timeout=timeout)
         return subprocess.CompletedProcess(process.args, process.returncode, *said)
 
     return run
@@ -85,7 +96,9 @@ def mpirun(mpistart: Callable[..., Started]) -> Callable[..., subprocess.Complet
 @pytest.fixture
 def shared_folder(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that all hosts see: runs are kept there, and ranks work beside it."""
-    with tempfile.TemporaryDirectory(dir=ROOT / "tests", prefix="hosts-") as folder:
+    kept = ROOT / ".hosts-tests"  # git does not see it
+    kept.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept) as folder:
         monkeypatch.chdir(ROOT)
         monkeypatch.setenv("LABKIT_JOB", folder)
         yield Path(folder)

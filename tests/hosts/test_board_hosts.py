@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 SCRIPT = [sys.executable, str(Path(__file__).with_name("sample_board.py"))]
 HANG = 60.0  # seconds
-Start: TypeAlias = "Callable[..., subprocess.Popen[str]]"
+Start: TypeAlias = "Callable[..., AbstractContextManager[subprocess.Popen[str]]]"
 Told = dict[str, dict[int, Any]]
 
 
@@ -27,7 +28,9 @@ def until_ready(process: subprocess.Popen[str]) -> Told:
     told: Told = {}
     assert process.stdout is not None
     while len(told.get("ready", {})) < 4:
-        add(told, process.stdout.readline())
+        line = process.stdout.readline()
+        assert line, "the ranks have ended"
+        add(told, line)
     return told
 
 
@@ -83,9 +86,9 @@ def test_a_failure_is_known_on_the_other_host(told: Told) -> None:
 
 
 def test_a_host_that_is_gone_is_named_and_every_rank_ends(bed: Testbed, mpistart: Start) -> None:
-    folder = "/tmp/labkit-test-board"
+    folder = "/tmp/board-of-a-test"
     for host in bed.hosts:
-        bed.run(host, ["mkdir", folder], check=True)
+        bed.run(host, ["mkdir", "-p", folder], check=True)
     with mpistart([*SCRIPT, "gone", folder]) as process:
         until_ready(process)
         bed.link_down("b")
@@ -100,6 +103,8 @@ def test_a_host_that_is_gone_is_named_and_every_rank_ends(bed: Testbed, mpistart
                     assert seconds < 10
         finally:
             bed.link_up()
+            for host in bed.hosts:
+                bed.run(host, ["rm", "-r", folder], check=True)
         process.communicate(timeout=HANG)
         assert process.returncode != 0
 

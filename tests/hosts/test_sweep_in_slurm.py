@@ -123,6 +123,21 @@ def test_members_end_one_by_one_and_what_is_left_goes_on(bed: Testbed, shared: P
     assert not {"hostname", "host", "node"} & json.loads(json.dumps(latest["002"])).keys()
 
 
+def test_what_a_killed_submission_holds_is_submitted_anew(bed: Testbed, shared: Path) -> None:
+    dies = "from labkit.hosts.queue import Queue; import os, signal\n"
+    dies += "Queue.release = lambda self, number: os.kill(os.getpid(), signal.SIGKILL)\n"
+    command = ["sweep", NOTEBOOK.name, "number=1,2", "--launcher", "slurm", "--slurm", "-n1 -t5"]
+    words = bed.command("login", [sys.executable, "-c", dies + ASKS_OFTEN, *command])
+    assert subprocess.run(words, capture_output=True).returncode != 0
+    assert states() == ["queued", "queued"]
+    array = statuses()["001"]["element"].partition("_")[0]
+    again = start(bed, *command, "--resume")
+    said, _ = again.communicate(timeout=PATIENCE)
+    assert (again.returncode, states()) == (0, ["completed", "completed"]), said
+    assert "2 elements cancelled: held since a submission ended" in said
+    assert bed.login(["squeue", "--noheader", f"--jobs={array}"]).stdout == ""
+
+
 def test_a_folder_that_nodes_do_not_see_is_told(bed: Testbed, tmp_path: Path) -> None:
     """This one lies in /tmp, of which each host has its own."""
     sweep = start(bed, "sweep", NOTEBOOK, *VALUES, "--runs", tmp_path / "runs")

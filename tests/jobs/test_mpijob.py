@@ -1,4 +1,4 @@
-"""An MPIJob is what the operator's schema allows, and its launcher waits for the workers."""
+"""An MPIJob fits what is used of the operator's schema, and its launcher waits for the workers."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ SCHEMA = closed(
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"workers": 3, "slots": 2, "name": "mine", "namespace": "lab", "claim": "kept"}],
+    [{}, {"workers": 3, "slots": 2, "name": "mine", "namespace": "lab"}],
 )
-def test_the_file_is_valid_by_the_operators_schema(more: dict[str, Any]) -> None:
-    text = MPIJob(NOTEBOOK, {"workers": 3, "number": 7}, "labkit:1", **more).text
+def test_the_file_fits_what_is_used_of_the_operators_schema(more: dict[str, Any]) -> None:
+    text = MPIJob(NOTEBOOK, {"workers": 3, "number": 7}, "labkit:1", claim="kept", **more).text
     notebook, job = yaml.safe_load_all(text)
     jsonschema.validate(job, SCHEMA)
     assert notebook["metadata"] == job["metadata"]
@@ -99,9 +99,13 @@ def test_the_file_is_valid_by_the_operators_schema(more: dict[str, Any]) -> None
     assert script.endswith("\nexec labkit run notebook/is_swept.ipynb -p workers 3 -p number 7\n")
     assert subprocess.run(["sh", "-n", "-c", script]).returncode == 0
     assert {"name": "LABKIT_HOSTS", "value": "/etc/mpi/hostfile"} in container["env"]
-    mounts = {each["name"] for each in container["volumeMounts"]}
-    assert mounts == {each["name"] for each in spec["Launcher"]["template"]["spec"]["volumes"]}
-    assert ("runs" in mounts) == ("claim" in more)
+    assert container["workingDir"] == "/labkit/work"
+    for pod in (each["template"]["spec"] for each in spec.values()):
+        mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
+        assert mounts.keys() == {each["name"] for each in pod["volumes"]}
+        # Where `labkit run` keeps runs: ranks refuse a folder of a run that they do not see.
+        assert mounts["runs"] == "/labkit/work/runs"
+        assert {"name": "runs", "persistentVolumeClaim": {"claimName": "kept"}} in pod["volumes"]
     assert "not run there" in text
 
 
@@ -113,11 +117,12 @@ def test_the_file_is_valid_by_the_operators_schema(more: dict[str, Any]) -> None
         ({"name": "My_job"}, "'My_job-worker-0' is no name in Kubernetes; allowed: small letters"),
         ({"name": "n" * 60}, "at most 63"),
         ({"namespace": "a b"}, "'a b' is no name in Kubernetes"),
+        ({"claim": ""}, "wants --claim, .* ranks must see the folder of the runs"),
     ],
 )
 def test_what_would_not_run_there_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
-        MPIJob(**{"notebook": NOTEBOOK, "values": {}, "image": "labkit"} | given)
+        MPIJob(**{"notebook": NOTEBOOK, "values": {}, "image": "labkit", "claim": "kept"} | given)
 
 
 def launched(ssh: str, host: str) -> subprocess.CompletedProcess[str]:

@@ -20,6 +20,20 @@ class Part(NamedTuple):
     columns: dict[str, str]
 
 
+def trouble(row: Row) -> str:
+    """What is not as it should be in a row; "" where all is.
+
+    >>> trouble({"correct": False}), trouble({"repeats": 3, "started": 2, "left": 1})
+    ('not correct', '1 of 3 did not start, 1 left something')
+    """
+    found = ["not correct"] if row.get("correct") is False else []
+    if "started" in row:
+        missing, left = int(row["repeats"] or 0) - int(row["started"] or 0), row["left"]
+        found += [f"{missing} of {row['repeats']} did not start"] if missing else []
+        found += [f"{left} left something"] if left else []
+    return ", ".join(found)
+
+
 _TIMES = {"median_ms": "median ms", "min_ms": "least"}
 
 PARTS = {

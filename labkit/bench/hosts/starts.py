@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,26 +49,36 @@ def measure(repeats: int = 20) -> list[Row]:
             for way, asked in WAYS.items():
                 found[way].append(_once(asked, bed))
         found[INSIDE] = [*_inside(bed, repeats)]
-    return [_row(way, np.array(seconds), repeats) for way, seconds in found.items()]
+    return [row_of(way, seconds, repeats) for way, seconds in found.items()]
 
 
 def _once(asked: Mapping[str, Any], bed: Testbed | None) -> tuple[float, float]:
-    """Seconds of a start and of an end; NaN: it did not come; infinite: something was left."""
-    begin = time.monotonic()
+    """Seconds of a start and of an end; NaN: it did not come; infinite: something was left.
+
+    Of what did not start an end is told only where it has left something.
+    """
+    begin, started, cluster = time.monotonic(), np.nan, None
     try:
         with Cluster(**asked, name=f"start-{begin}") as cluster:
-            if cluster.call(lambda communicator: communicator.rank) != [*range(RANKS)]:
-                return np.nan, np.nan
-            started = time.monotonic() - begin
-            begin = time.monotonic()
+            come = cluster.call(lambda communicator: communicator.rank) == [*range(RANKS)]
+            now = time.monotonic()
+            started, begin = (now - begin if come else np.nan), now
     except LabkitError as error:
         print(error, file=sys.stderr)
-        return np.nan, np.nan
-    while cluster.how_ended() is None or (bed is not None and _left(bed)):
-        if time.monotonic() - begin > ENDS:
-            return started, np.inf
+        begin = time.monotonic()
+    if _stays(lambda: (cluster and cluster.how_ended() is None) or (bed and _left(bed))):
+        return started, np.inf
+    return started, time.monotonic() - begin if np.isfinite(started) else np.nan
+
+
+def _stays(is_there: Callable[[], object]) -> bool:
+    """Whether something is still there when an end should be over."""
+    limit = time.monotonic() + ENDS
+    while is_there():
+        if time.monotonic() > limit:
+            return True
         time.sleep(0.1)
-    return started, time.monotonic() - begin
+    return False
 
 
 def _left(bed: Testbed) -> bool:
@@ -88,22 +98,24 @@ def _inside(bed: Testbed, repeats: int) -> Iterator[tuple[float, float]]:
     ]
     command = [*job, sys.executable, "-m", __name__, str(repeats)]
     done = bed.login(command)
+    print(done.stderr, end="", file=sys.stderr)
     for line in done.stdout.splitlines():
         yield tuple(json.loads(line))
-    if _left(bed):
+    if _stays(lambda: _left(bed)):
         yield np.nan, np.inf
 
 
-def _row(way: str, seconds: np.ndarray, repeats: int) -> Row:
+def row_of(way: str, seconds: Sequence[tuple[float, float]], repeats: int) -> Row:
+    """The row of a launcher, of the seconds of starts and ends; they may be none."""
     row = head("hosts", way, "starts", RANKS, "1Gb/s between two hosts", repeats=repeats)
-    starts, ends = seconds[:, 0], seconds[:, 1]
-    came = starts[np.isfinite(starts)]
+    starts, ends = np.reshape(seconds, (-1, 2)).T
+    came, over = starts[np.isfinite(starts)], ends[np.isfinite(ends)]
     return row | {
         "launcher": way,
         "median_ms": 1e3 * float(np.median(came)) if len(came) else None,
         "min_ms": 1e3 * float(came.min()) if len(came) else None,
         "p90_ms": 1e3 * float(np.percentile(came, 90)) if len(came) else None,
-        "end_ms": 1e3 * float(np.nanmedian(ends)) if len(came) else None,
+        "end_ms": 1e3 * float(np.median(over)) if len(over) else None,
         "started": len(came),
         "left": int(np.isinf(ends).sum()),
     }

@@ -23,6 +23,7 @@ from labkit.jobs.sweep.screen import Screen
 from labkit.records import store
 
 LOOK_EVERY = 1.0  # seconds between two looks at what elements have recorded
+HELD = "JobHeldUser"  # Slurm's reason
 OF_SLURM = ("slurmstepd", "srun:")
 SAID = ".slurm"  # folder of what elements say before they have a record; hidden: not searched
 
@@ -78,10 +79,19 @@ class Array:
             if (number := number_of(status)) and status["state"] not in store.ENDED:
                 earlier[number] = member
         known = numbered(self.queue.jobs(jobs=arrays(earlier))) if earlier else {}
+        # Of a command that was killed as it submitted them: nobody would release them.
+        if held := [number for number, job in known.items() if job.waits and job.reason == HELD]:
+            self.queue.cancel(jobs=",".join(held))
+            self.screen.say(
+                f"{plural(len(held), 'element')} cancelled: held since a submission ended"
+            )
         for number, member in earlier.items():
             job = known.get(number)
             if job is None or job.has_ended:
                 settle(self.folder / member.folder, job)
+            elif number in held:
+                over = job._replace(state="CANCELLED")
+                settle(self.folder / member.folder, over, "its submission was cut short")
             else:
                 self._elements[number] = member
         if self._elements:
