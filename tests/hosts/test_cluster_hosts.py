@@ -162,27 +162,26 @@ def test_a_rank_that_dies_elsewhere_is_named(way: str, told: str) -> None:
         cluster.call(die)
 
 
-def test_another_machine_attaches_by_a_file_and_is_told_of_the_end(bed: Testbed) -> None:
+def test_another_machine_attaches_by_a_file_and_is_told_of_the_end(
+    bed: Testbed, shared_folder: Path
+) -> None:
     uses = (
         "import labkit as lk, sys, json\n"
         "with lk.Cluster.attach(sys.argv[1]) as cluster:\n"
         "    print(json.dumps(cluster.call(lambda c: c.rank)))"
     )
-    copy = ROOT / "attach-of-a-test.json"
-    try:
-        with lk.Cluster(**WAYS["hosts"]) as cluster:
-            file = cluster.attach_file
-            assert stat.S_IMODE(file.stat().st_mode) == 0o600
-            copy.touch(0o600)
-            copy.write_text(file.read_text())
-            command = [sys.executable, "-c", uses, str(copy)]
-            done = bed.run("a", command, cwd=ROOT, timeout=HANG)
-            assert json.loads(done.stdout) == [0, 1, 2, 3], done.stderr
-        wait_for(lambda: cluster.name not in leftovers())
-        ended = bed.run("a", command, cwd=ROOT, timeout=HANG)
-        assert "cannot be attached to: its controller does not answer" in ended.stderr
-    finally:
-        copy.unlink()
+    copy = shared_folder / "attach.json"
+    command = [sys.executable, "-c", uses, str(copy)]
+    with lk.Cluster(**WAYS["hosts"]) as cluster:
+        file = cluster.attach_file
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        copy.touch(0o600)
+        copy.write_text(file.read_text())
+        done = bed.run("a", command, cwd=ROOT, timeout=HANG)
+        assert json.loads(done.stdout) == [0, 1, 2, 3], done.stderr
+    wait_for(lambda: cluster.name not in leftovers())
+    ended = bed.run("a", command, cwd=ROOT, timeout=HANG)
+    assert "cannot be attached to: its controller does not answer" in ended.stderr
 
 
 def test_a_notebook_goes_to_hosts_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
