@@ -90,7 +90,7 @@ def test_collectives_measures_what_it_predicts(tmp_path: Path) -> None:
     assert all("simulation" in title for title in titles[:4])
     assert all("wall clock" in title for title in titles[4:])
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
-    assert "18 of 18 rows equal the formula" in readings[0]
+    assert "22 of 22 rows equal the formula" in readings[0]
     # Which of them is slower, this machine says.
     assert re.search(r"At 16 MiB \w+ takes [\d.]+ times as long as \w+ \(measured", readings[-1])
     assert "wrong results" not in "".join(readings)
