@@ -37,6 +37,9 @@ VARIABLES = {
     "options": "LABKIT_SLURM",
 }
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
+# By the words of Open MPI 5, and of those before.
+AGENTS = (AGENT_VARIABLE, "OMPI_MCA_plm_rsh_agent")
+BY_AGENT = {"PRTE_MCA_plm": "ssh", "OMPI_MCA_plm": "rsh"}  # also inside a job of Slurm's
 JOB = "LABKIT_QUEUED"  # names the job that a keeper has queued to its ranks, who end it when alone
 LOOPBACK = "127.0.0.1"
 SOME = 50  # nodes that are asked by which address they reach this machine
@@ -202,8 +205,9 @@ class Start:
         if self.queues:
             found[JOB] = job
         found |= {name: os.environ[name] for name in OF_MPI if name in os.environ}
-        if self.launcher == "hosts" and (self.agent or not self.login):
-            found[AGENT_VARIABLE] = self.agent or SSH
+        if self.launcher == "hosts":
+            agent = self.agent or shlex.join(reach.agent())
+            found |= dict.fromkeys(AGENTS, SSH if agent == "ssh" else agent) | BY_AGENT
         return found
 
     def command(self, job: str, variables: Sequence[str]) -> list[str]:
@@ -221,7 +225,7 @@ class Start:
         started += [word for name in variables for word in ("-x", name)]
         if self.launcher == "hosts":
             named = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
-            return [*self.login, *started, "--prtemca", "plm", "ssh", "--host", named]
+            return [*self.login, *started, "--host", named]
         if self.in_allocation:
             return started if self.step == "mpiexec" else [*self._srun(), "--overlap"]
         each = -(-self.workers // self.nodes)

@@ -74,7 +74,7 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], told: str) -> None:
 
 def test_commands_are_those_of_the_launcher() -> None:
     hosts = Start.asked(4, hosts=["a:2", "b:2"], place="node").command("job", ["KEY"])
-    assert hosts[-4:] == ["plm", "ssh", "--host", "a:2,b:2"]
+    assert hosts[-2:] == ["--host", "a:2,b:2"]
     assert ("--map-by", "node") in set(pairwise(hosts))
     assert ("-x", "KEY") in set(pairwise(hosts))
     queued = Start.asked(5, nodes=2, options="--time=10 --qos='a b'").command("job", [])
@@ -83,6 +83,12 @@ def test_commands_are_those_of_the_launcher() -> None:
     assert queued.index("--qos=a b") < next(n for n, w in enumerate(queued) if "mpiexec" in w)
     step = Start.asked(4, nodes=2, step="srun").command("job", [])
     assert step[:2] == ["srun", "--mpi=pmix"]
+
+
+def test_hosts_are_reached_by_an_agent_in_the_words_of_either_open_mpi() -> None:
+    found = Start.asked(4, hosts=["a:2", "b:2"], agent="via --fast").environment("job")
+    assert found["PRTE_MCA_plm_ssh_agent"] == found["OMPI_MCA_plm_rsh_agent"] == "via --fast"
+    assert (found["PRTE_MCA_plm"], found["OMPI_MCA_plm"]) == ("ssh", "rsh")
 
 
 def test_in_a_job_its_nodes_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
