@@ -28,7 +28,7 @@ Ts = TypeVarTuple("Ts")
 
 LOOK_EVERY = 0.05  # seconds
 _LATE = re.compile(r": rank (\d+) is in ")  # in the words of a WaitTooLong
-GONE = 1.0  # seconds that they get where it is the host of some that is gone
+GONE = 0.3  # seconds that they get where it is the host of some that is gone
 _GONE = re.compile(r"host \S+ with rank (\d+)")  # in the words of a HostSilent
 PATIENCE = 30.0  # seconds that the other ranks get to end after one has failed: load is no hang
 
@@ -198,7 +198,10 @@ class Calls(Asked, Generic[T]):
             if (failed := self.first_failure()) is not None:
                 # Others notice by themselves, and their tracebacks tell more than that they were
                 # killed. From a host that is gone nothing comes.
-                self.wait(GONE if self.failure(failed).name == HostSilent.__name__ else PATIENCE)
+                # Whoever noticed says so, and who failed because of that one repeats it.
+                told = self.failure(failed)
+                gone = HostSilent.__name__ in (told.name, *told.value.split(": ")[1:2])
+                self.wait(GONE if gone else PATIENCE)
                 break
             if self.why_ended() is not None:
                 break
