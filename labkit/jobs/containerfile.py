@@ -24,11 +24,11 @@ RUN apt-get update \\
     > /etc/ssh/ssh_config.d/labkit.conf
 RUN pip install --no-cache-dir uv
 WORKDIR /labkit
-COPY pyproject.toml uv.lock README.md ./
+COPY pyproject.toml README.md ./
 COPY labkit labkit
-RUN uv sync --frozen --no-dev --no-editable
+RUN uv sync --no-dev --no-editable
 ENV PATH="/labkit/.venv/bin:$PATH"
-WORKDIR /labkit/work
+WORKDIR /labkit/job
 """
 
 

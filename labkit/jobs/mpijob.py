@@ -27,7 +27,7 @@ VARIABLES = {
     "LABKIT_HOSTS": HOST_FILE,
     "PRTE_MCA_prte_keep_fqdn_hostnames": "1",
 }
-FOLDER, KEYS = "/labkit/work", "/root/.ssh"
+FOLDER = "/labkit/job"  # of a pod, where the launcher begins
 PATIENCE = 300  # seconds that all workers together get
 LONGEST_LABEL = 63  # letters of a host's name (RFC 1123)
 LARGEST_MAP = 2**20  # bytes that a ConfigMap holds
@@ -145,7 +145,6 @@ class MPIJob:
     def _spec(self) -> dict[str, JSON]:
         return {
             "slotsPerWorker": self.slots,
-            "sshAuthMountPath": KEYS,
             # Results are whole or none: a second attempt would be another run.
             "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
             "mpiReplicaSpecs": {

@@ -99,12 +99,12 @@ def test_the_file_fits_what_is_used_of_the_operators_schema(more: dict[str, Any]
     assert script.endswith("\nexec labkit run notebook/is_swept.ipynb -p workers 3 -p number 7\n")
     assert subprocess.run(["sh", "-n", "-c", script]).returncode == 0
     assert {"name": "LABKIT_HOSTS", "value": "/etc/mpi/hostfile"} in container["env"]
-    assert container["workingDir"] == "/labkit/work"
+    assert container["workingDir"] == "/labkit/job"
     for pod in (each["template"]["spec"] for each in spec.values()):
         mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
         assert mounts.keys() == {each["name"] for each in pod["volumes"]}
         # Where `labkit run` keeps runs: ranks refuse a folder of a run that they do not see.
-        assert mounts["runs"] == "/labkit/work/runs"
+        assert mounts["runs"] == "/labkit/job/runs"
         assert {"name": "runs", "persistentVolumeClaim": {"claimName": "kept"}} in pod["volumes"]
     assert "not run there" in text
 
