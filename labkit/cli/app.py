@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labkit.bench.command import bench
-from labkit.cli.asked import OfNotebook, Target, complete_parameter
+from labkit.cli.asked import PARAMETER, OfNotebook, Target
 from labkit.cli.gallery import gallery
 from labkit.cli.kubernetes import container, kubernetes
 from labkit.cli.peers import peers
@@ -83,15 +83,7 @@ app.add_command(tf_config)
 
 @app.command(cls=OfNotebook)
 @click.argument("target", type=Target())
-@click.option(
-    "-p",
-    "parameters",
-    metavar="NAME VALUE",
-    nargs=2,
-    multiple=True,
-    help="One parameter.",
-    shell_complete=complete_parameter,
-)
+@PARAMETER
 @click.option("-f", "files", multiple=True, type=FOLDER, help="Parameters from a YAML file.")
 @click.option("-y", "texts", multiple=True, help="Parameters as YAML text.")
 @click.option("--runs", "root", default="runs", type=FOLDER, help="Folder where all runs are kept.")

@@ -75,6 +75,17 @@ def complete_parameter(
     return [CompletionItem(n, help=p.help) for n, p in known.items() if n.startswith(incomplete)]
 
 
+PARAMETER = click.option(
+    "-p",
+    "parameters",
+    metavar="NAME VALUE",
+    nargs=2,
+    multiple=True,
+    help="One parameter.",
+    shell_complete=complete_parameter,
+)
+
+
 def complete_assignment(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from labkit.cli.asked import OfNotebook, Target, complete_parameter
+from labkit.cli.asked import PARAMETER, OfNotebook, Target
 from labkit.common.terminal import say
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -14,15 +14,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 @click.command(cls=OfNotebook)
 @click.argument("notebook", type=Target())
-@click.option(
-    "-p",
-    "parameters",
-    metavar="NAME VALUE",
-    nargs=2,
-    multiple=True,
-    help="One parameter.",
-    shell_complete=complete_parameter,
-)
+@PARAMETER
 @click.option("-o", "output", default="job.yaml", show_default=True, type=FILE)
 @click.option("--workers", type=click.IntRange(1), help="Pods; default: as the notebook asks.")
 @click.option(

@@ -92,6 +92,11 @@ class Failure(NamedTuple):
     traceback: str
 
 
+def is_gone(failure: Failure) -> bool:
+    """Whether it tells of a host that is gone: by who noticed, or by who repeats it."""
+    return HostSilent.__name__ in (failure.name, *failure.value.split(": ")[1:2])
+
+
 class Asked:
     """What ranks have been asked, all at once, and have not all answered yet.
 
@@ -198,10 +203,7 @@ class Calls(Asked, Generic[T]):
             if (failed := self.first_failure()) is not None:
                 # Others notice by themselves, and their tracebacks tell more than that they were
                 # killed. From a host that is gone nothing comes.
-                # Whoever noticed says so, and who failed because of that one repeats it.
-                told = self.failure(failed)
-                gone = HostSilent.__name__ in (told.name, *told.value.split(": ")[1:2])
-                self.wait(GONE if gone else PATIENCE)
+                self.wait(GONE if is_gone(self.failure(failed)) else PATIENCE)
                 break
             if self.why_ended() is not None:
                 break
