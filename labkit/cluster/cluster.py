@@ -287,7 +287,7 @@ class Cluster:
         """
         asked = ask(run, strategy, workers, self.workers)
         check_rows(x, batch_size)
-        arguments = (asked.file, asked.strategy, x, batch_size)
+        arguments = (asked.model(self.how.is_local), asked.strategy, x, batch_size)
         return together(self.call(infer, *arguments, ranks=asked.workers))
 
     def __enter__(self) -> Self:
@@ -325,11 +325,18 @@ class Cluster:
 
     def _connect(self, connection: Connection) -> None:
         import ipyparallel as ipp
+        from traitlets.log import get_logger
 
+        # CurveZMQ stands in for the signatures that it misses.
+        log, unsigned = get_logger(), lambda record: "signing is disabled" not in record.msg
+        log = getattr(log, "logger", log)  # of an adapter
+        log.addFilter(unsigned)
         try:
             self._client = ipp.Client(connection)
         except TimeoutError:
             raise LabkitError(f"the controller of cluster {self.name} does not answer") from None
+        finally:
+            log.removeFilter(unsigned)
         self._client.wait_for_engines(self.workers, interactive=False, timeout=120)
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             view = self._client.direct_view(self.engines)
