@@ -88,7 +88,10 @@ def _stamp(name: str) -> tuple[int, int]:
     try:
         found = [each.stat() for each in (Path(name), *Path(name).rglob("*"))]
     except OSError as error:
-        raise InvalidInput(f"no data set {name}: {error.strerror}") from error
+        raise InvalidInput(
+            f"no data set {name}: {error.strerror}; data do not travel to other hosts, which need "
+            "them at the same place"
+        ) from error
     return max(each.st_mtime_ns for each in found), sum(each.st_size for each in found)
 
 

@@ -24,9 +24,9 @@ def pack(folder: Path) -> Luggage:
     """
     inits = [init for init in folder.glob("*/__init__.py") if init.parent.name != OWN]
     inside = [file for init in inits for file in init.parent.rglob("*.py")]
-    # An editor's locks are links to nowhere.
-    found = [file for file in (*folder.glob("*.py"), *inside) if file.is_file()]
-    return {str(file.relative_to(folder)): file.read_bytes() for file in found}
+    # Not all are files that can be read: an editor's locks are links to nowhere.
+    found = [file for file in (*folder.glob("*.py"), *inside) if os.access(file, os.R_OK)]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in found if file.is_file()}
 
 
 def enter(folder: str, luggage: Luggage | None) -> None:

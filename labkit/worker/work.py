@@ -181,8 +181,9 @@ def main(payload: bytes) -> Any:
 
     The task holds `call` (function and arguments, pickled), `ranks`, `limit`, `network`, `folder`,
     `luggage` and `environment`; with `stream`, a folder, and `submitter`, a process, the function
-    also gets `report` and `stop_asked`, see `labkit.records.stream`. A failure is written on the board first,
-    so that ranks which wait for this one raise too and every engine stays alive for the next call.
+    also gets `report` and `stop_asked`, see `labkit.records.stream`. A failure is written on the
+    board first, so that ranks which wait for this one raise too and every engine stays alive for
+    the next call.
     """
     import cloudpickle
 
