@@ -52,9 +52,9 @@ class Cluster:
 
     There the controller listens on the one address that hosts reach, with CurveZMQ; Python and
     labkit must be at the same place on all. The folder of who calls need not be shared: modules and
-    packages in it travel with each call, data do not. What is not said here is taken from the environment
-    (LABKIT_LAUNCHER, LABKIT_HOSTS, LABKIT_NODES, LABKIT_AGENT, LABKIT_SLURM), so that a notebook
-    goes from one machine to many as it is.
+    packages in it travel with each call, data do not. What is not said here is taken from the
+    environment (LABKIT_LAUNCHER, LABKIT_HOSTS, LABKIT_NODES, LABKIT_AGENT, LABKIT_SLURM), so that a
+    notebook goes from one machine to many as it is.
 
     Args:
         workers: ranks; default: 2, or one for each slot of hosts.
