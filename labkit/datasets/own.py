@@ -89,8 +89,7 @@ def _stamp(name: str) -> tuple[int, int]:
         found = [each.stat() for each in (Path(name), *Path(name).rglob("*"))]
     except OSError as error:
         raise InvalidInput(
-            f"no data set {name}: {error.strerror}; data do not travel to other hosts, which need "
-            "them at the same place"
+            f"no data set {name}: {error.strerror} (ranks on other hosts need it there, too)"
         ) from error
     return max(each.st_mtime_ns for each in found), sum(each.st_size for each in found)
 
