@@ -6,6 +6,8 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 from labkit.cluster.lease import Turn
@@ -14,10 +16,9 @@ from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import HostSilent, RankFailed, WaitTooLong
 from labkit.network import Network
 from labkit.records.endings import End, out_of_memory
+from labkit.worker.luggage import pack
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import ipyparallel
 
     from labkit.cluster.launch import State
@@ -176,6 +177,7 @@ class Calls(Asked, Generic[T]):
                 "limit": cluster.limit,
                 "network": network,
                 "folder": os.getcwd(),
+                "luggage": None if cluster.how.is_local else pack(Path.cwd()),
                 # Engines were started by whoever came first, with that process's environment.
                 "environment": {k: v for k, v in os.environ.items() if k == "LABKIT_DATA"},
                 **extra,
@@ -185,7 +187,9 @@ class Calls(Asked, Generic[T]):
         self._turn = Turn(cluster.folder)
         try:
             engines = cluster.engines[:ranks]  # now: the call before may have started them anew
-            super().__init__(cluster, [cluster.client[e].apply_async(main, task) for e in engines])
+            client = cluster.client
+            super().__init__(cluster, [client[e].apply_async(main, task) for e in engines])
+            self._abort = partial(client.abort, self._calls[0], engines[0], block=False)
         except BaseException:
             self._turn.release()
             raise
@@ -214,6 +218,22 @@ class Calls(Asked, Generic[T]):
         if not all(call.ready() and call.successful() for call in self._calls):
             return None
         return [call.get() for call in self._calls]
+
+    def told(self, all_of_it: bool = False) -> Iterator[tuple[int, str]]:
+        """What ranks have published since this was asked last, see `labkit.worker.afar`.
+
+        Args:
+            all_of_it: wait for what is still under way from ranks that have ended.
+        """
+        for rank, call in enumerate(self._calls):
+            if all_of_it:
+                call.wait_for_output(PATIENCE)
+            told = call.metadata["data"]  # which the client's own thread adds to
+            yield from ((rank, told.pop(name)) for name in list(told))
+
+    def ask_to_stop(self) -> None:
+        """Let the first rank hear of it, which has begun and does not see the run's folder."""
+        self._abort()
 
     def outputs(self) -> list[str]:
         """What each rank printed, and its traceback if it failed."""

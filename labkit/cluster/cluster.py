@@ -51,9 +51,10 @@ class Cluster:
         Cluster(workers=4, nodes=2)                a job of Slurm, from a login node or inside one
 
     There the controller listens on the one address that hosts reach, with CurveZMQ; Python and
-    labkit must be at the same place on all. What is not said here is taken from the environment
-    (LABKIT_LAUNCHER, LABKIT_HOSTS, LABKIT_NODES, LABKIT_AGENT, LABKIT_SLURM), so that a notebook
-    goes from one machine to many as it is.
+    labkit must be at the same place on all. The folder of who calls need not be shared: modules and
+    packages in it travel with each call, data do not. What is not said here is taken from the
+    environment (LABKIT_LAUNCHER, LABKIT_HOSTS, LABKIT_NODES, LABKIT_AGENT, LABKIT_SLURM), so that a
+    notebook goes from one machine to many as it is.
 
     Args:
         workers: ranks; default: 2, or one for each slot of hosts.
@@ -287,7 +288,7 @@ class Cluster:
         """
         asked = ask(run, strategy, workers, self.workers)
         check_rows(x, batch_size)
-        arguments = (asked.file, asked.strategy, x, batch_size)
+        arguments = (asked.model(self.how.is_local), asked.strategy, x, batch_size)
         return together(self.call(infer, *arguments, ranks=asked.workers))
 
     def __enter__(self) -> Self:
@@ -325,11 +326,18 @@ class Cluster:
 
     def _connect(self, connection: Connection) -> None:
         import ipyparallel as ipp
+        from traitlets.log import get_logger
 
+        # CurveZMQ stands in for the signatures that it misses.
+        log, unsigned = get_logger(), lambda record: "signing is disabled" not in record.msg
+        log = getattr(log, "logger", log)  # of an adapter
+        log.addFilter(unsigned)
         try:
             self._client = ipp.Client(connection)
         except TimeoutError:
             raise LabkitError(f"the controller of cluster {self.name} does not answer") from None
+        finally:
+            log.removeFilter(unsigned)
         self._client.wait_for_engines(self.workers, interactive=False, timeout=120)
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             view = self._client.direct_view(self.engines)

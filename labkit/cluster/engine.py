@@ -26,6 +26,7 @@ from labkit.cluster.lease import KEEPER, Lock
 from labkit.cluster.start import JOB
 from labkit.cluster.where import answer
 from labkit.hosts.reach import answers
+from labkit.worker.luggage import FOLDER
 
 LOOK_EVERY = 1.0  # seconds
 CONNECTION = "IPP_CONNECTION_INFO"  # ipyparallel's: where the controller is, and its keys
@@ -33,14 +34,26 @@ ENDS = 30.0  # seconds that what starts guests gets to end them
 UNREACHED = 30.0  # seconds without the controller after which a guest ends; a link may come back
 PROFILE = "IPP_PROFILE_DIR"
 OWN = [sys.executable, "-m", "labkit.cluster.engine"]
+# Takes away a folder that the guest may have made, however the guest ends; ends by the same signal.
+# Without the keeper's name: by it the keeper finds processes of its own host.
+_GUEST = f"""\
+unset {KEEPER}
+export {FOLDER}="$(mktemp -u "${{TMPDIR:-/tmp}}/labkit-XXXXXXXXXX")"
+trap : TERM INT HUP
+"$0" "$@"
+code=$?
+rm -rf "${FOLDER}"
+trap - TERM INT HUP
+[ $code -le 128 ] || kill -$((code - 128)) $$
+exit $code
+"""
 
 
 def command(words: Sequence[str], is_local: bool) -> tuple[list[str], list[str]]:
     """The words that start ranks, under watch, and those of each rank."""
     if is_local:
         return [*words], [*OWN, "engine"]
-    # Without the keeper's name: by it the keeper finds processes of its own host.
-    return [*OWN, "command", *words], ["env", "-u", KEEPER, *OWN, "guest"]
+    return [*OWN, "command", *words], ["sh", "-c", _GUEST, *OWN, "guest"]
 
 
 def watch(lock_path: Path, with_group: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import os
 import signal
@@ -13,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas
 import psutil
 import pytest
 
@@ -25,6 +29,7 @@ from labkit.hosts import Testbed
 from labkit.hosts.queue import Queue
 from labkit.hosts.reach import login
 from labkit.records import store
+from labkit.records.stream import FOLDER, Reader
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +46,7 @@ WAYS: dict[str, dict[str, Any]] = {
 IN_TURN = WAYS["hosts"] | {"place": "node"}
 APART = WAYS["srun"] | {"options": "--mpi=none"}
 PAIR = {"workers": 2, "nodes": 2}
+SMALL: dict[str, Any] = {"hosts": ["a:1", "b:1"]}
 
 
 def where(communicator: Communicator) -> tuple[int, str]:
@@ -76,7 +82,7 @@ def listening(cluster: lk.Cluster) -> set[str]:
 @pytest.fixture(autouse=True)
 def nothing_left(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(ROOT)  # which all hosts see
-    own = [Start.asked(**more).name for more in (*WAYS.values(), IN_TURN, APART, PAIR)]
+    own = [Start.asked(**more).name for more in (*WAYS.values(), IN_TURN, APART, PAIR, SMALL)]
     yield
     # Other workers of these tests have clusters of their own, and other testbeds.
     wait_for(lambda: not left_on(bed) and not [n for n in leftovers() if n.startswith(tuple(own))])
@@ -182,6 +188,50 @@ def test_another_machine_attaches_by_a_file_and_is_told_of_the_end(
     wait_for(lambda: cluster.name not in leftovers())
     ended = bed.run("a", command, cwd=ROOT, timeout=HANG)
     assert "cannot be attached to: its controller does not answer" in ended.stderr
+
+
+def test_a_folder_that_hosts_do_not_see_serves_as_well_as_one_that_they_share(
+    bed: Testbed,
+    shared_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module = f"from __future__ import annotations\n\nNUMBER = 6\n\n{inspect.getsource(where)}"
+    (tmp_path / "beside_it.py").write_text(module)
+    ring = lk.AllReduce(algorithm="ring")  # "auto" may choose otherwise the next time
+    experiment = lk.Experiment(model="linear", strategy=ring, workers=2, epochs=1, gate=False)
+    exact = ["rank", "step", "loss", "samples", "payload_bytes", "messages"]
+
+    def times(communicator: Communicator) -> tuple[int, Path]:
+        import beside_it
+
+        return beside_it.NUMBER * communicator.rank, Path.cwd()
+
+    with lk.Cluster(**SMALL) as cluster:
+        shared = cluster.run(experiment)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("LABKIT_JOB", str(tmp_path))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        assert all(bed.run(host, ["ls", str(tmp_path)]).returncode for host in bed.hosts)
+        (_, first), (number, second) = cluster.call(times)  # a function that imports
+        assert (number, len({first, second, tmp_path})) == (6, 3)
+        beside_it = importlib.import_module("beside_it")
+        assert cluster.call(beside_it.where) == [(0, "a"), (1, "b")]  # and one that is imported
+
+        live = cluster.submit(experiment)
+        run = live.result()
+        assert run.history[exact].equals(shared.history[exact])
+        told = pandas.DataFrame(live.rows)[exact].sort_values(["rank", "step"], ignore_index=True)
+        assert told.equals(shared.history[exact].sort_values(["rank", "step"], ignore_index=True))
+        assert len(live.epochs) == 1
+        assert cluster.predict(run, np.ones((3, 8, 8, 1), np.float32)).shape == (3, 10)
+
+        endless = cluster.submit(experiment.replace(epochs=10_000))
+        wait_for(lambda: len(endless.rows) > 0)
+        Reader(endless.directory / FOLDER).stop()  # as another process does
+        assert endless.result().status["state"] == "interrupted"
+    assert "signing" not in caplog.text
 
 
 def test_a_notebook_goes_to_hosts_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
