@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from labkit.common.errors import LabkitError
 from labkit.communicator.clock import Clock
 from labkit.communicator.relay import Relay
-from labkit.communicator.sheet import PLACE, Host, Sheet
+from labkit.communicator.sheet import PLACE, HostRanks, Sheet
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -63,7 +63,7 @@ class Board:
         assert isinstance(self._host, MPI.Intracomm)  # as all parts of one are
         self.local_rank: int = self._host.rank
         self.ranks: list[int] = self._host.allgather(comm.rank)  # of this host
-        own = Host(tuple(self.ranks), MPI.Get_processor_name())
+        own = HostRanks(tuple(self.ranks), MPI.Get_processor_name())
         hosts = [own] if self._host.size == comm.size else sorted(set(comm.allgather(own)))
         first = self.local_rank == 0
         nbytes = Sheet.nbytes(hosts) if first else 0

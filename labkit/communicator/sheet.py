@@ -41,7 +41,7 @@ ROW = np.dtype(
 )
 
 
-class Host(NamedTuple):
+class HostRanks(NamedTuple):
     """The ranks that share memory, and the name of where they do."""
 
     ranks: tuple[int, ...]
@@ -64,7 +64,7 @@ class Sheet:
         own: the ranks of this host.
     """
 
-    def __init__(self, memory: Any, hosts: Sequence[Host], here: int) -> None:
+    def __init__(self, memory: Any, hosts: Sequence[HostRanks], here: int) -> None:
         self.hosts, self.here = hosts, here
         whole = np.ndarray((), _whole(hosts), memory)
         self.rows, self.seen, self.heard = whole["rows"], whole["seen"], whole["heard"]
@@ -73,7 +73,7 @@ class Sheet:
         self._bulletins = [_bulletin(host, len(self.rows)) for host in hosts]
 
     @staticmethod
-    def nbytes(hosts: Sequence[Host]) -> int:
+    def nbytes(hosts: Sequence[HostRanks]) -> int:
         """The memory that it takes."""
         return _whole(hosts).itemsize
 
@@ -134,7 +134,7 @@ class Sheet:
         ranks = self.own if rank is None else [rank]
         return bool(np.all(self.seen[:, ranks] >= self.rows["mark"][ranks]))
 
-    def silent(self) -> tuple[Host, float] | None:
+    def silent(self) -> tuple[HostRanks, float] | None:
         """A host that has not been heard for longer than `SILENT`, and the seconds."""
         # By when this host has looked: one that was held up itself has nothing to say of others.
         number = int(np.argmin(self.heard))
@@ -142,7 +142,7 @@ class Sheet:
         return (self.hosts[number], seconds) if seconds > SILENT else None
 
 
-def _whole(hosts: Sequence[Host]) -> np.dtype[Any]:
+def _whole(hosts: Sequence[HostRanks]) -> np.dtype[Any]:
     count, size = len(hosts), sum(len(host.ranks) for host in hosts)
     return np.dtype(
         [
@@ -154,7 +154,7 @@ def _whole(hosts: Sequence[Host]) -> np.dtype[Any]:
     )
 
 
-def _bulletin(host: Host, size: int) -> np.dtype[Any]:
+def _bulletin(host: HostRanks, size: int) -> np.dtype[Any]:
     return np.dtype(
         [
             ("rows", ROW, (len(host.ranks),)),
