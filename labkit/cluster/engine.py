@@ -32,6 +32,8 @@ CONNECTION = "IPP_CONNECTION_INFO"  # ipyparallel's: where the controller is, an
 ENDS = 30.0  # seconds that what starts guests gets to end them
 UNREACHED = 30.0  # seconds without the controller after which a guest ends; a link may come back
 PROFILE = "IPP_PROFILE_DIR"
+# Beside a guest: takes its folder away when the guest has ended, however; ends with the folder.
+TIDIES = '(while [ -d "$0" ] && kill -0 "$1"; do sleep 1; done; rm -rf "$0") >&- 2>&- &'
 OWN = [sys.executable, "-m", "labkit.cluster.engine"]
 
 
@@ -136,4 +138,6 @@ if __name__ == "__main__":
         if role == "guest":
             # Its start wants a profile. The keeper takes it away when all have come.
             os.environ[PROFILE] = tempfile.mkdtemp(prefix="labkit-")
+            tidies = ["sh", "-c", TIDIES, os.environ[PROFILE], str(os.getpid())]
+            subprocess.run(tidies, start_new_session=True, check=True)
         Engine.launch_instance()

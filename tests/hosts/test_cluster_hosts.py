@@ -19,6 +19,7 @@ import pytest
 import labkit as lk
 from labkit.cluster.calls import RankError
 from labkit.cluster.cluster import leftovers
+from labkit.cluster.engine import CONNECTION, OWN
 from labkit.cluster.start import Start
 from labkit.communicator import Communicator
 from labkit.hosts import Testbed
@@ -74,6 +75,11 @@ def listening(cluster: lk.Cluster) -> set[str]:
     }
 
 
+def has_folder(bed: Testbed, host: str) -> bool:
+    """Whether a guest has its folder there."""
+    return "labkit-" in bed.run(host, ["ls", "/tmp"]).stdout
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(ROOT)  # which all hosts see
@@ -82,7 +88,7 @@ def nothing_left(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     # Other workers of these tests have clusters of their own, and other testbeds.
     wait_for(lambda: not left_on(bed) and not [n for n in leftovers() if n.startswith(tuple(own))])
     wait_for(lambda: bed.login(["squeue", "--noheader"]).stdout == "")  # jobs end in steps
-    assert not [host for host in bed.hosts if "labkit-" in bed.run(host, ["ls", "/tmp"]).stdout]
+    wait_for(lambda: not any(has_folder(bed, host) for host in bed.hosts))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -99,6 +105,15 @@ def test_ranks_are_one_world_that_ends_with_its_keeper(bed: Testbed, way: str) -
 def test_two_worlds_of_one_are_an_error_that_says_which_part_is_missing() -> None:
     with pytest.raises(lk.LabkitError, match=r"2 ranks make 2 worlds of 1.*srun --mpi=list"):
         lk.Cluster(**APART)
+
+
+def test_a_guest_that_is_killed_while_it_starts_leaves_no_folder(bed: Testbed) -> None:
+    nowhere = json.dumps({"location": bed.addresses["login"], "registration": 9})
+    environment = os.environ | {CONNECTION: nowhere}
+    words = bed.command("a", [*OWN, "guest"])
+    with subprocess.Popen(words, env=environment, cwd=ROOT, stderr=subprocess.DEVNULL) as guest:
+        wait_for(lambda: has_folder(bed, "a"))
+        guest.kill()
 
 
 def test_what_waits_in_the_queue_is_told_and_leaves_it_with_its_cluster(
