@@ -15,7 +15,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -34,11 +33,12 @@ ENDS = 30.0  # seconds that what starts guests gets to end them
 UNREACHED = 30.0  # seconds without the controller after which a guest ends; a link may come back
 PROFILE = "IPP_PROFILE_DIR"
 OWN = [sys.executable, "-m", "labkit.cluster.engine"]
-# Takes away a folder that the guest may have made, however the guest ends; ends by the same signal.
+# Gives a guest a folder, and takes it away however the guest ends; ends by the same signal.
 # Without the keeper's name: by it the keeper finds processes of its own host.
 _GUEST = f"""\
 unset {KEEPER}
-export {FOLDER}="$(mktemp -u "${{TMPDIR:-/tmp}}/labkit-XXXXXXXXXX")"
+export {FOLDER}="$(mktemp -d "${{TMPDIR:-/tmp}}/labkit-XXXXXXXXXX")"
+export {PROFILE}="${FOLDER}/profile"
 trap : TERM INT HUP
 "$0" "$@"
 code=$?
@@ -146,7 +146,4 @@ if __name__ == "__main__":
                 """Let cells alone be interrupted; the keeper hears from mpiexec of any end."""
                 signal.signal(signal.SIGINT, self._signal_sigint)
 
-        if role == "guest":
-            # Its start wants a profile. The keeper takes it away when all have come.
-            os.environ[PROFILE] = tempfile.mkdtemp(prefix="labkit-")
         Engine.launch_instance()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from labkit.common.errors import LabkitError
 from labkit.communicator.clock import Clock
 from labkit.communicator.relay import Relay
-from labkit.communicator.sheet import PLACE, Host, Sheet
+from labkit.communicator.sheet import PLACE, HostRanks, Sheet
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -58,12 +58,12 @@ class Board:
     def __init__(self, comm: MPI.Intracomm, clock: Clock) -> None:
         from mpi4py import MPI
 
-        self._clock, self._rank = clock, comm.rank
+        self._clock, self._rank, self._group = clock, comm.rank, comm.group
         self._host = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
         assert isinstance(self._host, MPI.Intracomm)  # as all parts of one are
         self.local_rank: int = self._host.rank
         self.ranks: list[int] = self._host.allgather(comm.rank)  # of this host
-        own = Host(tuple(self.ranks), MPI.Get_processor_name())
+        own = HostRanks(tuple(self.ranks), MPI.Get_processor_name())
         hosts = [own] if self._host.size == comm.size else sorted(set(comm.allgather(own)))
         first = self.local_rank == 0
         nbytes = Sheet.nbytes(hosts) if first else 0
@@ -76,11 +76,10 @@ class Board:
         self.deadlocked_after = DEADLOCK if len(hosts) == 1 else APART
         self._relay: Relay | None = None
         if len(hosts) > 1:
-            self._firsts = comm.Split(0 if first else MPI.UNDEFINED, comm.rank)
-            if isinstance(self._firsts, MPI.Intracomm) and first:
-                self._relay = Relay(self._firsts, self._sheet, clock)
-                # Where nobody closes the board, after a failure, other hosts are told at its end.
-                self._end = weakref.finalize(self, self._relay.close, patient=False)
+            self._between = comm.Dup()
+            self._relay = Relay(self._between, self._sheet, clock)
+            # Where nobody closes the board, after a failure, other hosts are told at its end.
+            self._end = weakref.finalize(self, self._relay.close, patient=False)
 
     def enter(self, place: str, waiting: bool = False) -> None:
         """Say which call this rank is in now, and whether it waits there for all others."""
@@ -94,6 +93,13 @@ class Board:
         self._sheet.fail(self._rank, cause)
         if self._relay is not None:
             self._relay.wake()
+
+    def bury(self, dead: MPI.Group) -> None:
+        """Write down of ranks that MPI has found dead that they have failed."""
+        from mpi4py import MPI
+
+        for rank in MPI.Group.Translate_ranks(dead, list(range(dead.size)), self._group):
+            self._sheet.die(rank)
 
     def check(self) -> None:
         """Raise `RankFailed` when another rank has failed, naming the first cause.
@@ -187,8 +193,9 @@ class Board:
         """Free the window (collective)."""
         if self._relay is not None:
             self._end.detach()
-            if self._relay.close(patient=True):  # else MPI still has a bulletin to deliver there
-                self._firsts.Free()
+            # Else MPI still has a bulletin to deliver there.
+            if all(self._host.allgather(self._relay.close(patient=True))):
+                self._between.Free()
         del self._own, self._sheet
         self._window.Free()
         self._host.Free()

@@ -127,9 +127,15 @@ class Patience:
 
         start = self.begin()
         polls = 0
-        while not MPI.Request.Testall(requests):
-            self.pause(polls)
-            polls += 1
+        try:
+            while not MPI.Request.Testall(requests):
+                self.pause(polls)
+                polls += 1
+        except MPI.Exception as error:
+            if error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_IN_STATUS):
+                self.board.bury(self.comm.Get_failed())
+                self.look_around()
+            raise
         self.traffic.wait_seconds += self.clock.now() - start
 
     def meet(self, what: str = "barrier") -> None:
