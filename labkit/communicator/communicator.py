@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.common.errors import InvalidInput
+from labkit.common.limits import Limits
 from labkit.communicator.board import Board
 from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.emulation import Emulation
@@ -77,7 +78,7 @@ class Communicator:
         self.size: int = self._comm.size
         self.network = emulation.network if emulation else Network.parse(network)
         self.traffic, self.clock = traffic or Traffic(), clock
-        self.board = Board(self._comm, clock)
+        self.board = Board(self._comm, clock, Limits.of(limit))
         self.local_rank: int = self.board.local_rank  # among the ranks of this host
         patience = Patience(self._comm, self.board, self.traffic, clock, limit, outer)
         self.patience, self.meet, self.on_one_host = patience, patience.meet, patience.on_one_host

@@ -17,7 +17,7 @@ class Executor:
     Args:
         comm: the mpi4py communicator that carries the messages.
         count_to: meters a message to a rank.
-        wait: completes MPI requests, or raises when that takes too long.
+        wait: completes the MPI requests of a round, or raises when that takes too long.
         sleep_until: sleeps until a moment of the clock.
         emulation: the network to emulate, or None.
     """
@@ -26,7 +26,7 @@ class Executor:
         self,
         comm: Any,
         count_to: Callable[[int, int], None],
-        wait: Callable[[list[Any]], None],
+        wait: Callable[[list[Any], int], None],
         sleep_until: Callable[[float], None],
         emulation: Emulation | None,
     ) -> None:
@@ -66,7 +66,7 @@ class Executor:
                 requests.append(self._comm.Isend(np.array([ticket]), message.peer, tag))
             requests.append(self._comm.Isend(data, message.peer, tag))
             self._count_to(message.peer, data.nbytes)
-        self._wait(requests)
+        self._wait(requests, step.number)
         if self._emulation and step.receives:
             arrivals = [
                 (float(header[0]), message.peer, (message.last - message.first) * buffer.itemsize)

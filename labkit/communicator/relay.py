@@ -36,6 +36,7 @@ class Relay:
         self._sheet, self._clock = sheet, clock
         self._peers = [_Peer(comm, n, sheet) for n in range(comm.size) if n != comm.rank]
         self._wake, self._ends, self._patient = threading.Event(), False, False
+        self._asked = 0
         self._thread = threading.Thread(target=self._run, name="labkit relay", daemon=True)
         self._thread.start()
 
@@ -74,6 +75,9 @@ class Relay:
         for peer in self._peers:
             peer.hear(self._clock.now())
         self._sheet.turned[...] = self._clock.now()
+        if (asked := int(self._sheet.rows["asks"].sum())) != self._asked:
+            self._asked = asked
+            self._sheet.look(self._clock)
 
     def _leave(self) -> None:
         limit = self._clock.now() + (LEAVE if self._patient else PART)
