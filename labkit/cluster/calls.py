@@ -279,7 +279,6 @@ class Calls(Asked, Generic[T]):
         told = f"{_gist(value)}{out_of_memory(f'{name}: {value}')}"
         raise RankError(f"rank {rank} failed: {name}: {told}{note}", rank, remote)
 
-
     def _stands(self, rank: int) -> str:
         """Whether a rank that is not heard is there all the same, by who is beside its process."""
         # The nanny of an engine on another host is a process of its own, and tries signal 0 on it.

@@ -76,9 +76,7 @@ def _some(carried: Carried) -> list[tuple[int, Values]]:
 
 
 def _told(names: Mapping[str, list[int]], what: str) -> str:
-    words = [
-        f"{name} (rank {', '.join(map(str, ranks))})" for name, ranks in sorted(names.items())
-    ]
+    words = [f"{name} (rank {', '.join(map(str, ranks))})" for name, ranks in sorted(names.items())]
     return f"{what}: {', '.join(words)}" if words else ""
 
 

@@ -60,6 +60,7 @@ class Communicator:
         meet: waits until all ranks have come, see `Patience`.
         send, recv, post, finish: messages from rank to rank, see `Messages`.
         gather_bytes, sparse_sum, sum_rows: of values of unequal size, see `Payloads`.
+        in_rounds: as `allreduce` by a schedule, and what was there after each round.
         own_part: the elements of a buffer that this rank adds up with "shared_memory".
     """
 
@@ -95,6 +96,7 @@ class Communicator:
         self._memory = SharedMemory(patience.inside_host())
         self.own_part = self._memory.own_part
         self._reductions = Reductions(patience, emulation, self._memory, self.allgather)
+        self.in_rounds = self._reductions.in_rounds
         payloads = Payloads(patience, emulation, self._reductions)
         self.gather_bytes = payloads.gather_bytes
         self.sparse_sum, self.sum_rows = payloads.sparse_sum, payloads.sum_rows
