@@ -187,7 +187,7 @@ class Board:
         return {rank: place.decode(errors="replace") for rank, place in enumerate(places)}
 
     def ask(self) -> None:
-        """Have it written down what all ranks are doing; of other hosts, it comes within seconds."""
+        """Have it written down what all ranks are doing; of other hosts it comes in a second."""
         self._own["asks"] += 1
         if self._relay is not None:
             self._relay.wake()

@@ -49,7 +49,7 @@ class Step(NamedTuple):
 
 
 def locate(sides: Sides, communicator: Communicator) -> Place | None:
-    """Train both sides once more, with a look after each step; where they first differ (collective).
+    """Train both sides once more, with a look after each step: where they differ (collective).
 
     In the first step that differs, each operation is held against what one process has, or what
     NumPy makes of the ranks' own values: gradients before the mean, the mean (bucket by bucket,

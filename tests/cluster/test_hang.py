@@ -30,9 +30,11 @@ def test_past_the_limit_each_rank_is_told_with_call_round_and_line(
         finally:
             told.touch()
 
-    with Cluster(workers=4, name=cluster.name, limit=4) as impatient:
-        with pytest.raises(RankError, match="rank 1 did not come: WaitTooLong") as caught:
-            impatient.call(train, tmp_path / "told", ranks=3)
+    with (
+        Cluster(workers=4, name=cluster.name, limit=4) as impatient,
+        pytest.raises(RankError, match="rank 1 did not come: WaitTooLong") as caught,
+    ):
+        impatient.call(train, tmp_path / "told", ranks=3)
     text = str(caught.value)
     assert "in the exchange (ring of float64[6]): rank 1 is in work after the exchange" in text
     first, *others = text.split("; rank ")

@@ -31,7 +31,7 @@ class Fault:
         new: what stands there instead, made of the rank and of what stood there.
         shown_by: the experiment that shows it, a name of EXPERIMENTS.
         says: what the verdict says of it beside "failed".
-        at: the operation, step, layer and rank that the verdict names; a part of it where enough.
+        at: the words for the place that the verdict names.
     """
 
     name: str
@@ -51,8 +51,6 @@ BASE: dict[str, Any] = {
     "workers": 2,
     "learning_rate": 0.05,
 }
-VARIABLES = 6  # of three Dense layers
-STEPS = 20  # of the gate, which trains once more to find the place
 MOMENTUM = {"optimizer_options": {"momentum": 0.9}}
 
 
@@ -182,15 +180,12 @@ def nothing(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given, **named: None
 
 
-def at_step(number: int, change: Around, calls_a_step: int = 1) -> Around:
-    """Only the calls of the so-many-th step are wrong."""
+def at_step(number: int, change: Around) -> Around:
+    """Only what a layout does in the so-many-th step is wrong."""
 
     def around(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
-        calls = iter(range(10**9))
         wrong = change(rank, own)
-        return lambda *given, **named: (
-            wrong if next(calls) // calls_a_step % STEPS == number else own
-        )(*given, **named)
+        return lambda layout, *given: (wrong if layout.steps[0] == number else own)(layout, *given)
 
     return around
 
@@ -509,13 +504,13 @@ FAULTS: list[Fault] = [
     Fault(
         "one rank skips a step",
         "exchange.layout:Layout.mean",
-        on_rank(1, at_step(3, after(zeros_like), VARIABLES)),
+        on_rank(1, at_step(3, after(zeros_like))),
         says="is not the same on ranks 0 and 1",
     ),
     Fault(
         "all ranks skip a step",
         "exchange.layout:Layout.mean",
-        at_step(19, after(zeros_like), VARIABLES),
+        at_step(19, after(zeros_like)),
     ),
     # What is trained, from where on, and how.
     Fault("one rank's seed of rows", "worker.feed:plan_of", after(shifted_seed)),
