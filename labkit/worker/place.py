@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from labkit.communicator import Communicator
+from labkit.exchange.seam import Batch
 from labkit.experiment.experiment import Experiment
 from labkit.records.result import Place
 from labkit.schedules import ALLREDUCE
@@ -77,8 +80,8 @@ def locate(sides: Sides, communicator: Communicator) -> Place | None:
     last = start
     for number in range(search.count(one)):
         step = communicator.share(_step(one, number), what="a step of one process")
+        found = found or search.look(step, last)
         last = step.weights
-        found = found or search.look(step)
         if found is not None:
             break
     if found is None and (apart := search.first(last, collected, only=0)):
@@ -113,12 +116,12 @@ class _Search:
         looks = only is None or self._communicator.rank == only
         return self._everyones(self._apart(expected, found) if looks else None)
 
-    def look(self, step: Step) -> Place | None:
+    def look(self, step: Step, before: Flat) -> Place | None:
         """The operation of a step by which ranks first differ from one process."""
         done = {n: s[step.number] for n, s in self._track.steps.items() if step.number < len(s)}
         applied = {name: each.applied for name, each in done.items()}
         if apart := self._everyones(self._apart(step.applied, applied)):
-            return self._before(step, applied, apart)
+            return self._before(step, before, applied, apart)
         weights = {name: each.weight for name, each in done.items()}
         if apart := self._everyones(self._apart(step.weights, weights)):
             return self.placed(step.number, "optimizer", apart)
@@ -150,13 +153,14 @@ class _Search:
             found=worst.found,
         )
 
-    def _before(self, step: Step, applied: Flat, apart: list[Apart | None]) -> Place:
+    def _before(self, step: Step, before: Flat, applied: Flat, apart: list[Apart | None]) -> Place:
         """What was applied differs: whether the gradients do, or their mean."""
         own = self._ranks.own.steps if self._ranks.own is not None else []
-        there = len(own) > step.number
-        if not all(self._communicator.allgather(there, "whose gradients are known")):
+        given = own[step.number] if len(own) > step.number else None
+        there = given and [(name, len(each)) for name, each in given.gradients.items()]
+        shapes = self._communicator.allgather(there, "whose gradients are known")
+        if given is None or not shapes[0] or shapes != [shapes[0]] * len(shapes):  # as of stages
             return self.placed(step.number, "gradient", apart)
-        given = own[step.number]
         total = float(self._communicator.tally(np.array([given.rows]), "rows")[0]) or 1.0
         share = given.rows / total
         means = {
@@ -164,9 +168,42 @@ class _Search:
             for name, gradient in given.gradients.items()
         }
         if wrong := self._everyones(self._apart(step.applied, means)):
-            return self.placed(step.number, "gradient", wrong)
+            return self._of_gradient(step, before, given, share, wrong)
         wrong = self._everyones(self._apart(means, applied)) or apart
         return self._of_mean(step, given, share, wrong)
+
+    def _of_gradient(
+        self, step: Step, before: Flat, given: Given, share: float, apart: list[Apart | None]
+    ) -> Place:
+        """The gradients are wrong: by whom computed, or of which rows.
+
+        Every rank computes those of all once more. Who comes to what one process has is right,
+        and tells who is not.
+        """
+        own = self._ranks.own
+        batch = own.batches[step.number] if own and len(own.batches) > step.number else None
+        everyones = self._communicator.allgather((batch, given, share), "whose batch is which")
+        if any(batch is None for batch, *_ in everyones):
+            return self.placed(step.number, "gradient", apart)
+        put(self._ranks.model, before)
+        anew = [gradient(self._ranks.model, batch) for batch, *_ in everyones]
+        sums = {
+            name: sum(each[name] * part for each, (*_, part) in zip(anew, everyones, strict=True))
+            for name in step.applied
+            if all(name in each for each in anew)
+        }
+        is_right = self._apart(step.applied, sums) is None
+        seen = [
+            self._apart(g, given.gradients)
+            for g, (_, given, _) in zip(anew, everyones, strict=True)
+        ]
+        told = self._communicator.allgather((is_right, seen), "who computes what is right")
+        judged = next((seen for is_right, seen in told if is_right), None)
+        if judged is not None and any(judged):
+            return self.placed(step.number, "gradient", judged)
+        # All compute the same of what they are fed, and it is not what one process has.
+        alike = judged is None and not any(each for _, seen in told for each in seen)
+        return self.placed(step.number, "batch" if alike else "gradient", apart)
 
     def _of_mean(self, step: Step, given: Given, share: float, apart: list[Apart | None]) -> Place:
         """The mean is wrong: summed so, or packed and read so."""
@@ -183,8 +220,8 @@ class _Search:
             if wrong := self._everyones(self._apart(_split(expected, own), _split(found, own))):
                 return self.placed(step.number, "round", wrong, bucket, number)
         self._communicator.mean(flat, given.rows, algorithm, "a mean that is taken again")
-        expected = _split(everyones.sum(axis=0), own)
-        if wrong := self._everyones(self._apart(expected, _split(flat, own))):
+        mean = _split(everyones.sum(axis=0), own)
+        if wrong := self._everyones(self._apart(mean, _split(flat, own))):
             return self.placed(step.number, "mean", wrong, bucket)
         return self.placed(step.number, "bucket", apart, bucket)
 
@@ -220,6 +257,25 @@ class _Search:
         """By rank, what differs of it; empty where nothing does on any."""
         found = self._communicator.allgather(apart, "what differs")
         return found if any(each is not None for each in found) else []
+
+
+def put(model: keras.Model, weights: Flat) -> None:
+    """Give a model these weights."""
+    for variable in model.trainable_variables:
+        variable.assign(weights[variable.path].reshape(variable.shape))
+
+
+def gradient(model: keras.Model, batch: Batch) -> Flat:
+    """That of the mean loss of a batch."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(x, y, model(x, training=True), sample_weight)
+    found = tape.gradient(loss, [each.value for each in model.trainable_variables])
+    return {
+        variable.path: tf.convert_to_tensor(each).numpy().reshape(-1).astype(np.float64)
+        for variable, each in zip(model.trainable_variables, found, strict=True)
+        if each is not None
+    }
 
 
 def _split(flat: np.ndarray, like: Flat) -> Flat:

@@ -65,6 +65,7 @@ class Own(Hook):
     Attributes:
         steps: one behind the other.
         first: the weights before the first.
+        batches: what was fed in each.
     """
 
     name: ClassVar[str] = "dense"
@@ -72,16 +73,21 @@ class Own(Hook):
     def __init__(self, model: keras.Model) -> None:
         self.steps: list[Given] = []
         self.first: dict[str, np.ndarray] = {}
+        self.batches: list[Batch] = []
         self._variables, self._left = model.trainable_variables, MOST
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Write the weights down, once."""
-        names = [variable.path for variable in self._variables]
+        """Write down the weights, once, and what is fed."""
+        names, fed = [variable.path for variable in self._variables], tf.nest.flatten(data)
 
         def note(*values: np.ndarray) -> None:
-            self.first = self.first or dict(zip(names, map(_flat, values), strict=True))
+            weights, parts = values[: len(names)], values[len(names) :]
+            self.first = self.first or dict(zip(names, map(_flat, weights), strict=True))
+            self._left -= sum(each.nbytes for each in parts)
+            if self._left >= 0:
+                self.batches.append(tf.nest.pack_sequence_as(data, [each + 0 for each in parts]))
 
-        done = call(note, *(variable.value for variable in self._variables))
+        done = call(note, *(variable.value for variable in self._variables), *fed)
         with tf.control_dependencies(in_graph(done)):
             return inner(data)
 

@@ -522,6 +522,16 @@ FAULTS: list[Fault] = [
         with_option("learning_rate", lambda rate: 2 * rate),
     ),
     Fault(
+        "one rank's learning rate is scaled twice",
+        "keras.optimizer:copy_of",
+        on_rank(1, with_option("learning_rate", lambda rate: 2 * rate)),
+    ),
+    Fault(
+        "one rank's gradients are a little too large",
+        "keras.whole_batch:WholeBatch.compiled_loss",
+        on_rank(1, after(lambda rank, loss, *_: loss * (1 + 1e-5))),
+    ),
+    Fault(
         "the momentum is forgotten",
         "keras.optimizer:copy_of",
         with_option("momentum", lambda momentum: 0.0),
