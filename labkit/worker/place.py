@@ -77,15 +77,21 @@ def locate(sides: Sides, communicator: Communicator) -> Place | None:
     start = communicator.share(first, what="the first weights")
     if ranks.own is not None and (apart := search.first(start, ranks.own.first)):
         found = search.placed(0, "initial weights", apart)
-    last = start
-    for number in range(search.count(one)):
+    last, kept = start, search.count(one)
+    for number in range(kept):
         step = communicator.share(_step(one, number), what="a step of one process")
         found = found or search.look(step, last)
-        last = step.weights
         if found is not None:
             break
-    if found is None and (apart := search.first(last, collected, only=0)):
-        found = search.placed(search.count(one) - 1, "collection", apart)
+        last = step.weights
+    total = max(map(len, one.steps.values()), default=0)
+    end = _step(one, total - 1).weights if one.whole and total else None
+    total, end = communicator.share((total, end), what="the end of one process")
+    if not found and end and (apart := search.first(end, collected, only=0)):
+        # Ranks that have not taken all steps lack one; else nothing but its collection is left.
+        lacks = kept < total
+        found = search.placed(min(kept, total - 1), "optimizer" if lacks else "collection", apart)
+        found["rank"] = None if lacks else 0
     ranks.close()
     return found
 

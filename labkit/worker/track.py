@@ -35,6 +35,11 @@ class Track(Applied):
         self._under_way: list[tuple[str, np.ndarray]] = []
         self._left = MOST
 
+    @property
+    def whole(self) -> bool:
+        """Whether nothing was too much to be written down."""
+        return self._left >= 0
+
     def before(self, names: Sequence[str], scale: float, gradients: Sequence[np.ndarray]) -> None:
         """See `Applied`."""
         super().before(names, scale, gradients)

@@ -596,6 +596,7 @@ FAULTS: list[Fault] = [
         after(spoil_slots),
         "adam",
         says="is not the same on ranks 0 and 1 after a step",
+        at="step 0: optimizer of mlp/dense_2/bias on rank 1",
     ),
     Fault(
         "the initial weights are broadcast to nobody",
@@ -608,6 +609,7 @@ FAULTS: list[Fault] = [
         "exchange.priority:PriorityTraining._update_all",
         nothing,
         "priority",
+        at="step 20: optimizer of mlp/dense_2/bias, ",
     ),
     # Compressed gradients.
     Fault(
@@ -762,12 +764,14 @@ FAULTS: list[Fault] = [
         "model_parallel.stages.stage:Stage._add",
         skip_weights,
         "zero bubble",
+        at="step 0: gradient of mlp/dense/bias on rank 0",
     ),
     Fault(
         "stages apply stale gradients",
         "model_parallel.stages.stage:Stage.take_gradients",
         stale_gradients,
         "1f1b",
+        at="step 0: gradient of",
     ),
     Fault(
         "a message between stages arrives changed",
