@@ -27,7 +27,8 @@ def stuck(call):
 """
 STUCK = {
     "sleeps": "stuck(lambda: time.sleep(600))",
-    "holds the lock": "stuck(lambda: ctypes.PyDLL(None).sleep(600))",
+    # Without a let-up: a signal ends a sleep of C's.
+    "holds the lock": "def hold():\n    while True: ctypes.PyDLL(None).sleep(600)\nstuck(hold)",
     "computes": "def spin():\n    while True: pass\nstuck(spin)",
     "stopped": "stuck(lambda: time.sleep(600))",
 }
@@ -61,7 +62,7 @@ def seen() -> dict[str, Look]:
 
 def test_the_line_is_told_of_whoever_can_take_a_signal(seen: dict[str, Look]) -> None:
     assert seen["sleeps"].line == "line 8 of <lambda>"
-    assert seen["holds the lock"].line == "line 8 of <lambda>"
+    assert seen["holds the lock"].line == "line 9 of hold"
     assert seen["computes"].line == "line 9 of spin"
     assert seen["stopped"].line == seen["ended"].line == ""
 
