@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from labkit.cluster import attached, launch, magic
 from labkit.cluster.calls import Calls
+from labkit.cluster.carried import Carried, give, take
 from labkit.cluster.kept import Connection, Kept
 from labkit.cluster.lease import HOLD, Lock
 from labkit.cluster.live import Live
@@ -21,6 +22,7 @@ from labkit.cluster.start import Start
 from labkit.cluster.submitted import Submitted, run_seeds
 from labkit.cluster.visited import Visited
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.limits import Limits
 from labkit.common.places import fingerprint, runtime_folder
 from labkit.common.units import plural
 from labkit.communicator import Communicator
@@ -61,7 +63,9 @@ class Cluster:
         threads: TensorFlow's threads in each rank; fixed when an engine starts.
         name: default: one name for each shape, interpreter and version of labkit; members of a
             sweep share one that is theirs.
-        limit: seconds after which a rank's wait for another raises an error.
+        limit: seconds after which a rank's wait for another raises an error, which tells of each
+            rank what it is doing; all other deadlines follow from it, see
+            `labkit.common.limits`.
         hosts: names with the ranks that each takes, or the path of a host file.
         launcher: "local", "hosts" or "slurm"; default: by what else is given.
         nodes: how many nodes Slurm gives.
@@ -100,6 +104,7 @@ class Cluster:
         self._engines, self.folder = engines, engines.folder
         self._client: ipyparallel.Client | None = None
         self._submitted: WeakSet[Submitted] = WeakSet()
+        self._carried: Carried | None = None  # from engines that were rebuilt
         self.start()
 
     @classmethod
@@ -136,6 +141,7 @@ class Cluster:
             connection = self._engines.start()
             self._check_shape()
             self._connect(connection)
+            self._restore()
         except BaseException:
             self._let_go()
             raise
@@ -160,6 +166,21 @@ class Cluster:
         """End the engines, also stuck ones, and start them again at the next use."""
         self._let_go()
         self._engines.end()
+
+    def rebuild(self, stuck: list[int]) -> None:
+        """The same where some ranks are stuck: what cells have defined on the others is kept."""
+        if self._client is not None and self.how_ended() is None:
+            grace = Limits.of(self.limit).grace
+            engines = dict(enumerate(self.state()["engines"]))
+            self._carried = take(self._client, engines, stuck, grace)
+        self.restart()
+
+    def _restore(self) -> None:
+        carried, self._carried = self._carried, None
+        if carried is not None and self._client is not None:
+            engines = dict(enumerate(self.state()["engines"]))
+            if told := give(self._client, engines, carried).sentence:
+                print(f"variables of cells: {told}", file=sys.stderr, flush=True)
 
     @property
     def client(self) -> ipyparallel.Client:

@@ -39,6 +39,7 @@ class Relay:
         self._comm, self._sheet, self._clock = comm, sheet, clock
         self._peers: list[_Peer] = []
         self._wake, self._ends, self._patient = threading.Event(), False, False
+        self._asked = 0
         self._thread = threading.Thread(target=self._run, name="labkit relay", daemon=True)
         self._thread.start()
 
@@ -100,6 +101,9 @@ class Relay:
         now = self._clock.now()
         gone = [peer.meet(now, last) for peer in self._peers]
         self._sheet.turned[...] = now
+        if (asked := int(self._sheet.rows["asks"].sum())) != self._asked:
+            self._asked = asked
+            self._sheet.look(self._clock)
         return all(gone)
 
     def _leave(self) -> None:

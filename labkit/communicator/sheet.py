@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from labkit.communicator.clock import Clock
+
 PLACE = 120  # bytes for the name of a call
+LOOK = 160  # bytes for what a process was seen doing
 CAUSE = 352  # bytes for the reason of a failure
 NEVER = np.iinfo(np.int64).max
 
@@ -23,17 +26,21 @@ NEVER = np.iinfo(np.int64).max
 # after 6 to 8 s: TCP sends again after 0.2, 0.4, 0.8 … s. A bulletin stands in line behind what
 # Open MPI has in hand for that host: where one message takes a slow link longer than this, only
 # OMPI_MCA_btl_tcp_flags=send,inplace, which cuts messages up, lets bulletins in between.
-SILENT = 8.0  # seconds
+# How long that is, `Limits.silent` says.
 
 # In the order in which a row is written: who sees `failed` or `waiting` sees what belongs to it.
 ROW = np.dtype(
     [
         ("place", f"S{PLACE}"),
         ("cause", f"S{CAUSE}"),
+        ("look", f"S{LOOK}"),  # what its process was seen doing, from outside
         ("since", "f8"),  # by the clock of the host whose table it is in
         ("stop", "i8"),
         ("last", "i8"),
         ("mark", "i8"),  # rises with whatever other hosts must have seen
+        ("pid", "i4"),
+        ("round", "i4"),  # of a schedule, from 1
+        ("asks", "i4"),  # rises whenever it wants to know what all are doing
         ("failed", "u1"),
         ("waiting", "u1"),
     ],
@@ -79,7 +86,7 @@ class Sheet:
 
     def clear(self, now: float) -> None:
         """Begin: nobody waits, has failed or wants to stop."""
-        self.rows[...] = (b"the start", b"", now, NEVER, NEVER, 0, 0, 0)
+        self.rows[...] = (b"the start", b"", b"", now, NEVER, NEVER, 0, 0, 0, 0, 0, 0)
         self.seen[...], self.heard[...], self.turned[...] = 0, now, now
         self.seen[self.here], self.heard[self.here] = NEVER, math.inf
 
@@ -102,6 +109,14 @@ class Sheet:
     def leave(self, host: int) -> None:
         """Wait no more for what another host says."""
         self.seen[host], self.heard[host] = NEVER, math.inf
+
+    def look(self, clock: Clock) -> None:
+        """Write down what the ranks of this host are doing, seen from outside."""
+        from labkit.communicator.look import look
+
+        seen = look(self.rows["pid"][self.own].tolist(), clock)
+        for rank, told in zip(self.own, seen, strict=True):
+            self.rows["look"][rank] = str(told).encode()[:LOOK]
 
     def write(self, bulletin: np.ndarray, now: float, last: bool) -> None:
         """Fill a bulletin of this host."""
@@ -134,12 +149,12 @@ class Sheet:
         ranks = self.own if rank is None else [rank]
         return bool(np.all(self.seen[:, ranks] >= self.rows["mark"][ranks]))
 
-    def silent(self) -> tuple[HostRanks, float] | None:
-        """A host that has not been heard for longer than `SILENT`, and the seconds."""
+    def silent(self, limit: float) -> tuple[HostRanks, float] | None:
+        """A host that has not been heard for longer than a limit, and the seconds."""
         # By when this host has looked: one that was held up itself has nothing to say of others.
         number = int(np.argmin(self.heard))
         seconds = float(self.turned - self.heard[number])
-        return (self.hosts[number], seconds) if seconds > SILENT else None
+        return (self.hosts[number], seconds) if seconds > limit else None
 
 
 def _whole(hosts: Sequence[HostRanks]) -> np.dtype[Any]:

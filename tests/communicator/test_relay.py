@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.communicator.sheet import SILENT, HostRanks, Sheet
+from labkit.communicator.sheet import HostRanks, Sheet
 
 # By node, by core, and of unequal size.
 HOSTS = [
@@ -77,14 +77,14 @@ def test_nobody_waits_for_a_host_that_has_left() -> None:
     known[0].rows["mark"][0] += 1
     assert known[0].everywhere(0)
     known[0].turned[...] = 1e9
-    assert known[0].silent() is None
+    assert known[0].silent(8.0) is None
 
 
 def test_a_host_is_silent_when_it_was_listened_to_and_not_heard() -> None:
     known = sheets(HOSTS[1])
     tell(known, 1, 0, 30.0)
     tell(known, 2, 0, 32.0)
-    known[0].turned[...] = 30.0 + SILENT
-    assert known[0].silent() is None  # whatever time it is: nobody has listened since then
-    known[0].turned[...] = 31.0 + SILENT
-    assert known[0].silent() == (HOSTS[1][1], SILENT + 1)
+    known[0].turned[...] = 38.0
+    assert known[0].silent(8.0) is None  # whatever time it is: nobody has listened since then
+    known[0].turned[...] = 39.0
+    assert known[0].silent(8.0) == (HOSTS[1][1], 9.0)
