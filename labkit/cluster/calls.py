@@ -240,7 +240,7 @@ class Calls(Asked, Generic[T]):
         """
         for rank, call in enumerate(self._calls):
             if all_of_it:
-                call.wait_for_output(PATIENCE)
+                call.wait_for_output(self.grace)
             told = call.metadata["data"]  # which the client's own thread adds to
             yield from ((rank, told.pop(name)) for name in list(told))
 
