@@ -38,7 +38,8 @@ OWN = [sys.executable, "-m", "labkit.cluster.engine"]
 _GUEST = f"""\
 unset {KEEPER}
 export {FOLDER}="$(mktemp -d "${{TMPDIR:-/tmp}}/labkit-XXXXXXXXXX")"
-export {PROFILE}="${FOLDER}/profile"
+export {PROFILE}="${FOLDER}/profile"  # which its start wants
+mkdir "${PROFILE}"
 trap : TERM INT HUP
 "$0" "$@"
 code=$?

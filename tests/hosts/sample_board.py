@@ -122,7 +122,7 @@ def bereft() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     say(communicator, "death", error_of(lambda: [add(communicator) for _ in iter(int, 1)]))
     communicator.board.enter("the end")
-    while (missed := communicator.board.elsewhere("the end")).count("rank") > 1:
+    while (missed := communicator.board.everyone("the end")).count("is in") > 1:
         time.sleep(0.01)
     say(communicator, "missed", missed)
 
