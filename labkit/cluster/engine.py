@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -33,28 +34,16 @@ ENDS = 30.0  # seconds that what starts guests gets to end them
 UNREACHED = 30.0  # seconds without the controller after which a guest ends; a link may come back
 PROFILE = "IPP_PROFILE_DIR"
 OWN = [sys.executable, "-m", "labkit.cluster.engine"]
-# Gives a guest a folder, and takes it away however the guest ends; ends by the same signal.
-# Without the keeper's name: by it the keeper finds processes of its own host.
-_GUEST = f"""\
-unset {KEEPER}
-export {FOLDER}="$(mktemp -d "${{TMPDIR:-/tmp}}/labkit-XXXXXXXXXX")"
-export {PROFILE}="${FOLDER}/profile"  # which its start wants
-mkdir "${PROFILE}"
-trap : TERM INT HUP
-"$0" "$@"
-code=$?
-rm -rf "${FOLDER}"
-trap - TERM INT HUP
-[ $code -le 128 ] || kill -$((code - 128)) $$
-exit $code
-"""
+# Beside a guest: takes its folders away when it has ended, however.
+_TIDIES = '(while kill -0 "$0"; do sleep 1; done; rm -rf "$@") >&- 2>&- &'
 
 
 def command(words: Sequence[str], is_local: bool) -> tuple[list[str], list[str]]:
     """The words that start ranks, under watch, and those of each rank."""
     if is_local:
         return [*words], [*OWN, "engine"]
-    return [*OWN, "command", *words], ["sh", "-c", _GUEST, *OWN, "guest"]
+    # Without the keeper's name: by it the keeper finds processes of its own host.
+    return [*OWN, "command", *words], ["env", "-u", KEEPER, *OWN, "guest"]
 
 
 def watch(lock_path: Path, with_group: bool) -> None:
@@ -147,4 +136,10 @@ if __name__ == "__main__":
                 """Let cells alone be interrupted; the keeper hears from mpiexec of any end."""
                 signal.signal(signal.SIGINT, self._signal_sigint)
 
+        if role == "guest":
+            # Its start wants a profile, which the keeper takes away when all have come.
+            os.environ[PROFILE] = tempfile.mkdtemp(prefix="labkit-")
+            os.environ[FOLDER] = f"{os.environ[PROFILE]}-work"
+            ends = [str(os.getpid()), os.environ[PROFILE], os.environ[FOLDER]]
+            subprocess.run(["sh", "-c", _TIDIES, *ends], start_new_session=True, check=True)
         Engine.launch_instance()

@@ -13,7 +13,7 @@ from typing import TypeAlias
 Luggage: TypeAlias = dict[str, bytes]
 
 OWN = __name__.partition(".")[0]  # a package that is at the same place on all hosts
-FOLDER = "LABKIT_FOLDER"  # names that of an engine on another host, which goes with it
+FOLDER = "LABKIT_FOLDER"  # names one that an engine on another host may make, and goes with it
 
 
 def pack(folder: Path) -> Luggage:
@@ -73,5 +73,5 @@ def _in_place_of(folder: str) -> Path:
 
 @cache
 def _own() -> str:
-    os.mkdir(own := os.path.join(os.environ[FOLDER], "work"))
-    return own
+    os.mkdir(os.environ[FOLDER], 0o700)  # which fails where somebody else was quicker
+    return os.environ[FOLDER]
