@@ -120,6 +120,8 @@ class TrainingSession:
                 seam(self.model).clear()
 
     def _fit_all(self, everyone: list[keras.callbacks.Callback]) -> None:
+        if self.progress.metrics:  # what they are is known to Keras after the first step
+            self.model._symbolic_build(data_batch=self.feed.train.element_spec)
         if self.feed.ends_at(self.progress.position):
             self._end_epoch(everyone)
         if self.progress.position.step:
@@ -269,6 +271,7 @@ class TrainingSession:
 
         given = self.model, self.feed, self.experiment.epochs, self.callbacks, self.progress
         with self._keepers() as keepers:
+            self.progress.metrics = []  # an epoch's loss is that of its steps
             train(*given, keepers, step, validate, self.communicator)
         if not early:
             collect()

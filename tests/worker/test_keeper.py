@@ -146,8 +146,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "scaled": {"strategy": allreduce(), "precision": "mixed_float16"},
     "1f1b": {"strategy": lk.Pipeline(microbatches=2), "model": dropping},
-    "interleaved, two replicas": {
-        "strategy": lk.Pipeline("interleaved", microbatches=2, stages=2, chunks=2, partition="time"),
+    "gpipe, two replicas": {
+        "strategy": lk.Pipeline("gpipe", microbatches=2, stages=2, partition="time"),
         "workers": 4,
     },
     "pipedream": {"strategy": lk.Pipeline("pipedream", microbatches=2)},
