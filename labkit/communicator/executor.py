@@ -17,22 +17,26 @@ class Executor:
     Args:
         comm: the mpi4py communicator that carries the messages.
         count_to: meters a message to a rank.
-        wait: completes MPI requests, or raises when that takes too long.
+        wait: completes the MPI requests of a round, or raises when that takes too long.
         sleep_until: sleeps until a moment of the clock.
         emulation: the network to emulate, or None.
+
+    Attributes:
+        watch: is shown the buffer after each round of this rank, with its number.
     """
 
     def __init__(
         self,
         comm: Any,
         count_to: Callable[[int, int], None],
-        wait: Callable[[list[Any]], None],
+        wait: Callable[[list[Any], int], None],
         sleep_until: Callable[[float], None],
         emulation: Emulation | None,
     ) -> None:
         self._comm, self._count_to, self._emulation = comm, count_to, emulation
         self._wait, self._sleep_until = wait, sleep_until
         self._scratch = np.zeros(0, np.uint8)
+        self.watch: Callable[[int, np.ndarray], None] | None = None
 
     def run(self, plan: Plan, buffer: np.ndarray, tag: int) -> None:
         """Carry out the plan on a flat, contiguous buffer, in place."""
@@ -46,6 +50,8 @@ class Executor:
                 buffer[copy.first : copy.last] = _received(copy, buffer, scratch)
             for total in step.sums:
                 _add(total.first, total.last, total.terms, buffer, scratch)
+            if self.watch is not None:
+                self.watch(step.number, buffer)
 
     def _exchange(self, step: Step, buffer: np.ndarray, scratch: np.ndarray, tag: int) -> None:
         """All messages of a round; back when those for this rank are delivered."""
@@ -66,7 +72,7 @@ class Executor:
                 requests.append(self._comm.Isend(np.array([ticket]), message.peer, tag))
             requests.append(self._comm.Isend(data, message.peer, tag))
             self._count_to(message.peer, data.nbytes)
-        self._wait(requests)
+        self._wait(requests, step.number)
         if self._emulation and step.receives:
             arrivals = [
                 (float(header[0]), message.peer, (message.last - message.first) * buffer.itemsize)
