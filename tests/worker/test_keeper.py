@@ -17,7 +17,6 @@ from labkit import Cluster, Experiment
 from labkit.cluster.resumed import keeping
 from labkit.communicator import Communicator
 from labkit.records.checkpoints import FOLDER, Checkpoint, Keeping
-from labkit.records.run import Run
 
 ROWS, BATCH, EPOCHS = 72, 16, 3  # five steps an epoch, the last one of eight rows
 pytestmark = pytest.mark.slow
