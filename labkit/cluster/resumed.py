@@ -35,8 +35,9 @@ def checked(experiment: Experiment, checkpoint: Checkpoint | int | str | None) -
         allowed = ", ".join(n for n, kind in known if kind.goes_on)
         what = f"{name} on clock={experiment.clock!r}"
         raise InvalidInput(
-            f"checkpoint={checkpoint!r}: {what} trains by programs, or in processes of other "
-            f"frameworks, whose state is not kept; allowed on clock='wall': {allowed}"
+            f"checkpoint={checkpoint!r}: {what} trains by programs, in processes of other "
+            "frameworks, or with messages on their way from step to step, and what these hold is "
+            f"not kept; allowed on clock='wall': {allowed}"
         )
     return checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(every=checkpoint)
 

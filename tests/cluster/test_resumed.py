@@ -49,6 +49,7 @@ def losses(run: Run) -> list[tuple[float, ...]]:
         ({"strategy": lk.ParameterServer()}, "trains by programs"),
         ({"clock": "virtual"}, "trains by programs"),
         ({"strategy": lk.TFDistribute()}, "processes of other"),
+        ({"strategy": lk.DelayedGradients()}, "messages on their way"),
     ],
 )
 def test_what_has_no_state_that_could_be_kept_is_refused(fields: dict[str, Any], why: str) -> None:

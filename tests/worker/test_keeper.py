@@ -160,7 +160,6 @@ CASES: dict[str, dict[str, Any]] = {
         "dataset": (np.random.default_rng(1).standard_normal((ROWS, 6, 6, 1)), data()[1]),
         "validation": None,
     },
-    "delayed": {"strategy": lk.DelayedGradients(), "workers": 3},
 }  # fmt: skip
 
 
