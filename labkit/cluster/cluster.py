@@ -260,8 +260,7 @@ class Cluster:
         begun: Run | None,
     ) -> Live:
         self._check(experiment)
-        from_there = begun is None and resume is not None and not isinstance(resume, bool)
-        source = path_of(resume) if from_there else None
+        source = None if begun or resume is None or isinstance(resume, bool) else path_of(resume)
         place = begun.path if begun is not None else Path(f"{experiment.label}-{experiment.hash8}")
         told = keeping(experiment, place, checkpoint, source)
         if begun is None:

@@ -50,6 +50,7 @@ class Submitted(Live):
         self._why: str | None = None  # it was stopped, if it was
         begin(directory, experiment, keeping)
         submitter = store.this_process() | {"host": socket.gethostname()}
+        keeping = keeping and keeping._replace(owner=submitter)
         make_stream(directory / FOLDER, submitter)
         try:
             self._calls = Calls(

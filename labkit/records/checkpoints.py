@@ -131,12 +131,15 @@ class Keeping(NamedTuple):
         checkpoint: how often; None: never.
         resume: what they begin with; None: at the begin.
         goes_on: the record is that of the interrupted run: its rows stand in it.
+        owner: the process that writes the record. Ranks whose owner was killed go on for a moment:
+            they must not touch what another one has taken up meanwhile.
     """
 
     folder: str
     checkpoint: Checkpoint | None
     resume: Resume | None = None
     goes_on: bool = False
+    owner: Record | None = None
 
 
 def seal(folder: Path, manifest: Mapping[str, JSON]) -> None:

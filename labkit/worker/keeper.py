@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
-from labkit.records import checkpoints, store
+from labkit.records import checkpoints, store, stream
 from labkit.records.checkpoints import Keeping
 from labkit.records.pieces import Corner, Piece, State, assembled, file_of, write
 from labkit.strategies import Kept
@@ -71,6 +72,11 @@ class Keeper(keras.callbacks.Callback):
         self._communicator, self._clock = session.communicator, session.communicator.clock
         self._given_up, self._thread = threading.Event(), threading.Thread()
         self._error: BaseException | None = None
+        if not self._is_ours():
+            raise InvalidInput(
+                f"host {socket.gethostname()} does not see the run's folder, where ranks keep "
+                "their state; work in a folder that all hosts share, or without checkpoints"
+            )
         self._asked, self._taken_at = -1, self._clock.now()
         self._costs: list[float] = []
         self._skipped, self._dropped = 0, set[str]()
@@ -248,12 +254,19 @@ class Keeper(keras.callbacks.Callback):
         while not all(each.exists() for each in sums):
             if self._given_up.wait(LOOK_EVERY):
                 return
+        if not self._is_ours():
+            return
         files = {f"{each.stem}.npz": store.read_json(each) for each in sums}
         checkpoints.seal(folder, manifest | {"files": files})
         for each in sums:
             each.unlink()
         assert self._keeping.checkpoint is not None
         checkpoints.forget(folder.parent, self._keeping.checkpoint.keep)
+
+    def _is_ours(self) -> bool:
+        """Whether the folder is here, and nobody else has taken up the run."""
+        live, owner = Path(self._keeping.folder).parent / stream.FOLDER, self._keeping.owner
+        return owner is None or stream.sees(live, owner)
 
     def _wait(self) -> None:
         while self._thread.is_alive():

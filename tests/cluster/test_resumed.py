@@ -24,6 +24,7 @@ QUESTION = Experiment(
     model="mlp", model_options={"widths": [8]}, dataset=(X, (X[:, 0] > 0).astype(np.int32)),
     workers=2, batch_size=BATCH, epochs=EPOCHS, optimizer="adam", gate=False,
 )  # fmt: skip
+LONG = QUESTION.replace(epochs=300)  # some seconds
 HANG = 120.0  # seconds
 
 
@@ -102,10 +103,10 @@ def weights_of(run: Run) -> list[np.ndarray]:
 SCRIPT = """
 import sys
 sys.path.insert(0, {folder!r})
-from test_resumed import QUESTION
+from test_resumed import LONG
 import labkit as lk
 with lk.Cluster(workers=2, name="resumed") as cluster:
-    cluster.run(QUESTION, checkpoint=lk.Checkpoint(5))
+    cluster.run(LONG, checkpoint=lk.Checkpoint(5))
 """
 
 
@@ -114,20 +115,20 @@ with lk.Cluster(workers=2, name="resumed") as cluster:
 def test_whoever_runs_it_is_ended_and_it_goes_on(
     number: signal.Signals, cluster: Cluster, tmp_path: Path
 ) -> None:
-    whole = cluster.run(QUESTION)
+    whole = cluster.run(LONG)
     runs = tmp_path / "other"
     script = SCRIPT.format(folder=str(Path(__file__).parent))
     environment = os.environ | {"LABKIT_RUNS": str(runs)}
     with subprocess.Popen([sys.executable, "-c", script], env=environment) as process:
-        wait_for(lambda: any(len(sealed(each)) > 1 for each in runs.glob("*")))
+        wait_for(lambda: any(len(sealed(each)) > 1 for each in runs.glob("*/*")))
         process.send_signal(number)
         process.wait(HANG)
-    (path,) = runs.glob("*")
+    (path,) = runs.glob("*/*")
     wait_for(lambda: Run(path).status["state"] != "running")
     assert Run(path).status["state"] in ("interrupted", "failed")
     os.environ["LABKIT_RUNS"] = str(runs)
     try:
-        again = cluster.run(QUESTION, resume=True)
+        again = cluster.run(LONG, resume=True)
     finally:
         del os.environ["LABKIT_RUNS"]
     assert again.path.resolve() == path.resolve()
