@@ -18,6 +18,7 @@ from labkit.cluster.kept import Connection, Kept
 from labkit.cluster.lease import HOLD, Lock
 from labkit.cluster.live import Live
 from labkit.cluster.prediction import ask, check_rows, together
+from labkit.cluster.resumed import Resumed, checked, earlier, keeping, path_of
 from labkit.cluster.start import Start
 from labkit.cluster.submitted import Submitted, run_seeds
 from labkit.cluster.visited import Visited
@@ -29,6 +30,7 @@ from labkit.communicator import Communicator
 from labkit.experiment.experiment import Experiment, digest
 from labkit.network import Network
 from labkit.records import store
+from labkit.records.checkpoints import FOLDER, Checkpoint, Keeping
 from labkit.records.endings import End
 from labkit.records.run import Run
 from labkit.strategies import Batch, Strategy
@@ -196,25 +198,48 @@ class Cluster:
         """All engines in rank order: `view.apply_sync(f)[k]` is what rank k returned."""
         return self.client.direct_view(self.engines)
 
-    def run(self, experiment: Experiment, show: bool = True) -> Run:
+    def run(
+        self,
+        experiment: Experiment,
+        show: bool = True,
+        checkpoint: Checkpoint | int | str | None = None,
+        resume: Resumed = None,
+    ) -> Run:
         """Run an experiment to its end and return its record.
 
         Args:
             experiment: what to run, on at most as many workers as there are ranks.
             show: a progress line in a terminal; in JupyterLab a panel with a stop button.
+            checkpoint: how often its state is kept: a `Checkpoint`, steps, or such as "30s".
+            resume: True: go on with the newest run of this very experiment that was interrupted or
+                failed, in its record, bit for bit where it stood; where there is none, begin. A
+                run, or its folder: begin with its weights, optimizer and place in the data, on
+                however many workers, and however the model is cut.
 
         Raises:
             InvalidInput: the experiment does not fit this cluster, or its model not its strategy.
             RankError: a rank failed; the record is kept with its cause.
         """
+        kept, begun = checked(experiment, checkpoint), earlier(experiment, resume)
+        if begun is not None and begun.status["state"] == "completed":
+            return begun
         if experiment.repeats == 1:
-            return self.submit(experiment, show=show).result()
+            return self._begin_run(experiment, show, kept, resume, begun).result()
         self._check(experiment)
-        return run_seeds(
-            experiment, lambda one, directory: self._submit(one, directory, show).result()
-        )
 
-    def submit(self, experiment: Experiment, show: bool = False) -> Live:
+        def one(seed: Experiment, directory: Path) -> Run:
+            told = keeping(seed, directory, kept, None)
+            return self._submit(seed, directory, show, told).result()
+
+        return run_seeds(experiment, one, begun.path if begun else None)
+
+    def submit(
+        self,
+        experiment: Experiment,
+        show: bool = False,
+        checkpoint: Checkpoint | int | str | None = None,
+        resume: Resumed = None,
+    ) -> Live:
         """Start an experiment and return at once; `result()` waits for it, `stop()` ends it.
 
         In JupyterLab the Live at the end of a cell is a panel of what goes on. The ranks go on
@@ -223,12 +248,30 @@ class Cluster:
         """
         if experiment.repeats > 1:
             raise InvalidInput(f"repeats={experiment.repeats} wants run(), which waits for all")
-        self._check(experiment)
-        name = f"{experiment.label}-{experiment.hash8}"
-        return self._submit(experiment, store.run_directory(name), show)
+        kept = checked(experiment, checkpoint)
+        return self._begin_run(experiment, show, kept, resume, earlier(experiment, resume))
 
-    def _submit(self, experiment: Experiment, directory: Path, show: bool) -> Live:
-        live = Submitted(self, experiment, directory)
+    def _begin_run(
+        self,
+        experiment: Experiment,
+        show: bool,
+        checkpoint: Checkpoint | None,
+        resume: Resumed,
+        begun: Run | None,
+    ) -> Live:
+        self._check(experiment)
+        source = None if begun or resume is None or isinstance(resume, bool) else path_of(resume)
+        place = begun.path if begun is not None else Path(f"{experiment.label}-{experiment.hash8}")
+        told = keeping(experiment, place, checkpoint, source)
+        if begun is None:
+            place = store.run_directory(place.name)
+            told = told and told._replace(folder=str(place / FOLDER))
+        return self._submit(experiment, place, show, told)
+
+    def _submit(
+        self, experiment: Experiment, directory: Path, show: bool, told: Keeping | None
+    ) -> Live:
+        live = Submitted(self, experiment, directory, told)
         for engine in self.engines[experiment.ranks :]:  # those at leisure get ready
             self.client[engine].apply_async(prepare)
         self._submitted.add(live)
@@ -413,15 +456,20 @@ class Cluster:
             datasets.ensure(experiment.dataset)
 
 
-def run(experiment: Experiment, show: bool = True) -> Run:
+def run(
+    experiment: Experiment,
+    show: bool = True,
+    checkpoint: Checkpoint | int | str | None = None,
+    resume: Resumed = None,
+) -> Run:
     """Run an experiment on a cluster of its own shape, started for it or already up.
 
     One process, kept as long as this one lives, plays all that runs on the virtual clock.
     """
     if experiment.clock == "virtual":
-        return _player(experiment.threads).run(experiment, show=show)
+        return _player(experiment.threads).run(experiment, show, checkpoint, resume)
     with Cluster(workers=experiment.ranks, threads=experiment.threads) as cluster:
-        return cluster.run(experiment, show=show)
+        return cluster.run(experiment, show, checkpoint, resume)
 
 
 @cache

@@ -167,6 +167,15 @@ class Board:
         """Whether rank 0 wants training to end with this step or an earlier one."""
         return bool(self._sheet.rows["stop"][0] <= step)
 
+    def keep_after(self, step: int) -> None:
+        """Ask all ranks to keep their state when they have done this step."""
+        self._own["keep"] = step
+        self._be_seen()
+
+    def asked_to_keep(self, step: int) -> bool:
+        """Whether rank 0 wants the state after this very step to be kept."""
+        return bool(self._sheet.rows["keep"][0] == step)
+
     def end_after(self, step: int) -> None:
         """Say that training has come to its end for this rank: all go on to this step only."""
         self._own["last"] = step

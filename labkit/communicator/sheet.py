@@ -37,6 +37,7 @@ ROW = np.dtype(
         ("since", "f8"),  # by the clock of the host whose table it is in
         ("stop", "i8"),
         ("last", "i8"),
+        ("keep", "i8"),
         ("mark", "i8"),  # rises with whatever other hosts must have seen
         ("pid", "i4"),
         ("round", "i4"),  # of a schedule, from 1
@@ -86,7 +87,7 @@ class Sheet:
 
     def clear(self, now: float) -> None:
         """Begin: nobody waits, has failed or wants to stop."""
-        self.rows[...] = (b"the start", b"", b"", now, NEVER, NEVER, 0, 0, 0, 0, 0, 0)
+        self.rows[...] = (b"the start", b"", b"", now, NEVER, NEVER, NEVER, 0, 0, 0, 0, 0, 0)
         self.seen[...], self.heard[...], self.turned[...] = 0, now, now
         self.seen[self.here], self.heard[self.here] = NEVER, math.inf
 

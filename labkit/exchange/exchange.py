@@ -84,6 +84,7 @@ class Exchange:
         self.algorithm, self.bucket_bytes = algorithm, bucket_bytes
         self.compressor = None if compressor is None else parse(compressor)
         self._compressed: Compressed | None = None
+        self._recalled: Choice | None = None
         self._reduce: BucketMean = Plain(communicator)
         if self.compressor is not None:
             self._reduce = self._compressed = Compressed(communicator, self.compressor, seed)
@@ -200,6 +201,23 @@ class Exchange:
             )
         )
 
+    def remembered(self) -> dict[str, np.ndarray]:
+        """What was chosen, and what the compressor knows."""
+        states = {} if self.compressed is None else self.compressed.remembered()
+        if not self._layout.parcels:
+            return states
+        return states | {
+            f"choice/{name}": np.array(said) for name, said in vars(self.choice).items()
+        }
+
+    def recall(self, found: Mapping[str, np.ndarray]) -> None:
+        """Choose as it was chosen then, and let the compressor know what it knew."""
+        choice = {name: str(found[name]) for name in found if name.startswith("choice/")}
+        if choice:
+            self._recalled = Choice(choice["choice/algorithm"], choice["choice/why"])
+        if self.compressed is not None:
+            self.compressed.recall({name: found[name] for name in found if name not in choice})
+
     def issue(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
         """See `Operations`, as for `wait`: of the gradients that were prepared last."""
         return self._operations.issue(gradients, rows)
@@ -233,7 +251,8 @@ class Exchange:
         buckets = in_buckets(signature, dtypes, limit, cut=not (after or by_layer), groups=groups)
         largest = max((bucket.nbytes for bucket in buckets), default=LEAST)
         dense = compressor is None
-        choice = choose(self.communicator, self.algorithm, largest, dense)
+        given = self._recalled
+        choice = given or choose(self.communicator, self.algorithm, largest, dense)
         self._lay_out(Layout(self.communicator, signature, dtypes, buckets, choice, dense, after))
 
     def by_priority(self, ready: list[float], seconds: list[float]) -> list[int]:

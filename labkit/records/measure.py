@@ -74,6 +74,7 @@ def summarise(
                 for each in rank.offsets[-1:]
             ],
             "partition": whole.partition,
+            **({"checkpoints": whole.checkpoints} if whole.checkpoints else {}),
             "codec_ms_per_step": 1e3 * float(np.mean([row["codec_seconds"] for row in later])),
             "equivalence": whole.equivalence,
             "epochs": whole.epochs,

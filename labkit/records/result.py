@@ -68,6 +68,7 @@ class WholeResult:
         environment: versions and hardware.
         exchange: how gradients met, and why so; None where they did not.
         partition: where the model was cut into stages; None where it was not.
+        checkpoints: how many, at what cost; None where none were asked for.
         model: the bytes of a .keras file; None for a model that Keras cannot save.
     """
 
@@ -77,6 +78,7 @@ class WholeResult:
     environment: Mapping[str, JSON] = field(default_factory=dict)
     exchange: Mapping[str, JSON] | None = None
     partition: Mapping[str, JSON] | None = None
+    checkpoints: Mapping[str, JSON] | None = None
     model: bytes | None = None
 
 

@@ -260,9 +260,10 @@ def start(directory: Path, experiment: Fields, environment: Fields | None = None
     mark_running(directory)
 
 
-def mark_running(directory: Path) -> None:
-    """Say that this process now works on the run or job."""
-    _write_status(directory, "running", started=now(), ended=None, cause=None, rank=None)
+def mark_running(directory: Path, **fields: JSON) -> None:
+    """Say that this process now works on the run or job, and whatever else there is to say."""
+    now_known = {"started": now(), "ended": None, "cause": None, "rank": None}
+    _write_status(directory, "running", **now_known | fields)
 
 
 def finish(

@@ -15,7 +15,7 @@ from labkit.programs import AllReduce as Meet
 from labkit.programs import Compute, Mark, Parts, Program, Roles, Snapshot, Update
 from labkit.schedules import ALLREDUCE
 from labkit.strategies.refusals import one_of, refuse_around, refuse_given, refuse_in_parts
-from labkit.strategies.strategy import Question, Session, Strategy
+from labkit.strategies.strategy import Kept, Question, Session, Strategy
 from labkit.strategies.taxonomy import Cell
 
 
@@ -45,6 +45,7 @@ class AllReduce(Strategy):
 
     scheduling: ClassVar[tuple[str, ...]] = tuple(SCHEDULES)
     normalizes_globally: ClassVar[bool] = True
+    goes_on: ClassVar[bool] = True
     paper: ClassVar[str] = "Vishnu 2016, arXiv 1603.02339"
 
     algorithm: str = Field("auto", kw_only=False)
@@ -192,6 +193,9 @@ class AllReduce(Strategy):
         )
         optimizer.exchange.watchers += session.watchers
         session.compile(optimizer)
+        variables = session.model.variables
+        optimizers = [(optimizer, session.model.trainable_variables)]
+        session.keeps(Kept(variables, optimizers, remembers={"exchange": optimizer.exchange}))
         session.fit([Synchronize(session.communicator)])
 
     def _train_by_priority(self, session: Session) -> None:
@@ -215,4 +219,13 @@ class AllReduce(Strategy):
         optimizer.exchange = exchange
         session.compile(optimizer)
         training = PriorityTraining(session.model, session.optimizer, exchange)
+        own = zip(training.optimizers, training.variables, strict=True)
+        session.keeps(
+            Kept(
+                session.model.variables,
+                [(optimizer, ()), *own],
+                remembers={"exchange": exchange},
+                settle=training.update_all,
+            )
+        )
         session.fit([training, Synchronize(session.communicator)])

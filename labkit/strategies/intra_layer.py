@@ -19,6 +19,7 @@ from labkit.strategies.refusals import (
 )
 from labkit.strategies.strategy import (
     Batch,
+    Kept,
     Predicted,
     Predictor,
     Question,
@@ -45,6 +46,7 @@ Objective: TypeAlias = "Callable[[Nest, Nest, Weighted], tf.Tensor]"
 class IntraLayer(Strategy):
     """Some of each layer on each rank; replicas of all of it share a batch."""
 
+    goes_on: ClassVar[bool] = True
     called: ClassVar[str]  # what a rank has, in messages: "slice"
     whole: ClassVar[str]  # of what: "model"
 
@@ -170,6 +172,9 @@ class IntraLayer(Strategy):
                     optimizer.apply(mean, variables)
             return float(loss) if loss is not None and share.first else None
 
+        optimizers, remembers = [(optimizer, variables)], {"exchange": exchange}
+        held, pairs = share.model.variables, list(share.pairs())
+        session.keeps(Kept(held, optimizers, pairs, remembers, release=share.release))
         return share, step
 
 

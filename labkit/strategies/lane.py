@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.model_parallel.memory import Memory, nbytes, together
-from labkit.strategies.strategy import Batch, Predicted, Predictor, Session
+from labkit.strategies.strategy import Batch, Kept, Predicted, Predictor, Remembers, Session
 
 if TYPE_CHECKING:
     import keras
@@ -96,12 +96,13 @@ class Cut:
         return through(self.lane, self.parts, own, self.sliced)
 
     def updater(
-        self, session: Session, optimizer: keras.optimizers.Optimizer
+        self, session: Session, optimizer: keras.optimizers.Optimizer, **remembers: Remembers
     ) -> Callable[[int], None]:
         """A function of the rows behind this rank's gradients that changes its stages' weights.
 
-        Replicas average; one optimizer serves all stages of a rank, so that callbacks that change
-        its rate find it in the model.
+        It says what this rank keeps, those who remember more among it. Replicas average; one
+        optimizer serves all stages of a rank, so that callbacks that change its rate find it in the
+        model.
         """
         from labkit.communicator import computing
         from labkit.exchange import Exchange
@@ -110,6 +111,16 @@ class Cut:
         slowly = computing(session.communicator)
         variables = [variable for stage in own.values() for variable in stage.variables]
         names = [variable.path for variable in variables]
+        held = {id(each): each for stage in own.values() for each in stage.model.variables}
+        session.keeps(
+            Kept(
+                [*held.values()],
+                [(optimizer, variables)],
+                [pair for part in self.sliced for pair in part.pairs()],
+                {"exchange": exchange, **remembers},
+                release=self.whole.release,
+            )
+        )
 
         def update(rows: int) -> None:
             gradients = [each for stage in own.values() for each in stage.take_gradients()]

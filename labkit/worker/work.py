@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from labkit.communicator import Communicator, world
 from labkit.experiment import Experiment
+from labkit.records.checkpoints import Keeping
 from labkit.records.result import Event, RankResult, WholeResult
 from labkit.records.store import Record
 from labkit.records.stream import Writer, sees
@@ -28,6 +29,7 @@ Report: TypeAlias = Callable[[str, list[Record]], None]
 def work(
     communicator: Communicator,
     experiment: Experiment,
+    keeping: Keeping | None = None,
     report: Report = lambda kind, records: None,
     stop_asked: Callable[[], bool] = lambda: False,
 ) -> RankResult:
@@ -36,6 +38,7 @@ def work(
     Args:
         communicator: the ranks that run it.
         experiment: what to run; `ranks` equals the communicator's size.
+        keeping: where and how often the state of training is kept, and with which one it begins.
         report: receives what there is to tell while it goes on, see `labkit.records.stream`.
         stop_asked: asked on rank 0; True ends training on all ranks after the same step.
     """
@@ -46,7 +49,7 @@ def work(
     if experiment.clock == "wall" and experiment.slow:
         communicator.be_slow(_slow_ranks(experiment), experiment.seed)
     try:
-        return _train(communicator, experiment, report, stop_asked)
+        return _train(communicator, experiment, keeping, report, stop_asked)
     finally:
         restore()
 
@@ -63,6 +66,7 @@ def _slow_ranks(experiment: Experiment) -> dict[int, Slowdown]:
 def _train(
     communicator: Communicator,
     experiment: Experiment,
+    keeping: Keeping | None,
     report: Report,
     stop_asked: Callable[[], bool],
 ) -> RankResult:
@@ -90,6 +94,8 @@ def _train(
     recorder.timeline = session.timeline
     session.callbacks.insert(0, recorder)
     session.recorder = recorder
+    if keeping is not None:
+        session.keep(keeping)
     every = experiment.strategy.looks_every
     microscope = Microscope(communicator, every) if every else None
     if microscope is not None:
@@ -102,7 +108,7 @@ def _train(
     tell("doing", what="evaluating")
     if microscope is not None:
         for step, figures in microscope.by_step().items():
-            recorder.rows[step] |= figures
+            recorder.rows[step - recorder.step] |= figures
     kept, peak = session.memory or _memory(session), memory.peak()
     session.close()
     evaluation = session.evaluate()
@@ -115,6 +121,7 @@ def _train(
             environment=environment.describe(),
             exchange=session.exchange(),
             partition=session.partition or None,
+            checkpoints=session.checkpoints,
             model=session.saved(),  # last: it compiles the model anew
         )
     return RankResult(
