@@ -12,7 +12,7 @@ from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.experiment import Experiment
 from labkit.records import checkpoints, store
-from labkit.records.checkpoints import Checkpoint, Keeping, Resume
+from labkit.records.checkpoints import RESUMES, Checkpoint, Keeping, Resume
 from labkit.records.run import Run
 from labkit.records.scan import scan
 from labkit.records.store import Record
@@ -21,7 +21,6 @@ from labkit.strategies import STRATEGIES
 
 # Whether to take up what was interrupted, or from which run to begin.
 Resumed: TypeAlias = "bool | Run | Path | str | None"
-JOB = "LABKIT_RESUME"  # set where a job is run again: its experiments go on, or have completed
 _SAME = ("model", "model_options", "strategy", "workers", "optimizer", "precision", "batch_size")
 _taken: set[Path] = set()  # runs of this job that this process has taken up, or found completed
 
@@ -50,7 +49,7 @@ def earlier(experiment: Experiment, resume: Resumed) -> Run | None:
         resume: True: an interrupted or failed run under the folder of all runs; None: one of this
             job, where it is run again.
     """
-    job = os.environ.get("LABKIT_JOB") if JOB in os.environ else None
+    job = os.environ.get("LABKIT_JOB") if RESUMES in os.environ else None
     if resume is not True and (resume is not None or job is None):
         return None
     root = Path(job or os.environ.get("LABKIT_RUNS", "runs"))

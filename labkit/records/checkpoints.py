@@ -20,6 +20,7 @@ from labkit.records import store
 from labkit.records.store import Record
 
 FOLDER = "checkpoints"  # in a run's directory; in it a folder for each, by its step
+RESUMES = "LABKIT_RESUME"  # set where a job is run again: its experiments go on, or have completed
 MANIFEST = "manifest.json"  # written last: without it a checkpoint is not whole
 SECONDS = 30.0  # from one to the next, where nothing is said
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
