@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
-from labkit.cluster import attached, launch, magic
+from labkit.cluster import attached, launch, magic, planting
 from labkit.cluster.calls import Calls
 from labkit.cluster.kept import Connection, Kept
 from labkit.cluster.lease import HOLD, Lock
@@ -187,6 +187,7 @@ class Cluster:
         """
         if experiment.repeats == 1:
             return self.submit(experiment, show=show).result()
+        experiment = planting.with_planted(experiment)
         self._check(experiment)
         return run_seeds(
             experiment, lambda one, directory: self._submit(one, directory, show).result()
@@ -201,6 +202,7 @@ class Cluster:
         """
         if experiment.repeats > 1:
             raise InvalidInput(f"repeats={experiment.repeats} wants run(), which waits for all")
+        experiment = planting.with_planted(experiment)
         self._check(experiment)
         name = f"{experiment.label}-{experiment.hash8}"
         return self._submit(experiment, store.run_directory(name), show)
@@ -336,6 +338,7 @@ class Cluster:
             view.block = True
             view.activate()  # %%px runs on all ranks, in rank order
             magic.register(self)  # and %%ranks, which ends with the first that fails
+            planting.register()
 
     @property
     def engines(self) -> list[int]:

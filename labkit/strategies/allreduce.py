@@ -188,6 +188,7 @@ class AllReduce(Strategy):
             bucket_bytes=self.bucket_bytes,
             compressor=self.compressor,
             seed=session.seed,
+            guard=session.guard,
         )
         optimizer.exchange.watchers += session.watchers
         session.compile(optimizer)
@@ -205,6 +206,7 @@ class AllReduce(Strategy):
             self.bucket_bytes,
             self.compressor,
             session.seed,
+            guard=session.guard,
         )
         exchange.watchers += session.watchers
         optimizer = session.optimizer()

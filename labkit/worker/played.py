@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
     import keras
 
     from labkit.common.content import JSON
-    from labkit.communicator import Communicator
+    from labkit.communicator import Communicator, Injector
+    from labkit.exchange import Guard
     from labkit.experiment import Experiment
     from labkit.programs.diary import Event
     from labkit.worker.feed import Feed
@@ -51,6 +54,8 @@ class Playing(Protocol):
     interleaving: list[Event]
     exchanged: dict[str, JSON] | None
     partition: dict[str, JSON]
+    guard: Guard | None
+    injectors: dict[int, Injector]
 
     def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Compile the model with the experiment's loss and metrics."""
@@ -90,8 +95,17 @@ def play(session: Playing, played: Played) -> Stage:
             order[server] += [(member, step) for member in members(worker)]
         lost = {tuple(members(worker)): moment for worker, moment in experiment.lost}
         servers = stage.roles.servers
+        killed = {fault.rank: fault.step for fault in experiment.faults if fault.kind == "kill"}
         world = VirtualWorld(
-            *(*given, stage, stage.diary, laws), network, shapes, seed, order, lost, servers
+            *(*given, stage, stage.diary, laws),
+            network=network,
+            shapes=shapes,
+            seed=seed,
+            script=order,
+            lost=lost,
+            servers=servers,
+            killed=killed,
+            injectors=session.injectors,
         )
         world.play()
         if session.exchanged is not None and stage.diary.losses:
@@ -203,11 +217,11 @@ class Stage:
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         """Of the worker's next batch."""
-        return self.replica.gradient(worker, weights)
+        return self._looked_at(worker, self.replica.gradient(worker, weights))
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
         """Likewise, of a loss that counts soft targets."""
-        return self.replica.distilled(worker, weights, soft, share)
+        return self._looked_at(worker, self.replica.distilled(worker, weights, soft, share))
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
         """What one predicts for a batch of a worker."""
@@ -219,11 +233,38 @@ class Stage:
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
         """What a pass of a member gives, of its replica's next batch."""
-        return self._cut.members[place.member].forward(place, weights, values)
+        passed = self._cut.members[place.member].forward(place, weights, values)
+        self._begins(place.worker, passed.step)
+        return passed
 
     def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
         """The gradients of a pass that has gone forward."""
-        return self._cut.members[place.member].backward(place, values)
+        found = self._cut.members[place.member].backward(place, values)
+        return self._looked_at(place.worker, found, place.member) if found.values.size else found
+
+    def _begins(self, worker: int, step: int) -> None:
+        if (injector := self._session.injectors.get(worker)) and injector.step != step:
+            injector.begins(step)
+
+    def _looked_at(self, worker: int, found: Gradient, member: int | None = None) -> Gradient:
+        """A gradient with what is planted in it, and as the guard lets it on."""
+        self._begins(worker, found.step)
+        injector, guard = self._session.injectors.get(worker), self._session.guard
+        if (injector is None and guard is None) or (member is None and not found.rows):
+            return found
+        replica = self.replica if member is None else self._cut.members[member]
+        given, paths = replica.pieces(found.values)[::-1], replica.paths[::-1]
+        pieces, skips = given if injector is None else injector.gradients(paths, given), False
+        if guard is not None:
+            guard.step = found.step
+            pieces, skips = guard.look(paths, pieces, worker)
+            if not math.isfinite(found.loss) and member is None and not changed(pieces, given):
+                guard.note("", 1, worker)
+        if skips:
+            return replace(found, values=np.zeros_like(found.values), rows=0, loss=0.0)
+        return (
+            replace(found, values=np.concatenate(pieces[::-1])) if changed(pieces, given) else found
+        )
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient; workers that all have the same mean take one step together."""
@@ -355,6 +396,11 @@ class Stage:
         session.recorder.put_epoch(told | {"loss": _loss(rows, epoch)} | found)
 
 
+def changed(ours: Sequence[Vector], theirs: Sequence[Vector]) -> bool:
+    """Whether some of these are other arrays."""
+    return any(one is not other for one, other in zip(ours, theirs, strict=True))
+
+
 def _loss(rows: Iterable[Row], epoch: int) -> float:
     """The mean loss of an epoch's gradients, at the weights that each was of."""
     own = [row for row in rows if row["epoch"] == epoch]
@@ -385,7 +431,8 @@ def _laws(session: Playing, stage: Stage) -> Laws:
         update = _median(session.communicator.clock.now, partial(shard.update, nothing))
     session.exchanged = {"compute_seconds": measured or compute.seconds, "update_seconds": update}
     later = {(worker, step): seconds for worker, step, seconds in experiment.later}
-    return Laws(compute, experiment.slowed, experiment.seed, measured, update, later)
+    given = compute, experiment.slowed, experiment.seed, measured, update, later
+    return Laws(*given, experiment.faults)
 
 
 def _layer_sizes(model: keras.Model) -> list[int]:
