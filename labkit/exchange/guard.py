@@ -47,7 +47,11 @@ class Guard:
         self.found: list[Bad] = []
 
     def look(
-        self, paths: Sequence[str], arrays: Sequence[np.ndarray], rank: int | None = None
+        self,
+        paths: Sequence[str],
+        arrays: Sequence[np.ndarray],
+        rank: int | None = None,
+        loss: float | None = None,
     ) -> tuple[list[np.ndarray], bool]:
         """Gradients of variables as they may go on, and whether the step is to be skipped.
 
@@ -55,6 +59,7 @@ class Guard:
             paths: of the variables, in the order in which backpropagation reaches them.
             arrays: of each.
             rank: whose they are, where not this one's.
+            loss: theirs, where it is not that of the step under way.
 
         Raises:
             BadNumbers: under "stop".
@@ -64,31 +69,35 @@ class Guard:
             if is_finite(array):
                 continue
             good = np.isfinite(array)
-            self.note(layer_of(path), int(good.size - np.count_nonzero(good)), rank, path)
+            bad = int(good.size - np.count_nonzero(good))
+            self.note(layer_of(path), bad, rank, path, loss)
             if self.policy == "clip":
                 found[number] = np.where(good, array, array.dtype.type(0))
             skips = skips or self.policy == "skip"
         return found, skips
 
-    def note(self, layer: str, elements: int, rank: int | None = None, path: str = "") -> None:
+    def note(
+        self,
+        layer: str,
+        elements: int,
+        rank: int | None = None,
+        path: str = "",
+        loss: float | None = None,
+    ) -> None:
         """Write down what is bad. Raises: BadNumbers, under "stop"."""
         whose = self.rank if rank is None else rank
         self.found.append(Bad(step=self.step, rank=whose, layer=layer, elements=elements))
-        if self.policy == "stop":
-            of = (
-                f"the gradient of layer {layer!r} on rank {whose}"
-                if layer
-                else f"the loss of rank {whose}"
-            )
-            also = ""
-            if path:
-                also = f" ({elements} elements of {path})"
-            if layer and not np.isfinite(self.loss()):
-                also += ", nor is the loss"
-            raise BadNumbers(
-                f"step {self.step}: {of} is not finite{also}; lower the learning rate, clip "
-                "gradients (clipnorm), or go on without such steps: bad_numbers='skip'"
-            )
+        if self.policy != "stop":
+            return
+        what = f"the loss of rank {whose} is not finite"
+        if layer:
+            what = f"the gradient of layer {layer!r} on rank {whose} is not finite ({path})"
+            if not np.isfinite(self.loss() if loss is None else loss):
+                what += ", nor is the loss"
+        raise BadNumbers(
+            f"step {self.step}: {what}; lower the learning rate, clip gradients (clipnorm), or go "
+            "on without such steps: bad_numbers='skip'"
+        )
 
 
 def is_finite(array: np.ndarray) -> bool:

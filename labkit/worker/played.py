@@ -217,11 +217,12 @@ class Stage:
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         """Of the worker's next batch."""
-        return self._looked_at(worker, self.replica.gradient(worker, weights))
+        return self._step(worker, lambda: self.replica.gradient(worker, weights))
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
         """Likewise, of a loss that counts soft targets."""
-        return self._looked_at(worker, self.replica.distilled(worker, weights, soft, share))
+        given = worker, weights, soft, share
+        return self._step(worker, lambda: self.replica.distilled(*given))
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
         """What one predicts for a batch of a worker."""
@@ -233,32 +234,31 @@ class Stage:
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
         """What a pass of a member gives, of its replica's next batch."""
-        passed = self._cut.members[place.member].forward(place, weights, values)
-        self._begins(place.worker, passed.step)
-        return passed
+        return self._cut.members[place.member].forward(place, weights, values)
 
     def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
         """The gradients of a pass that has gone forward."""
         found = self._cut.members[place.member].backward(place, values)
         return self._looked_at(place.worker, found, place.member) if found.values.size else found
 
-    def _begins(self, worker: int, step: int) -> None:
-        if (injector := self._session.injectors.get(worker)) and injector.step != step:
-            injector.begins(step)
+    def _step(self, worker: int, compute: Callable[[], Gradient]) -> Gradient:
+        if (injector := self._session.injectors.get(worker)) is not None:
+            injector.begins(injector.step + 1)
+        return self._looked_at(worker, compute())
 
     def _looked_at(self, worker: int, found: Gradient, member: int | None = None) -> Gradient:
         """A gradient with what is planted in it, and as the guard lets it on."""
-        self._begins(worker, found.step)
         injector, guard = self._session.injectors.get(worker), self._session.guard
-        if (injector is None and guard is None) or (member is None and not found.rows):
+        whole = member is None
+        if (injector is None and guard is None) or (whole and not found.rows):
             return found
         replica = self.replica if member is None else self._cut.members[member]
         given, paths = replica.pieces(found.values)[::-1], replica.paths[::-1]
         pieces, skips = given if injector is None else injector.gradients(paths, given), False
         if guard is not None:
             guard.step = found.step
-            pieces, skips = guard.look(paths, pieces, worker)
-            if not math.isfinite(found.loss) and member is None and not changed(pieces, given):
+            pieces, skips = guard.look(paths, pieces, worker, found.loss if whole else 0.0)
+            if whole and not math.isfinite(found.loss) and not changed(pieces, given):
                 guard.note("", 1, worker)
         if skips:
             return replace(found, values=np.zeros_like(found.values), rows=0, loss=0.0)
