@@ -80,8 +80,10 @@ class Pair:
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self.rank = rank
         self._wire = Wire(connection)
-        waits = (self._wire.wait, WALL.sleep_until)
-        self._executor = Executor(Messages(self._wire), lambda *_: None, *waits, None)
+        wait, until = self._wire.wait, WALL.sleep_until
+        self._executor = Executor(
+            Messages(self._wire), lambda *_: None, lambda requests, _: wait(requests), until, None
+        )
         self._plans: dict[tuple[str, int], Plan] = {}
 
     def allreduce(self, buffer: np.ndarray, algorithm: str) -> None:

@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from labkit.cluster import attached, launch, magic, planting
 from labkit.cluster.calls import Calls
+from labkit.cluster.carried import Carried, give, take
 from labkit.cluster.kept import Connection, Kept
 from labkit.cluster.lease import HOLD, Lock
 from labkit.cluster.live import Live
@@ -21,6 +22,7 @@ from labkit.cluster.start import Start
 from labkit.cluster.submitted import Submitted, run_seeds
 from labkit.cluster.visited import Visited
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.limits import Limits
 from labkit.common.places import fingerprint, runtime_folder
 from labkit.common.units import plural
 from labkit.communicator import Communicator
@@ -51,16 +53,19 @@ class Cluster:
         Cluster(workers=4, nodes=2)                a job of Slurm, from a login node or inside one
 
     There the controller listens on the one address that hosts reach, with CurveZMQ; Python and
-    labkit must be at the same place on all. What is not said here is taken from the environment
-    (LABKIT_LAUNCHER, LABKIT_HOSTS, LABKIT_NODES, LABKIT_AGENT, LABKIT_SLURM), so that a notebook
-    goes from one machine to many as it is.
+    labkit must be at the same place on all. The folder of who calls need not be shared: modules and
+    packages in it travel with each call, data do not. What is not said here is taken from the
+    environment (LABKIT_LAUNCHER, LABKIT_HOSTS, LABKIT_NODES, LABKIT_AGENT, LABKIT_SLURM), so that a
+    notebook goes from one machine to many as it is.
 
     Args:
         workers: ranks; default: 2, or one for each slot of hosts.
         threads: TensorFlow's threads in each rank; fixed when an engine starts.
         name: default: one name for each shape, interpreter and version of labkit; members of a
             sweep share one that is theirs.
-        limit: seconds after which a rank's wait for another raises an error.
+        limit: seconds after which a rank's wait for another raises an error, which tells of each
+            rank what it is doing; all other deadlines follow from it, see
+            `labkit.common.limits`.
         hosts: names with the ranks that each takes, or the path of a host file.
         launcher: "local", "hosts" or "slurm"; default: by what else is given.
         nodes: how many nodes Slurm gives.
@@ -99,6 +104,7 @@ class Cluster:
         self._engines, self.folder = engines, engines.folder
         self._client: ipyparallel.Client | None = None
         self._submitted: WeakSet[Submitted] = WeakSet()
+        self._carried: Carried | None = None  # from engines that were rebuilt
         self.start()
 
     @classmethod
@@ -135,6 +141,7 @@ class Cluster:
             connection = self._engines.start()
             self._check_shape()
             self._connect(connection)
+            self._restore()
         except BaseException:
             self._let_go()
             raise
@@ -159,6 +166,21 @@ class Cluster:
         """End the engines, also stuck ones, and start them again at the next use."""
         self._let_go()
         self._engines.end()
+
+    def rebuild(self, stuck: list[int]) -> None:
+        """The same where some ranks are stuck: what cells have defined on the others is kept."""
+        if self._client is not None and self.how_ended() is None:
+            grace = Limits.of(self.limit).grace
+            engines = dict(enumerate(self.state()["engines"]))
+            self._carried = take(self._client, engines, stuck, grace)
+        self.restart()
+
+    def _restore(self) -> None:
+        carried, self._carried = self._carried, None
+        if carried is not None and self._client is not None:
+            engines = dict(enumerate(self.state()["engines"]))
+            if told := give(self._client, engines, carried).sentence:
+                print(f"variables of cells: {told}", file=sys.stderr, flush=True)
 
     @property
     def client(self) -> ipyparallel.Client:
@@ -289,7 +311,7 @@ class Cluster:
         """
         asked = ask(run, strategy, workers, self.workers)
         check_rows(x, batch_size)
-        arguments = (asked.file, asked.strategy, x, batch_size)
+        arguments = (asked.model(self.how.is_local), asked.strategy, x, batch_size)
         return together(self.call(infer, *arguments, ranks=asked.workers))
 
     def __enter__(self) -> Self:
@@ -327,11 +349,18 @@ class Cluster:
 
     def _connect(self, connection: Connection) -> None:
         import ipyparallel as ipp
+        from traitlets.log import get_logger
 
+        # CurveZMQ stands in for the signatures that it misses.
+        log, unsigned = get_logger(), lambda record: "signing is disabled" not in record.msg
+        log = getattr(log, "logger", log)  # of an adapter
+        log.addFilter(unsigned)
         try:
             self._client = ipp.Client(connection)
         except TimeoutError:
             raise LabkitError(f"the controller of cluster {self.name} does not answer") from None
+        finally:
+            log.removeFilter(unsigned)
         self._client.wait_for_engines(self.workers, interactive=False, timeout=120)
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             view = self._client.direct_view(self.engines)

@@ -15,7 +15,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from labkit.cluster.lease import KEEPER, Lock
 from labkit.cluster.start import JOB
 from labkit.cluster.where import answer
 from labkit.hosts.reach import answers
+from labkit.worker.luggage import FOLDER
 
 LOOK_EVERY = 1.0  # seconds
 CONNECTION = "IPP_CONNECTION_INFO"  # ipyparallel's: where the controller is, and its keys
@@ -33,14 +33,27 @@ ENDS = 30.0  # seconds that what starts guests gets to end them
 UNREACHED = 30.0  # seconds without the controller after which a guest ends; a link may come back
 PROFILE = "IPP_PROFILE_DIR"
 OWN = [sys.executable, "-m", "labkit.cluster.engine"]
+# Gives a guest a folder, and takes it away however the guest ends; ends by the same signal.
+# Without the keeper's name: by it the keeper finds processes of its own host.
+_GUEST = f"""\
+unset {KEEPER}
+export {FOLDER}="$(mktemp -d "${{TMPDIR:-/tmp}}/labkit-XXXXXXXXXX")"
+export {PROFILE}="${FOLDER}/profile"
+trap : TERM INT HUP
+"$0" "$@"
+code=$?
+rm -rf "${FOLDER}"
+trap - TERM INT HUP
+[ $code -le 128 ] || kill -$((code - 128)) $$
+exit $code
+"""
 
 
 def command(words: Sequence[str], is_local: bool) -> tuple[list[str], list[str]]:
     """The words that start ranks, under watch, and those of each rank."""
     if is_local:
         return [*words], [*OWN, "engine"]
-    # Without the keeper's name: by it the keeper finds processes of its own host.
-    return [*OWN, "command", *words], ["env", "-u", KEEPER, *OWN, "guest"]
+    return [*OWN, "command", *words], ["sh", "-c", _GUEST, *OWN, "guest"]
 
 
 def watch(lock_path: Path, with_group: bool) -> None:
@@ -133,7 +146,4 @@ if __name__ == "__main__":
                 """Let cells alone be interrupted; the keeper hears from mpiexec of any end."""
                 signal.signal(signal.SIGINT, self._signal_sigint)
 
-        if role == "guest":
-            # Its start wants a profile. The keeper takes it away when all have come.
-            os.environ[PROFILE] = tempfile.mkdtemp(prefix="labkit-")
         Engine.launch_instance()

@@ -50,6 +50,10 @@ class Prediction:
     optimizer_options: Mapping[str, JSON] = field(default_factory=dict)
     slowed: Mapping[int, Slowdown] = field(default_factory=dict)
 
+    def model(self, is_local: bool) -> str | bytes:
+        """What ranks load: the file, or what it holds where they may not see it."""
+        return self.file if is_local else Path(self.file).read_bytes()
+
 
 def ask(
     run: Run | Path | str, strategy: Strategy | str | None, workers: int | None, available: int

@@ -22,8 +22,9 @@ from labkit.network import Network
 from labkit.records import store
 from labkit.records.endings import ASKS, by_whom
 from labkit.records.measure import aggregate
+from labkit.records.result import RankResult
 from labkit.records.run import Run
-from labkit.records.stream import FOLDER, make_stream
+from labkit.records.stream import FOLDER, STOP, Writer, make_stream
 from labkit.records.write import write, write_logs
 from labkit.worker.work import work
 
@@ -94,10 +95,13 @@ class Submitted(Live):
         return run
 
     def _watch(self) -> Iterator[None]:
+        carrier = Carrier(self.directory / FOLDER, self._calls)
         for _ in self._calls.watch():
             if self._given_up.is_set():
                 return
+            carrier.carry()
             yield
+        carrier.carry(last=True)
 
     def _keep(self) -> Run:
         write_logs(self.directory, self._calls.outputs())
@@ -120,6 +124,29 @@ class Submitted(Live):
         finally:
             # All that was told stands in the history now.
             shutil.rmtree(self.directory / FOLDER, ignore_errors=True)
+
+
+class Carrier:
+    """Goes between a run's folder and those of its ranks whose hosts do not see it.
+
+    Args:
+        folder: of the stream.
+        calls: on the ranks.
+    """
+
+    def __init__(self, folder: Path, calls: Calls[RankResult]) -> None:
+        self._folder, self._calls = folder, calls
+        self._writers: dict[int, Writer] = {}  # of ranks that were heard
+        self._asked = False
+
+    def carry(self, last: bool = False) -> None:
+        """Write down what ranks have told; pass on the wish to stop, once."""
+        for rank, told in self._calls.told(all_of_it=last):
+            self._writers.setdefault(rank, Writer(self._folder, rank, {})).append(told)
+        # The first rank asks for all; before it is heard it has perhaps not begun.
+        if not self._asked and 0 in self._writers and (self._folder / STOP).exists():
+            self._asked = True
+            self._calls.ask_to_stop()
 
 
 def _emulated(experiment: Experiment) -> str | Network | None:

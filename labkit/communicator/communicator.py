@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.common.errors import InvalidInput
+from labkit.common.limits import Limits
 from labkit.communicator.board import Board
 from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.emulation import Emulation
@@ -63,6 +64,7 @@ class Communicator:
         meet: waits until all ranks have come, see `Patience`.
         send, recv, post, finish: messages from rank to rank, see `Messages`.
         gather_bytes, sparse_sum, sum_rows: of values of unequal size, see `Payloads`.
+        in_rounds: as `allreduce` by a schedule, and what was there after each round.
         own_part: the elements of a buffer that this rank adds up with "shared_memory".
     """
 
@@ -83,7 +85,7 @@ class Communicator:
         self.network = emulation.network if emulation else Network.parse(network)
         self.traffic, self.clock = traffic or Traffic(), clock
         self.rules = rules or Rules()
-        self.board = Board(self._comm, clock)
+        self.board = Board(self._comm, clock, Limits.of(limit))
         self.local_rank: int = self.board.local_rank  # among the ranks of this host
         patience = Patience(self._comm, self.board, self.traffic, clock, limit, outer)
         self.patience, self.meet, self.on_one_host = patience, patience.meet, patience.on_one_host
@@ -101,6 +103,7 @@ class Communicator:
         self.own_part = self._memory.own_part
         given = patience, emulation, self._memory, self.allgather, self.rules
         self._reductions = Reductions(*given)
+        self.in_rounds = self._reductions.in_rounds
         payloads = Payloads(patience, emulation, self._reductions)
         self.gather_bytes = payloads.gather_bytes
         self.sparse_sum, self.sum_rows = payloads.sparse_sum, payloads.sum_rows

@@ -18,16 +18,19 @@ class Executor:
     Args:
         wire: carries the messages.
         count_to: meters a message to a rank.
-        wait: completes MPI requests, or raises when that takes too long.
+        wait: completes the MPI requests of a round, or raises when that takes too long.
         sleep_until: sleeps until a moment of the clock.
         emulation: the network to emulate, or None.
+
+    Attributes:
+        watch: is shown the buffer after each round of this rank, with its number.
     """
 
     def __init__(
         self,
         wire: Wire,
         count_to: Callable[[int, int], None],
-        wait: Callable[[list[Any]], None],
+        wait: Callable[[list[Any], int], None],
         sleep_until: Callable[[float], None],
         emulation: Emulation | None,
     ) -> None:
@@ -35,6 +38,7 @@ class Executor:
         self._count_to, self._emulation = count_to, emulation
         self._wait, self._sleep_until = wait, sleep_until
         self._scratch = np.zeros(0, np.uint8)
+        self.watch: Callable[[int, np.ndarray], None] | None = None
 
     def run(self, plan: Plan, buffer: np.ndarray, tag: int) -> None:
         """Carry out the plan on a flat, contiguous buffer, in place."""
@@ -42,16 +46,16 @@ class Executor:
         if self._scratch.nbytes < needed:
             self._scratch = np.zeros(needed, np.uint8)
         scratch = self._scratch[:needed].view(buffer.dtype)
-        for number, step in enumerate(plan.steps):
-            self._exchange(number, step, buffer, scratch, tag)
+        for step in plan.steps:
+            self._exchange(step, buffer, scratch, tag)
             for copy in step.copies:
                 buffer[copy.first : copy.last] = _received(copy, buffer, scratch)
             for total in step.sums:
                 _add(total.first, total.last, total.terms, buffer, scratch)
+            if self.watch is not None:
+                self.watch(step.number, buffer)
 
-    def _exchange(
-        self, number: int, step: Step, buffer: np.ndarray, scratch: np.ndarray, tag: int
-    ) -> None:
+    def _exchange(self, step: Step, buffer: np.ndarray, scratch: np.ndarray, tag: int) -> None:
         """All messages of a round; back when those for this rank are delivered."""
         requests: list[Any] = []
         headers: list[np.ndarray] = []
@@ -70,10 +74,10 @@ class Executor:
                 for moment in self._emulation.holds(ticket):
                     self._sleep_until(moment)
                 requests.append(self._comm.Isend(np.array([ticket]), message.peer, tag))
-            requests += self._wire.post(data, message.peer, tag, number)
+            requests += self._wire.post(data, message.peer, tag, step.number)
             self._count_to(message.peer, data.nbytes)
-        self._wait(requests)
-        self._wire.verify(seals, number)
+        self._wait(requests, step.number)
+        self._wire.verify(seals, step.number)
         if self._emulation and step.receives:
             arrivals = [
                 (float(header[0]), message.peer, (message.last - message.first) * buffer.itemsize)

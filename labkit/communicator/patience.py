@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from labkit.common.errors import LabkitError
+from labkit.common.limits import Limits
 from labkit.communicator.board import Board, Mismatch, WaitTooLong
 from labkit.communicator.clock import Clock
 from labkit.communicator.traffic import Traffic
@@ -66,7 +67,7 @@ class Patience:
         self.trouble: LabkitError | None = None
         self.polite = False
         self.place, self.code = "", 0
-        self._collective, self._since = False, 0.0
+        self._collective, self._since, self._asked = False, 0.0, False
 
     def enter(self, place: str, collective: bool = True, told: str = "") -> None:
         """Name the call whose waits come next.
@@ -115,21 +116,27 @@ class Patience:
         """Of messages of this call, which no other call's can be taken for."""
         return _TAGS + self.code % _TAGS
 
-    def begin(self) -> float:
-        """A wait begins now; the time."""
-        self.board.enter(self.place, waiting=self._collective)
-        self._since = self.clock.now()
+    def begin(self, number: int = 0) -> float:
+        """A wait begins now, of a schedule in the round of this number; the time."""
+        self.board.enter(self.place, self._collective, number)
+        self._since, self._asked = self.clock.now(), False
         return self._since
 
-    def complete(self, requests: list[MPI.Request]) -> None:
-        """Wait for MPI requests, looking around now and then."""
+    def complete(self, requests: list[MPI.Request], number: int = 0) -> None:
+        """Wait for MPI requests, of a round if it has a number, looking around now and then."""
         from mpi4py import MPI
 
-        start = self.begin()
+        start = self.begin(number)
         polls = 0
-        while not MPI.Request.Testall(requests):
-            self.pause(polls)
-            polls += 1
+        try:
+            while not MPI.Request.Testall(requests):
+                self.pause(polls)
+                polls += 1
+        except MPI.Exception as error:
+            if error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_IN_STATUS):
+                self.board.bury(self.comm.Get_failed())
+                self.look_around()
+            raise
         self.traffic.wait_seconds += self.clock.now() - start
 
     def meet(self, what: str = "barrier") -> None:
@@ -228,7 +235,7 @@ class Patience:
         Raises:
             RankFailed, Mismatch, WaitTooLong: see `Communicator`.
         """
-        waited = self.clock.now() - self._since
+        waited, limits = self.clock.now() - self._since, Limits.of(self.limit)
         try:
             for each in self._whole():
                 each.board.check()
@@ -237,10 +244,13 @@ class Patience:
                 told = _different(calls)
                 self.board.fail(f"Mismatch: {told}")  # whoever looks later is told the same
                 raise Mismatch(told)
-            if waited > self.limit:
+            if waited > limits.look and not self._asked:
+                self._asked = True
+                self.board.ask()
+            if waited > limits.wait:
                 raise WaitTooLong(
                     f"rank {self.rank} has waited {waited:.0f} s in {self.place}: "
-                    f"{self.board.elsewhere(self.place)}; "
+                    f"{self.board.everyone(self.place)}; "
                     f"a longer wait is allowed by limit={2 * self.limit:.0f}"
                 )
         except LabkitError as error:

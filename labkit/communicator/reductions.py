@@ -108,6 +108,16 @@ class Reductions:
         with self.metered(place, flat.nbytes, algorithm):
             reduce(flat, *weighing)
 
+    def in_rounds(self, buffer: np.ndarray, algorithm: str) -> dict[int, np.ndarray]:
+        """Sum in place by a schedule; what the buffer was after each round of this rank."""
+        seen: dict[int, np.ndarray] = {}
+        self._executor.watch = lambda number, values: seen.update({number: values.copy()})
+        try:
+            self.allreduce(buffer, algorithm, "a sum that is looked at")
+        finally:
+            self._executor.watch = None
+        return seen
+
     @contextmanager
     def metered(self, place: str, nbytes: int, algorithm: str) -> Iterator[None]:
         """A collective over data: named, counted, timed without its waits."""

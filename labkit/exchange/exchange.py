@@ -109,6 +109,15 @@ class Exchange:
         """Elements of a gradient, by its number among those that there are."""
         return int(np.prod(self._layout.signature[variable][1]))
 
+    def bucket_of(self, name: str) -> int:
+        """The bucket, or table, in which the first elements of a variable travel; -1: in none."""
+        names = [[self._layout.signature[n].name for n in held] for held in self._layout.parcels]
+        return next((number for number, held in enumerate(names) if name in held), -1)
+
+    def names_in(self, bucket: int) -> list[str]:
+        """The variables of a bucket."""
+        return [self._layout.signature[n].name for n in self._layout.parcels[bucket]]
+
     @property
     def choice(self) -> Choice:
         """How buckets are summed, and why so."""

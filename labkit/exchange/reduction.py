@@ -51,6 +51,8 @@ class Plain:
     def __call__(self, layout: Layout, number: int, first: bool) -> None:
         """See `BucketMean`."""
         weight, choice = layout.weights[number], layout.choice
+        parcels = len(layout.parcels)
+        what = self.what if parcels == 1 else f"{self.what}, bucket {number} of {parcels}"
         # Who adds up in shared memory reads the weights there.
         if first and (layout.tables or not choice.in_place):
             self._total = self._communicator.total(weight, self.what)
@@ -61,7 +63,7 @@ class Plain:
             layout.gradients(number),
             weight,
             choice.algorithm,
-            self.what,
+            what,
             self._total,
             layout.aside(number),
         )

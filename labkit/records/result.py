@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Literal, NotRequired, TypeAlias, TypedDict
 
 from labkit.common.content import JSON
 
@@ -19,13 +19,43 @@ Rows: TypeAlias = list[dict[str, JSON]]
 Event: TypeAlias = tuple[str, int, int, float, float]  # kind, step, bucket, start, stop
 
 
+class Place(TypedDict):
+    """Where a run first differs from what it is held against.
+
+    In this step everything before the operation was right: "initial weights", "batch" (the rows
+    fed are other ones), "gradient", "mean", "round" (of the schedule that sums), "bucket" (packing
+    and reading), "optimizer", or "collection" of the trained weights.
+    """
+
+    step: int
+    layer: str
+    rank: int | None  # None: all that have this layer
+    operation: str
+    bucket: int | None
+    round: int | None  # from 1
+    expected: float
+    found: float
+
+
 class Verdict(TypedDict):
-    """What the equivalence gate has found."""
+    """What the equivalence gate has found, and of one that failed where, if it could tell."""
 
     verdict: Literal["passed", "failed", "not applicable"]
     max_abs_difference: float | None
     tolerance: float | None
     reason: str
+    place: NotRequired[Place]
+
+
+def told(place: Place) -> str:
+    """A place in words."""
+    whose = "" if place["rank"] is None else f" on rank {place['rank']}"
+    parts = [f"{n} {place[n]}" for n in ("round", "bucket") if place[n] is not None]
+    within = f" ({', '.join(parts)})" if parts else ""
+    return (
+        f"first in step {place['step']}: {place['operation']} of {place['layer']}{whose}{within}, "
+        f"{place['found']:.9g} instead of {place['expected']:.9g}"
+    )
 
 
 @dataclass(frozen=True)

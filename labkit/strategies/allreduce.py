@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -12,7 +12,7 @@ from labkit.communicator import ALGORITHMS, Transport, refuse_unmetered
 from labkit.compression import Compressor, Nested
 from labkit.exchange import BUCKET_BYTES, SCHEDULES
 from labkit.programs import AllReduce as Meet
-from labkit.programs import Compute, Parts, Program, Roles, Snapshot, Update
+from labkit.programs import Compute, Mark, Parts, Program, Roles, Snapshot, Update
 from labkit.schedules import ALLREDUCE
 from labkit.strategies.refusals import one_of, refuse_around, refuse_given, refuse_in_parts
 from labkit.strategies.strategy import Question, Session, Strategy
@@ -152,11 +152,12 @@ class AllReduce(Strategy):
         """Each worker has a place of its own."""
         return list(range(workers))
 
-    def program(self, roles: Roles, number: int) -> Program:
+    def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """What a worker does on the virtual clock; on the wall clock `fit` does the same."""
-        weights, step, last = roles.weights, 0, False
+        weights, step, last = mark or (roles.weights, 0, False)
         compressor, algorithm = self.compressor, self._scheduled()
         while step < roles.steps * roles.epochs and not last:
+            yield Mark((weights, step, last))
             found = yield Compute(weights)
             mean = yield Meet(found, algorithm, compressor)
             weights = yield Update(mean.values)

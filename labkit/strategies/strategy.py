@@ -241,8 +241,8 @@ class Played(Protocol):
     def hosts(self, workers: int) -> Sequence[int]:
         """The place of each worker, of each server, then of the other members of workers."""
 
-    def program(self, roles: Roles, number: int) -> Program:
-        """What this one does."""
+    def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
+        """What this one does, from its begin or from a mark that it has set."""
 
 
 class Strategy(Checked):

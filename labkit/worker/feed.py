@@ -22,6 +22,7 @@ from labkit.experiment.batches import plan_of
 from labkit.keras import part_of, shard
 from labkit.programs.replica import Batches, Triple
 from labkit.strategies import Batch
+from labkit.worker.progress import Position
 
 VALIDATION_BATCH = 1024
 
@@ -38,12 +39,36 @@ class Feed:
         steps: steps of an epoch; None: until the data set of the user's own ends.
         validation: this rank's part of the held-out batches, or None.
         shapes: what a named model must fit; None for callables, whose models know.
+        anew: makes `train` as it was before anybody read of it; None: it does not remember.
+        begun: whether somebody has.
     """
 
     train: tf.data.Dataset
     steps: int | None
     validation: tf.data.Dataset | None
     shapes: Shapes | None
+
+    anew: Callable[[], tf.data.Dataset] | None = None
+    begun: bool = False
+
+    def after(self, position: Position) -> tf.data.Dataset:
+        """What is left of it from a place in training on; of one epoch where `steps` is None."""
+        train = self.train
+        # A data set of the user's own may be shuffled in another way each time that it is read.
+        if self.begun and self.anew is not None:
+            train = self.anew()
+        self.begun = True
+        if self.steps is None:
+            for _ in range(position.epoch):
+                next(iter(train), None)
+        done = position.done(self.steps)
+        return train.skip(done) if done else train
+
+    def ends_at(self, position: Position) -> bool:
+        """Whether all batches of the epoch that has been begun lie before it."""
+        if self.steps is None and position.step:
+            return next(iter(self.after(position)), None) is None
+        return position.step == self.steps
 
 
 @dataclass(frozen=True)
@@ -83,9 +108,12 @@ class Source:
         shares = experiment.capacities or (1.0,) * communicator.size
         validation = self.held_out(experiment, everyone, sample_rank)
         if callable(self.train):
-            batches = _batched(self.train(), experiment.batch_size, sample_rank)
-            train = shard(batches, communicator, shares)
-            return Feed(train, experiment.steps, validation, None)
+            own, size = self.train, experiment.batch_size
+
+            def anew() -> tf.data.Dataset:
+                return shard(_batched(own(), size, sample_rank), communicator, shares)
+
+            return Feed(anew(), experiment.steps, validation, None, anew)
         plan = plan_of(experiment, self.rows(communicator), shares, self.labels)
         train = _scattered if experiment.feed == "scatter" else _sharded
         rows = train(self.arrays, plan, communicator, experiment.epochs)

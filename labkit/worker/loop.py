@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from labkit.communicator import Communicator
 from labkit.strategies import Step
+from labkit.worker.progress import Position, Progress
 
 if TYPE_CHECKING:
     from labkit.worker.feed import Feed
@@ -21,11 +22,12 @@ def train(
     feed: Feed,
     epochs: int,
     callbacks: list[keras.callbacks.Callback],
+    progress: Progress,
     step: Step,
     validate: Callable[[], dict[str, float]],
     communicator: Communicator,
 ) -> None:
-    """Take steps over the epochs of a feed, calling Keras callbacks around them.
+    """Take steps over what is left of a feed's epochs, calling Keras callbacks around them.
 
     A callback may end training on one rank, where perhaps only this one knows the loss. The
     others may be some steps ahead by then: all stop together, as many steps later as there are
@@ -36,23 +38,25 @@ def train(
         feed: see `labkit.worker.feed.Feed`.
         epochs: how many.
         callbacks: as for `model.fit`; those with `note` are told loss and rows of each step.
+        progress: where training stands; it goes along.
         step: takes a batch (x, y, sample weight), returns its loss on the rank that knows it.
         validate: metrics after an epoch, with the prefix val_.
         communicator: the ranks, which all learn an epoch's loss.
     """
-    told = keras.callbacks.CallbackList(callbacks, model=model)
+    told = keras.callbacks.CallbackList([*callbacks, progress], model=model)
     model.stop_training = False
     told.on_train_begin()
-    batches, done = iter(feed.train), 0
-    for epoch in range(epochs):
+    begin = progress.position
+    batches, done = iter(feed.after(begin)), begin.done(feed.steps)
+    for epoch in range(begin.epoch, epochs):
         told.on_epoch_begin(epoch)
-        losses: list[tuple[float, int]] = []  # with the rows of each, by which Keras weights them
-        for number, batch in enumerate(_epoch(feed, batches)):
+        for batch in _epoch(feed, batches, progress.position):
+            number = progress.position.step
             told.on_train_batch_begin(number)
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
             loss, rows = step(x, y, sample_weight), len(keras.tree.flatten(x)[0])
             if loss is not None:
-                losses.append((loss, rows))
+                progress.losses.append((loss, rows))
             for callback in callbacks:
                 if hasattr(callback, "note"):
                     callback.note(loss, rows)
@@ -61,7 +65,7 @@ def train(
             done += 1
             if model.stop_training:
                 break
-        everyone = [each for part in communicator.allgather(losses) for each in part]
+        everyone = [each for part in communicator.allgather(progress.losses) for each in part]
         total = sum(loss * rows for loss, rows in everyone)
         mean = total / max(sum(rows for _, rows in everyone), 1)
         told.on_epoch_end(epoch, {"loss": mean} | validate())
@@ -80,8 +84,8 @@ def _all_stop(asked: bool, step: int, communicator: Communicator) -> bool:
     return False
 
 
-def _epoch(feed: Feed, batches: Iterator[tf.Tensor]) -> Iterator[tf.Tensor]:
+def _epoch(feed: Feed, batches: Iterator[tf.Tensor], begin: Position) -> Iterator[tf.Tensor]:
     """The batches of one epoch: so many of an endless feed, or all that a data set has."""
     if feed.steps is None:
-        return iter(feed.train)
-    return islice(batches, feed.steps)
+        return iter(feed.after(begin))
+    return islice(batches, feed.steps - begin.step)

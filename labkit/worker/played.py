@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import statistics
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import carrier
-from labkit.network import ComputeTime, Network, slower_than_fastest
+from labkit.network import slower_than_fastest
 from labkit.programs import Diary, Gradient, Parts, Roles, placed
 from labkit.programs.actions import Passed, Place, Vector
 from labkit.programs.cut_replica import Cut, cut
@@ -24,9 +21,8 @@ from labkit.programs.diary import Row
 from labkit.programs.over_grid import tiled
 from labkit.programs.ranks import RankWorld
 from labkit.programs.replica import Batches, Replica, Shard
-from labkit.programs.times import Laws
-from labkit.programs.virtual import VirtualWorld
 from labkit.strategies import Played
+from labkit.worker.virtual_play import VirtualPlay
 
 if TYPE_CHECKING:
     import keras
@@ -40,7 +36,6 @@ if TYPE_CHECKING:
     from labkit.worker.recorder import Recorder
 
 _T = TypeVar("_T")
-TRIALS = 5  # gradients whose median is what one takes on the virtual clock
 
 
 class Playing(Protocol):
@@ -83,33 +78,8 @@ def play(session: Playing, played: Played) -> Stage:
     virtual = experiment.clock == "virtual"
     here = [n for n in numbers if virtual or stage.roles.hosts[n] == communicator.rank]
     stage.hold(here)
-    programs = {number: played.program(stage.roles, number) for number in here}
-    given = programs, stage.roles.hosts
     if virtual:
-        network = Network.parse(experiment.network)
-        laws = _laws(session, stage)
-        shapes, seed = stage.replica.shapes, experiment.seed
-        members = stage.roles.members
-        order: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        for server, worker, step in experiment.order:
-            order[server] += [(member, step) for member in members(worker)]
-        lost = {tuple(members(worker)): moment for worker, moment in experiment.lost}
-        servers = stage.roles.servers
-        killed = {fault.rank: fault.step for fault in experiment.faults if fault.kind == "kill"}
-        world = VirtualWorld(
-            *(*given, stage, stage.diary, laws),
-            network=network,
-            shapes=shapes,
-            seed=seed,
-            script=order,
-            lost=lost,
-            servers=servers,
-            killed=killed,
-            injectors=session.injectors,
-        )
-        world.play()
-        if session.exchanged is not None and stage.diary.losses:
-            session.exchanged["lost"] = [dict(loss) for loss in stage.diary.losses]
+        VirtualPlay(session, played, stage).play()
         stage.leave()
         return stage
     roles, hosts = stage.roles, stage.roles.hosts
@@ -118,7 +88,8 @@ def play(session: Playing, played: Played) -> Stage:
     mailbox = carrier(played.transport, communicator, routes, hosts)
     dtype, meanwhile = np.dtype(np.uint8) if said else roles.weights.dtype, played.meanwhile
     ranks = RankWorld(
-        *given,
+        {number: played.program(roles, number) for number in here},
+        hosts,
         communicator,
         stage,
         stage.diary,
@@ -336,6 +307,36 @@ class Stage:
         """Whether someone wants training to end."""
         return self._session.recorder is not None and self._session.recorder.wanted()
 
+    # --- its state ------------------------------------------------------------------------------
+
+    def keep(self) -> dict[str, Any]:
+        """All that it holds, where one process plays all."""
+        recorder = self._session.recorder
+        return {
+            "rows": self.rows,
+            "last": self._last,
+            "mean": self._mean,
+            "ended": self._ended,
+            "held": self._epochs.look(),
+            "shards": {holder: shard.keep() for holder, shard in self._shards.items()},
+            "replica": self.replica.keep(),
+            "epochs": recorder.epochs if recorder is not None else [],
+        }
+
+    def take(self, kept: Mapping[str, Any]) -> None:
+        """Go on from what was kept."""
+        self.rows, self._last, self._mean = kept["rows"], kept["last"], kept["mean"]
+        self._ended = kept["ended"]
+        for epoch, parts in kept["held"].items():
+            for holder, weights in parts.items():
+                self._epochs.put(epoch, holder, weights)
+        for holder, values in kept["shards"].items():
+            self._shards[holder].take(values)
+        self.replica.take(*kept["replica"])
+        if self._session.recorder is not None:
+            self._session.recorder.rows = list(self.rows)
+            self._session.recorder.epochs = kept["epochs"]
+
     # --- the end --------------------------------------------------------------------------------
 
     def leave(self) -> None:
@@ -413,28 +414,6 @@ def _merged(told: Iterable[Mapping[int, _T]]) -> dict[int, _T]:
     return {holder: weights for each in told for holder, weights in each.items()}
 
 
-def _laws(session: Playing, stage: Stage) -> Laws:
-    """What things take on the virtual clock; measured here, where the experiment does not say."""
-    experiment = session.experiment
-    compute = experiment.compute or ComputeTime()
-    measures = compute.seconds is None and compute.values is None
-    measured = update = 0.0
-    if measures:
-        first = session.batches()
-        measured = _median(session.communicator.clock.now, partial(stage.replica.try_out, first))
-    if compute.update is not None:
-        update = compute.update
-    elif measures:
-        holder = stage.roles.servers[0] if stage.roles.parts else 0
-        shard = stage.shard(holder)
-        nothing = np.zeros(shard.part.size, stage.roles.weights.dtype)
-        update = _median(session.communicator.clock.now, partial(shard.update, nothing))
-    session.exchanged = {"compute_seconds": measured or compute.seconds, "update_seconds": update}
-    later = {(worker, step): seconds for worker, step, seconds in experiment.later}
-    given = compute, experiment.slowed, experiment.seed, measured, update, later
-    return Laws(*given, experiment.faults)
-
-
 def _layer_sizes(model: keras.Model) -> list[int]:
     """How many trainable weights each layer has, in the order of the flat weights."""
     layers = groupby(model.trainable_variables, lambda v: v.path.rpartition("/")[0])
@@ -444,16 +423,6 @@ def _layer_sizes(model: keras.Model) -> list[int]:
 def _first_rate(optimizer: keras.optimizers.Optimizer) -> float:
     """The learning rate of the first step."""
     return float(optimizer.learning_rate)
-
-
-def _median(now: Callable[[], float], once: Callable[[], object]) -> float:
-    """Seconds that it takes, after two calls that warm up."""
-    found = []
-    for _ in range(2 + TRIALS):
-        start = now()
-        once()
-        found.append(now() - start)
-    return statistics.median(found[2:])
 
 
 class Shelf:
@@ -471,8 +440,15 @@ class Shelf:
 
     def take(self, epoch: int) -> dict[int, Vector]:
         """Weights by holder, which are not kept any longer."""
+        return self._read(self._places.pop(epoch, {}))
+
+    def look(self) -> dict[int, dict[int, Vector]]:
+        """All that it has, by epoch and holder."""
+        return {epoch: self._read(places) for epoch, places in self._places.items()}
+
+    def _read(self, places: Mapping[int, int]) -> dict[int, Vector]:
         found = {}
-        for holder, place in self._places.pop(epoch, {}).items():
+        for holder, place in places.items():
             self._file.seek(place)
             found[holder] = np.load(self._file)
         return found

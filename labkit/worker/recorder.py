@@ -185,11 +185,15 @@ class StopTogether(keras.callbacks.Callback):
 
     They do so after the same step, two later: a rank that exchanges by priority may have one step
     behind it that the others have not seen.
+
+    Args:
+        communicator: the ranks.
+        done: steps before the first one.
     """
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, done: int = 0) -> None:
         super().__init__()
-        self._board, self._step = communicator.board, 0
+        self._board, self._step = communicator.board, done
         self._alone = communicator.size == 1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -28,6 +28,7 @@ from labkit.strategies import Played, Predictor, Step, Watcher
 from labkit.worker import inference
 from labkit.worker.feed import Feed, Source
 from labkit.worker.loop import train
+from labkit.worker.progress import Progress
 from labkit.worker.recorder import Recorder, StopTogether
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class TrainingSession:
         self.exchanged: dict[str, JSON] | None = None  # by whom else, or by which laws
         own = experiment.callbacks() if experiment.callbacks else []
         self.callbacks: list[keras.callbacks.Callback] = list(own)
+        self.progress = Progress(self.feed.steps)
         self._given = self.model.optimizer if self.model.compiled else None
         self._options = _compile_options(self.model, experiment, source)
 
@@ -100,19 +102,55 @@ class TrainingSession:
         self.model.compile(optimizer=optimizer, jit_compile=False, **self._options)
 
     def fit(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Train for the experiment's epochs, validating after each."""
+        """Train from where it stands to the last of the experiment's epochs, validating after each.
+
+        To Keras an epoch that had been begun is a fit of its own.
+        """
+        stop = StopTogether(self.communicator, self.progress.position.done(self.feed.steps))
+        everyone = [*callbacks, *self.callbacks, self.progress, stop]
+        self.model.stop_training = False
         try:
-            self.model.fit(
-                self.feed.train,
-                epochs=self.experiment.epochs,
-                steps_per_epoch=self.feed.steps,
-                shuffle=False,  # the plan has shuffled
-                validation_data=self.feed.validation,
-                callbacks=[*callbacks, *self.callbacks, StopTogether(self.communicator)],
-                verbose=0,
-            )
+            if self.feed.ends_at(self.progress.position):
+                self._end_epoch(everyone)
+            if self.progress.position.step:
+                self._fit(everyone, self.progress.position.epoch + 1)
+            if (
+                not self.model.stop_training
+                and self.progress.position.epoch < self.experiment.epochs
+            ):
+                self._fit(everyone, self.experiment.epochs)
         finally:
             seam(self.model).clear()
+
+    def _fit(self, callbacks: list[keras.callbacks.Callback], epochs: int) -> None:
+        at, steps = self.progress.position, self.feed.steps
+        self.model.fit(
+            self.feed.after(at),
+            initial_epoch=at.epoch,
+            epochs=epochs,
+            steps_per_epoch=steps and steps - at.step,
+            shuffle=False,  # the plan has shuffled
+            validation_data=self.feed.validation,
+            callbacks=callbacks,
+            verbose=0,
+        )
+
+    def _end_epoch(self, callbacks: list[keras.callbacks.Callback]) -> None:
+        """What `fit` does behind the last step of an epoch."""
+        told, epoch = (
+            keras.callbacks.CallbackList(callbacks, model=self.model),
+            self.progress.position.epoch,
+        )
+        told.on_train_begin()
+        told.on_epoch_begin(epoch)
+        logs = dict(self.model.get_metrics_result())
+        if self.feed.validation is not None:
+            found = self.model.evaluate(
+                self.feed.validation, callbacks=told, return_dict=True, verbose=0
+            )
+            logs |= {f"val_{name}": value for name, value in found.items()}
+        told.on_epoch_end(epoch, logs)
+        told.on_train_end()
 
     def play(self, played: Played) -> None:
         """Train by programs, see `labkit.worker.played`."""
@@ -194,8 +232,8 @@ class TrainingSession:
             found = self.evaluate() if predict is None else self._evaluate_by(predict)
             return {f"val_{name}": value for name, value in found.items()}
 
-        epochs, callbacks = self.experiment.epochs, self.callbacks
-        train(self.model, self.feed, epochs, callbacks, step, validate, self.communicator)
+        given = self.model, self.feed, self.experiment.epochs, self.callbacks, self.progress
+        train(*given, step, validate, self.communicator)
         if not early:
             collect()
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator, world
 from labkit.experiment import Experiment
 from labkit.records.result import Event, RankResult, WholeResult
 from labkit.records.store import Record
-from labkit.records.stream import Writer, refuse_unseen
+from labkit.records.stream import Writer, sees
 from labkit.strategies import Batch, Strategy
+from labkit.worker.afar import Afar
+from labkit.worker.luggage import enter
 
 if TYPE_CHECKING:
     from labkit.exchange import Timeline
@@ -141,13 +140,13 @@ def prepare() -> None:
 
 
 def infer(
-    communicator: Communicator, file: str, strategy: Strategy, x: Batch, batch_size: int
+    communicator: Communicator, file: str | bytes, strategy: Strategy, x: Batch, batch_size: int
 ) -> Batch | None:
     """This rank's predictions of the rows x by a model; None where it holds none.
 
     Args:
         communicator: the ranks that predict together.
-        file: of the model, as Keras has saved it.
+        file: of the model, as Keras has saved it, or what it holds.
         strategy: how the model is divided among them.
         x: an array (rows, …), or a nest of them, the same on all ranks.
         batch_size: rows that go through the model at a time.
@@ -183,10 +182,11 @@ def _events(timeline: Timeline | None) -> list[Event]:
 def main(payload: bytes) -> Any:
     """Entry of an engine: calls a function on the ranks that the task names.
 
-    The task holds `call` (function and arguments, pickled), `ranks`, `limit`, `network`, `folder`
-    and `environment`; with `stream`, a folder, and `submitter`, a process, the function also gets
-    `report` and `stop_asked`, see `labkit.records.stream`. A failure is written on the board first,
-    so that ranks which wait for this one raise too and every engine stays alive for the next call.
+    The task holds `call` (function and arguments, pickled), `ranks`, `limit`, `network`, `folder`,
+    `luggage` and `environment`; with `stream`, a folder, and `submitter`, a process, the function
+    also gets `report` and `stop_asked`, see `labkit.records.stream`. A failure is written on the
+    board first, so that ranks which wait for this one raise too and every engine stays alive for
+    the next call.
     """
     import cloudpickle
 
@@ -194,12 +194,13 @@ def main(payload: bytes) -> Any:
     os.environ.update(task["environment"])
     communicator = world(task["ranks"], task["limit"], task["network"])
     try:
-        _enter(task["folder"])
+        enter(task["folder"], task["luggage"])
         function, arguments = cloudpickle.loads(task["call"])
         options: dict[str, Callable[..., bool | None]] = {}
         if "stream" in task:
-            refuse_unseen(Path(task["stream"]), task["submitter"])
-            writer = Writer(Path(task["stream"]), communicator.rank, task["submitter"])
+            stream, submitter = Path(task["stream"]), task["submitter"]
+            seen = sees(stream, submitter)
+            writer = Writer(stream, communicator.rank, submitter) if seen else Afar()
             options = {"report": writer.write, "stop_asked": writer.stop_asked}
         result = function(communicator, *arguments, **options)
         communicator.meet("the end of the call")  # also with a rank that failed after its last
@@ -209,16 +210,3 @@ def main(payload: bytes) -> Any:
         raise cause from (None if cause is error else error)
     communicator.close()
     return result
-
-
-def _enter(folder: str) -> None:
-    """Go to the folder of who has called, and import from there."""
-    try:
-        os.chdir(folder)
-    except FileNotFoundError as error:
-        raise InvalidInput(
-            f"host {socket.gethostname()} does not see the folder {Path(folder).name}, from which "
-            "its ranks were called; work in a folder that all hosts share"
-        ) from error
-    if folder not in sys.path:
-        sys.path.insert(0, folder)

@@ -1,0 +1,102 @@
+"""Training that is broken off in its midst and goes on where it stood."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from labkit import AllReduce, Experiment, Layerwise
+from labkit.communicator.world import alone
+from labkit.strategies import Strategy
+from labkit.worker.feed import read
+from labkit.worker.progress import Position, Progress
+from labkit.worker.recorder import Recorder
+from labkit.worker.session import TrainingSession
+
+STEPS, EPOCHS = 4, 3
+
+
+class Broken(Exception):
+    """Training was broken off."""
+
+
+class BreakOff(Progress):
+    """Breaks off training after a step, once."""
+
+    def __init__(self, steps: int | None, after: int) -> None:
+        super().__init__(steps)
+        self.left = after
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        super().on_train_batch_end(batch, logs)
+        self.left -= 1
+        if self.left == 0:
+            raise Broken
+
+
+def own_batches() -> Any:
+    import tensorflow as tf
+
+    x = np.random.default_rng(1).standard_normal((STEPS * 8, 5)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int32)
+    return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(16, seed=3).batch(8)
+
+
+def endless() -> Any:
+    return own_batches().repeat()
+
+
+def own_model() -> keras.Model:
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=keras.optimizers.Adam(0.05), loss=loss, metrics=["accuracy"])
+    return model
+
+
+def trained(question: Experiment, after: int = 0) -> tuple[list[Any], list[dict[str, float]]]:
+    """Weights and the epochs' metrics, with a break after so many steps, or none."""
+    communicator = alone()
+    session = TrainingSession(question, communicator, read(question, communicator))
+    recorder = Recorder(communicator, lambda kind, records: None, lambda: False)
+    session.callbacks.insert(0, recorder)
+    session.compile(session.optimizer())
+    go_on = partial(session.fit, []) if question.strategy == AllReduce() else partial(loop, session)
+    if after:
+        session.progress = BreakOff(session.feed.steps, after)
+        with pytest.raises(Broken):
+            go_on()
+        session.progress.hold()
+    go_on()
+    assert session.progress.position == Position(EPOCHS)
+    return session.model.get_weights(), recorder.epochs
+
+
+def loop(session: TrainingSession) -> None:
+    """Steps of a strategy's own, here Keras's."""
+
+    def step(x: Any, y: Any, weight: Any) -> float:
+        return float(session.model.train_on_batch(x, y, return_dict=True)["loss"])
+
+    session.loop(step, lambda: None)
+
+
+@pytest.mark.parametrize("strategy", [AllReduce(), Layerwise()])
+@pytest.mark.parametrize("steps", [STEPS, None])
+def test_it_goes_on_as_if_nothing_had_been(strategy: Strategy, steps: int | None) -> None:
+    data = own_batches if steps is None else endless
+    question = Experiment(
+        model=own_model, dataset=data, validation=own_batches, strategy=strategy,
+        batch_size=8, steps=steps, epochs=EPOCHS, gate=False,
+    )  # fmt: skip
+    weights, epochs = trained(question)
+    # Where only the end of the data ends an epoch, Keras counts an update more when it comes there.
+    for after in (1, 2 * STEPS - 1, *([] if steps is None else [STEPS, EPOCHS * STEPS])):
+        found, told = trained(question, after)
+        assert all(np.array_equal(a, b) for a, b in zip(weights, found, strict=True)), after
+        assert len(told) == EPOCHS
+        for own, other in zip(told, epochs, strict=True):
+            assert {**own, "seconds": 0} == {**other, "seconds": 0}
