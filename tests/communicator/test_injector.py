@@ -96,7 +96,7 @@ def test_a_flipped_bit_is_found_by_checksum_and_passes_unseen_without(
         cluster.call(exchange, "corrupt", by, True, ranks=2)
     assert "its checksum is wrong" in str(error.value)
     if by == "round":
-        assert "ring of float32[9]), round 1" in str(error.value)
+        assert "ring of float32[9]), round 2" in str(error.value)
 
 
 def test_a_lost_message_is_found_by_the_checksum_of_the_one_behind_it(cluster: Cluster) -> None:
