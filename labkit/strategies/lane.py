@@ -157,8 +157,7 @@ def taken_by_all(session: Session, exchange: Exchange) -> bool:
     """Whether the ranks take this step, for which no part of the model may have a bad gradient."""
     if not exchange.skips:
         return True
-    fine = bool(exchange.fine()) if exchange.buckets else True
-    everyone = session.communicator.everyone(float(fine), "whether a step is skipped")
+    everyone = session.communicator.everyone(float(exchange.fine()), "whether a step is skipped")
     return bool(np.all(everyone))
 
 

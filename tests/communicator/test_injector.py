@@ -106,6 +106,6 @@ def test_a_lost_message_is_found_by_the_checksum_of_the_one_behind_it(cluster: C
         communicator.rules.injector.begins(0)
         communicator.allreduce(np.ones(8, np.float32), "ring")
 
-    with pytest.raises(RankError, match="round 0 is not what was sent") as error:
+    with pytest.raises(RankError, match="round 1 is not what was sent") as error:
         cluster.call(lose, ranks=2)
     assert "a message before it was lost" in str(error.value)

@@ -199,7 +199,7 @@ def test_faults_on_the_virtual_clock_take_its_time_and_its_messages(cluster: Clu
     slow, pause = Fault("slow", rank=2, step=1, factor=3), Fault("pause", rank=2, step=2, seconds=2)
     assert seconds(slow, pause)[:3] - plain[:3] == pytest.approx([0, 0.02, 2])
     assert len(seconds(Fault("kill", rank=2, step=3))) == 3
-    corrupt = Fault("corrupt", rank=2, step=1, offset=0, bit=30)
+    corrupt = Fault("corrupt", rank=2, step=1, offset=130, bit=30)
     one, other = (run(cluster, faults=f, **given).metrics["test_loss"] for f in ((), corrupt))
     assert one != other
     with pytest.raises(RankError, match="wait for messages that nobody will send"):
