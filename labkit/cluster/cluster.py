@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
-from labkit.cluster import attached, launch, magic
+from labkit.cluster import attached, launch, magic, planting
 from labkit.cluster.calls import Calls
 from labkit.cluster.carried import Carried, give, take
 from labkit.cluster.kept import Connection, Kept
@@ -220,6 +220,7 @@ class Cluster:
             InvalidInput: the experiment does not fit this cluster, or its model not its strategy.
             RankError: a rank failed; the record is kept with its cause.
         """
+        experiment = planting.with_planted(experiment)
         kept, begun = checked(experiment, checkpoint), earlier(experiment, resume)
         if begun is not None and begun.status["state"] == "completed":
             return begun
@@ -248,6 +249,7 @@ class Cluster:
         """
         if experiment.repeats > 1:
             raise InvalidInput(f"repeats={experiment.repeats} wants run(), which waits for all")
+        experiment = planting.with_planted(experiment)
         kept = checked(experiment, checkpoint)
         return self._begin_run(experiment, show, kept, resume, earlier(experiment, resume))
 
@@ -408,6 +410,7 @@ class Cluster:
             view.block = True
             view.activate()  # %%px runs on all ranks, in rank order
             magic.register(self)  # and %%ranks, which ends with the first that fails
+            planting.register()
 
     @property
     def engines(self) -> list[int]:

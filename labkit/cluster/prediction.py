@@ -42,7 +42,7 @@ class Prediction:
     callbacks: None = None
     threads: int = 1
     shards: str = "iid"
-    lost: tuple[tuple[int, float], ...] = ()
+    gone: tuple[int, ...] = ()
     feed: str = "shard"
     clock: str = "wall"
     precision: str = "float32"

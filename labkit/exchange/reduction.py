@@ -104,8 +104,10 @@ class Compressed:
         pieces, layers = layout.layers(number)
         own = layout.weights[number]
         told = self._communicator.allgather((own, _trouble(pieces, layers)), self.what)
-        if troubles := [f"{name} on rank {rank}" for rank, (_, name) in enumerate(told) if name]:
-            self._skip(pieces, troubles)
+        skips = any(np.isnan(weight) for weight, _ in told)  # a guard has said so
+        troubles = [f"{name} on rank {rank}" for rank, (_, name) in enumerate(told) if name]
+        if troubles or skips:
+            self._skip(pieces, troubles, skips)
             return
         total = sum(weight for weight, _ in told)
         share = own * self._communicator.size / total if total else 0.0
@@ -123,9 +125,9 @@ class Compressed:
             # By now some ranks may have begun the next step: watchers must agree on this one.
             watcher(number, layers, replace(seen, step=layout.steps[number]))
 
-    def _skip(self, pieces: Sequence[np.ndarray], troubles: Sequence[str]) -> None:
+    def _skip(self, pieces: Sequence[np.ndarray], troubles: Sequence[str], asked: bool) -> None:
         """An overflow: every rank skips the step, and no memory keeps it."""
-        if not self.scaled:
+        if not (self.scaled or asked):
             raise NotFinite(
                 f"the gradient of {', '.join(troubles)} is infinite or not a number; lower the "
                 "learning rate, or clip gradients (clipnorm)"

@@ -62,6 +62,11 @@ class Replica:
         """The model's, flat, as a copy."""
         return np.concatenate([variable.numpy().reshape(-1) for variable in self._variables])
 
+    @property
+    def paths(self) -> list[str]:
+        """Of the variables, one by one."""
+        return [variable.path for variable in self._variables]
+
     def pieces(self, flat: Vector) -> list[Vector]:
         """Flat weights, one by one."""
         return [flat[start:stop] for start, stop in self._bounds]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
 
 from labkit.common.errors import LabkitError
+from labkit.communicator import Injector
 from labkit.network import Network
 from labkit.programs.actions import (
     Action,
@@ -76,6 +78,8 @@ class VirtualWorld(World):
         lost: when who is gone, s, the members of a replica together. What they have sent arrives;
             who is left hears of it behind that.
         servers: those who hear of it.
+        killed: the steps with whose begin workers are gone.
+        injectors: who spoil messages of workers.
 
     Attributes:
         now: s.
@@ -94,6 +98,8 @@ class VirtualWorld(World):
         script: Mapping[int, Sequence[tuple[int, int]]] | None = None,
         lost: Mapping[tuple[int, ...], float] | None = None,
         servers: Sequence[int] = (),
+        killed: Mapping[int, int] | None = None,
+        injectors: Mapping[int, Injector] | None = None,
     ) -> None:
         super().__init__(programs, hosts, scenes, diary)
         self.now, self._times = 0.0, times
@@ -107,6 +113,7 @@ class VirtualWorld(World):
         self._met: dict[int, Meeting] = {}  # allreduces that are known to end, by worker
         self._joins: set[int] = set()  # who waits for one
         self._servers, self._begun = servers, False
+        self._killed, self._injectors = killed or {}, injectors or {}
         for members, moment in (lost or {}).items():
             self._at(moment, Event("_lose", (members,)))
 
@@ -193,6 +200,9 @@ class VirtualWorld(World):
         match action:
             case Compute() | Forward() | Backward():
                 found = self._computed(number, action)
+                if self._killed.get(number) == found.step:
+                    self._lose((number,))
+                    return False, None
                 stop = self._stop(number, action, found.step)
                 self._noted(number, action, found, self.now, stop)
                 self._answer(stop, number, found)
@@ -251,6 +261,12 @@ class VirtualWorld(World):
     # --- messages ----------------------------------------------------------------------------
 
     def _send(self, source: int, to: int, message: Message) -> None:
+        injector = self._injectors.get(source)
+        if injector is not None and message.values is not None:
+            values = injector.outgoing(message.values)
+            if values is None:
+                return
+            message = replace(message, values=values)
         nbytes = 0 if message.values is None else message.values.nbytes
         away = self._sent(source, to, message)
         self._lines.setdefault((source, to), deque()).append(message)

@@ -10,6 +10,7 @@ from labkit.common.content import JSON
 
 if TYPE_CHECKING:
     from labkit.communicator.clock import Offset
+    from labkit.exchange import Bad
     from labkit.model_parallel.memory import Memory
     from labkit.model_parallel.meter import LayerRow
 
@@ -94,6 +95,7 @@ class RankResult:
         timeline: what it did when, see `labkit.exchange.Timeline`.
         offsets: of its clock against rank 0's, before the training and after it.
         microscope: what compression did to its gradients.
+        bad_numbers: gradients and losses that were not finite.
         interleaving: what servers did with each gradient, see `labkit.programs.diary.Diary`.
         layers: how each layer of a model in slices was cut, and what it has sent of it.
         whole: what rank 0 says for all.
@@ -107,6 +109,7 @@ class RankResult:
     offsets: Sequence[Offset] = ()
     microscope: Rows = field(default_factory=list)
     layers: Sequence[LayerRow] = ()
+    bad_numbers: Sequence[Bad] = ()
     interleaving: Sequence[Row] = ()
     whole: WholeResult | None = None
 

@@ -190,6 +190,7 @@ class AllReduce(Strategy):
             bucket_bytes=self.bucket_bytes,
             compressor=self.compressor,
             seed=session.seed,
+            guard=session.guard,
         )
         optimizer.exchange.watchers += session.watchers
         session.compile(optimizer)
@@ -210,6 +211,7 @@ class AllReduce(Strategy):
             self.bucket_bytes,
             self.compressor,
             session.seed,
+            guard=session.guard,
         )
         exchange.watchers += session.watchers
         optimizer = session.optimizer()

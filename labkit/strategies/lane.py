@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import keras
 
     from labkit.communicator import Communicator
-    from labkit.exchange import Timeline
+    from labkit.exchange import Exchange, Timeline
     from labkit.model_parallel.losses import Losses
     from labkit.model_parallel.stages import Batch as Rows
     from labkit.model_parallel.stages import Blocks, Ledger, Parts, Stage
@@ -107,7 +107,7 @@ class Cut:
         from labkit.communicator import computing
         from labkit.exchange import Exchange
 
-        exchange, own = Exchange(session.readers, paces=False), self.own
+        exchange, own = Exchange(session.readers, paces=False, guard=session.guard), self.own
         slowly = computing(session.communicator)
         variables = [variable for stage in own.values() for variable in stage.variables]
         names = [variable.path for variable in variables]
@@ -124,11 +124,13 @@ class Cut:
 
         def update(rows: int) -> None:
             gradients = [each for stage in own.values() for each in stage.take_gradients()]
-            if variables and session.readers.total(rows, "the rows of an update") > 0:
-                mean = exchange.mean(gradients, np.int64(rows), names)
+            takes_part = bool(variables) or exchange.skips
+            if takes_part and session.readers.total(rows, "the rows of an update") > 0:
+                mean = exchange.mean(gradients, np.int64(rows), names) if variables else []
                 start = session.timeline.clock.now()
-                with slowly():
-                    optimizer.apply(mean, variables)
+                if taken_by_all(session, exchange) and variables:
+                    with slowly():
+                        optimizer.apply(mean, variables)
                 session.timeline.add(f"update {max(own)}", -1, start)
 
         return update
@@ -160,6 +162,14 @@ class Cut:
         )
         steps = max(1, self.steps)
         session.layers = [row for part in self.sliced for row in part.describe(steps)]
+
+
+def taken_by_all(session: Session, exchange: Exchange) -> bool:
+    """Whether the ranks take this step, for which no part of the model may have a bad gradient."""
+    if not exchange.skips:
+        return True
+    everyone = session.communicator.everyone(float(exchange.fine()), "whether a step is skipped")
+    return bool(np.all(everyone))
 
 
 def own_models(

@@ -160,7 +160,7 @@ class Servers(Strategy):
                 f"servers={self.servers} with colocated=True stand on the ranks of "
                 f"workers={workers}; allowed: 1 to {workers}, or colocated=False"
             )
-        if self.colocated and (hit := [w for w, _ in experiment.lost if w < self.servers]):
+        if self.colocated and (hit := [w for w in experiment.gone if w < self.servers]):
             raise InvalidInput(
                 f"lost={hit} stand at the places of servers={self.servers}, whose weights would be "
                 "lost with them; give other workers, or colocated=False"

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from labkit.common.content import JSON
     from labkit.communicator import Communicator, Transport
     from labkit.compression import Compressor
+    from labkit.exchange import Guard, Seen, Timeline
     from labkit.exchange import Layer as Packed
-    from labkit.exchange import Seen, Timeline
     from labkit.frameworks.child import Child
     from labkit.frameworks.environments import Found
     from labkit.model_parallel.memory import Memory
@@ -151,8 +151,8 @@ class Question(Protocol):
         """How samples are divided among those that read them."""
 
     @property
-    def lost(self) -> Sequence[tuple[int, float]]:
-        """Which worker is lost, and when, s."""
+    def gone(self) -> Sequence[int]:
+        """Which workers do not come to the end of the training on the virtual clock."""
 
     @property
     def precision(self) -> str:
@@ -191,6 +191,7 @@ class Session(Protocol):
         partition: likewise, where a model was cut into stages.
         memory: likewise, what this rank keeps of it.
         exchanged: likewise, where processes of another framework exchanged gradients.
+        guard: looks at gradients before they meet; None: nobody does.
     """
 
     communicator: Communicator
@@ -203,6 +204,7 @@ class Session(Protocol):
     partition: dict[str, JSON]
     memory: Memory | None
     exchanged: dict[str, JSON] | None
+    guard: Guard | None
 
     @property
     def experiment(self) -> Question:

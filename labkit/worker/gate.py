@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -30,7 +30,10 @@ from labkit.worker.track import Own, Track
 
 STEPS = 20
 # What does not change whether the method is exact.
-_IRRELEVANT = ("name", "epochs", "steps", "repeats", "threads", "seed", "gate", "callbacks")
+_IRRELEVANT = (
+    *("name", "epochs", "steps", "repeats", "threads", "seed", "gate", "callbacks"),
+    *("faults", "bad_numbers", "check_every", "checksums"),
+)
 
 
 def verify(experiment: Experiment, communicator: Communicator, source: Source) -> Verdict:
@@ -232,7 +235,8 @@ def _shortened(
     experiment: Experiment, communicator: Communicator, source: Source
 ) -> tuple[Experiment, Source]:
     """The first steps of an experiment in float64, with batches of fewer rows, and their data."""
-    fields = {"precision": "float64", "callbacks": None}
+    fields: dict[str, Any] = {"precision": "float64", "callbacks": None, "faults": ()}
+    fields |= {"bad_numbers": None, "check_every": 0, "checksums": False}
     if callable(source.train):  # who knows where it ends
         return experiment.replace(epochs=1, steps=STEPS, **fields), source
     given = experiment.batch_size

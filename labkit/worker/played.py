@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     import keras
 
     from labkit.common.content import JSON
-    from labkit.communicator import Communicator
+    from labkit.communicator import Communicator, Injector
+    from labkit.exchange import Guard
     from labkit.experiment import Experiment
     from labkit.programs.diary import Event
     from labkit.worker.feed import Feed
@@ -46,6 +49,8 @@ class Playing(Protocol):
     interleaving: list[Event]
     exchanged: dict[str, JSON] | None
     partition: dict[str, JSON]
+    guard: Guard | None
+    injectors: dict[int, Injector]
 
     def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Compile the model with the experiment's loss and metrics."""
@@ -183,11 +188,12 @@ class Stage:
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         """Of the worker's next batch."""
-        return self.replica.gradient(worker, weights)
+        return self._step(worker, lambda: self.replica.gradient(worker, weights))
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
         """Likewise, of a loss that counts soft targets."""
-        return self.replica.distilled(worker, weights, soft, share)
+        given = worker, weights, soft, share
+        return self._step(worker, lambda: self.replica.distilled(*given))
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
         """What one predicts for a batch of a worker."""
@@ -203,7 +209,33 @@ class Stage:
 
     def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
         """The gradients of a pass that has gone forward."""
-        return self._cut.members[place.member].backward(place, values)
+        found = self._cut.members[place.member].backward(place, values)
+        return self._looked_at(place.worker, found, place.member) if found.values.size else found
+
+    def _step(self, worker: int, compute: Callable[[], Gradient]) -> Gradient:
+        if (injector := self._session.injectors.get(worker)) is not None:
+            injector.begins(injector.step + 1)
+        return self._looked_at(worker, compute())
+
+    def _looked_at(self, worker: int, found: Gradient, member: int | None = None) -> Gradient:
+        """A gradient with what is planted in it, and as the guard lets it on."""
+        injector, guard = self._session.injectors.get(worker), self._session.guard
+        whole = member is None
+        if (injector is None and guard is None) or (whole and not found.rows):
+            return found
+        replica = self.replica if member is None else self._cut.members[member]
+        given, paths = replica.pieces(found.values)[::-1], replica.paths[::-1]
+        pieces, skips = given if injector is None else injector.gradients(paths, given), False
+        if guard is not None:
+            guard.step = found.step
+            pieces, skips = guard.look(paths, pieces, worker, found.loss if whole else 0.0)
+            if whole and not math.isfinite(found.loss) and not changed(pieces, given):
+                guard.note("", 1, worker)
+        if skips:
+            return replace(found, values=np.zeros_like(found.values), rows=0, loss=0.0)
+        return (
+            replace(found, values=np.concatenate(pieces[::-1])) if changed(pieces, given) else found
+        )
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient; workers that all have the same mean take one step together."""
@@ -363,6 +395,11 @@ class Stage:
         if len(self._copies) > 1:
             told["consensus_distance"] = self.roles.consensus_distance(parts)
         session.recorder.put_epoch(told | {"loss": _loss(rows, epoch)} | found)
+
+
+def changed(ours: Sequence[Vector], theirs: Sequence[Vector]) -> bool:
+    """Whether some of these are other arrays."""
+    return any(one is not other for one, other in zip(ours, theirs, strict=True))
 
 
 def _loss(rows: Iterable[Row], epoch: int) -> float:

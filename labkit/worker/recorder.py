@@ -87,6 +87,11 @@ class Recorder(keras.callbacks.Callback, Hook):
             self._loss.assign(tf.cast(value, tf.float64))
         return value
 
+    @property
+    def loss(self) -> float:
+        """Of the step under way, as far as it is known."""
+        return float(self._loss.numpy())
+
     def note(self, loss: float | None, samples: int) -> None:
         """Loss and rows of a step that is not the model's own; None on ranks that do not know."""
         self._loss.assign(math.nan if loss is None else loss)

@@ -16,8 +16,8 @@ import tensorflow as tf
 from labkit import models
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
-from labkit.communicator import Communicator
-from labkit.exchange import Timeline
+from labkit.communicator import Communicator, Injector
+from labkit.exchange import Guard, Timeline
 from labkit.exchange.seam import seam
 from labkit.experiment import Experiment
 from labkit.keras import LARS, Recipe, copy_of, evaluate
@@ -60,6 +60,9 @@ class TrainingSession:
         self._source = source
         self.seed = experiment.seed
         self.watchers: list[Watcher] = []  # of compressed buckets
+        policy = experiment.bad_numbers
+        self.guard = None if policy is None else Guard(policy, communicator.rank)
+        self.injectors: dict[int, Injector] = {}  # by rank, or by worker on the virtual clock
         self.timeline = Timeline(communicator.clock)
         self.partition: dict[str, JSON] = {}  # where a model was cut into stages, and why there
         self.memory: Memory | None = None  # of a strategy that trains parts

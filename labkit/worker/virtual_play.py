@@ -39,6 +39,7 @@ class VirtualPlay:
         for server, worker, step in experiment.order:
             order[server] += [(member, step) for member in roles.members(worker)]
         lost = {tuple(roles.members(worker)): moment for worker, moment in experiment.lost}
+        killed = {fault.rank: fault.step for fault in experiment.faults if fault.kind == "kill"}
         self._program = partial(played.program, roles)
         self.world = VirtualWorld(
             {number: self._program(number) for number in range(len(roles.hosts))},
@@ -49,6 +50,8 @@ class VirtualPlay:
             script=order,
             lost=lost,
             servers=roles.servers,
+            killed=killed,
+            injectors=session.injectors,
         )
 
     def play(self, between: Callable[[VirtualPlay], None] | None = None) -> None:
@@ -107,7 +110,8 @@ def _laws(session: Playing, stage: Stage) -> Laws:
         update = _median(session.communicator.clock.now, partial(shard.update, nothing))
     session.exchanged = {"compute_seconds": measured or compute.seconds, "update_seconds": update}
     later = {(worker, step): seconds for worker, step, seconds in experiment.later}
-    return Laws(compute, experiment.slowed, experiment.seed, measured, update, later)
+    given = compute, experiment.slowed, experiment.seed, measured, update, later
+    return Laws(*given, experiment.faults)
 
 
 def _median(now: Callable[[], float], once: Callable[[], object]) -> float:

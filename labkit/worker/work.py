@@ -48,6 +48,7 @@ def work(
     use_one_device(communicator)
     if experiment.clock == "wall" and experiment.slow:
         communicator.be_slow(_slow_ranks(experiment), experiment.seed)
+    communicator.rules.checks = experiment.checksums
     try:
         return _train(communicator, experiment, keeping, report, stop_asked)
     finally:
@@ -74,7 +75,7 @@ def _train(
     from labkit.exchange.microscope import Microscope
     from labkit.model_parallel import memory
     from labkit.records import environment
-    from labkit.worker import gate
+    from labkit.worker import gate, vigil
     from labkit.worker.feed import read
     from labkit.worker.recorder import Recorder
     from labkit.worker.session import TrainingSession
@@ -100,6 +101,7 @@ def _train(
     microscope = Microscope(communicator, every) if every else None
     if microscope is not None:
         session.watchers.append(microscope.look)
+    vigil.keep(session, recorder)
     memory.reset_peak()
     offsets = [offset(communicator.clock, communicator.allgather)]
     tell("doing", what="training")
@@ -133,6 +135,7 @@ def _train(
         offsets=offsets if communicator.size > 1 else [],
         microscope=microscope.rows if microscope is not None else [],
         layers=session.layers,
+        bad_numbers=session.guard.found if session.guard is not None else [],
         interleaving=session.interleaving,
         whole=whole,
     )
