@@ -71,8 +71,9 @@ class Experiment(Checked):
         faults: what goes wrong, when and where; each a `Fault`.
         bad_numbers: what to do about a gradient that is infinite or not a number: "stop" with an
             error that names step, rank and layer; "skip" the step on all ranks (programs: the
-            gradient); "clip": 0 in the place of such elements; None: go on. A loss that is scaled
-            (precision="mixed_float16") takes care of its own overflows.
+            gradient); "clip": 0 in the place of such elements; None: nobody looks, which would be
+            one more pass over all gradients. A loss that is scaled (precision="mixed_float16")
+            takes care of its own overflows.
         check_every: steps from one comparison of the replicas' weights to the next; 0: none.
         checksums: whether one travels with each message that labkit sends itself.
         epochs: passes over the data.
@@ -114,7 +115,7 @@ class Experiment(Checked):
     order: tuple[tuple[int, int, int], ...] = ()
     lost: tuple[tuple[int, NonNegativeFloat], ...] = ()
     faults: tuple[Fault, ...] = ()
-    bad_numbers: Literal["stop", "skip", "clip"] | None = "stop"
+    bad_numbers: Literal["stop", "skip", "clip"] | None = None
     check_every: int = Field(default=0, ge=0)
     checksums: bool = False
     epochs: int = Field(default=1, gt=0, le=MOST_STEPS)

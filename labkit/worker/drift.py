@@ -37,7 +37,7 @@ class Drift(keras.callbacks.Callback):
     def __init__(self, session: TrainingSession, every: int) -> None:
         super().__init__()
         self._session, self._communicator, self._every = session, session.communicator, every
-        self._step, self._equal_at = 0, 0
+        self._progress, self._step, self._equal_at = session.progress, 0, 0
         self._kept: list[np.ndarray] = []
         self._marks: list[Sums] = []  # after each step since then
 
@@ -47,7 +47,7 @@ class Drift(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Compare, if it is time. Raises: Drifted, on all ranks."""
-        self._step += 1
+        self._step = self._progress.taken + 1
         self._marks.append(self._marked())
         if self._step % self._every:
             return

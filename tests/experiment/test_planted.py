@@ -28,7 +28,7 @@ def test_what_is_not_given_leaves_the_hash_as_it_was() -> None:
     plain = Experiment(workers=2)
     unsaid = {"faults", "bad_numbers", "check_every", "checksums"}
     assert not unsaid & plain.to_json().keys()
-    others = [{"faults": KILL}, {"bad_numbers": "skip"}, {"bad_numbers": None}]
+    others = [{"faults": KILL}, {"bad_numbers": "skip"}, {"bad_numbers": "stop"}]
     others += [{"check_every": 5}, {"checksums": True, "strategy": RING}]
     assert len({plain.hash8, *(plain.replace(**each).hash8 for each in others)}) == 6
 

@@ -20,6 +20,7 @@ BASE: dict[str, Any] = {
     "workers": 2,
     "gate": False,
     "optimizer_options": {"momentum": 0.9},
+    "bad_numbers": "stop",
 }
 VIRTUAL = {"clock": "virtual", "compute": 0.01}
 SPARSE = lk.AllReduce("ring", compressor=lk.TopK(0.5))
