@@ -21,7 +21,10 @@ from labkit.strategies import STRATEGIES
 
 # Whether to take up what was interrupted, or from which run to begin.
 Resumed: TypeAlias = "bool | Run | Path | str | None"
-_SAME = ("model", "model_options", "strategy", "workers", "optimizer", "precision", "batch_size")
+_SAME = (
+    *("clock", "model", "model_options", "strategy", "workers"),
+    *("optimizer", "precision", "batch_size"),
+)
 _taken: set[Path] = set()  # runs of this job that this process has taken up, or found completed
 
 
@@ -29,14 +32,19 @@ def checked(experiment: Experiment, checkpoint: Checkpoint | int | str | None) -
     """What was asked for, refused where a training has no state that could be kept."""
     if checkpoint is None:
         return None
-    if experiment.plays or not experiment.strategy.goes_on:
+    strategy = experiment.strategy
+    goes_on = strategy.goes_on and not experiment.plays
+    if experiment.clock == "virtual":
+        goes_on = strategy.replica_cut == 1 and not experiment.faults
+    if not goes_on:
         name, known = type(experiment.strategy).__name__, STRATEGIES.items()
         allowed = ", ".join(n for n, kind in known if kind.goes_on)
         what = f"{name} on clock={experiment.clock!r}"
         raise InvalidInput(
             f"checkpoint={checkpoint!r}: {what} trains by programs, in processes of other "
             "frameworks, or with messages on their way from step to step, and what these hold is "
-            f"not kept; allowed on clock='wall': {allowed}"
+            f"not kept; allowed on clock='wall': {allowed}; on clock='virtual' all that play, with "
+            "whole replicas and without faults"
         )
     return checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(every=checkpoint)
 
@@ -92,7 +100,13 @@ def keeping(
         return None if checkpoint is None else Keeping(str(folder), checkpoint)
     if begin is not None:
         checked(experiment, Checkpoint())
-        _refuse_done(experiment, found)
+        if (clock := found.manifest["experiment"]["clock"]) != experiment.clock:
+            raise InvalidInput(
+                f"resume={begin.name!r} is of clock={clock!r}, whose state is another one than "
+                f"that of clock={experiment.clock!r}; resume on the same clock"
+            )
+        if experiment.clock == "wall":
+            _refuse_done(experiment, found)
     return Keeping(str(folder), checkpoint, found, begin is None)
 
 

@@ -72,7 +72,7 @@ class Keeper(keras.callbacks.Callback):
         self._communicator, self._clock = session.communicator, session.communicator.clock
         self._given_up, self._thread = threading.Event(), threading.Thread()
         self._error: BaseException | None = None
-        if not self._is_ours():
+        if not is_ours(keeping):
             raise InvalidInput(
                 f"host {socket.gethostname()} does not see the run's folder, where ranks keep "
                 "their state; work in a folder that all hosts share, or without checkpoints"
@@ -217,9 +217,7 @@ class Keeper(keras.callbacks.Callback):
             "ranks": self._communicator.size,
             "experiment": experiment.to_json(),
             "chosen": dict(self._session.chosen),
-            "versions": {
-                name: importlib.metadata.version(name) for name in ("labkit", "keras", "numpy")
-            },
+            "versions": versions(),
         }
 
     def _of_callbacks(self) -> list[dict[str, float]]:
@@ -254,7 +252,7 @@ class Keeper(keras.callbacks.Callback):
         while not all(each.exists() for each in sums):
             if self._given_up.wait(LOOK_EVERY):
                 return
-        if not self._is_ours():
+        if not is_ours(self._keeping):
             return
         files = {f"{each.stem}.npz": store.read_json(each) for each in sums}
         checkpoints.seal(folder, manifest | {"files": files})
@@ -262,11 +260,6 @@ class Keeper(keras.callbacks.Callback):
             each.unlink()
         assert self._keeping.checkpoint is not None
         checkpoints.forget(folder.parent, self._keeping.checkpoint.keep)
-
-    def _is_ours(self) -> bool:
-        """Whether the folder is here, and nobody else has taken up the run."""
-        live, owner = Path(self._keeping.folder).parent / stream.FOLDER, self._keeping.owner
-        return owner is None or stream.sees(live, owner)
 
     def _wait(self) -> None:
         while self._thread.is_alive():
@@ -390,6 +383,17 @@ class Keeper(keras.callbacks.Callback):
             progress.position = Position(progress.position.epoch)
             progress.metrics, progress.losses = [], []
         self._recorder.begin = progress.taken - len(self._recorder.rows)
+
+
+def is_ours(keeping: Keeping) -> bool:
+    """Whether the folder is here, and nobody else has taken up the run."""
+    live, owner = Path(keeping.folder).parent / stream.FOLDER, keeping.owner
+    return owner is None or stream.sees(live, owner)
+
+
+def versions() -> dict[str, JSON]:
+    """Of what a state depends on."""
+    return {name: importlib.metadata.version(name) for name in ("labkit", "keras", "numpy")}
 
 
 def _total(values: Sequence[np.ndarray], scale: float) -> np.ndarray:

@@ -22,6 +22,7 @@ from labkit.programs.over_grid import tiled
 from labkit.programs.ranks import RankWorld
 from labkit.programs.replica import Batches, Replica, Shard
 from labkit.strategies import Played
+from labkit.worker.virtual_keeper import VirtualKeeper
 from labkit.worker.virtual_play import VirtualPlay
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from labkit.exchange import Guard
     from labkit.experiment import Experiment
     from labkit.programs.diary import Event
+    from labkit.records.checkpoints import Keeping
     from labkit.worker.feed import Feed
     from labkit.worker.recorder import Recorder
 
@@ -49,6 +51,8 @@ class Playing(Protocol):
     interleaving: list[Event]
     exchanged: dict[str, JSON] | None
     partition: dict[str, JSON]
+    keeping: Keeping | None
+    checkpoints: dict[str, JSON] | None
     guard: Guard | None
     injectors: dict[int, Injector]
 
@@ -79,7 +83,11 @@ def play(session: Playing, played: Played) -> Stage:
     here = [n for n in numbers if virtual or stage.roles.hosts[n] == communicator.rank]
     stage.hold(here)
     if virtual:
-        VirtualPlay(session, played, stage).play()
+        play_of_all = VirtualPlay(session, played, stage)
+        if session.keeping is None or session.recorder is None:
+            play_of_all.play()
+        else:
+            VirtualKeeper(session, session.keeping, session.recorder).play(play_of_all)
         stage.leave()
         return stage
     roles, hosts = stage.roles, stage.roles.hosts

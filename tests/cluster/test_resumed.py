@@ -48,7 +48,7 @@ def losses(run: Run) -> list[tuple[float, ...]]:
     ("fields", "why"),
     [
         ({"strategy": lk.ParameterServer()}, "trains by programs"),
-        ({"clock": "virtual"}, "trains by programs"),
+        ({"clock": "virtual", "strategy": lk.ParameterServer(stages=2)}, "whole replicas"),
         ({"strategy": lk.TFDistribute()}, "processes of other"),
         ({"strategy": lk.DelayedGradients()}, "messages on their way"),
     ],
@@ -75,6 +75,34 @@ def test_a_run_that_was_stopped_goes_on_in_its_record(cluster: Cluster) -> None:
     assert again.status["state"] == "completed"
     assert again.status["resumed"][0]["step"] == before
     assert losses(again) == losses(whole)
+    assert weights(again) == weights(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_play_on_the_virtual_clock_goes_on_bit_for_bit(stops: bool) -> None:
+    servers = lk.ParameterServer(2, synchronous=False)
+    question = QUESTION.replace(
+        clock="virtual", workers=4, strategy=servers, network="1GbE",
+        compute={"seconds": 0.1, "law": "lognormal"}, epochs=40, seed=int(stops),
+    )  # fmt: skip
+    whole = lk.run(question)
+    with Cluster(workers=1, launcher="local", name="virtual") as cluster:
+        live = cluster.submit(question, checkpoint=lk.Checkpoint(10_000 if stops else 25))
+        wait_for(lambda: len(live.rows) > 60)
+        if stops:
+            live.stop()
+        else:
+            os.kill(cluster.state()["pid"], signal.SIGKILL)
+            with pytest.raises(lk.LabkitError):
+                live.result()
+        wait_for(live.done)
+    again = lk.run(question, resume=True)
+    assert again.path == live.directory
+    assert again.status["state"] == "completed"
+    assert again.status["resumed"][0]["step"] > 0
+    assert losses(again) == losses(whole)
+    assert again.history.sum(numeric_only=True).equals(whole.history.sum(numeric_only=True))
     assert weights(again) == weights(whole)
 
 
