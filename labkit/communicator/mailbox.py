@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _HEADS, _VALUES = 1 << 13, (1 << 13) + 1  # tags, below those of schedules' users
 WORDS = 8  # floats of a head that are the caller's
-_LENGTH = 5 + WORDS
+LENGTH = 5 + WORDS  # floats of a head
 Route: TypeAlias = tuple[int, int]  # the numbers of who sends and of who reads
 
 
@@ -136,7 +136,7 @@ class Mailbox:
 
         status = MPI.Status()
         while self._comm.Iprobe(MPI.ANY_SOURCE, _HEADS, status):
-            head, source = np.empty(_LENGTH), status.Get_source()
+            head, source = np.empty(LENGTH), status.Get_source()
             self._comm.Recv(head, source, _HEADS)
             letter = opened(head, np.empty(int(head[0]), np.uint8), self._emulation, source)
             if letter.values.nbytes:
@@ -152,7 +152,7 @@ def headed(
     told: float = 0.0,
 ) -> NDArray[np.float64]:
     """What travels before the values: bytes, whose they are, checksum, and the caller's words."""
-    head = np.zeros(_LENGTH)
+    head = np.zeros(LENGTH)
     head[:5] = values.nbytes, ticket, *route, told
     head[5 : 5 + len(words)] = words
     return head

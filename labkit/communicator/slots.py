@@ -16,7 +16,7 @@ from labkit.communicator.patience import Patience
 from labkit.communicator.window import Window
 
 LINE = 64  # bytes of a cache line
-HEAD = 2 * LINE  # the number of the letter, and its head
+HEAD = 3 * LINE  # the number of the letter, and its head
 
 Posted: TypeAlias = tuple[Route, NDArray[np.float64], NDArray[np.uint8]]
 
