@@ -606,7 +606,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "the last step of an epoch is not applied",
-        "exchange.priority:PriorityTraining._update_all",
+        "exchange.priority:PriorityTraining.update_all",
         nothing,
         "priority",
         at="step 20: optimizer of mlp/dense_2/bias, ",
