@@ -13,7 +13,7 @@ import labkit as lk
 from labkit.cluster.calls import RankError
 from labkit.communicator import Communicator
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bed", "shared_folder")]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.usefixtures("bed", "shared_folder")]
 
 
 def get_lost(communicator: Communicator) -> None:
