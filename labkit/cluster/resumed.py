@@ -21,80 +21,80 @@ from labkit.strategies import STRATEGIES
 
 # Whether to take up what was interrupted, or from which run to begin.
 Resumed: TypeAlias = "bool | Run | Path | str | None"
-JOB = "LABKIT_RESUME"  # set where a job is run again: its experiments go on, or have completed
 _SAME = ("model", "model_options", "strategy", "workers", "optimizer", "precision", "batch_size")
-_taken: set[Path] = set()  # runs of this job that this process has taken up, or found completed
 
 
-def checked(experiment: Experiment, checkpoint: Checkpoint | int | str | None) -> Checkpoint | None:
+def checked(
+    experiment: Experiment, checkpoint: Checkpoint | int | str | None, resume: Resumed = None
+) -> Checkpoint | None:
     """What was asked for, refused where a training has no state that could be kept."""
-    if checkpoint is None:
+    asked = {"checkpoint": checkpoint, "resume": resume}
+    if not (given := {k: v for k, v in asked.items() if v is not None and v is not False}):
         return None
     if experiment.plays or not experiment.strategy.goes_on:
         name, known = type(experiment.strategy).__name__, STRATEGIES.items()
         allowed = ", ".join(n for n, kind in known if kind.goes_on)
         what = f"{name} on clock={experiment.clock!r}"
         raise InvalidInput(
-            f"checkpoint={checkpoint!r}: {what} trains by programs, in processes of other "
-            "frameworks, or with messages on their way from step to step, and what these hold is "
-            f"not kept; allowed on clock='wall': {allowed}"
+            f"{' and '.join(f'{k}={v!r}' for k, v in given.items())}: {what} trains by programs, "
+            "in processes of other frameworks, or with messages on their way from step to step, "
+            f"and what these hold is not kept; allowed on clock='wall': {allowed}"
         )
-    return checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(every=checkpoint)
+    if experiment.repeats > 1 and resume not in (None, False, True):
+        raise InvalidInput(
+            f"resume={str(resume)!r}: repeats={experiment.repeats} are as many trainings, and a "
+            "run is one; give resume=True, or repeats=1"
+        )
+    if checkpoint is None or isinstance(checkpoint, Checkpoint):
+        return checkpoint
+    return Checkpoint(every=checkpoint)
 
 
 def earlier(experiment: Experiment, resume: Resumed) -> Run | None:
-    """The newest run of this very experiment to take up again, or that has completed in this job.
+    """The newest run of this very experiment that was interrupted or failed, if wanted.
 
     Args:
         experiment: what is to be run.
-        resume: True: an interrupted or failed run under the folder of all runs; None: one of this
-            job, where it is run again.
+        resume: True: look for it under the folder of all runs.
     """
-    job = os.environ.get("LABKIT_JOB") if JOB in os.environ else None
-    if resume is not True and (resume is not None or job is None):
-        return None
-    root = Path(job or os.environ.get("LABKIT_RUNS", "runs"))
-    if not root.is_dir():
+    root = Path(os.environ.get("LABKIT_RUNS", "runs"))
+    if resume is not True or not root.is_dir():
         return None
     wanted = json.loads(store.json_text(experiment.to_json()))
     found = [each for each in scan(root).found if each.experiment == wanted]
-    found.sort(key=lambda each: each.status.get("started") or "", reverse=job is None)
-    ends = ("interrupted", "failed", "completed") if job else ("interrupted", "failed")
-    for each in found:
-        path, state = each.path.resolve(), each.status["state"]
-        kept = state == "completed" or Run(path).seeds or checkpoints.sealed(path)
-        if state in ends and kept and path not in _taken:
-            if job:
-                _taken.add(path)
-            return Run(path)
+    for each in sorted(found, key=lambda e: e.status.get("started") or "", reverse=True):
+        run = Run(each.path.resolve())
+        if run.status["state"] in ("interrupted", "failed") and (
+            run.seeds or checkpoints.sealed(run.path)
+        ):
+            return run
     return None
 
 
 def keeping(
-    experiment: Experiment, directory: Path, checkpoint: Checkpoint | None, begin: Run | None
+    experiment: Experiment, checkpoint: Checkpoint | None, run: Run | None, goes_on: bool
 ) -> Keeping | None:
     """What ranks are told.
 
     Args:
         experiment: what is run.
-        directory: of the run.
         checkpoint: how often its state is kept.
-        begin: a run whose newest whole checkpoint it begins with; None: its own, if it has one.
+        run: begin with its newest whole checkpoint; None: begin anew.
+        goes_on: its record goes on, too; it may have none yet.
 
     Raises:
         InvalidInput: there is no such checkpoint, or nothing left to do behind it.
+        LabkitError: all are damaged.
     """
-    folder = directory / checkpoints.FOLDER
-    found = checkpoints.newest((begin or Run(directory)).path.resolve(), _same(experiment))
-    if found is None:
-        if begin is not None:
-            notes = f"resume={begin.name!r}: that run has no whole checkpoint"
-            raise InvalidInput(f"{notes}; give checkpoint=… to the run that is to be resumed")
-        return None if checkpoint is None else Keeping(str(folder), checkpoint)
-    if begin is not None:
-        checked(experiment, Checkpoint())
+    found = checkpoints.newest(run.path.resolve(), _same(experiment)) if run else None
+    if found is None and run is not None and not goes_on:
+        raise InvalidInput(
+            f"resume={run.name!r}: that run has no checkpoint; give checkpoint=… to the run that "
+            "is to be resumed"
+        )
+    if found is not None and not goes_on:
         _refuse_done(experiment, found)
-    return Keeping(str(folder), checkpoint, found, begin is None)
+    return Keeping(checkpoint, found, goes_on) if checkpoint or found else None
 
 
 def _same(experiment: Experiment) -> checkpoints.Same:
@@ -118,15 +118,14 @@ def _refuse_done(experiment: Experiment, found: Resume) -> None:
 
 def begin(directory: Path, experiment: Experiment, keeping: Keeping | None) -> None:
     """Say in the record what begins, and from where."""
-    resume = keeping.resume if keeping is not None else None
-    if resume is None or keeping is None:
+    if keeping is None or (resume := keeping.resume) is None:
         store.start(directory, experiment.to_json())
         return
     before: list[JSON] = []
     if keeping.goes_on:
         before = store.read_json(directory / "status.json").get("resumed") or []
         shutil.rmtree(directory / FOLDER, ignore_errors=True)  # of ranks that were killed
-        checkpoints.forget(Path(keeping.folder), after=resume.step)
+        checkpoints.forget(directory / checkpoints.FOLDER, after=resume.step)
     else:
         store.start(directory, experiment.to_json())
     told: Record = {"step": resume.step, "at": store.now(), "notes": list(resume.notes)}

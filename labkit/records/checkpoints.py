@@ -24,7 +24,6 @@ MANIFEST = "manifest.json"  # written last: without it a checkpoint is not whole
 SECONDS = 30.0  # from one to the next, where nothing is said
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
-
 Same: TypeAlias = Callable[[Record], bool]
 
 
@@ -127,18 +126,18 @@ class Keeping(NamedTuple):
     """What ranks are told: where and how often they keep their state, and what they begin with.
 
     Attributes:
-        folder: of the run's checkpoints.
         checkpoint: how often; None: never.
         resume: what they begin with; None: at the begin.
         goes_on: the record is that of the interrupted run: its rows stand in it.
+        folder: of the run's checkpoints.
         owner: the process that writes the record. Ranks whose owner was killed go on for a moment:
             they must not touch what another one has taken up meanwhile.
     """
 
-    folder: str
     checkpoint: Checkpoint | None
     resume: Resume | None = None
     goes_on: bool = False
+    folder: str = ""
     owner: Record | None = None
 
 
@@ -186,6 +185,11 @@ def newest(run: Path, same: Same) -> Resume | None:
     Args:
         run: its directory.
         same: of what it says: whether the same ranks go on in the same way.
+
+    Returns: None where there is none.
+
+    Raises:
+        LabkitError: all are damaged.
     """
     notes: list[str] = []
     for folder in sealed(run):
@@ -195,6 +199,8 @@ def newest(run: Path, same: Same) -> Resume | None:
             notes.append(str(error))
             continue
         return Resume(str(folder), manifest, same(manifest), tuple(notes))
+    if notes:
+        raise LabkitError(f"{run.name}: {'; '.join(notes)}; no checkpoint is whole: begin anew")
     return None
 
 
