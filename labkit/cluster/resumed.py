@@ -119,6 +119,7 @@ def _refuse_done(experiment: Experiment, found: Resume) -> None:
 def begin(directory: Path, experiment: Experiment, keeping: Keeping | None) -> None:
     """Say in the record what begins, and from where."""
     if keeping is None or (resume := keeping.resume) is None:
+        shutil.rmtree(directory / checkpoints.FOLDER, ignore_errors=True)  # halves, if any
         store.start(directory, experiment.to_json())
         return
     before: list[JSON] = []

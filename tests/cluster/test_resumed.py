@@ -15,8 +15,10 @@ import pytest
 
 import labkit as lk
 from labkit import Cluster, Experiment
+from labkit.cluster.resumed import checked, path_of
 from labkit.records.checkpoints import sealed
 from labkit.records.run import Run
+from labkit.strategies import STRATEGIES
 
 ROWS, BATCH, EPOCHS = 72, 16, 40
 X = np.random.default_rng(1).standard_normal((ROWS, 12)).astype(np.float32)
@@ -53,11 +55,28 @@ def losses(run: Run) -> list[tuple[float, ...]]:
         ({"strategy": lk.DelayedGradients()}, "messages on their way"),
     ],
 )
-def test_what_has_no_state_that_could_be_kept_is_refused(fields: dict[str, Any], why: str) -> None:
-    from labkit.cluster.resumed import checked
+@pytest.mark.parametrize("asked", [{"checkpoint": 10}, {"resume": True}, {"resume": "runs/x"}])
+def test_what_has_no_state_that_could_be_kept_is_refused(
+    fields: dict[str, Any], why: str, asked: dict[str, Any]
+) -> None:
+    (name,) = asked
+    with pytest.raises(lk.InvalidInput, match=f"{name}=.*{why}.*allowed on clock='wall': AllRed"):
+        checked(QUESTION.replace(**fields), **{"checkpoint": None, **asked})
 
-    with pytest.raises(lk.InvalidInput, match=why):
-        checked(QUESTION.replace(**fields), 10)
+
+def test_programs_other_frameworks_and_the_unlocked_are_not_kept() -> None:
+    kept = {name for name, kind in STRATEGIES.items() if kind.goes_on}
+    assert kept == {"AllReduce", "Pipeline", "Layerwise", "TensorParallel", "LocallyConnected"}
+
+
+def test_one_run_is_no_begin_for_several_trainings() -> None:
+    with pytest.raises(lk.InvalidInput, match="give resume=True, or repeats=1"):
+        checked(QUESTION.replace(repeats=2), None, "runs/x")
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(lk.LabkitError, match="is no run: give its folder, or True"):
+        path_of(tmp_path)
 
 
 @pytest.mark.slow
@@ -101,36 +120,44 @@ def weights_of(run: Run) -> list[np.ndarray]:
 
 
 SCRIPT = """
-import sys
+import os, sys
+from pathlib import Path
 sys.path.insert(0, {folder!r})
 from test_resumed import LONG
 import labkit as lk
 with lk.Cluster(workers=2, name="resumed") as cluster:
+    Path({ranks!r}).write_text(" ".join(map(str, cluster.view.apply_sync(os.getpid))))
     cluster.run(LONG, checkpoint=lk.Checkpoint(5))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "ranks_too"),
+    [(signal.SIGTERM, False), (signal.SIGKILL, False), (signal.SIGKILL, True)],
+)
 def test_whoever_runs_it_is_ended_and_it_goes_on(
-    number: signal.Signals, cluster: Cluster, tmp_path: Path
+    number: signal.Signals,
+    ranks_too: bool,
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = cluster.run(LONG)
-    runs = tmp_path / "other"
-    script = SCRIPT.format(folder=str(Path(__file__).parent))
-    environment = os.environ | {"LABKIT_RUNS": str(runs)}
-    with subprocess.Popen([sys.executable, "-c", script], env=environment) as process:
+    runs, ranks = tmp_path / "other", tmp_path / "ranks"
+    monkeypatch.setenv("LABKIT_RUNS", str(runs))
+    script = SCRIPT.format(folder=str(Path(__file__).parent), ranks=str(ranks))
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
         wait_for(lambda: any(len(sealed(each)) > 1 for each in runs.glob("*/*")))
         process.send_signal(number)
+        for rank in ranks.read_text().split() if ranks_too else ():
+            os.kill(int(rank), number)
         process.wait(HANG)
     (path,) = runs.glob("*/*")
     wait_for(lambda: Run(path).status["state"] != "running")
-    assert Run(path).status["state"] in ("interrupted", "failed")
-    os.environ["LABKIT_RUNS"] = str(runs)
-    try:
-        again = cluster.run(LONG, resume=True)
-    finally:
-        del os.environ["LABKIT_RUNS"]
+    state = Run(path).status["state"]
+    assert state == "interrupted"
+    again = cluster.run(LONG, resume=True)
     assert again.path.resolve() == path.resolve()
     assert again.status["resumed"][0]["step"] >= 5
     assert losses(again) == losses(whole)

@@ -63,6 +63,14 @@ def test_a_lost_file_and_a_half_written_one_are_no_checkpoints(tmp_path: Path) -
     assert "7/rank1.npz cannot be read" in found.notes[0]
 
 
+def test_where_all_are_damaged_none_is_taken_for_the_begin(tmp_path: Path) -> None:
+    assert newest(tmp_path, lambda manifest: True) is None
+    for step in (5, 9):
+        (checkpoint(tmp_path, step) / "rank0.npz").write_bytes(b"")
+    with pytest.raises(LabkitError, match=r"9/rank0.*5/rank0.*begin anew"):
+        newest(tmp_path, lambda manifest: True)
+
+
 def test_the_newest_stay_and_what_is_being_written(tmp_path: Path) -> None:
     for step in (8, 9, 10, 11):
         checkpoint(tmp_path, step)
