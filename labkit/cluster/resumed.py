@@ -126,7 +126,7 @@ def begin(directory: Path, experiment: Experiment, keeping: Keeping | None) -> N
     if keeping.goes_on:
         before = store.read_json(directory / "status.json").get("resumed") or []
         shutil.rmtree(directory / FOLDER, ignore_errors=True)  # of ranks that were killed
-        checkpoints.forget(directory / checkpoints.FOLDER, after=resume.step)
+        checkpoints.go_back(directory / checkpoints.FOLDER, resume.step)
     else:
         store.start(directory, experiment.to_json())
     told: Record = {"step": resume.step, "at": store.now(), "notes": list(resume.notes)}

@@ -142,10 +142,11 @@ class Keeping(NamedTuple):
     owner: Record | None = None
 
 
-def seal(folder: Path, manifest: Mapping[str, JSON]) -> None:
-    """Say that a checkpoint is whole, with a checksum of what is said."""
+def seal(half: Path, manifest: Mapping[str, JSON]) -> None:
+    """Say that a checkpoint is whole, with a checksum of what is said; its name is its step."""
     record = json.loads(json.dumps(manifest))
-    store.write_json(folder / MANIFEST, record | {"checksum": _checksum(record)})
+    store.write_json(half / MANIFEST, record | {"checksum": _checksum(record)})
+    half.rename(half.parent / str(manifest["taken"]))
 
 
 def _checksum(record: Record) -> str:
@@ -205,16 +206,19 @@ def newest(run: Path, same: Same) -> Resume | None:
     return None
 
 
-def forget(folder: Path, keep: int = 0, after: int = -1) -> None:
-    """Remove all but the newest checkpoints of a folder, and those after a step."""
-    whole = sealed(folder.parent)
-    left = whole[:keep] if after < 0 else [each for each in whole if _step(each) <= after]
+def forget(folder: Path, keep: int) -> None:
+    """Remove all but the newest whole checkpoints of a folder."""
+    for each in sealed(folder.parent)[keep:]:
+        (each / MANIFEST).unlink()  # first: half of one is none
+        shutil.rmtree(each)
+
+
+def go_back(folder: Path, step: int) -> None:
+    """Remove checkpoints after a step, and halves; who was killed may still write one of these."""
     for each in folder.iterdir():
-        # What is just being written is newer than all that are whole.
-        newer = after < 0 and whole and each.name.isdecimal() and _step(each) > _step(whole[0])
-        if each not in left and not newer:
-            (each / MANIFEST).unlink(missing_ok=True)  # first: half of one is none
-            shutil.rmtree(each)
+        if not each.name.isdecimal() or _step(each) > step:
+            (each / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(each, ignore_errors=True)
 
 
 def _step(folder: Path) -> int:

@@ -74,7 +74,10 @@ class Writing:
 
     def _write(self, copied: Copied) -> None:
         try:
-            folder, rank = Path(self._keeping.folder) / f"{copied.taken}", self._communicator.rank
+            rank, owner = self._communicator.rank, self._keeping.owner or {}
+            # Ranks of an owner that was killed may still write the same step.
+            half = f"{copied.taken}.{owner.get('pid', 'half')}"
+            folder = Path(self._keeping.folder) / half
             folder.mkdir(parents=True, exist_ok=True)
             columns = copied.rows[0] if copied.rows else ()
             rows = [
@@ -96,9 +99,9 @@ class Writing:
         if not self.is_ours():
             return
         files = {f"{each.stem}.npz": store.read_json(each) for each in sums}
-        checkpoints.seal(folder, {**manifest, "files": files})
         for each in sums:
             each.unlink()
+        checkpoints.seal(folder, {**manifest, "files": files})
         assert self._keeping.checkpoint is not None
         checkpoints.forget(folder.parent, self._keeping.checkpoint.keep)
 
