@@ -58,7 +58,7 @@ class Restored:
         goes_on: bool,
     ) -> None:
         self._session, self._kept, self._held, self._recorder = session, kept, held, recorder
-        self._manifest, self._goes_on = resume.manifest, goes_on
+        self._manifest, self._same, self._goes_on = resume.manifest, resume.same, goes_on
         self.alone: dict[str, np.ndarray] = {}
         self.numbers: list[dict[str, float]] = []
         self.dropped = set[str]()
@@ -149,6 +149,9 @@ class Restored:
         manifest, progress = self._manifest, self._session.progress
         steps = self._session.feed.steps
         progress.position, progress.taken = Position(*manifest["position"]), manifest["taken"]
+        if not self._same and progress.position.step == manifest["steps"]:
+            # Nobody has the metrics of the epoch, at whose end training stands.
+            progress.position = Position(progress.position.epoch + 1)
         if steps != manifest["steps"] and progress.position.step:
             self.dropped.add("the epoch that had been begun: epochs have other steps")
             progress.position = Position(progress.position.epoch)
