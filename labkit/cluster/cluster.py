@@ -30,7 +30,7 @@ from labkit.communicator import Communicator
 from labkit.experiment.experiment import Experiment, digest
 from labkit.network import Network
 from labkit.records import store
-from labkit.records.checkpoints import FOLDER, Checkpoint, Keeping
+from labkit.records.checkpoints import Checkpoint, Keeping
 from labkit.records.endings import End
 from labkit.records.run import Run
 from labkit.strategies import Batch, Strategy
@@ -221,7 +221,7 @@ class Cluster:
             RankError: a rank failed; the record is kept with its cause.
         """
         experiment = planting.with_planted(experiment)
-        kept, begun = checked(experiment, checkpoint), earlier(experiment, resume)
+        kept, begun = checked(experiment, checkpoint, resume), earlier(experiment, resume)
         if begun is not None and begun.status["state"] == "completed":
             return begun
         if experiment.repeats == 1:
@@ -229,7 +229,7 @@ class Cluster:
         self._check(experiment)
 
         def one(seed: Experiment, directory: Path) -> Run:
-            told = keeping(seed, directory, kept, None)
+            told = keeping(seed, kept, Run(directory), goes_on=True)
             return self._submit(seed, directory, show, told).result()
 
         return run_seeds(experiment, one, begun.path if begun else None)
@@ -250,8 +250,10 @@ class Cluster:
         if experiment.repeats > 1:
             raise InvalidInput(f"repeats={experiment.repeats} wants run(), which waits for all")
         experiment = planting.with_planted(experiment)
-        kept = checked(experiment, checkpoint)
-        return self._begin_run(experiment, show, kept, resume, earlier(experiment, resume))
+        kept, begun = checked(experiment, checkpoint, resume), earlier(experiment, resume)
+        if begun is not None and begun.status["state"] == "completed":
+            begun = None  # it stays as it is: what is wanted here goes on
+        return self._begin_run(experiment, show, kept, resume, begun)
 
     def _begin_run(
         self,
@@ -262,12 +264,12 @@ class Cluster:
         begun: Run | None,
     ) -> Live:
         self._check(experiment)
-        source = None if begun or resume is None or isinstance(resume, bool) else path_of(resume)
-        place = begun.path if begun is not None else Path(f"{experiment.label}-{experiment.hash8}")
-        told = keeping(experiment, place, checkpoint, source)
-        if begun is None:
-            place = store.run_directory(place.name)
-            told = told and told._replace(folder=str(place / FOLDER))
+        run = begun
+        if run is None and resume is not None and not isinstance(resume, bool):
+            run = path_of(resume)
+        told = keeping(experiment, checkpoint, run, goes_on=begun is not None)
+        name = f"{experiment.label}-{experiment.hash8}"
+        place = begun.path if begun is not None else store.run_directory(name)
         return self._submit(experiment, place, show, told)
 
     def _submit(

@@ -28,9 +28,12 @@ _SAME = (
 _taken: set[Path] = set()  # runs of this job that this process has taken up, or found completed
 
 
-def checked(experiment: Experiment, checkpoint: Checkpoint | int | str | None) -> Checkpoint | None:
+def checked(
+    experiment: Experiment, checkpoint: Checkpoint | int | str | None, resume: Resumed = None
+) -> Checkpoint | None:
     """What was asked for, refused where a training has no state that could be kept."""
-    if checkpoint is None:
+    asked = {"checkpoint": checkpoint, "resume": resume}
+    if not (given := {k: v for k, v in asked.items() if v is not None and v is not False}):
         return None
     strategy = experiment.strategy
     goes_on = strategy.goes_on and not experiment.plays
@@ -41,73 +44,79 @@ def checked(experiment: Experiment, checkpoint: Checkpoint | int | str | None) -
         allowed = ", ".join(n for n, kind in known if kind.goes_on)
         what = f"{name} on clock={experiment.clock!r}"
         raise InvalidInput(
-            f"checkpoint={checkpoint!r}: {what} trains by programs, in processes of other "
-            "frameworks, or with messages on their way from step to step, and what these hold is "
-            f"not kept; allowed on clock='wall': {allowed}; on clock='virtual' all that play, with "
-            "whole replicas and without faults"
+            f"{' and '.join(f'{k}={v!r}' for k, v in given.items())}: {what} trains by programs, "
+            "in processes of other frameworks, or with messages on their way from step to step, "
+            f"and what these hold is not kept; allowed on clock='wall': {allowed}; on "
+            "clock='virtual' all that play, with whole replicas and without faults"
         )
-    return checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(every=checkpoint)
+    if experiment.repeats > 1 and resume not in (None, False, True):
+        raise InvalidInput(
+            f"resume={str(resume)!r}: repeats={experiment.repeats} are as many trainings, and a "
+            "run is one; give resume=True, or repeats=1"
+        )
+    if checkpoint is None or isinstance(checkpoint, Checkpoint):
+        return checkpoint
+    return Checkpoint(every=checkpoint)
 
 
 def earlier(experiment: Experiment, resume: Resumed) -> Run | None:
-    """The newest run of this very experiment to take up again, or that has completed in this job.
+    """The run of this very experiment that is to be taken up again, if there is one.
 
     Args:
         experiment: what is to be run.
-        resume: True: an interrupted or failed run under the folder of all runs; None: one of this
-            job, where it is run again.
+        resume: True: the newest that was interrupted or failed, under the folder of all runs;
+            None: where a job is run again, the next one of that job, which may have completed.
     """
-    job = os.environ.get("LABKIT_JOB") if RESUMES in os.environ else None
-    if resume is not True and (resume is not None or job is None):
-        return None
+    job = os.environ.get("LABKIT_JOB") if resume is None and RESUMES in os.environ else None
     root = Path(job or os.environ.get("LABKIT_RUNS", "runs"))
-    if not root.is_dir():
+    if not (resume is True or job) or not root.is_dir():
         return None
     wanted = json.loads(store.json_text(experiment.to_json()))
     found = [each for each in scan(root).found if each.experiment == wanted]
     found.sort(key=lambda each: each.status.get("started") or "", reverse=job is None)
-    ends = ("interrupted", "failed", "completed") if job else ("interrupted", "failed")
     for each in found:
-        path, state = each.path.resolve(), each.status["state"]
-        kept = state == "completed" or Run(path).seeds or checkpoints.sealed(path)
-        if state in ends and kept and path not in _taken:
-            if job:
-                _taken.add(path)
-            return Run(path)
+        run = Run(each.path.resolve())
+        state = run.status["state"]
+        broken = state in ("interrupted", "failed")
+        kept = broken and (run.seeds or checkpoints.sealed(run.path))
+        if job is None and kept:
+            return run
+        if job and (kept or state == "completed") and run.path not in _taken:
+            _taken.add(run.path)
+            return run
     return None
 
 
 def keeping(
-    experiment: Experiment, directory: Path, checkpoint: Checkpoint | None, begin: Run | None
+    experiment: Experiment, checkpoint: Checkpoint | None, run: Run | None, goes_on: bool
 ) -> Keeping | None:
     """What ranks are told.
 
     Args:
         experiment: what is run.
-        directory: of the run.
         checkpoint: how often its state is kept.
-        begin: a run whose newest whole checkpoint it begins with; None: its own, if it has one.
+        run: begin with its newest whole checkpoint; None: begin anew.
+        goes_on: its record goes on, too; it may have none yet.
 
     Raises:
         InvalidInput: there is no such checkpoint, or nothing left to do behind it.
+        LabkitError: all are damaged.
     """
-    folder = directory / checkpoints.FOLDER
-    found = checkpoints.newest((begin or Run(directory)).path.resolve(), _same(experiment))
-    if found is None:
-        if begin is not None:
-            notes = f"resume={begin.name!r}: that run has no whole checkpoint"
-            raise InvalidInput(f"{notes}; give checkpoint=… to the run that is to be resumed")
-        return None if checkpoint is None else Keeping(str(folder), checkpoint)
-    if begin is not None:
-        checked(experiment, Checkpoint())
+    found = checkpoints.newest(run.path.resolve(), _same(experiment)) if run else None
+    if found is None and run is not None and not goes_on:
+        raise InvalidInput(
+            f"resume={run.name!r}: that run has no checkpoint; give checkpoint=… to the run that "
+            "is to be resumed"
+        )
+    if found is not None and run is not None and not goes_on:
         if (clock := found.manifest["experiment"]["clock"]) != experiment.clock:
             raise InvalidInput(
-                f"resume={begin.name!r} is of clock={clock!r}, whose state is another one than "
-                f"that of clock={experiment.clock!r}; resume on the same clock"
+                f"resume={run.name!r} is of clock={clock!r}, whose state is another one than that "
+                f"of clock={experiment.clock!r}; resume on the same clock"
             )
-        if experiment.clock == "wall":
+        if clock == "wall":
             _refuse_done(experiment, found)
-    return Keeping(str(folder), checkpoint, found, begin is None)
+    return Keeping(checkpoint, found, goes_on) if checkpoint or found else None
 
 
 def _same(experiment: Experiment) -> checkpoints.Same:
@@ -131,15 +140,15 @@ def _refuse_done(experiment: Experiment, found: Resume) -> None:
 
 def begin(directory: Path, experiment: Experiment, keeping: Keeping | None) -> None:
     """Say in the record what begins, and from where."""
-    resume = keeping.resume if keeping is not None else None
-    if resume is None or keeping is None:
+    if keeping is None or (resume := keeping.resume) is None:
+        shutil.rmtree(directory / checkpoints.FOLDER, ignore_errors=True)  # halves, if any
         store.start(directory, experiment.to_json())
         return
     before: list[JSON] = []
     if keeping.goes_on:
         before = store.read_json(directory / "status.json").get("resumed") or []
         shutil.rmtree(directory / FOLDER, ignore_errors=True)  # of ranks that were killed
-        checkpoints.forget(Path(keeping.folder), after=resume.step)
+        checkpoints.go_back(directory / checkpoints.FOLDER, resume.step)
     else:
         store.start(directory, experiment.to_json())
     told: Record = {"step": resume.step, "at": store.now(), "notes": list(resume.notes)}

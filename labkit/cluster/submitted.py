@@ -20,7 +20,7 @@ from labkit.cluster.resumed import begin
 from labkit.common.errors import Pruned
 from labkit.experiment import Experiment
 from labkit.network import Network
-from labkit.records import store
+from labkit.records import checkpoints, store
 from labkit.records.checkpoints import Keeping
 from labkit.records.endings import ASKS, by_whom, warned
 from labkit.records.measure import aggregate
@@ -50,7 +50,8 @@ class Submitted(Live):
         self._why: str | None = None  # it was stopped, if it was
         begin(directory, experiment, keeping)
         submitter = store.this_process() | {"host": socket.gethostname()}
-        keeping = keeping and keeping._replace(owner=submitter)
+        kept = str(directory / checkpoints.FOLDER)
+        keeping = keeping and keeping._replace(folder=kept, owner=submitter)
         make_stream(directory / FOLDER, submitter)
         try:
             self._calls = Calls(

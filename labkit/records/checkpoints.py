@@ -25,7 +25,6 @@ MANIFEST = "manifest.json"  # written last: without it a checkpoint is not whole
 SECONDS = 30.0  # from one to the next, where nothing is said
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
-
 Same: TypeAlias = Callable[[Record], bool]
 
 
@@ -40,7 +39,8 @@ class Checkpoint(Checked):
     where δ is more than twice as long.
 
     Args:
-        every: steps, or a time such as "30s", "5min", "1h".
+        every: steps, of which some are skipped where they are fewer than three; or a time such as
+            "30s", "5min", "1h".
         keep: how many of the newest stay.
         failures: mean time between failures, s: the interval follows from it.
 
@@ -128,25 +128,26 @@ class Keeping(NamedTuple):
     """What ranks are told: where and how often they keep their state, and what they begin with.
 
     Attributes:
-        folder: of the run's checkpoints.
         checkpoint: how often; None: never.
         resume: what they begin with; None: at the begin.
         goes_on: the record is that of the interrupted run: its rows stand in it.
+        folder: of the run's checkpoints.
         owner: the process that writes the record. Ranks whose owner was killed go on for a moment:
             they must not touch what another one has taken up meanwhile.
     """
 
-    folder: str
     checkpoint: Checkpoint | None
     resume: Resume | None = None
     goes_on: bool = False
+    folder: str = ""
     owner: Record | None = None
 
 
-def seal(folder: Path, manifest: Mapping[str, JSON]) -> None:
-    """Say that a checkpoint is whole, with a checksum of what is said."""
+def seal(half: Path, manifest: Mapping[str, JSON]) -> None:
+    """Say that a checkpoint is whole, with a checksum of what is said; its name is its step."""
     record = json.loads(json.dumps(manifest))
-    store.write_json(folder / MANIFEST, record | {"checksum": _checksum(record)})
+    store.write_json(half / MANIFEST, record | {"checksum": _checksum(record)})
+    half.rename(half.parent / str(manifest["taken"]))
 
 
 def _checksum(record: Record) -> str:
@@ -187,6 +188,11 @@ def newest(run: Path, same: Same) -> Resume | None:
     Args:
         run: its directory.
         same: of what it says: whether the same ranks go on in the same way.
+
+    Returns: None where there is none.
+
+    Raises:
+        LabkitError: all are damaged.
     """
     notes: list[str] = []
     for folder in sealed(run):
@@ -196,19 +202,24 @@ def newest(run: Path, same: Same) -> Resume | None:
             notes.append(str(error))
             continue
         return Resume(str(folder), manifest, same(manifest), tuple(notes))
+    if notes:
+        raise LabkitError(f"{run.name}: {'; '.join(notes)}; no checkpoint is whole: begin anew")
     return None
 
 
-def forget(folder: Path, keep: int = 0, after: int = -1) -> None:
-    """Remove all but the newest checkpoints of a folder, and those after a step."""
-    whole = sealed(folder.parent)
-    left = whole[:keep] if after < 0 else [each for each in whole if _step(each) <= after]
+def forget(folder: Path, keep: int) -> None:
+    """Remove all but the newest whole checkpoints of a folder."""
+    for each in sealed(folder.parent)[keep:]:
+        (each / MANIFEST).unlink()  # first: half of one is none
+        shutil.rmtree(each)
+
+
+def go_back(folder: Path, step: int) -> None:
+    """Remove checkpoints after a step, and halves; who was killed may still write one of these."""
     for each in folder.iterdir():
-        # What is just being written is newer than all that are whole.
-        newer = after < 0 and whole and each.name.isdecimal() and _step(each) > _step(whole[0])
-        if each not in left and not newer:
-            (each / MANIFEST).unlink(missing_ok=True)  # first: half of one is none
-            shutil.rmtree(each)
+        if not each.name.isdecimal() or _step(each) > step:
+            (each / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(each, ignore_errors=True)
 
 
 def _step(folder: Path) -> int:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.programs.kept import Kept
-from labkit.records import checkpoints
 from labkit.records.checkpoints import Keeping
-from labkit.records.pieces import Piece, Rank, file_of, write
-from labkit.worker.keeper import is_ours, versions
+from labkit.records.pieces import Piece, Rank, file_of
 from labkit.worker.recorder import SEND_EVERY
+from labkit.worker.writing import Copied, Writing, versions
 
 if TYPE_CHECKING:
     from labkit.worker.played import Playing
@@ -38,6 +37,7 @@ class VirtualKeeper:
         self._clock = session.communicator.clock
         self._wanted, recorder.stop_asked = recorder.stop_asked, lambda: False
         self._asked_at = self._taken_at = self._clock.now()
+        self._writing = Writing(session.communicator, keeping)
         self._steps, self._costs = 0, list[float]()
 
     def play(self, play: VirtualPlay) -> None:
@@ -74,28 +74,21 @@ class VirtualKeeper:
         return now - self._taken_at >= self._keeping.checkpoint.interval(cost)
 
     def _take(self, play: VirtualPlay, done: int) -> None:
-        assert self._keeping.checkpoint is not None  # for the type checker: see `play`
         start, kept = self._clock.now(), play.keep()
-        folder = Path(self._keeping.folder) / f"{done}"
-        folder.mkdir(parents=True, exist_ok=True)
         pieces = [Piece.alone("form", np.frombuffer(kept.form, np.uint8))]
         pieces += [Piece.alone(f"array/{n}", array) for n, array in enumerate(kept.arrays)]
-        file = file_of(folder, 0)
-        told = write(file, pieces, {"tensors": sorted(kept.tensors)})
-        experiment = self._session.experiment
-        if is_ours(self._keeping):
-            manifest: dict[str, JSON] = {
-                "taken": done,
-                "position": [0, done],
-                "steps": None,
-                "ranks": 1,
-                "experiment": experiment.to_json(),
-                "chosen": {},
-                "versions": versions(),
-                "files": {file.name: told},
-            }
-            checkpoints.seal(folder, manifest)
-            checkpoints.forget(folder.parent, self._keeping.checkpoint.keep)
+        manifest: dict[str, JSON] = {
+            "taken": done,
+            "position": [0, done],
+            "steps": None,
+            "ranks": 1,
+            "experiment": self._session.experiment.to_json(),
+            "chosen": {},
+            "versions": versions(),
+        }
+        told: dict[str, JSON] = {"tensors": sorted(kept.tensors)}
+        self._writing.begin(Copied(done, pieces, (), told, manifest))
+        self._writing.wait()  # nothing here is measured, and some arrays are written into later
         self._steps, self._taken_at = done, self._clock.now()
         self._costs.append(self._taken_at - start)
 
@@ -111,7 +104,7 @@ class VirtualKeeper:
         rank = Rank(file_of(Path(resume.folder), 0))
         own = rank.own()
         arrays = tuple(own[f"array/{n}"] for n in range(len(own) - 1))
-        tensors: list[int] = rank.told["tensors"]  # type: ignore[assignment]
+        tensors: Any = rank.told["tensors"]
         play.take(Kept(own["form"].tobytes(), arrays, frozenset(tensors)))
         self._steps = resume.step
         print("; ".join([f"goes on from step {resume.step}", *resume.notes]))

@@ -110,7 +110,7 @@ def _train(
     tell("doing", what="evaluating")
     if microscope is not None:
         for step, figures in microscope.by_step().items():
-            recorder.rows[step - recorder.step] |= figures
+            recorder.rows[step - recorder.begin] |= figures
     kept, peak = session.memory or _memory(session), memory.peak()
     session.close()
     evaluation = session.evaluate()

@@ -15,8 +15,10 @@ import pytest
 
 import labkit as lk
 from labkit import Cluster, Experiment
+from labkit.cluster.resumed import checked, path_of
 from labkit.records.checkpoints import sealed
 from labkit.records.run import Run
+from labkit.strategies import STRATEGIES
 
 ROWS, BATCH, EPOCHS = 72, 16, 40
 X = np.random.default_rng(1).standard_normal((ROWS, 12)).astype(np.float32)
@@ -53,24 +55,41 @@ def losses(run: Run) -> list[tuple[float, ...]]:
         ({"strategy": lk.DelayedGradients()}, "messages on their way"),
     ],
 )
-def test_what_has_no_state_that_could_be_kept_is_refused(fields: dict[str, Any], why: str) -> None:
-    from labkit.cluster.resumed import checked
+@pytest.mark.parametrize("asked", [{"checkpoint": 10}, {"resume": True}, {"resume": "runs/x"}])
+def test_what_has_no_state_that_could_be_kept_is_refused(
+    fields: dict[str, Any], why: str, asked: dict[str, Any]
+) -> None:
+    (name,) = asked
+    with pytest.raises(lk.InvalidInput, match=f"{name}=.*{why}.*allowed on clock='wall': AllRed"):
+        checked(QUESTION.replace(**fields), **{"checkpoint": None, **asked})
 
-    with pytest.raises(lk.InvalidInput, match=why):
-        checked(QUESTION.replace(**fields), 10)
+
+def test_programs_other_frameworks_and_the_unlocked_are_not_kept() -> None:
+    kept = {name for name, kind in STRATEGIES.items() if kind.goes_on}
+    assert kept == {"AllReduce", "Pipeline", "Layerwise", "TensorParallel", "LocallyConnected"}
+
+
+def test_one_run_is_no_begin_for_several_trainings() -> None:
+    with pytest.raises(lk.InvalidInput, match="give resume=True, or repeats=1"):
+        checked(QUESTION.replace(repeats=2), None, "runs/x")
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(lk.LabkitError, match="is no run: give its folder, or True"):
+        path_of(tmp_path)
 
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_in_its_record(cluster: Cluster) -> None:
-    whole = cluster.run(QUESTION)
-    live = cluster.submit(QUESTION, checkpoint=lk.Checkpoint(50, keep=3))
+    whole = cluster.run(LONG)
+    live = cluster.submit(LONG, checkpoint=lk.Checkpoint(50, keep=3))
     wait_for(lambda: len(live.rows) > 20)
     live.stop()
     stopped = live.result()
     assert stopped.status["state"] == "interrupted"
     before = len(stopped.history) // 2
-    assert 0 < before < EPOCHS * 5
-    again = cluster.run(QUESTION, resume=True)
+    assert 0 < before < 300 * 5
+    again = cluster.run(LONG, resume=True)
     assert again.path == stopped.path
     assert again.status["state"] == "completed"
     assert again.status["resumed"][0]["step"] == before
@@ -84,7 +103,7 @@ def test_a_play_on_the_virtual_clock_goes_on_bit_for_bit(stops: bool) -> None:
     servers = lk.ParameterServer(2, synchronous=False)
     question = QUESTION.replace(
         clock="virtual", workers=4, strategy=servers, network="1GbE",
-        compute={"seconds": 0.1, "law": "lognormal"}, epochs=40, seed=int(stops),
+        compute={"seconds": 0.1, "law": "lognormal"}, epochs=150, seed=int(stops),
     )  # fmt: skip
     whole = lk.run(question)
     with Cluster(workers=1, launcher="local", name="virtual") as cluster:
@@ -117,8 +136,13 @@ def test_the_newest_checkpoint_is_damaged_and_another_cut_goes_on_from_the_one_b
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     longer = short.replace(epochs=6)
     wanted = weights_of(cluster.run(longer))
-    for strategy in (lk.AllReduce(), lk.Pipeline(microbatches=2), lk.TensorParallel(2)):
-        found = cluster.run(longer.replace(strategy=strategy), resume=run)
+    for strategy, workers in (
+        (lk.AllReduce(), 1),
+        (lk.Pipeline(microbatches=2), 2),
+        (lk.TensorParallel(2), 4),
+    ):
+        other_cut = longer.replace(strategy=strategy, workers=workers)
+        found = cluster.run(other_cut, resume=run)
         assert f"{newest.name}/rank1.npz is damaged" in str(found.status["resumed"])
         for own, other in zip(weights_of(found), wanted, strict=True):
             np.testing.assert_allclose(own, other, rtol=0, atol=1e-12)
@@ -129,37 +153,45 @@ def weights_of(run: Run) -> list[np.ndarray]:
 
 
 SCRIPT = """
-import sys
+import os, sys
+from pathlib import Path
 sys.path.insert(0, {folder!r})
 from test_resumed import LONG
 import labkit as lk
 with lk.Cluster(workers=2, name="resumed") as cluster:
+    Path({ranks!r}).write_text(" ".join(map(str, cluster.view.apply_sync(os.getpid))))
     cluster.run(LONG, checkpoint=lk.Checkpoint(5))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "ranks_too"),
+    [(signal.SIGTERM, False), (signal.SIGKILL, False), (signal.SIGKILL, True)],
+)
 def test_whoever_runs_it_is_ended_and_it_goes_on(
-    number: signal.Signals, cluster: Cluster, tmp_path: Path
+    number: signal.Signals,
+    ranks_too: bool,
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = cluster.run(LONG)
-    runs = tmp_path / "other"
-    script = SCRIPT.format(folder=str(Path(__file__).parent))
-    environment = os.environ | {"LABKIT_RUNS": str(runs)}
-    with subprocess.Popen([sys.executable, "-c", script], env=environment) as process:
+    runs, ranks = tmp_path / "other", tmp_path / "ranks"
+    monkeypatch.setenv("LABKIT_RUNS", str(runs))
+    script = SCRIPT.format(folder=str(Path(__file__).parent), ranks=str(ranks))
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
         wait_for(lambda: any(len(sealed(each)) > 1 for each in runs.glob("*/*")))
         process.send_signal(number)
+        for rank in ranks.read_text().split() if ranks_too else ():
+            os.kill(int(rank), number)
         process.wait(HANG)
     (path,) = runs.glob("*/*")
     wait_for(lambda: Run(path).status["state"] != "running")
-    assert Run(path).status["state"] in ("interrupted", "failed")
-    os.environ["LABKIT_RUNS"] = str(runs)
-    try:
-        again = cluster.run(LONG, resume=True)
-    finally:
-        del os.environ["LABKIT_RUNS"]
+    assert Run(path).status["state"] == "interrupted"
+    reached = len(Run(path).history) // 2 if number == signal.SIGTERM else 5
+    again = cluster.run(LONG, resume=True)
     assert again.path.resolve() == path.resolve()
-    assert again.status["resumed"][0]["step"] >= 5
+    assert again.status["resumed"][0]["step"] >= reached
     assert losses(again) == losses(whole)
     assert weights(again) == weights(whole)

@@ -14,6 +14,7 @@ from labkit.records.checkpoints import (
     Checkpoint,
     daly,
     forget,
+    go_back,
     newest,
     read,
     seal,
@@ -23,7 +24,7 @@ from labkit.records.pieces import Piece, file_of, write
 
 
 def checkpoint(run: Path, step: int) -> Path:
-    folder = run / FOLDER / str(step)
+    folder = run / FOLDER / f"{step}.half"
     folder.mkdir(parents=True)
     files = {
         f"rank{rank}.npz": write(
@@ -32,7 +33,7 @@ def checkpoint(run: Path, step: int) -> Path:
         for rank in range(2)
     }
     seal(folder, {"taken": step, "ranks": 2, "files": files})
-    return folder
+    return run / FOLDER / str(step)
 
 
 @pytest.mark.parametrize("file", ["rank0.npz", "rank1.npz", MANIFEST])
@@ -63,14 +64,22 @@ def test_a_lost_file_and_a_half_written_one_are_no_checkpoints(tmp_path: Path) -
     assert "7/rank1.npz cannot be read" in found.notes[0]
 
 
+def test_where_all_are_damaged_none_is_taken_for_the_begin(tmp_path: Path) -> None:
+    assert newest(tmp_path, lambda manifest: True) is None
+    for step in (5, 9):
+        (checkpoint(tmp_path, step) / "rank0.npz").write_bytes(b"")
+    with pytest.raises(LabkitError, match=r"9/rank0.*5/rank0.*begin anew"):
+        newest(tmp_path, lambda manifest: True)
+
+
 def test_the_newest_stay_and_what_is_being_written(tmp_path: Path) -> None:
     for step in (8, 9, 10, 11):
         checkpoint(tmp_path, step)
-    (tmp_path / FOLDER / "12").mkdir()
+    (tmp_path / FOLDER / "12.half").mkdir()
     forget(tmp_path / FOLDER, keep=2)
     assert [each.name for each in sealed(tmp_path)] == ["11", "10"]
-    assert (tmp_path / FOLDER / "12").exists()
-    forget(tmp_path / FOLDER, after=10)
+    assert (tmp_path / FOLDER / "12.half").exists()
+    go_back(tmp_path / FOLDER, 10)
     assert sorted(each.name for each in (tmp_path / FOLDER).iterdir()) == ["10"]
 
 

@@ -17,6 +17,7 @@ from labkit import Cluster, Experiment
 from labkit.cluster.resumed import keeping
 from labkit.communicator import Communicator
 from labkit.records.checkpoints import FOLDER, Checkpoint, Keeping
+from labkit.records.run import Run
 
 ROWS, BATCH, EPOCHS = 72, 16, 3  # five steps an epoch, the last one of eight rows
 pytestmark = pytest.mark.slow
@@ -118,10 +119,10 @@ def same(found: list[Any], wanted: list[Any]) -> None:
 
 
 def go_on(asked: Experiment, folder: Path) -> Keeping:
-    found = keeping(asked, folder, None, None)
+    found = keeping(asked, None, Run(folder), goes_on=True)
     assert found is not None
     assert found.resume is not None
-    return found
+    return found._replace(folder=str(folder / FOLDER))
 
 
 allreduce = lk.AllReduce
@@ -167,7 +168,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_it_goes_on_bit_for_bit(case: str, cluster: Cluster, tmp_path: Path) -> None:
     asked = question(**CASES[case])
     whole = run(cluster, asked)
-    told = Keeping(str(tmp_path / FOLDER), Checkpoint(every=1000))
+    told = Keeping(Checkpoint(every=1000), folder=str(tmp_path / FOLDER))
     broken = run(cluster, asked, told, stop=7)
     assert len(broken[0][0]) == 8
     same(run(cluster, asked, go_on(asked, tmp_path)), whole)
