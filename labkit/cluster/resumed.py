@@ -35,19 +35,20 @@ def checked(
     asked = {"checkpoint": checkpoint, "resume": resume}
     if not (given := {k: v for k, v in asked.items() if v is not None and v is not False}):
         return None
-    strategy = experiment.strategy
-    goes_on = strategy.goes_on and not experiment.plays
-    if experiment.clock == "virtual":
-        goes_on = strategy.replica_cut == 1 and not experiment.faults
+    kind, virtual = type(experiment.strategy), experiment.clock == "virtual"
+    if virtual:
+        goes_on = experiment.strategy.replica_cut == 1 and not experiment.faults
+    else:
+        goes_on = kind.goes_on and not experiment.plays
     if not goes_on:
-        name, known = type(experiment.strategy).__name__, STRATEGIES.items()
-        allowed = ", ".join(n for n, kind in known if kind.goes_on)
-        what = f"{name} on clock={experiment.clock!r}"
+        said = " and ".join(f"{name}={value!r}" for name, value in given.items())
+        why = "by programs, in processes of other frameworks, or with messages on their way"
+        allowed = ", ".join(name for name, each in STRATEGIES.items() if each.goes_on)
         raise InvalidInput(
-            f"{' and '.join(f'{k}={v!r}' for k, v in given.items())}: {what} trains by programs, "
-            "in processes of other frameworks, or with messages on their way from step to step, "
-            f"and what these hold is not kept; allowed on clock='wall': {allowed}; on "
-            "clock='virtual' all that play, with whole replicas and without faults"
+            f"{said}: {kind.__name__} on clock={experiment.clock!r} trains "
+            f"{'with a cut model or planted faults' if virtual else why}, which is not kept; "
+            f"allowed on clock='wall': {allowed}; on clock='virtual' all that play, with whole "
+            "replicas and without faults"
         )
     if experiment.repeats > 1 and resume not in (None, False, True):
         raise InvalidInput(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _HEADS, _VALUES = 1 << 13, (1 << 13) + 1  # tags, below those of schedules' users
 WORDS = 8  # floats of a head that are the caller's
-LENGTH = 5 + WORDS  # floats of a head
+LENGTH = 4 + WORDS  # floats of a head
 Route: TypeAlias = tuple[int, int]  # the numbers of who sends and of who reads
 
 
@@ -95,7 +95,7 @@ class Mailbox:
             return
         if self._emulation:
             ticket = self._emulation.depart(to, values.nbytes)
-        head = headed(route, ticket, words, values, self._wire.told(values))
+        head = np.append(headed(route, ticket, words, values), self._wire.told(values))
         self._leaving.append((self._comm.Isend(head, to, _HEADS), head))
         if values.nbytes:
             self._leaving.append((self._comm.Isend(sent, to, _VALUES), sent))
@@ -136,25 +136,22 @@ class Mailbox:
 
         status = MPI.Status()
         while self._comm.Iprobe(MPI.ANY_SOURCE, _HEADS, status):
-            head, source = np.empty(LENGTH), status.Get_source()
+            head, source = np.empty(LENGTH + 1), status.Get_source()
             self._comm.Recv(head, source, _HEADS)
             letter = opened(head, np.empty(int(head[0]), np.uint8), self._emulation, source)
+            letter.told = int(head[-1])
             if letter.values.nbytes:
                 letter._request = self._comm.Irecv(letter.values, source, _VALUES)
             self._coming.append(letter)
 
 
 def headed(
-    route: Route,
-    ticket: float,
-    words: NDArray[np.float64],
-    values: NDArray[np.uint8],
-    told: float = 0.0,
+    route: Route, ticket: float, words: NDArray[np.float64], values: NDArray[np.uint8]
 ) -> NDArray[np.float64]:
-    """What travels before the values: bytes, whose they are, checksum, and the caller's words."""
+    """What travels before the values: their bytes, whose they are, and the caller's words."""
     head = np.zeros(LENGTH)
-    head[:5] = values.nbytes, ticket, *route, told
-    head[5 : 5 + len(words)] = words
+    head[:4] = values.nbytes, ticket, *route
+    head[4 : 4 + len(words)] = words
     return head
 
 
@@ -163,7 +160,7 @@ def opened(
 ) -> Letter:
     """The letter of a head from a rank; on an emulated network its flow drains from now on."""
     route = int(head[2]), int(head[3])
-    letter = Letter(route, head[5 : 5 + WORDS].copy(), values, int(head[4]))
+    letter = Letter(route, head[4 : 4 + WORDS].copy(), values)
     if emulation:
         letter.due_at(emulation.deliveries([(float(head[1]), source, values.nbytes)]))
     return letter

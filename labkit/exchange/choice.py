@@ -37,6 +37,8 @@ def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool 
     compressed buckets (not `dense`) nobody knows the bytes beforehand: without an emulated network
     the library's own collectives carry them.
     """
+    if communicator.size == 1 and dense and algorithm in ("auto", "shared_memory"):
+        return Choice("mpi", "one rank alone has nothing to add up")
     if algorithm != "auto":
         return Choice(algorithm, "as asked for")
     if communicator.network is not None:

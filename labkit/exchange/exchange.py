@@ -84,7 +84,7 @@ class Exchange:
             )
         self.schedule = SCHEDULES[schedule]
         self.communicator, self._paces = communicator, paces
-        self.guard, self._spoilt = guard, False
+        self.guard = guard
         self.clock = communicator.clock
         self.algorithm, self.bucket_bytes = algorithm, bucket_bytes
         self.compressor = None if compressor is None else parse(compressor)
@@ -149,10 +149,9 @@ class Exchange:
 
         if scale is not None:
             self.guard = None
-        if self._stays:
+        if self.communicator.size == 1 and self.compressor is None and not self._changes:
             whole = [added_up(gradient) for gradient in gradients]
-            injects = self.communicator.rules.injector is not None
-            return self._looked_at(whole, names) if self.guard or injects else whole
+            return whole if self.guard is None else self._looked_at(whole, names)
         traced = tf.autograph.experimental.do_not_convert(self._mean)
         if scale is None or self._compressed is None:
             return list(traced(gradients, rows, names))
@@ -190,35 +189,27 @@ class Exchange:
         return self.guard is not None and self.guard.policy == "skip"
 
     @property
-    def _stays(self) -> bool:
-        """Whether gradients travel nowhere, and are their own mean."""
-        return self.communicator.size == 1 and self.compressor is None
+    def _changes(self) -> bool:
+        """Whether gradients may become others before they travel."""
+        stops = self.guard is None or self.guard.policy == "stop"
+        return not stops or self.communicator.rules.injector is not None
 
     def _looked_at(
         self, gradients: list[tf.Tensor | None], names: Sequence[str]
     ) -> list[tf.Tensor | None]:
-        """Gradients that travel nowhere, as what is planted and the guard let them on."""
+        """Gradients that travel nowhere, behind an operation that looks at them."""
         import tensorflow as tf
 
-        index = [n for n, gradient in enumerate(gradients) if gradient is not None][::-1]
-        paths = [names[n] if n < len(names) else f"gradient {n}" for n in index]
-        tensors = [tf.convert_to_tensor(gradients[n]) for n in index]
-        injector = self.communicator.rules.injector
+        given = [(n, g) for n, g in zip(names, gradients, strict=False) if g is not None]
+        paths = [path for path, _ in given[::-1]]
 
-        def look(*arrays: np.ndarray) -> list[np.ndarray]:
-            given = list(arrays) if injector is None else injector.gradients(paths, list(arrays))
-            found, self._spoilt = self._guarded(paths, given)
-            return found
+        def look(*arrays: np.ndarray) -> bool:
+            self._guarded(paths, arrays)
+            return True
 
-        if injector is None and self.guard is not None and self.guard.policy == "stop":
-            looked = tf.numpy_function(lambda *arrays: not look(*arrays), tensors, tf.bool)
-            with tf.control_dependencies([looked]):
-                return [None if g is None else tf.identity(g) for g in gradients]
-        found = tf.numpy_function(look, tensors, [tensor.dtype for tensor in tensors])
-        for own, tensor in zip(found, tensors, strict=True):
-            own.set_shape(tensor.shape)
-        changed = dict(zip(index, found, strict=True))
-        return [changed.get(n) for n in range(len(gradients))]
+        tensors = [tf.convert_to_tensor(gradient) for _, gradient in given[::-1]]
+        with tf.control_dependencies([tf.numpy_function(look, tensors, tf.bool)]):
+            return [None if g is None else tf.identity(g) for g in gradients]
 
     def fine(self, means: Sequence[tf.Tensor | None] = ()) -> tf.Tensor:
         """Whether the step may be taken: no rank has said of a gradient that it is bad.
@@ -229,8 +220,6 @@ class Exchange:
         import tensorflow as tf
 
         def look() -> bool:
-            if self._stays:
-                return not self._spoilt
             layout = self._layout
             slots = (slot for bucket in layout.buckets for slot in bucket.slots)
             # What one rank has spoilt is spoilt as a whole, on all ranks.

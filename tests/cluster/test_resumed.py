@@ -49,8 +49,8 @@ def losses(run: Run) -> list[tuple[float, ...]]:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"strategy": lk.ParameterServer()}, "trains by programs"),
-        ({"clock": "virtual", "strategy": lk.ParameterServer(stages=2)}, "whole replicas"),
+        ({"strategy": lk.ParameterServer()}, "by programs"),
+        ({"clock": "virtual", "strategy": lk.ParameterServer(stages=2)}, "cut model"),
         ({"strategy": lk.TFDistribute()}, "processes of other"),
         ({"strategy": lk.DelayedGradients()}, "messages on their way"),
     ],

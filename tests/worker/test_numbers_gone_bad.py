@@ -36,7 +36,10 @@ PLANTED: dict[str, tuple[dict[str, Any], Fault]] = {
         {"strategy": lk.ParameterServer(1, synchronous=False), "workers": 3, **VIRTUAL},
         Fault("inf", rank=2, step=1, layer="dense_2"),
     ),
-    "alone": ({"workers": 1}, Fault("nan", rank=0, step=2, layer="dense_1")),
+    "alone": (
+        {"workers": 1, "strategy": lk.AllReduce("shared_memory")},
+        Fault("nan", rank=0, step=2, layer="dense_1"),
+    ),
     "slices": ({"strategy": lk.TensorParallel()}, Fault("nan", rank=0, step=2, layer="dense_1")),
     "compressed": ({"strategy": SPARSE}, Fault("nan", rank=1, step=3, layer="dense_2")),
     "by priority": (
