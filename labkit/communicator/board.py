@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import signal
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
@@ -19,7 +20,7 @@ DEADLOCK = 2.0  # seconds in which ranks that wait in different calls cannot bot
 # The same over hosts, where data may be on their way for long: over a link that was down for 5 s,
 # or a slow one.
 APART = 10.0
-LEAVE = 2  # seconds that MPI's end may take where a host is gone
+LEAVE = 2  # seconds that MPI's end may take where a host or a rank is gone
 
 
 class RankFailed(LabkitError):
@@ -32,6 +33,20 @@ class RankFailed(LabkitError):
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class RankDied(RankFailed):
+    """The process of a rank is gone; the others may go on, see `Communicator.shrink`.
+
+    Attributes:
+        ranks: who is gone, as far as this rank knows.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        who = ", ".join(map(str, ranks))
+        told = f"rank {who} died: its process is gone" if who else "a rank died"
+        super().__init__(told, ranks[0] if ranks else -1)
+        self.ranks = tuple(ranks)
 
 
 class HostSilent(RankFailed):
@@ -103,7 +118,7 @@ class Board:
         """
         silent = self._sheet.silent()
         if silent is not None:
-            atexit.register(_leave_without_it)
+            atexit.register(leave_without_it)
         failed = self._failed()
         if failed:
             # Who failed because of another may have been read first: its cause is there by now.
@@ -183,6 +198,12 @@ class Board:
         ]
         return "; ".join(found) or "every rank is in this call"
 
+    def abandon(self) -> None:
+        """Leave the window as it is: a rank is gone, without whom it cannot be freed."""
+        if self._relay is not None:
+            self._end.detach()
+            self._relay.abandon()
+
     def close(self) -> None:
         """Free the window (collective)."""
         if self._relay is not None:
@@ -194,7 +215,7 @@ class Board:
         self._host.Free()
 
 
-def _leave_without_it() -> None:
-    """MPI's end waits for all hosts: this process ends by a signal where one of them is gone."""
+def leave_without_it() -> None:
+    """MPI's end may wait for those that are gone, for ever: this process then ends by a signal."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LEAVE)

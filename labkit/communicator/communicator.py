@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.communicator.board import Board
+from labkit.communicator.board import Board, RankDied, leave_without_it
 from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.mailbox import Mailbox, Route
@@ -50,6 +51,7 @@ class Communicator:
 
     Attributes:
         rank, size: this rank's number, and how many there are.
+        numbers: of these ranks before any was gone; `number` is this one's.
         slowness: how much longer this rank computes than it could; None: not at all.
         on_one_host: whether all ranks share memory.
         traffic: what this rank has sent and how long it took.
@@ -72,20 +74,27 @@ class Communicator:
         outer: Patience | None = None,
         clock: Clock = WALL,
     ) -> None:
-        self._comm = comm.Dup()
-        self.rank: int = self._comm.rank
-        self.size: int = self._comm.size
         self.network = emulation.network if emulation else Network.parse(network)
         self.traffic, self.clock = traffic or Traffic(), clock
+        self.numbers = list(range(comm.size))
+        self.slowness: Slowness | None = None
+        self._begin(comm.Dup(), limit, emulation, outer)
+
+    def _begin(
+        self, comm: MPI.Intracomm, limit: float, emulation: Emulation | None, outer: Patience | None
+    ) -> None:
+        self._comm, clock = comm, self.clock
+        self.rank: int = self._comm.rank
+        self.size: int = self._comm.size
         self.board = Board(self._comm, clock)
         self.local_rank: int = self.board.local_rank  # among the ranks of this host
         patience = Patience(self._comm, self.board, self.traffic, clock, limit, outer)
+        patience.numbers = self.numbers
         self.patience, self.meet, self.on_one_host = patience, patience.meet, patience.on_one_host
         if self.network and emulation is None:
             self._refuse_hosts()
             emulation = Emulation(self._comm, self.network, clock)
         self._emulation = emulation
-        self.slowness: Slowness | None = None
         if outer is None and self.network is not None:
             self.be_slow(self.network.slow, self.network.seed)
         messages = Messages(patience, emulation)
@@ -119,6 +128,43 @@ class Communicator:
             RankFailed, WaitTooLong: see the class.
         """
         self._reductions.allreduce(buffer, algorithm, what)
+
+    @property
+    def number(self) -> int:
+        """Of this rank, before any was gone."""
+        return self.numbers[self.rank]
+
+    def shrink(self) -> list[int]:
+        """Go on as the ranks that live, in their order (collective of these), after `RankDied`.
+
+        Waits of all others raise `RankDied` too, wherever they are. What was made with the ranks
+        before (windows, parts, memory from `allocate`) is abandoned: without the dead it cannot be
+        freed. All ranks agree that the new ones have come about; who dies meanwhile is left out.
+
+        Returns:
+            the numbers of those that are gone.
+        """
+        from mpi4py import MPI
+
+        broken, limit, before = self._comm, self.patience.limit, self.numbers
+        broken.Revoke()
+        self.board.abandon()
+        network = self.network
+        atexit.register(leave_without_it)
+        while True:
+            whole = broken.Shrink()
+            places = MPI.Group.Translate_ranks(whole.group, None, broken.group)
+            self.numbers = [before[place] for place in places]
+            self.network = network and network.part(places, broken.size)
+            try:
+                self._begin(whole, limit, None, None)
+                fine = True
+            except (MPI.Exception, RankDied):
+                whole.Revoke()
+                fine = False
+            if _all_are(whole, fine):
+                return [number for number in before if number not in self.numbers]
+            self.board.abandon()
 
     def pace(self, paced: bool = True) -> None:
         """Hand each message of a schedule over only when its emulated links are free, or not."""
@@ -177,7 +223,8 @@ class Communicator:
         kind = "common " if common else ""
         self.meet(f"the allocation of {kind}shared memory, {np.dtype(dtype).name}[{length}]")
         nbytes = length * np.dtype(dtype).itemsize
-        return self._memory.allocate(nbytes, common).view(dtype)
+        with self.patience.minding:
+            return self._memory.allocate(nbytes, common).view(dtype)
 
     def broadcast(self, buffer: np.ndarray, root: int = 0, what: str = "broadcast") -> None:
         """Copy the root's buffer into everyone's, in place."""
@@ -216,7 +263,8 @@ class Communicator:
             given = "None" if parts is None else f"{len(parts)}"
             raise InvalidInput(f"scatter of {given} parts: give one for each of {self.size} ranks")
         self.meet(f"{what} (scatter from rank {root})")
-        return self._comm.scatter(parts, root)
+        with self.patience.minding:
+            return self._comm.scatter(parts, root)
 
     def split(self, colour: int, key: int | None = None) -> Communicator:
         """The Communicator of the ranks with the same colour, ordered by key (default: rank).
@@ -226,11 +274,12 @@ class Communicator:
         from mpi4py import MPI
 
         self.meet("split")
-        part = self._comm.Split(colour, self.rank if key is None else key)
-        assert isinstance(part, MPI.Intracomm)  # as all parts of one are
-        emulation = self._emulation and self._emulation.part(part.allgather(self.rank))
-        given = (self.patience.limit, None, self.traffic, emulation, self.patience, self.clock)
-        found = Communicator(part, *given)
+        with self.patience.minding:
+            part = self._comm.Split(colour, self.rank if key is None else key)
+            assert isinstance(part, MPI.Intracomm)  # as all parts of one are
+            emulation = self._emulation and self._emulation.part(part.allgather(self.rank))
+            given = (self.patience.limit, None, self.traffic, emulation, self.patience, self.clock)
+            found = Communicator(part, *given)
         found.slowness = self.slowness
         part.Free()  # it works on a duplicate
         return found
@@ -239,12 +288,14 @@ class Communicator:
         """The same ranks on another network; what it sends is metered by itself (collective)."""
         self.meet("the way to another network")
         limit = self.patience.limit
-        return Communicator(self._comm, limit, network, outer=self.patience, clock=self.clock)
+        with self.patience.minding:
+            return Communicator(self._comm, limit, network, outer=self.patience, clock=self.clock)
 
     def window(self, nbytes: int) -> Window:
         """Memory of this rank that others read and write without its help (collective)."""
         self.meet("the making of a window")
-        return Window(nbytes, self.patience, self._emulation)
+        with self.patience.minding:
+            return Window(nbytes, self.patience, self._emulation)
 
     def mailbox(self, hosts: Sequence[int] | None = None) -> Mailbox:
         """Messages from whoever sends; one mailbox at a time, for all have the same tags.
@@ -311,6 +362,16 @@ class Communicator:
             self._emulation.close()
         self.board.close()
         self._comm.Free()
+
+
+def _all_are(comm: MPI.Intracomm, fine: bool) -> bool:
+    """Whether all of its ranks live and say that all is fine; all are told the same."""
+    from mpi4py import MPI
+
+    try:
+        return bool(comm.Agree(int(fine)))
+    except MPI.Exception:
+        return False
 
 
 def _named(values: np.ndarray) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import pickle
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from labkit.common.errors import LabkitError
-from labkit.communicator.board import Board, Mismatch, WaitTooLong
+from labkit.communicator.board import Board, Mismatch, RankDied, WaitTooLong
 from labkit.communicator.clock import Clock
+from labkit.communicator.deaths import Minding, gone, is_broken, outlives
 from labkit.communicator.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Patience:
     Attributes:
         comm, board, traffic, clock: as given, for what this rank does besides waiting.
         on_one_host: whether all ranks share memory.
+        minding: a context in which MPI may say that a rank is gone: it raises `RankDied`.
+        numbers: of the ranks before any was gone, by which those that are gone are named.
         place, code: the name of the call that this rank is in, and 32 bits of it.
         trouble: the first error that a wait has raised.
         polite: sleep between polls instead of spinning.
@@ -67,6 +70,8 @@ class Patience:
         self.polite = False
         self.place, self.code = "", 0
         self._collective, self._since = False, 0.0
+        self.minding, self._outlives = Minding(self.mind, clock), outlives()
+        self.numbers: Sequence[int] = range(self.size)
 
     def enter(self, place: str, collective: bool = True, told: str = "") -> None:
         """Name the call whose waits come next.
@@ -127,9 +132,10 @@ class Patience:
 
         start = self.begin()
         polls = 0
-        while not MPI.Request.Testall(requests):
-            self.pause(polls)
-            polls += 1
+        with self.minding:
+            while not MPI.Request.Testall(requests):
+                self.pause(polls)
+                polls += 1
         self.traffic.wait_seconds += self.clock.now() - start
 
     def meet(self, what: str = "barrier") -> None:
@@ -153,7 +159,9 @@ class Patience:
             everybody's number, by rank.
         """
         told = np.zeros((self.size, 2))
-        self.complete([self.comm.Iallgather(np.array([self.code, value], np.float64), told)])
+        with self.minding:
+            request = self.comm.Iallgather(np.array([self.code, value], np.float64), told)
+        self.complete([request])
         if np.any(told[:, 0] != self.code):
             self.disagree()
         self.look_around()  # who failed after coming here goes no further with us
@@ -165,10 +173,12 @@ class Patience:
         Over hosts a link may go down in its midst: there it is looked after. None of it is a wait.
         """
         if self.on_one_host:
-            getattr(self.comm, name)(*given)
+            with self.minding:
+                getattr(self.comm, name)(*given)
             return
         waited = self.traffic.wait_seconds
-        self.complete([getattr(self.comm, f"I{name.lower()}")(*given)])
+        with self.minding:
+            self.complete([getattr(self.comm, f"I{name.lower()}")(*given)])
         self.traffic.wait_seconds = waited
 
     def gather(self, value: Any) -> list[Any]:
@@ -198,7 +208,8 @@ class Patience:
         Raises:
             Mismatch: always.
         """
-        places = self.comm.allgather(self.place + told)
+        with self.minding:
+            places = self.comm.allgather(self.place + told)
         self.trouble = Mismatch(_different(dict(enumerate(places))))
         raise self.trouble
 
@@ -228,6 +239,7 @@ class Patience:
         Raises:
             RankFailed, Mismatch, WaitTooLong: see `Communicator`.
         """
+        self.mind()
         waited = self.clock.now() - self._since
         try:
             for each in self._whole():
@@ -247,6 +259,20 @@ class Patience:
             for each in self._whole():
                 each.trouble = error
             raise
+
+    def mind(self) -> None:
+        """Raise `RankDied` if a rank is gone, and wake those that wait for others than that one."""
+        whole = list(self._whole())
+        if not self._outlives or not any(is_broken(each.comm) for each in whole):
+            return
+        for each in whole:
+            each.comm.Revoke()
+        outermost = whole[-1]
+        found = gone(outermost.comm, self.clock)
+        error = RankDied([outermost.numbers[rank] for rank in found])
+        for each in whole:
+            each.trouble = error
+        raise error
 
     def _whole(self) -> Iterator[Patience]:
         """This one, and those of the ranks around it."""

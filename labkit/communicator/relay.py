@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.communicator.clock import Clock
+from labkit.communicator.deaths import is_broken
 from labkit.communicator.sheet import NEVER, Sheet
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Relay:
         self._sheet, self._clock = sheet, clock
         self._peers = [_Peer(comm, n, sheet) for n in range(comm.size) if n != comm.rank]
         self._wake, self._ends, self._patient = threading.Event(), False, False
+        self._comm, self._abandoned = comm, False
         self._thread = threading.Thread(target=self._run, name="labkit relay", daemon=True)
         self._thread.start()
 
@@ -54,6 +56,12 @@ class Relay:
         self._thread.join()
         return all(peer.left for peer in self._peers)
 
+    def abandon(self) -> None:
+        """End, without a word: a rank is gone."""
+        self._abandoned = self._ends = True
+        self._wake.set()
+        self._thread.join()
+
     def _run(self) -> None:
         try:
             while not self._ends:
@@ -63,8 +71,11 @@ class Relay:
                 # While a rank waits for it to be seen, look at once for who says so.
                 self._wake.wait(LOOK_EVERY if self._sheet.everywhere() else 1e-3)
                 self._wake.clear()
-            self._leave()
+            if not self._abandoned:
+                self._leave()
         except Exception as error:  # no thread's error is seen: the board tells it to all
+            if is_broken(self._comm):  # of a death, whoever waits is told by MPI itself
+                return
             first = self._sheet.hosts[self._sheet.here].ranks[0]
             self._sheet.fail(first, f"its relay to other hosts: {type(error).__name__}: {error}")
         finally:
