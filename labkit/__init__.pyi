@@ -29,8 +29,9 @@ from .figures import compare, reading, table
 from .hosts import testbed
 from .jobs.form import form
 from .jobs.log import log
-from .network import ComputeTime, Network, Slowdown
+from .network import ComputeTime, Fault, Network, Slowdown
 from .records import export as export
+from .records.checkpoints import Checkpoint
 from .records.run import Run, frame, load_runs
 from .report import report
 from .strategies import (
@@ -63,6 +64,7 @@ __all__ = [
     "AsynchronousDiLoCo",
     "BFloat16",
     "Chain",
+    "Checkpoint",
     "Cluster",
     "Codistillation",
     "ComputeTime",
@@ -71,6 +73,7 @@ __all__ = [
     "ElasticAveraging",
     "ErrorFeedback",
     "Experiment",
+    "Fault",
     "Float16",
     "Gossip",
     "Int8",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,13 @@ class Numbers:
         """The rows of its batches."""
         return 2
 
+    def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
+        """No block depends on another one."""
+        rows = [np.zeros_like(weights) for _ in ends[1:]]
+        for row, (start, stop) in zip(rows, pairwise(ends), strict=True):
+            row[start:stop] = 1.0
+        return Gradient(np.concatenate(rows), 2, 0.0, 0)
+
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
         """A stage passes on how many there are up to it."""
         worker, stage, *_ = place
@@ -98,7 +106,7 @@ class Numbers:
         return False
 
 
-def play(
+def begun(
     strategy: Servers | Replicas,
     workers: int,
     network: Network | None = FAST,
@@ -108,8 +116,10 @@ def play(
     slow: Mapping[int, Slowdown] | None = None,
     script: Any = None,
     lost: Mapping[int, float] | None = None,
+    scenes: Numbers | None = None,
     **laws: Any,
-) -> tuple[VirtualWorld, Numbers, Diary]:
+) -> tuple[VirtualWorld, Numbers, Diary, Roles]:
+    """A world that has not been played yet."""
     parts = strategy.parts([(SIZE,)] * 4)
     hosts = strategy.hosts(workers)
     depth: Any = strategy.replica_cut
@@ -117,11 +127,12 @@ def play(
     slower = slower_than_fastest(slow or {}, workers)
     given = workers, parts, steps, epochs, np.zeros(4 * SIZE), hosts
     roles = Roles(*given, cut=stages, passes=staged(stages), slower=slower)
-    scenes = Numbers(stages=depth)
-    for server in roles.servers:
-        scenes.held[server] = roles.part(server).take(roles.weights)
-    if strategy.copies(workers):
-        scenes.held = dict.fromkeys(range(len(hosts)), roles.weights)
+    if scenes is None:
+        scenes = Numbers(stages=depth)
+        for server in roles.servers:
+            scenes.held[server] = roles.part(server).take(roles.weights)
+        if not roles.servers:
+            scenes.held = dict.fromkeys(range(len(hosts)), roles.weights)
     members = [roles.members(worker) for worker in range(workers)]
     diary = Diary(scenes, steps, writers=[number for each in members for number in each])
     programs = {number: strategy.program(roles, number) for number in range(len(hosts))}
@@ -130,5 +141,13 @@ def play(
     gone = {tuple(members[worker]): moment for worker, moment in (lost or {}).items()}
     more: Any = {"script": script, "lost": gone, "servers": roles.servers}
     world = VirtualWorld(programs, hosts, scenes, diary, times, network, **more)
+    return world, scenes, diary, roles
+
+
+def play(
+    strategy: Servers | Replicas, workers: int, *given: Any, **named: Any
+) -> tuple[VirtualWorld, Numbers, Diary]:
+    """A world that has been played."""
+    world, scenes, diary, _ = begun(strategy, workers, *given, **named)
     world.play()
     return world, scenes, diary

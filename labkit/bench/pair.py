@@ -19,6 +19,7 @@ from labkit.common.errors import LabkitError
 from labkit.communicator.clock import WALL
 from labkit.communicator.executor import Executor
 from labkit.communicator.rank_plan import Plan, plan
+from labkit.communicator.wire import Wire as Messages
 from labkit.schedules import ALLREDUCE
 
 T = TypeVar("T")
@@ -79,8 +80,10 @@ class Pair:
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self.rank = rank
         self._wire = Wire(connection)
-        waits = (self._wire.wait, WALL.sleep_until)
-        self._executor = Executor(self._wire, lambda *_: None, *waits, None)
+        wait, until = self._wire.wait, WALL.sleep_until
+        self._executor = Executor(
+            Messages(self._wire), lambda *_: None, lambda requests, _: wait(requests), until, None
+        )
         self._plans: dict[tuple[str, int], Plan] = {}
 
     def allreduce(self, buffer: np.ndarray, algorithm: str) -> None:

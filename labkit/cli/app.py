@@ -91,6 +91,7 @@ app.add_command(tf_config)
 @click.option("--tensorboard", metavar="FOLDER", type=FOLDER, help=TENSORBOARD)
 @click.option("--check", is_flag=True, help="Only check the parameters; nothing is started.")
 @click.option("--force", is_flag=True, help=FORCE)
+@click.option("--resume", is_flag=True, help="Go on with the newest run of it that was broken off.")
 @placed
 def run(
     target: Path,
@@ -102,6 +103,7 @@ def run(
     tensorboard: Path | None,
     check: bool,
     force: bool,
+    resume: bool,
     **where: Any,
 ) -> None:
     """Run a notebook, or the experiment of a YAML file, with these parameters.
@@ -124,9 +126,9 @@ def run(
     given |= dict(parameters)
     followed = following(root, mlflow, tensorboard)
     if target.suffix in (".yaml", ".yml"):
-        _run_experiment(target, given, root, check, force, followed)
+        _run_experiment(target, given, root, check, force, resume, followed)
     else:
-        _run_notebook(target, given, root, check, force, followed)
+        _run_notebook(target, given, root, check, force, resume, followed)
 
 
 @app.command("ls")
@@ -313,6 +315,7 @@ def _run_notebook(
     root: Path,
     check: bool,
     force: bool,
+    resume: bool,
     followed: AbstractContextManager[Follow],
 ) -> None:
     from labkit.jobs import estimate, parameters
@@ -327,7 +330,7 @@ def _run_notebook(
     if check:
         return
     with followed as follow:
-        job = execute(notebook, values, root, follow)
+        job = execute(notebook, values, root, follow, resume)
     found = load_runs(job.path)
     if found:
         say(table([run_row(run, run.path.name) for run in found]))
@@ -349,12 +352,14 @@ def _run_experiment(
     root: Path,
     check: bool,
     force: bool,
+    resume: bool,
     followed: AbstractContextManager[Follow],
 ) -> None:
     from labkit.cluster import RankError
     from labkit.cluster import run as run_here
     from labkit.jobs import estimate
     from labkit.jobs.listing import run_row, shown, table
+    from labkit.records.checkpoints import RESUMES
 
     experiment = _experiment(path, given)
     estimate.refuse(experiment.ranks, force)
@@ -364,6 +369,8 @@ def _run_experiment(
     folder = root / path.stem
     # As in a notebook's job: the variable says where a cluster puts its runs.
     os.environ["LABKIT_JOB"] = str(folder.resolve())
+    if resume:
+        os.environ[RESUMES] = "1"
     try:
         with followed as follow:
             follow(folder)

@@ -23,7 +23,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--image", default="", help="Default: the one that `labkit container` describes.")
 @click.option("--name", default="", help="Of the job; default: the notebook's.")
 @click.option("--namespace", default="", help="Of the cluster's.")
-@click.option("--claim", default="", help="A PersistentVolumeClaim for runs; all pods mount it.")
+@click.option("--claim", default="", help="A PersistentVolumeClaim for runs; else lost.")
 def kubernetes(
     notebook: Path,
     parameters: tuple[tuple[str, str], ...],

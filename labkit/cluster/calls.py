@@ -6,18 +6,20 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 from labkit.cluster.lease import Turn
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.limits import Limits
 from labkit.communicator import HostSilent, RankFailed, WaitTooLong
 from labkit.network import Network
 from labkit.records.endings import End, out_of_memory
+from labkit.worker.luggage import pack
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import ipyparallel
 
     from labkit.cluster.launch import State
@@ -30,7 +32,7 @@ LOOK_EVERY = 0.05  # seconds
 _LATE = re.compile(r": rank (\d+) is in ")  # in the words of a WaitTooLong
 GONE = 0.3  # seconds that they get where it is the host of some that is gone
 _GONE = re.compile(r"host \S+ with rank (\d+)")  # in the words of a HostSilent
-PATIENCE = 30.0  # seconds that the other ranks get to end after one has failed: load is no hang
+ANSWER = 1.0  # seconds in which a host that is there has said so
 
 
 class Ranks(Protocol):
@@ -56,8 +58,8 @@ class Ranks(Protocol):
     def state(self) -> State:
         """What the keeper says."""
 
-    def restart(self) -> None:
-        """End the engines; they start again at the next use."""
+    def rebuild(self, stuck: list[int]) -> None:
+        """End the engines, of which some are stuck; they start again at the next use."""
 
     def how_ended(self) -> End | None:
         """How the engines have ended; None while they are up."""
@@ -114,9 +116,20 @@ class Asked:
 
     def wait(self, seconds: float) -> None:
         """Wait for all ranks, but no longer than this, nor for engines that have ended."""
+        for _ in self.waits(seconds):
+            pass
+
+    def waits(self, seconds: float) -> Iterator[None]:
+        """The same, yielding every few milliseconds."""
         end = time.monotonic() + seconds
         while self.running() and self.why_ended() is None and time.monotonic() < end:
             time.sleep(LOOK_EVERY)
+            yield
+
+    @property
+    def grace(self) -> float:
+        """Seconds that ranks get to end after one has failed, or was interrupted."""
+        return Limits.of(self._cluster.limit).grace
 
     def first_failure(self) -> int | None:
         """The rank that failed first; those that only say that another did stand behind it."""
@@ -176,6 +189,7 @@ class Calls(Asked, Generic[T]):
                 "limit": cluster.limit,
                 "network": network,
                 "folder": os.getcwd(),
+                "luggage": None if cluster.how.is_local else pack(Path.cwd()),
                 # Engines were started by whoever came first, with that process's environment.
                 "environment": {k: v for k, v in os.environ.items() if k == "LABKIT_DATA"},
                 **extra,
@@ -185,7 +199,9 @@ class Calls(Asked, Generic[T]):
         self._turn = Turn(cluster.folder)
         try:
             engines = cluster.engines[:ranks]  # now: the call before may have started them anew
-            super().__init__(cluster, [cluster.client[e].apply_async(main, task) for e in engines])
+            client = cluster.client
+            super().__init__(cluster, [client[e].apply_async(main, task) for e in engines])
+            self._abort = partial(client.abort, self._calls[0], engines[0], block=False)
         except BaseException:
             self._turn.release()
             raise
@@ -203,7 +219,8 @@ class Calls(Asked, Generic[T]):
             if (failed := self.first_failure()) is not None:
                 # Others notice by themselves, and their tracebacks tell more than that they were
                 # killed. From a host that is gone nothing comes.
-                self.wait(GONE if is_gone(self.failure(failed)) else PATIENCE)
+                # Yielding: who has given up does not wait longer than he said.
+                yield from self.waits(GONE if is_gone(self.failure(failed)) else self.grace)
                 break
             if self.why_ended() is not None:
                 break
@@ -214,6 +231,22 @@ class Calls(Asked, Generic[T]):
         if not all(call.ready() and call.successful() for call in self._calls):
             return None
         return [call.get() for call in self._calls]
+
+    def told(self, all_of_it: bool = False) -> Iterator[tuple[int, str]]:
+        """What ranks have published since this was asked last, see `labkit.worker.afar`.
+
+        Args:
+            all_of_it: wait for what is still under way from ranks that have ended.
+        """
+        for rank, call in enumerate(self._calls):
+            if all_of_it:
+                call.wait_for_output(self.grace)
+            told = call.metadata["data"]  # which the client's own thread adds to
+            yield from ((rank, told.pop(name)) for name in list(told))
+
+    def ask_to_stop(self) -> None:
+        """Let the first rank hear of it, which has begun and does not see the run's folder."""
+        self._abort()
 
     def outputs(self) -> list[str]:
         """What each rank printed, and its traceback if it failed."""
@@ -230,13 +263,13 @@ class Calls(Asked, Generic[T]):
         """Let others have their turn; engines with a rank that has not ended are started again."""
         try:
             if self.running():
-                self._cluster.restart()
+                self._cluster.rebuild(self.running())
         finally:
             self._turn.release()
 
     def _why_ended(self, failed: int | None) -> End | None:
         """How the engines have ended; the keeper hears of it after the controller."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + self.grace
         while (how := self.why_ended()) is None and time.monotonic() < end:
             if failed is None or self.failure(failed).name != "EngineError":
                 return None
@@ -261,9 +294,25 @@ class Calls(Asked, Generic[T]):
             rank = int(late[1])
             raise RankError(f"rank {rank} did not come: {name}: {_gist(value)}{note}", rank, remote)
         if name == HostSilent.__name__ and (gone := _GONE.search(value)):
-            raise RankError(f"{_gist(value)}{note}", int(gone[1]), remote)
+            stands = self._stands(int(gone[1]))
+            raise RankError(f"{_gist(value)}{stands}{note}", int(gone[1]), remote)
         told = f"{_gist(value)}{out_of_memory(f'{name}: {value}')}"
         raise RankError(f"rank {rank} failed: {name}: {told}{note}", rank, remote)
+
+    def _stands(self, rank: int) -> str:
+        """Whether a rank that is not heard is there all the same, by who is beside its process."""
+        # The nanny of an engine on another host is a process of its own, and tries signal 0 on it.
+        engine, client = self._cluster.engines[rank], self._cluster.client
+        told = client.send_signal(0, engine, block=False)
+        end = time.monotonic() + ANSWER
+        while not told.done() and time.monotonic() < end:
+            time.sleep(LOOK_EVERY)
+        if not told.done() or told.result()[0]["content"]["status"] != "ok":
+            return ""
+        return (
+            f"; but its host answers, and the process of rank {rank} is there: it stands still "
+            "(stopped by a signal, or in code that lets no other thread run)"
+        )
 
 
 def _has_failed(call: ipyparallel.AsyncResult) -> bool:

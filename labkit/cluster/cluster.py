@@ -11,22 +11,26 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
-from labkit.cluster import attached, launch, magic
+from labkit.cluster import attached, launch, magic, planting
 from labkit.cluster.calls import Calls
+from labkit.cluster.carried import Carried, give, take
 from labkit.cluster.kept import Connection, Kept
 from labkit.cluster.lease import HOLD, Lock
 from labkit.cluster.live import Live
 from labkit.cluster.prediction import ask, check_rows, together
+from labkit.cluster.resumed import Resumed, checked, earlier, keeping, path_of
 from labkit.cluster.start import Start
 from labkit.cluster.submitted import Submitted, run_seeds
 from labkit.cluster.visited import Visited
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.limits import Limits
 from labkit.common.places import fingerprint, runtime_folder
 from labkit.common.units import plural
 from labkit.communicator import Communicator
 from labkit.experiment.experiment import Experiment, digest
 from labkit.network import Network
 from labkit.records import store
+from labkit.records.checkpoints import FOLDER, Checkpoint, Keeping
 from labkit.records.endings import End
 from labkit.records.run import Run
 from labkit.strategies import Batch, Strategy
@@ -51,16 +55,19 @@ class Cluster:
         Cluster(workers=4, nodes=2)                a job of Slurm, from a login node or inside one
 
     There the controller listens on the one address that hosts reach, with CurveZMQ; Python and
-    labkit must be at the same place on all. What is not said here is taken from the environment
-    (LABKIT_LAUNCHER, LABKIT_HOSTS, LABKIT_NODES, LABKIT_AGENT, LABKIT_SLURM), so that a notebook
-    goes from one machine to many as it is.
+    labkit must be at the same place on all. The folder of who calls need not be shared: modules and
+    packages in it travel with each call, data do not. What is not said here is taken from the
+    environment (LABKIT_LAUNCHER, LABKIT_HOSTS, LABKIT_NODES, LABKIT_AGENT, LABKIT_SLURM), so that a
+    notebook goes from one machine to many as it is.
 
     Args:
         workers: ranks; default: 2, or one for each slot of hosts.
         threads: TensorFlow's threads in each rank; fixed when an engine starts.
         name: default: one name for each shape, interpreter and version of labkit; members of a
             sweep share one that is theirs.
-        limit: seconds after which a rank's wait for another raises an error.
+        limit: seconds after which a rank's wait for another raises an error, which tells of each
+            rank what it is doing; all other deadlines follow from it, see
+            `labkit.common.limits`.
         hosts: names with the ranks that each takes, or the path of a host file.
         launcher: "local", "hosts" or "slurm"; default: by what else is given.
         nodes: how many nodes Slurm gives.
@@ -99,6 +106,7 @@ class Cluster:
         self._engines, self.folder = engines, engines.folder
         self._client: ipyparallel.Client | None = None
         self._submitted: WeakSet[Submitted] = WeakSet()
+        self._carried: Carried | None = None  # from engines that were rebuilt
         self.start()
 
     @classmethod
@@ -135,6 +143,7 @@ class Cluster:
             connection = self._engines.start()
             self._check_shape()
             self._connect(connection)
+            self._restore()
         except BaseException:
             self._let_go()
             raise
@@ -160,6 +169,21 @@ class Cluster:
         self._let_go()
         self._engines.end()
 
+    def rebuild(self, stuck: list[int]) -> None:
+        """The same where some ranks are stuck: what cells have defined on the others is kept."""
+        if self._client is not None and self.how_ended() is None:
+            grace = Limits.of(self.limit).grace
+            engines = dict(enumerate(self.state()["engines"]))
+            self._carried = take(self._client, engines, stuck, grace)
+        self.restart()
+
+    def _restore(self) -> None:
+        carried, self._carried = self._carried, None
+        if carried is not None and self._client is not None:
+            engines = dict(enumerate(self.state()["engines"]))
+            if told := give(self._client, engines, carried).sentence:
+                print(f"variables of cells: {told}", file=sys.stderr, flush=True)
+
     @property
     def client(self) -> ipyparallel.Client:
         """The ipyparallel client; a cluster that has ended is started again."""
@@ -174,25 +198,49 @@ class Cluster:
         """All engines in rank order: `view.apply_sync(f)[k]` is what rank k returned."""
         return self.client.direct_view(self.engines)
 
-    def run(self, experiment: Experiment, show: bool = True) -> Run:
+    def run(
+        self,
+        experiment: Experiment,
+        show: bool = True,
+        checkpoint: Checkpoint | int | str | None = None,
+        resume: Resumed = None,
+    ) -> Run:
         """Run an experiment to its end and return its record.
 
         Args:
             experiment: what to run, on at most as many workers as there are ranks.
             show: a progress line in a terminal; in JupyterLab a panel with a stop button.
+            checkpoint: how often its state is kept: a `Checkpoint`, steps, or such as "30s".
+            resume: True: go on with the newest run of this very experiment that was interrupted or
+                failed, in its record, bit for bit where it stood; where there is none, begin. A
+                run, or its folder: begin with its weights, optimizer and place in the data, on
+                however many workers, and however the model is cut.
 
         Raises:
             InvalidInput: the experiment does not fit this cluster, or its model not its strategy.
             RankError: a rank failed; the record is kept with its cause.
         """
+        experiment = planting.with_planted(experiment)
+        kept, begun = checked(experiment, checkpoint), earlier(experiment, resume)
+        if begun is not None and begun.status["state"] == "completed":
+            return begun
         if experiment.repeats == 1:
-            return self.submit(experiment, show=show).result()
+            return self._begin_run(experiment, show, kept, resume, begun).result()
         self._check(experiment)
-        return run_seeds(
-            experiment, lambda one, directory: self._submit(one, directory, show).result()
-        )
 
-    def submit(self, experiment: Experiment, show: bool = False) -> Live:
+        def one(seed: Experiment, directory: Path) -> Run:
+            told = keeping(seed, directory, kept, None)
+            return self._submit(seed, directory, show, told).result()
+
+        return run_seeds(experiment, one, begun.path if begun else None)
+
+    def submit(
+        self,
+        experiment: Experiment,
+        show: bool = False,
+        checkpoint: Checkpoint | int | str | None = None,
+        resume: Resumed = None,
+    ) -> Live:
         """Start an experiment and return at once; `result()` waits for it, `stop()` ends it.
 
         In JupyterLab the Live at the end of a cell is a panel of what goes on. The ranks go on
@@ -201,12 +249,31 @@ class Cluster:
         """
         if experiment.repeats > 1:
             raise InvalidInput(f"repeats={experiment.repeats} wants run(), which waits for all")
-        self._check(experiment)
-        name = f"{experiment.label}-{experiment.hash8}"
-        return self._submit(experiment, store.run_directory(name), show)
+        experiment = planting.with_planted(experiment)
+        kept = checked(experiment, checkpoint)
+        return self._begin_run(experiment, show, kept, resume, earlier(experiment, resume))
 
-    def _submit(self, experiment: Experiment, directory: Path, show: bool) -> Live:
-        live = Submitted(self, experiment, directory)
+    def _begin_run(
+        self,
+        experiment: Experiment,
+        show: bool,
+        checkpoint: Checkpoint | None,
+        resume: Resumed,
+        begun: Run | None,
+    ) -> Live:
+        self._check(experiment)
+        source = None if begun or resume is None or isinstance(resume, bool) else path_of(resume)
+        place = begun.path if begun is not None else Path(f"{experiment.label}-{experiment.hash8}")
+        told = keeping(experiment, place, checkpoint, source)
+        if begun is None:
+            place = store.run_directory(place.name)
+            told = told and told._replace(folder=str(place / FOLDER))
+        return self._submit(experiment, place, show, told)
+
+    def _submit(
+        self, experiment: Experiment, directory: Path, show: bool, told: Keeping | None
+    ) -> Live:
+        live = Submitted(self, experiment, directory, told)
         for engine in self.engines[experiment.ranks :]:  # those at leisure get ready
             self.client[engine].apply_async(prepare)
         self._submitted.add(live)
@@ -287,7 +354,7 @@ class Cluster:
         """
         asked = ask(run, strategy, workers, self.workers)
         check_rows(x, batch_size)
-        arguments = (asked.file, asked.strategy, x, batch_size)
+        arguments = (asked.model(self.how.is_local), asked.strategy, x, batch_size)
         return together(self.call(infer, *arguments, ranks=asked.workers))
 
     def __enter__(self) -> Self:
@@ -325,17 +392,25 @@ class Cluster:
 
     def _connect(self, connection: Connection) -> None:
         import ipyparallel as ipp
+        from traitlets.log import get_logger
 
+        # CurveZMQ stands in for the signatures that it misses.
+        log, unsigned = get_logger(), lambda record: "signing is disabled" not in record.msg
+        log = getattr(log, "logger", log)  # of an adapter
+        log.addFilter(unsigned)
         try:
             self._client = ipp.Client(connection)
         except TimeoutError:
             raise LabkitError(f"the controller of cluster {self.name} does not answer") from None
+        finally:
+            log.removeFilter(unsigned)
         self._client.wait_for_engines(self.workers, interactive=False, timeout=120)
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             view = self._client.direct_view(self.engines)
             view.block = True
             view.activate()  # %%px runs on all ranks, in rank order
             magic.register(self)  # and %%ranks, which ends with the first that fails
+            planting.register()
 
     @property
     def engines(self) -> list[int]:
@@ -384,15 +459,20 @@ class Cluster:
             datasets.ensure(experiment.dataset)
 
 
-def run(experiment: Experiment, show: bool = True) -> Run:
+def run(
+    experiment: Experiment,
+    show: bool = True,
+    checkpoint: Checkpoint | int | str | None = None,
+    resume: Resumed = None,
+) -> Run:
     """Run an experiment on a cluster of its own shape, started for it or already up.
 
     One process, kept as long as this one lives, plays all that runs on the virtual clock.
     """
     if experiment.clock == "virtual":
-        return _player(experiment.threads).run(experiment, show=show)
+        return _player(experiment.threads).run(experiment, show, checkpoint, resume)
     with Cluster(workers=experiment.ranks, threads=experiment.threads) as cluster:
-        return cluster.run(experiment, show=show)
+        return cluster.run(experiment, show, checkpoint, resume)
 
 
 @cache

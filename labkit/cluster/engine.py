@@ -26,6 +26,7 @@ from labkit.cluster.lease import KEEPER, Lock
 from labkit.cluster.start import JOB
 from labkit.cluster.where import answer
 from labkit.hosts.reach import answers
+from labkit.worker.luggage import FOLDER
 
 LOOK_EVERY = 1.0  # seconds
 CONNECTION = "IPP_CONNECTION_INFO"  # ipyparallel's: where the controller is, and its keys
@@ -33,6 +34,8 @@ ENDS = 30.0  # seconds that what starts guests gets to end them
 UNREACHED = 30.0  # seconds without the controller after which a guest ends; a link may come back
 PROFILE = "IPP_PROFILE_DIR"
 OWN = [sys.executable, "-m", "labkit.cluster.engine"]
+# Beside a guest: takes its folders away when it has ended, however.
+_TIDIES = '(while kill -0 "$0"; do sleep 1; done; rm -rf "$@") >&- 2>&- &'
 
 
 def command(words: Sequence[str], is_local: bool) -> tuple[list[str], list[str]]:
@@ -134,6 +137,9 @@ if __name__ == "__main__":
                 signal.signal(signal.SIGINT, self._signal_sigint)
 
         if role == "guest":
-            # Its start wants a profile. The keeper takes it away when all have come.
+            # Its start wants a profile, which the keeper takes away when all have come.
             os.environ[PROFILE] = tempfile.mkdtemp(prefix="labkit-")
+            os.environ[FOLDER] = f"{os.environ[PROFILE]}-work"
+            ends = [str(os.getpid()), os.environ[PROFILE], os.environ[FOLDER]]
+            subprocess.run(["sh", "-c", _TIDIES, *ends], start_new_session=True, check=True)
         Engine.launch_instance()

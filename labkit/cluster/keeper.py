@@ -304,12 +304,25 @@ class Keeper:
 
     def stop(self) -> None:
         """End every process of this cluster, whoever its parent is by now."""
+        if self.how.queues and self.how.step == "srun":
+            # Told to end, srun kills; a job that is cancelled gets time to tidy up.
+            self._cancel()
+            end = time.monotonic() + DONE
+            while self._is_started() and time.monotonic() < end:
+                time.sleep(LOOK_EVERY / 5)
         end_all(self.folder / "keeper.lock")
         if self.how.queues:  # also what is queued by a command that was killed
-            try:
-                self.how.queue().cancel(name=self._job)
-            except LabkitError as error:  # guests end the job themselves when they are alone
-                print(f"the job of the ranks could not be cancelled: {error}", file=sys.stderr)
+            self._cancel()
+
+    def _is_started(self) -> bool:
+        engines = self.cluster and self.cluster.engine_set
+        return engines is not None and engines.poll() is None
+
+    def _cancel(self) -> None:
+        try:
+            self.how.queue().cancel(name=self._job)
+        except LabkitError as error:  # guests end the job themselves when they are alone
+            print(f"the job of the ranks could not be cancelled: {error}", file=sys.stderr)
 
 
 def _meet(is_guest: bool) -> tuple[int, int, int, str]:

@@ -13,10 +13,11 @@ from labkit.cluster.calls import LOOK_EVERY, Asked, RankError, Ranks
 from labkit.cluster.lease import Turn
 from labkit.cluster.where import ask
 from labkit.common.errors import InvalidInput
+from labkit.communicator.clock import WALL
+from labkit.communicator.look import look
 
 ASK_EVERY = 1.0  # seconds after which a rank is asked again where it is
 GRACE = 0.5  # seconds in which other ranks may fail by themselves, of the same error
-PATIENCE = 15.0  # seconds in which an interrupted rank must be back: load is no hang
 
 
 class CellFailed(RankError):
@@ -47,7 +48,8 @@ def run_cell(cluster: Ranks, source: str) -> None:
 
     When a rank raises, its traceback is shown at once, and for the ranks that have not ended the
     call in which they are. These are interrupted; where one does not come back, such as from a
-    call that blocks inside MPI, the engines start anew, without what cells have defined on them.
+    call that blocks inside MPI, the engines start anew, with what cells have defined on the others.
+    A cell that runs for longer than the cluster's limit goes on, and says where its ranks are.
     An interrupt of the cell ends it on the ranks in the same way.
 
     Raises:
@@ -68,7 +70,8 @@ class _Cell(Asked):
         self._processes: list[int] = client.direct_view(engines).apply_sync(os.getpid)
         super().__init__(cluster, [client[e].execute(source, silent=False) for e in engines])
         self._places: dict[int, tuple[str | None, float]] = {}  # and since when
-        self._asked_at = time.monotonic()
+        self._begun = self._asked_at = time.monotonic()
+        self._told = False
 
     def run(self) -> None:
         """Wait for the ranks, or for the first that fails."""
@@ -92,6 +95,9 @@ class _Cell(Asked):
             time.sleep(LOOK_EVERY)
             if time.monotonic() - self._asked_at > ASK_EVERY:
                 self._ask()
+            if not self._told and self._asked_at - self._begun > self._cluster.limit:
+                self._told = True
+                _say("\n".join(self._where(rank) for rank in self.running()))
             if (how := self.why_ended()) is not None:
                 raise CellFailed(f"the engines ended: {how.message}", how.rank, signal=how.signal)
 
@@ -115,11 +121,11 @@ class _Cell(Asked):
             where = [self._where(rank) for rank in stuck]
             _say("\n".join(where))
             self._interrupt(stuck)
-            self.wait(PATIENCE)
+            self.wait(self.grace)
         self._show()
         if lost := self.running():
-            _say(_LOST.format(ranks=", ".join(map(str, lost)), seconds=PATIENCE))
-            self._cluster.restart()
+            _say(_LOST.format(ranks=", ".join(map(str, lost)), seconds=self.grace))
+            self._cluster.rebuild(lost)
             _ = self._cluster.client  # %%px, too, finds ranks in the next cell
         return where
 
@@ -139,7 +145,8 @@ class _Cell(Asked):
             host = self._cluster.state()["hosts"][rank]
             return f"rank {rank} on host {host} is still in the cell"
         if place is None:
-            return f"rank {rank} gives no answer: it is in code that lets no other thread run"
+            (seen,) = look([self._processes[rank]], WALL)
+            return f"rank {rank} lets no other thread run, and is {seen}"
         seconds = time.monotonic() - since
         return f"rank {rank} waits in {place}" + (f" since {seconds:.0f} s" if seconds > 1 else "")
 
@@ -150,7 +157,7 @@ class _Cell(Asked):
         for rank, call in enumerate(self._calls):
             if call.ready():
                 # A result may arrive before what the cell has printed: they take different sockets.
-                call.wait_for_output(PATIENCE)
+                call.wait_for_output(self.grace)
             said = call.metadata
             shown = [*said["outputs"], *filter(None, [said["execute_result"]])]
             if said["stdout"] or said["stderr"] or shown:
@@ -163,7 +170,7 @@ class _Cell(Asked):
 
 _LOST = (
     "rank {ranks} did not come back within {seconds:.0f} s: a call that blocks inside MPI cannot "
-    "be interrupted. The engines start anew; what cells have defined on them is gone."
+    "be interrupted. The engines start anew."
 )
 
 

@@ -42,13 +42,17 @@ class Prediction:
     callbacks: None = None
     threads: int = 1
     shards: str = "iid"
-    lost: tuple[tuple[int, float], ...] = ()
+    gone: tuple[int, ...] = ()
     feed: str = "shard"
     clock: str = "wall"
     precision: str = "float32"
     optimizer: str = "sgd"
     optimizer_options: Mapping[str, JSON] = field(default_factory=dict)
     slowed: Mapping[int, Slowdown] = field(default_factory=dict)
+
+    def model(self, is_local: bool) -> str | bytes:
+        """What ranks load: the file, or what it holds where they may not see it."""
+        return self.file if is_local else Path(self.file).read_bytes()
 
 
 def ask(

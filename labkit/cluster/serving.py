@@ -71,21 +71,22 @@ def serve(
     if not batch_sizes or not known or not ways:
         raise InvalidInput("nothing to measure: give batch_sizes, networks and ways")
     # Each is asked, so that what it refuses is refused before any rank loads the model.
-    file, *_ = [ask(run, strategy, count, cluster.workers).file for strategy in ways.values()]
-    asked = serving.Asked(file, x, dict(ways), known, batch_sizes, repeats, streams, under_way)
+    first, *_ = [ask(run, strategy, count, cluster.workers) for strategy in ways.values()]
+    model = first.model(cluster.how.is_local)
+    asked = serving.Asked(model, x, dict(ways), known, batch_sizes, repeats, streams, under_way)
     found = cluster.call(serving.serve, asked, ranks=count)
-    first = found[0]
-    allowed = TOLERANCE * first.precision * first.largest
-    for way, far in first.differences.items():
+    told = found[0]
+    allowed = TOLERANCE * told.precision * told.largest
+    for way, far in told.differences.items():
         if not far <= allowed:
             raise LabkitError(
                 f"{way} answer otherwise than one process: by {far:.3g}, where rounding makes "
                 f"{allowed:.3g} at most; no time of wrong answers is shown"
             )
     return served(
-        first.times,
+        told.times,
         [each.weights_bytes for each in found],
-        first.differences,
+        told.differences,
         allowed,
         count,
         cluster.threads,

@@ -16,33 +16,45 @@ from pathlib import Path
 from labkit.cluster.attached import note
 from labkit.cluster.calls import Calls, Ranks
 from labkit.cluster.live import Live
+from labkit.cluster.resumed import begin
 from labkit.common.errors import Pruned
 from labkit.experiment import Experiment
 from labkit.network import Network
 from labkit.records import store
-from labkit.records.endings import ASKS, by_whom
+from labkit.records.checkpoints import Keeping
+from labkit.records.endings import ASKS, by_whom, warned
 from labkit.records.measure import aggregate
+from labkit.records.result import RankResult
 from labkit.records.run import Run
-from labkit.records.stream import FOLDER, make_stream
+from labkit.records.stream import FOLDER, STOP, Writer, make_stream
 from labkit.records.write import write, write_logs
 from labkit.worker.work import work
 
 PATIENCE = 20.0  # seconds that ranks get to end after the user has asked: load is no hang
+WRITING = 35.0  # the same where they write a last checkpoint; a job's own patience is longer
 
 
 class Submitted(Live):
     """A Live whose end is this process's to write down."""
 
-    def __init__(self, cluster: Ranks, experiment: Experiment, directory: Path) -> None:
+    def __init__(
+        self,
+        cluster: Ranks,
+        experiment: Experiment,
+        directory: Path,
+        keeping: Keeping | None = None,
+    ) -> None:
         super().__init__(experiment, directory)
+        self._patience = PATIENCE if keeping is None else WRITING
         self._asked, self._given_up = experiment, threading.Event()
         self._why: str | None = None  # it was stopped, if it was
-        store.start(directory, experiment.to_json())
+        begin(directory, experiment, keeping)
         submitter = store.this_process() | {"host": socket.gethostname()}
+        keeping = keeping and keeping._replace(owner=submitter)
         make_stream(directory / FOLDER, submitter)
         try:
             self._calls = Calls(
-                *(cluster, experiment.ranks, work, (experiment,), _emulated(experiment)),
+                *(cluster, experiment.ranks, work, (experiment, keeping), _emulated(experiment)),
                 stream=str(directory / FOLDER),
                 submitter=submitter,
             )
@@ -69,7 +81,7 @@ class Submitted(Live):
         self._why = why
         with suppress(OSError):  # where nothing can be written they are not asked, but given up
             self.stop()
-        if not self._ended.wait(PATIENCE):
+        if not self._ended.wait(self._patience):
             # Ranks that did not end when asked: the thread lets go of them, and their engines start
             # anew.
             self._given_up.set()
@@ -85,7 +97,8 @@ class Submitted(Live):
             Pruned: a search has ended it; the record keeps what it came to.
         """
         try:
-            run = super().result()
+            with warned():
+                run = super().result()
         except KeyboardInterrupt as error:
             self.end(_why(error))
             raise
@@ -94,10 +107,13 @@ class Submitted(Live):
         return run
 
     def _watch(self) -> Iterator[None]:
+        carrier = Carrier(self.directory / FOLDER, self._calls)
         for _ in self._calls.watch():
             if self._given_up.is_set():
                 return
+            carrier.carry()
             yield
+        carrier.carry(last=True)
 
     def _keep(self) -> Run:
         write_logs(self.directory, self._calls.outputs())
@@ -122,6 +138,29 @@ class Submitted(Live):
             shutil.rmtree(self.directory / FOLDER, ignore_errors=True)
 
 
+class Carrier:
+    """Goes between a run's folder and those of its ranks whose hosts do not see it.
+
+    Args:
+        folder: of the stream.
+        calls: on the ranks.
+    """
+
+    def __init__(self, folder: Path, calls: Calls[RankResult]) -> None:
+        self._folder, self._calls = folder, calls
+        self._writers: dict[int, Writer] = {}  # of ranks that were heard
+        self._asked = False
+
+    def carry(self, last: bool = False) -> None:
+        """Write down what ranks have told; pass on the wish to stop, once."""
+        for rank, told in self._calls.told(all_of_it=last):
+            self._writers.setdefault(rank, Writer(self._folder, rank, {})).append(told)
+        # The first rank asks for all; before it is heard it has perhaps not begun.
+        if not self._asked and 0 in self._writers and (self._folder / STOP).exists():
+            self._asked = True
+            self._calls.ask_to_stop()
+
+
 def _emulated(experiment: Experiment) -> str | Network | None:
     """The network between its ranks; what lies in a virtual one is played within one rank."""
     elsewhere = experiment.clock == "virtual" or not experiment.strategy.emulated
@@ -134,17 +173,28 @@ def _why(error: KeyboardInterrupt) -> str:
     return (store.reason(Path(job)) if job else None) or by_whom(error, "stopped")
 
 
-def run_seeds(experiment: Experiment, run: Callable[[Experiment, Path], Run]) -> Run:
-    """Run each seed into a directory of its own below one that holds what they say together."""
+def run_seeds(
+    experiment: Experiment, run: Callable[[Experiment, Path], Run], top: Path | None = None
+) -> Run:
+    """Run each seed into a directory of its own below one that holds what they say together.
+
+    Args:
+        experiment: with its repeats.
+        run: runs one seed into a directory.
+        top: the directory of an earlier attempt: seeds that completed there are not run again.
+    """
     import pandas as pd
 
-    top = store.run_directory(f"{experiment.label}-{experiment.hash8}")
+    top = top or store.run_directory(f"{experiment.label}-{experiment.hash8}")
     store.start(top, experiment.to_json())
     seeds = []
     try:
         for seed in range(experiment.seed, experiment.seed + experiment.repeats):
             folder = top / f"seed{seed}"
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
+            if (folder / "status.json").exists() and Run(folder).status["state"] == "completed":
+                seeds.append(Run(folder))
+                continue
             seeds.append(run(experiment.replace(repeats=1, seed=seed), folder))
             if (status := seeds[-1].status)["state"] == "interrupted":  # by the stop button
                 store.interrupt(top, status["cause"])

@@ -5,6 +5,7 @@ from labkit.communicator.board import HostSilent, Mismatch, RankDied, RankFailed
 from labkit.communicator.clock import WALL, Clock, WallClock
 from labkit.communicator.communicator import Communicator
 from labkit.communicator.computing import computing
+from labkit.communicator.injector import Injector
 from labkit.communicator.mailbox import Letter, Mailbox, Route
 from labkit.communicator.numbers import scale
 from labkit.communicator.parcels import Parcels
@@ -14,6 +15,7 @@ from labkit.communicator.sparse import merged
 from labkit.communicator.traffic import Traffic
 from labkit.communicator.transports import TRANSPORTS, Carrier, Transport, carrier
 from labkit.communicator.window import Window
+from labkit.communicator.wire import Corrupted
 from labkit.communicator.world import alone, world
 
 __all__ = [
@@ -24,7 +26,9 @@ __all__ = [
     "Carrier",
     "Clock",
     "Communicator",
+    "Corrupted",
     "HostSilent",
+    "Injector",
     "Letter",
     "Mailbox",
     "Mismatch",

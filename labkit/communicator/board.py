@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
+from labkit.common.limits import Limits
 from labkit.communicator.clock import Clock
 from labkit.communicator.relay import Relay
-from labkit.communicator.sheet import PLACE, Host, Sheet
+from labkit.communicator.sheet import ENDED, PLACE, HostRanks, Sheet
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-DEADLOCK = 2.0  # seconds in which ranks that wait in different calls cannot both be only late
-# The same over hosts, where data may be on their way for long: over a link that was down for 5 s,
-# or a slow one.
-APART = 10.0
 LEAVE = 2  # seconds that MPI's end may take where a host or a rank is gone
 
 
@@ -36,16 +34,15 @@ class RankFailed(LabkitError):
 
 
 class RankDied(RankFailed):
-    """The process of a rank is gone; the others may go on, see `Communicator.shrink`.
+    """The process of a rank has ended; the others may go on, see `Communicator.shrink`.
 
     Attributes:
-        ranks: who is gone, as far as this rank knows.
+        ranks: who is gone, as far as this rank knows; by their numbers before anybody was.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
         who = ", ".join(map(str, ranks))
-        told = f"rank {who} died: its process is gone" if who else "a rank died"
-        super().__init__(told, ranks[0] if ranks else -1)
+        super().__init__(f"rank {who or '?'} failed: {ENDED}", ranks[0] if ranks else -1)
         self.ranks = tuple(ranks)
 
 
@@ -68,17 +65,28 @@ class Board:
     microsecond and a reader needs no help from the rank it reads about, which may be stuck in
     a computation. Between hosts a thread of the first rank of each carries them, see `Relay`: they
     are some tenths of a second old there.
+
+    Args:
+        comm: the ranks.
+        clock: of this host.
+        limits: after which a wait is pointless.
+        numbers: of the ranks before any was gone, by which those that are gone are named.
     """
 
-    def __init__(self, comm: MPI.Intracomm, clock: Clock) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, clock: Clock, limits: Limits, numbers: Sequence[int]
+    ) -> None:
         from mpi4py import MPI
 
+        from labkit.communicator.look import answer
+
         self._clock, self._rank = clock, comm.rank
+        self.limits, self._numbers = limits, numbers
         self._host = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
         assert isinstance(self._host, MPI.Intracomm)  # as all parts of one are
         self.local_rank: int = self._host.rank
         self.ranks: list[int] = self._host.allgather(comm.rank)  # of this host
-        own = Host(tuple(self.ranks), MPI.Get_processor_name())
+        own = HostRanks(tuple(self.ranks), MPI.Get_processor_name())
         hosts = [own] if self._host.size == comm.size else sorted(set(comm.allgather(own)))
         first = self.local_rank == 0
         nbytes = Sheet.nbytes(hosts) if first else 0
@@ -88,20 +96,27 @@ class Board:
         if first:
             self._sheet.clear(clock.now())
         self._host.Barrier()
-        self.deadlocked_after = DEADLOCK if len(hosts) == 1 else APART
+        answer()
+        self._own["pid"] = os.getpid()
+        # Over hosts data may be on their way for long: over a link that was down, or a slow one.
+        self.deadlocked_after = limits.deadlock if len(hosts) == 1 else limits.apart
         self._relay: Relay | None = None
         if len(hosts) > 1:
-            self._firsts = comm.Split(0 if first else MPI.UNDEFINED, comm.rank)
-            if isinstance(self._firsts, MPI.Intracomm) and first:
-                self._relay = Relay(self._firsts, self._sheet, clock)
-                # Where nobody closes the board, after a failure, other hosts are told at its end.
-                self._end = weakref.finalize(self, self._relay.close, patient=False)
+            self._between = comm.Dup()
+            self._relay = Relay(self._between, self._sheet, clock)
+            # Where nobody closes the board, after a failure, other hosts are told at its end.
+            self._end = weakref.finalize(self, self._relay.close, patient=False)
 
-    def enter(self, place: str, waiting: bool = False) -> None:
-        """Say which call this rank is in now, and whether it waits there for all others."""
+    def enter(self, place: str, waiting: bool = False, number: int = 0) -> None:
+        """Say which call this rank is in now, and whether it waits there for all others.
+
+        Args:
+            number: of the round of a schedule, from 1; 0: it has none.
+        """
         self._own["waiting"] = 0  # while the row changes
         self._own["since"] = self._clock.now()
         self._own["place"] = place.encode()[:PLACE]
+        self._own["round"] = number
         self._own["waiting"] = waiting
 
     def fail(self, cause: str) -> None:
@@ -110,13 +125,19 @@ class Board:
         if self._relay is not None:
             self._relay.wake()
 
+    def bury(self, dead: Sequence[int]) -> RankDied:
+        """Write down of ranks that MPI has found dead that they have failed; what to raise."""
+        for rank in dead:
+            self._sheet.die(rank)
+        return RankDied([self._numbers[rank] for rank in dead])
+
     def check(self) -> None:
         """Raise `RankFailed` when another rank has failed, naming the first cause.
 
         Raises:
             HostSilent: another host has not been heard for some seconds.
         """
-        silent = self._sheet.silent()
+        silent = self._sheet.silent(self.limits.silent)
         if silent is not None:
             atexit.register(leave_without_it)
         failed = self._failed()
@@ -124,6 +145,8 @@ class Board:
             # Who failed because of another may have been read first: its cause is there by now.
             told = self._failed()
             rank, cause = min(told, key=lambda pair: pair[1].startswith("RankFailed"))
+            if cause == ENDED:
+                raise RankDied([self._numbers[rank]])
             raise RankFailed(f"rank {rank} failed: {cause}", rank)
         if silent is not None:
             (ranks, name), seconds = silent
@@ -162,6 +185,15 @@ class Board:
         """Whether rank 0 wants training to end with this step or an earlier one."""
         return bool(self._sheet.rows["stop"][0] <= step)
 
+    def keep_after(self, step: int) -> None:
+        """Ask all ranks to keep their state when they have done this step."""
+        self._own["keep"] = step
+        self._be_seen()
+
+    def asked_to_keep(self, step: int) -> bool:
+        """Whether rank 0 wants the state after this very step to be kept."""
+        return bool(self._sheet.rows["keep"][0] == step)
+
     def end_after(self, step: int) -> None:
         """Say that training has come to its end for this rank: all go on to this step only."""
         self._own["last"] = step
@@ -188,15 +220,27 @@ class Board:
         places = self._sheet.rows["place"].tolist()
         return {rank: place.decode(errors="replace") for rank, place in enumerate(places)}
 
-    def elsewhere(self, place: str) -> str:
-        """The ranks that are not in `place`, each with the call it is in and for how long."""
-        now = self._clock.now()
-        found = [
-            f"rank {rank} is in {there} for {now - self._sheet.rows['since'][rank]:.0f} s"
-            for rank, there in self._places().items()
-            if there != place
-        ]
-        return "; ".join(found) or "every rank is in this call"
+    def ask(self) -> None:
+        """Have it written down what all ranks are doing; of other hosts it comes in a second."""
+        self._own["asks"] += 1
+        if self._relay is not None:
+            self._relay.wake()
+        self._sheet.look(self._clock)
+
+    def everyone(self, place: str) -> str:
+        """Each rank with its call, for how long it has been there, and what it was seen doing.
+
+        First those that are not in `place`, who keep the others waiting.
+        """
+        now, rows = self._clock.now(), self._sheet.rows
+        told: tuple[list[str], list[str]] = [], []
+        for rank, there in self._places().items():
+            which = f", round {rows['round'][rank]}" if rows["round"][rank] else ""
+            seen = rows["look"][rank].decode(errors="replace")
+            where = "waits there too" if there == place else f"is in {there}"
+            words = f"rank {rank} {where}{which} for {now - rows['since'][rank]:.0f} s"
+            told[there == place].append(f"{words} ({seen})" if seen else words)
+        return "; ".join(told[0] + told[1])
 
     def abandon(self) -> None:
         """Leave the window as it is: a rank is gone, without whom it cannot be freed."""
@@ -208,8 +252,9 @@ class Board:
         """Free the window (collective)."""
         if self._relay is not None:
             self._end.detach()
-            if self._relay.close(patient=True):  # else MPI still has a bulletin to deliver there
-                self._firsts.Free()
+            # Else MPI still has a bulletin to deliver there.
+            if all(self._host.allgather(self._relay.close(patient=True))):
+                self._between.Free()
         del self._own, self._sheet
         self._window.Free()
         self._host.Free()

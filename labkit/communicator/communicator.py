@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.common.errors import InvalidInput
+from labkit.common.limits import Limits
 from labkit.communicator.board import Board, RankDied, leave_without_it
 from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.emulation import Emulation
+from labkit.communicator.injector import Injector, Spells
 from labkit.communicator.mailbox import Mailbox, Route
 from labkit.communicator.messages import Messages
 from labkit.communicator.numbers import check_summable, scale
@@ -24,6 +26,7 @@ from labkit.communicator.slots import Slots
 from labkit.communicator.slowness import Slowness
 from labkit.communicator.traffic import Traffic
 from labkit.communicator.window import Window
+from labkit.communicator.wire import Rules
 from labkit.network import Network, Slowdown
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ class Communicator:
         emulation: of a network, to go on with in place of `network`; None: a new one.
         outer: the patience of the ranks of which these are a part.
         clock: by which ranks wait and take times; the same for all of a host.
+        rules: what holds for messages that labkit sends itself, to go on with; None: nothing.
 
     Attributes:
         rank, size: this rank's number, and how many there are.
@@ -55,12 +59,14 @@ class Communicator:
         slowness: how much longer this rank computes than it could; None: not at all.
         on_one_host: whether all ranks share memory.
         traffic: what this rank has sent and how long it took.
+        rules: what holds for messages that labkit sends itself: checksums, faults.
         patience: how this rank waits. It remembers the first error that a wait has raised, which
             TensorFlow hides in one of its own. It is polite where this process computes while it
             waits: a loop would take its core, and hold the interpreter's lock for milliseconds.
         meet: waits until all ranks have come, see `Patience`.
         send, recv, post, finish: messages from rank to rank, see `Messages`.
         gather_bytes, sparse_sum, sum_rows: of values of unequal size, see `Payloads`.
+        in_rounds: as `allreduce` by a schedule, and what was there after each round.
         own_part: the elements of a buffer that this rank adds up with "shared_memory".
     """
 
@@ -73,11 +79,13 @@ class Communicator:
         emulation: Emulation | None = None,
         outer: Patience | None = None,
         clock: Clock = WALL,
+        rules: Rules | None = None,
     ) -> None:
         self.network = emulation.network if emulation else Network.parse(network)
         self.traffic, self.clock = traffic or Traffic(), clock
         self.numbers = list(range(comm.size))
         self.slowness: Slowness | None = None
+        self.rules = rules or Rules()
         self._begin(comm.Dup(), limit, emulation, outer)
 
     def _begin(
@@ -86,10 +94,9 @@ class Communicator:
         self._comm, clock = comm, self.clock
         self.rank: int = self._comm.rank
         self.size: int = self._comm.size
-        self.board = Board(self._comm, clock)
+        self.board = Board(self._comm, clock, Limits.of(limit), self.numbers)
         self.local_rank: int = self.board.local_rank  # among the ranks of this host
         patience = Patience(self._comm, self.board, self.traffic, clock, limit, outer)
-        patience.numbers = self.numbers
         self.patience, self.meet, self.on_one_host = patience, patience.meet, patience.on_one_host
         if self.network and emulation is None:
             self._refuse_hosts()
@@ -97,12 +104,14 @@ class Communicator:
         self._emulation = emulation
         if outer is None and self.network is not None:
             self.be_slow(self.network.slow, self.network.seed)
-        messages = Messages(patience, emulation)
+        messages = Messages(patience, emulation, self.rules)
         self.send, self.recv = messages.send, messages.recv
         self.post, self.finish = messages.post, messages.finish
         self._memory = SharedMemory(patience.inside_host())
         self.own_part = self._memory.own_part
-        self._reductions = Reductions(patience, emulation, self._memory, self.allgather)
+        given = patience, emulation, self._memory, self.allgather, self.rules
+        self._reductions = Reductions(*given)
+        self.in_rounds = self._reductions.in_rounds
         payloads = Payloads(patience, emulation, self._reductions)
         self.gather_bytes = payloads.gather_bytes
         self.sparse_sum, self.sum_rows = payloads.sparse_sum, payloads.sum_rows
@@ -153,6 +162,7 @@ class Communicator:
         atexit.register(leave_without_it)
         while True:
             whole = broken.Shrink()
+            assert isinstance(whole, MPI.Intracomm)  # as what shrinks is one
             places = MPI.Group.Translate_ranks(whole.group, None, broken.group)
             self.numbers = [before[place] for place in places]
             self.network = network and network.part(places, broken.size)
@@ -279,7 +289,7 @@ class Communicator:
             assert isinstance(part, MPI.Intracomm)  # as all parts of one are
             emulation = self._emulation and self._emulation.part(part.allgather(self.rank))
             given = (self.patience.limit, None, self.traffic, emulation, self.patience, self.clock)
-            found = Communicator(part, *given)
+            found = Communicator(part, *given, self.rules)
         found.slowness = self.slowness
         part.Free()  # it works on a duplicate
         return found
@@ -303,7 +313,7 @@ class Communicator:
         Args:
             hosts: the rank of each who sends or reads, by number; None: ranks themselves do.
         """
-        return Mailbox(self.patience, self._emulation, hosts or range(self.size))
+        return Mailbox(self.patience, self._emulation, hosts or range(self.size), self.rules)
 
     def slots(self, routes: Mapping[Route, int], hosts: Sequence[int] | None = None) -> Slots:
         """The same, written straight into the memory of who reads them (collective).
@@ -329,6 +339,11 @@ class Communicator:
         """From now on compute as slowly as the ranks that are named here; others as they can."""
         own = slow.get(self.rank)
         self.slowness = None if own is None else Slowness(own, self.rank, seed, self.clock)
+
+    def plant(self, injector: Injector) -> None:
+        """From now on let faults happen to this rank, to what it sends and how it computes."""
+        self.rules.injector = injector
+        self.slowness = Spells(injector, self.slowness, self.clock)
 
     def act_slow(self, computed: float) -> None:
         """Sleep as long as this rank's computation would take longer, were it the emulated one.

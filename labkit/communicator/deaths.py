@@ -46,7 +46,7 @@ class Minding:
 
 def outlives() -> bool:
     """Whether ranks were started so that MPI outlives the death of some."""
-    return os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"
+    return os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"  # noqa: SIM112 - its own spelling
 
 
 def is_broken(comm: MPI.Intracomm) -> bool:

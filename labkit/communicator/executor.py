@@ -9,30 +9,36 @@ import numpy as np
 
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.rank_plan import Message, Plan, Step
+from labkit.communicator.wire import Seal, Wire
 
 
 class Executor:
     """Runs plans of this rank.
 
     Args:
-        comm: the mpi4py communicator that carries the messages.
+        wire: carries the messages.
         count_to: meters a message to a rank.
-        wait: completes MPI requests, or raises when that takes too long.
+        wait: completes the MPI requests of a round, or raises when that takes too long.
         sleep_until: sleeps until a moment of the clock.
         emulation: the network to emulate, or None.
+
+    Attributes:
+        watch: is shown the buffer after each round of this rank, with its number.
     """
 
     def __init__(
         self,
-        comm: Any,
+        wire: Wire,
         count_to: Callable[[int, int], None],
-        wait: Callable[[list[Any]], None],
+        wait: Callable[[list[Any], int], None],
         sleep_until: Callable[[float], None],
         emulation: Emulation | None,
     ) -> None:
-        self._comm, self._count_to, self._emulation = comm, count_to, emulation
+        self._wire, self._comm = wire, wire.comm
+        self._count_to, self._emulation = count_to, emulation
         self._wait, self._sleep_until = wait, sleep_until
         self._scratch = np.zeros(0, np.uint8)
+        self.watch: Callable[[int, np.ndarray], None] | None = None
 
     def run(self, plan: Plan, buffer: np.ndarray, tag: int) -> None:
         """Carry out the plan on a flat, contiguous buffer, in place."""
@@ -46,16 +52,20 @@ class Executor:
                 buffer[copy.first : copy.last] = _received(copy, buffer, scratch)
             for total in step.sums:
                 _add(total.first, total.last, total.terms, buffer, scratch)
+            if self.watch is not None:
+                self.watch(step.number, buffer)
 
     def _exchange(self, step: Step, buffer: np.ndarray, scratch: np.ndarray, tag: int) -> None:
         """All messages of a round; back when those for this rank are delivered."""
-        requests, headers = [], []
+        requests: list[Any] = []
+        headers: list[np.ndarray] = []
+        seals: list[Seal] = []
         for message in step.receives:
             if self._emulation:
                 headers.append(np.zeros(1))
                 requests.append(self._comm.Irecv(headers[-1], message.peer, tag))
             target = _received(message, buffer, scratch).view(np.uint8)
-            requests.append(self._comm.Irecv(target, message.peer, tag))
+            requests += self._wire.expect(target, message.peer, tag, seals)
         turn = self._emulation.turn() if self._emulation and step.sends else 0
         for message in step.sends:
             data = buffer[message.first : message.last].view(np.uint8)
@@ -64,9 +74,10 @@ class Executor:
                 for moment in self._emulation.holds(ticket):
                     self._sleep_until(moment)
                 requests.append(self._comm.Isend(np.array([ticket]), message.peer, tag))
-            requests.append(self._comm.Isend(data, message.peer, tag))
+            requests += self._wire.post(data, message.peer, tag, step.number)
             self._count_to(message.peer, data.nbytes)
-        self._wait(requests)
+        self._wait(requests, step.number)
+        self._wire.verify(seals, step.number)
         if self._emulation and step.receives:
             arrivals = [
                 (float(header[0]), message.peer, (message.last - message.first) * buffer.itemsize)

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.patience import Patience
+from labkit.communicator.wire import Rules, Wire
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 _HEADS, _VALUES = 1 << 13, (1 << 13) + 1  # tags, below those of schedules' users
 WORDS = 8  # floats of a head that are the caller's
-_LENGTH = 4 + WORDS
+LENGTH = 5 + WORDS  # floats of a head
 Route: TypeAlias = tuple[int, int]  # the numbers of who sends and of who reads
 
 
@@ -30,11 +31,13 @@ class Letter:
         route: from whom to whom.
         words: the caller's, (WORDS,).
         values: flat bytes; none where there were none.
+        told: their checksum, where one was asked for.
     """
 
     route: Route
     words: NDArray[np.float64]
     values: NDArray[np.uint8]
+    told: int = 0
     _request: MPI.Request | None = None
     _moments: Iterator[float] | None = None
     _due: float = field(default=0.0)
@@ -68,11 +71,17 @@ class Mailbox:
         patience: of this rank, by whose communicator, meter and clock it goes.
         emulation: the network to emulate, or None.
         hosts: the rank of each who sends or reads, by number.
+        rules: what holds for all messages.
     """
 
     def __init__(
-        self, patience: Patience, emulation: Emulation | None, hosts: Sequence[int]
+        self,
+        patience: Patience,
+        emulation: Emulation | None,
+        hosts: Sequence[int],
+        rules: Rules | None = None,
     ) -> None:
+        self._wire = Wire(patience.comm, rules, patience)
         self._comm, self._patience, self._clock = patience.comm, patience, patience.clock
         self._emulation, self._hosts = emulation, hosts
         self._leaving: list[tuple[MPI.Request, object]] = []  # with what must stay until then
@@ -81,13 +90,16 @@ class Mailbox:
     def post(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> None:
         """Begin to send; nobody writes into the values any more."""
         to, ticket = self._hosts[route[1]], 0.0
+        sent = self._wire.outgoing(values)
+        if sent is None:
+            return
         if self._emulation:
             ticket = self._emulation.depart(to, values.nbytes)
-        head = headed(route, ticket, words, values)
+        head = headed(route, ticket, words, values, self._wire.told(values))
         with self._patience.minding:
             self._leaving.append((self._comm.Isend(head, to, _HEADS), head))
             if values.nbytes:
-                self._leaving.append((self._comm.Isend(values, to, _VALUES), values))
+                self._leaving.append((self._comm.Isend(sent, to, _VALUES), sent))
         self._patience.traffic.payload_bytes += values.nbytes
         self._patience.count_to(to, values.nbytes)
 
@@ -103,6 +115,7 @@ class Mailbox:
                 behind.add(source)
                 waiting.append(letter)
             else:
+                self._wire.compare(letter.values, letter.told, source)
                 found.append(letter)
         self._coming = waiting
         return found
@@ -126,7 +139,7 @@ class Mailbox:
 
         status = MPI.Status()
         while self._comm.Iprobe(MPI.ANY_SOURCE, _HEADS, status):
-            head, source = np.empty(_LENGTH), status.Get_source()
+            head, source = np.empty(LENGTH), status.Get_source()
             self._comm.Recv(head, source, _HEADS)
             letter = opened(head, np.empty(int(head[0]), np.uint8), self._emulation, source)
             if letter.values.nbytes:
@@ -135,12 +148,16 @@ class Mailbox:
 
 
 def headed(
-    route: Route, ticket: float, words: NDArray[np.float64], values: NDArray[np.uint8]
+    route: Route,
+    ticket: float,
+    words: NDArray[np.float64],
+    values: NDArray[np.uint8],
+    told: float = 0.0,
 ) -> NDArray[np.float64]:
-    """What travels before the values: their bytes, whose they are, and the caller's words."""
-    head = np.zeros(_LENGTH)
-    head[:4] = values.nbytes, ticket, *route
-    head[4 : 4 + len(words)] = words
+    """What travels before the values: bytes, whose they are, checksum, and the caller's words."""
+    head = np.zeros(LENGTH)
+    head[:5] = values.nbytes, ticket, *route, told
+    head[5 : 5 + len(words)] = words
     return head
 
 
@@ -148,7 +165,8 @@ def opened(
     head: NDArray[np.float64], values: NDArray[np.uint8], emulation: Emulation | None, source: int
 ) -> Letter:
     """The letter of a head from a rank; on an emulated network its flow drains from now on."""
-    letter = Letter((int(head[2]), int(head[3])), head[4 : 4 + WORDS].copy(), values)
+    route = int(head[2]), int(head[3])
+    letter = Letter(route, head[5 : 5 + WORDS].copy(), values, int(head[4]))
     if emulation:
         letter.due_at(emulation.deliveries([(float(head[1]), source, values.nbytes)]))
     return letter

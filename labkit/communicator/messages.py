@@ -8,6 +8,7 @@ import numpy as np
 
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.patience import Patience
+from labkit.communicator.wire import Rules, Seal, Wire
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -21,11 +22,15 @@ class Messages:
     Args:
         patience: how this rank waits; its communicator carries the messages, its meter counts them.
         emulation: the network to emulate, or None.
+        rules: what holds for all messages.
     """
 
-    def __init__(self, patience: Patience, emulation: Emulation | None) -> None:
+    def __init__(
+        self, patience: Patience, emulation: Emulation | None, rules: Rules | None = None
+    ) -> None:
         self._comm, self._patience, self._emulation = patience.comm, patience, emulation
         self._traffic, self._clock = patience.traffic, patience.clock
+        self._wire = Wire(patience.comm, rules, patience)
 
     def send(self, data: np.ndarray, destination: int, tag: int = 0) -> None:
         """Send a contiguous array; back when it may be changed again."""
@@ -38,7 +43,7 @@ class Messages:
             if self._emulation:
                 ticket = np.array([self._emulation.depart(destination, data.nbytes)])
                 requests.append(self._comm.Isend(ticket, destination, _USER_TAG + tag))
-            requests.append(self._comm.Isend(_bytes(data), destination, _USER_TAG + tag))
+            requests += self._wire.post(_bytes(data), destination, _USER_TAG + tag)
         self._traffic.payload_bytes += data.nbytes
         self._patience.count_to(destination, data.nbytes)
         return requests
@@ -52,11 +57,13 @@ class Messages:
         """Receive into a contiguous array; back when the message is delivered."""
         self._patience.enter(f"recv from rank {source}", collective=False)
         header, requests = np.zeros(1), []
+        seals: list[Seal] = []
         with self._patience.minding:
             if self._emulation:
                 requests.append(self._comm.Irecv(header, source, _USER_TAG + tag))
-            requests.append(self._comm.Irecv(_bytes(data), source, _USER_TAG + tag))
+            requests += self._wire.expect(_bytes(data), source, _USER_TAG + tag, seals)
         self._patience.complete(requests)
+        self._wire.verify(seals)
         if self._emulation:
             start = self._clock.now()
             for moment in self._emulation.deliveries([(float(header[0]), source, data.nbytes)]):

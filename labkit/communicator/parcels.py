@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.mailbox import WORDS, Letter, Route, headed, opened
+from labkit.communicator.mailbox import LENGTH, Letter, Route, headed, opened
 from labkit.communicator.patience import Patience
 from labkit.communicator.slots import HEAD, LINE, Slots, lines
 from labkit.communicator.window import Window
 
 LEAST = 1 << 16  # bytes of a stretch, however little is expected
 # Behind the head a notice says the place and the bytes of the part, and its begin.
-_PLACE = 4 + WORDS
+_PLACE = LENGTH
 _NOTICE = _PLACE + 3
 assert 8 * (1 + _NOTICE) <= HEAD  # beside its number
 

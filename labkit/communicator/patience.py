@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from labkit.common.errors import LabkitError
-from labkit.communicator.board import Board, Mismatch, RankDied, WaitTooLong
+from labkit.common.limits import Limits
+from labkit.communicator.board import Board, Mismatch, WaitTooLong
 from labkit.communicator.clock import Clock
 from labkit.communicator.deaths import Minding, gone, is_broken, outlives
 from labkit.communicator.traffic import Traffic
@@ -46,7 +47,6 @@ class Patience:
         comm, board, traffic, clock: as given, for what this rank does besides waiting.
         on_one_host: whether all ranks share memory.
         minding: a context in which MPI may say that a rank is gone: it raises `RankDied`.
-        numbers: of the ranks before any was gone, by which those that are gone are named.
         place, code: the name of the call that this rank is in, and 32 bits of it.
         trouble: the first error that a wait has raised.
         polite: sleep between polls instead of spinning.
@@ -69,9 +69,8 @@ class Patience:
         self.trouble: LabkitError | None = None
         self.polite = False
         self.place, self.code = "", 0
-        self._collective, self._since = False, 0.0
+        self._collective, self._since, self._asked = False, 0.0, False
         self.minding, self._outlives = Minding(self.mind, clock), outlives()
-        self.numbers: Sequence[int] = range(self.size)
 
     def enter(self, place: str, collective: bool = True, told: str = "") -> None:
         """Name the call whose waits come next.
@@ -120,17 +119,17 @@ class Patience:
         """Of messages of this call, which no other call's can be taken for."""
         return _TAGS + self.code % _TAGS
 
-    def begin(self) -> float:
-        """A wait begins now; the time."""
-        self.board.enter(self.place, waiting=self._collective)
-        self._since = self.clock.now()
+    def begin(self, number: int = 0) -> float:
+        """A wait begins now, of a schedule in the round of this number; the time."""
+        self.board.enter(self.place, self._collective, number)
+        self._since, self._asked = self.clock.now(), False
         return self._since
 
-    def complete(self, requests: list[MPI.Request]) -> None:
-        """Wait for MPI requests, looking around now and then."""
+    def complete(self, requests: list[MPI.Request], number: int = 0) -> None:
+        """Wait for MPI requests, of a round if it has a number, looking around now and then."""
         from mpi4py import MPI
 
-        start = self.begin()
+        start = self.begin(number)
         polls = 0
         with self.minding:
             while not MPI.Request.Testall(requests):
@@ -240,7 +239,7 @@ class Patience:
             RankFailed, Mismatch, WaitTooLong: see `Communicator`.
         """
         self.mind()
-        waited = self.clock.now() - self._since
+        waited, limits = self.clock.now() - self._since, Limits.of(self.limit)
         try:
             for each in self._whole():
                 each.board.check()
@@ -249,10 +248,13 @@ class Patience:
                 told = _different(calls)
                 self.board.fail(f"Mismatch: {told}")  # whoever looks later is told the same
                 raise Mismatch(told)
-            if waited > self.limit:
+            if waited > limits.look and not self._asked:
+                self._asked = True
+                self.board.ask()
+            if waited > limits.wait:
                 raise WaitTooLong(
                     f"rank {self.rank} has waited {waited:.0f} s in {self.place}: "
-                    f"{self.board.elsewhere(self.place)}; "
+                    f"{self.board.everyone(self.place)}; "
                     f"a longer wait is allowed by limit={2 * self.limit:.0f}"
                 )
         except LabkitError as error:
@@ -268,8 +270,7 @@ class Patience:
         for each in whole:
             each.comm.Revoke()
         outermost = whole[-1]
-        found = gone(outermost.comm, self.clock)
-        error = RankDied([outermost.numbers[rank] for rank in found])
+        error = outermost.board.bury(gone(outermost.comm, self.clock))
         for each in whole:
             each.trouble = error
         raise error

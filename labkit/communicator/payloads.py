@@ -45,7 +45,7 @@ class Payloads:
         self, patience: Patience, emulation: Emulation | None, reductions: Reductions
     ) -> None:
         self._rank, self._size = patience.rank, patience.size
-        self._courier, self._patience = Courier(patience, emulation), patience
+        self._courier, self._patience = Courier(patience, emulation, reductions.rules), patience
         self._rounds, self._metered = reductions.rounds, reductions.metered
 
     def gather_bytes(

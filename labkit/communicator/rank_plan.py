@@ -36,8 +36,9 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One round of one rank: send, receive, then add and copy."""
+    """One round of one rank, by its number from 1: send, receive, then add and copy."""
 
+    number: int
     sends: tuple[Message, ...]
     receives: tuple[Message, ...]
     sums: tuple[Sum, ...]
@@ -61,13 +62,13 @@ def plan(schedule: Iterable[Round], rank: int, length: int) -> Plan:
     """Compile a schedule for a rank; empty messages (short buffers) are left out."""
     rounds = list(schedule)
     edges = boundaries(length, count_chunks(rounds)).tolist()
-    steps = [_step(each, rank, edges) for each in rounds]
+    steps = [_step(number, each, rank, edges) for number, each in enumerate(rounds, 1)]
     busy = tuple(step for step in steps if step.sends or step.receives)
     scratch = max((_scratch(step) for step in busy), default=0)
     return Plan(busy, scratch)
 
 
-def _step(each: Round, rank: int, edges: list[int]) -> Step:
+def _step(number: int, each: Round, rank: int, edges: list[int]) -> Step:
     sends = tuple(
         Message(destination, edges[chunk], edges[chunk + span])
         for _, destination, chunk, span, _ in each.sent_by(rank).rows()
@@ -89,7 +90,7 @@ def _step(each: Round, rank: int, edges: list[int]) -> Step:
         elif kept:
             copies.append(message)
         place += last - first if kept else 0
-    return Step(sends, tuple(receives), _sums(contributions, edges), tuple(copies))
+    return Step(number, sends, tuple(receives), _sums(contributions, edges), tuple(copies))
 
 
 def _sums(contributions: dict[int, list[tuple[int, int]]], edges: list[int]) -> tuple[Sum, ...]:

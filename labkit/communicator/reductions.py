@@ -23,6 +23,7 @@ from labkit.communicator.numbers import check_summable, is_narrow, scale
 from labkit.communicator.patience import Patience
 from labkit.communicator.rank_plan import Plan, plan
 from labkit.communicator.shared_memory import Aside, SharedMemory
+from labkit.communicator.wire import Rules, Wire
 from labkit.schedules import ALLREDUCE, Round, boundaries
 
 Reduce: TypeAlias = Callable[..., None]  # of a flat buffer in place; what weighs it stands behind
@@ -61,6 +62,7 @@ class Reductions:
         emulation: the network on which schedules are laid out, or None for the real hosts.
         memory: of the ranks of this host.
         allgather: everybody's value, by rank; what for.
+        rules: what holds for all messages of schedules.
     """
 
     def __init__(
@@ -69,13 +71,14 @@ class Reductions:
         emulation: Emulation | None,
         memory: SharedMemory,
         allgather: Callable[[Any, str], list[Any]],
+        rules: Rules | None = None,
     ) -> None:
-        self._patience, self._allgather = patience, allgather
+        self._patience, self._allgather, self.rules = patience, allgather, rules
         self._network = emulation.network if emulation else None
         self._traffic, self._clock = patience.traffic, patience.clock
         self._memory = memory
         ways = (patience.count_to, patience.complete, patience.sleep_until, emulation)
-        self._executor = Executor(patience.comm, *ways)
+        self._executor = Executor(Wire(patience.comm, rules, patience), *ways)
         self._others: dict[str, Reduce] = {  # by the name of what is no schedule
             "mpi": partial(library_sum, patience),
             "shared_memory": memory.allreduce,
@@ -104,6 +107,16 @@ class Reductions:
         reduce = self._get(algorithm, flat, place)
         with self.metered(place, flat.nbytes, algorithm):
             reduce(flat, *weighing)
+
+    def in_rounds(self, buffer: np.ndarray, algorithm: str) -> dict[int, np.ndarray]:
+        """Sum in place by a schedule; what the buffer was after each round of this rank."""
+        seen: dict[int, np.ndarray] = {}
+        self._executor.watch = lambda number, values: seen.update({number: values.copy()})
+        try:
+            self.allreduce(buffer, algorithm, "a sum that is looked at")
+        finally:
+            self._executor.watch = None
+        return seen
 
     @contextmanager
     def metered(self, place: str, nbytes: int, algorithm: str) -> Iterator[None]:

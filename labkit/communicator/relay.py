@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.communicator.clock import Clock
-from labkit.communicator.deaths import is_broken
 from labkit.communicator.sheet import NEVER, Sheet
 
 if TYPE_CHECKING:
@@ -21,23 +20,26 @@ PART = 1.0  # and that they get to take this one's, where nobody waits for their
 
 
 class Relay:
-    """A thread of the first rank of each host, which exchanges bulletins with those of the others.
+    """A thread of each rank, of which that of a host's first exchanges bulletins with other hosts.
 
     A bulletin goes to each host ten times a second, and at once where a mark has risen, so that who
     has written something knows soon that it was seen. At most one is under way in each direction:
     over a link that is down they do not pile up.
 
+    The others stand by. Where MPI outlives the death of a rank (`mpiexec --with-ft ulfm`), the next
+    one of its host takes over, and those of other hosts turn to it.
+
     Args:
-        comm: of the first ranks of all hosts, in the order of the sheet; used by this thread alone.
+        comm: of all ranks, in the order of the sheet; used by these threads alone.
         sheet: of this host.
         clock: of this host.
     """
 
     def __init__(self, comm: MPI.Intracomm, sheet: Sheet, clock: Clock) -> None:
-        self._sheet, self._clock = sheet, clock
-        self._peers = [_Peer(comm, n, sheet) for n in range(comm.size) if n != comm.rank]
+        self._comm, self._sheet, self._clock = comm, sheet, clock
+        self._peers: list[_Peer] = []
         self._wake, self._ends, self._patient = threading.Event(), False, False
-        self._comm, self._abandoned = comm, False
+        self._asked, self._abandoned = 0, False
         self._thread = threading.Thread(target=self._run, name="labkit relay", daemon=True)
         self._thread.start()
 
@@ -64,34 +66,59 @@ class Relay:
 
     def _run(self) -> None:
         try:
+            if self._stand_by():
+                self._exchange()
+        except Exception as error:  # no thread's error is seen: the board tells it to all
+            told = f"its relay to other hosts: {type(error).__name__}: {error}"
+            self._sheet.fail(self._comm.rank, told)
+
+    def _stand_by(self) -> bool:
+        """Wait for the turn of this rank: all before it on its host have died; whether it came."""
+        from mpi4py import MPI
+
+        for rank in self._sheet.own[: self._sheet.own.index(self._comm.rank)]:
+            try:
+                watched = self._comm.Irecv(bytearray(1), rank)  # to which nothing ever comes
+                while not watched.Test():
+                    if self._ends:
+                        watched.Cancel()
+                        return False
+                    self._wake.wait(TELL_EVERY)
+                    self._wake.clear()
+            except MPI.Exception as error:
+                _only_death(error)
+                self._sheet.die(rank)
+        return True
+
+    def _exchange(self) -> None:
+        others = [n for n in range(len(self._sheet.hosts)) if n != self._sheet.here]
+        try:
+            self._peers = [_Peer(self._comm, n, self._sheet) for n in others]
             while not self._ends:
-                self._look()
-                for peer in self._peers:
-                    peer.tell(self._clock.now())
+                self._meet()
                 # While a rank waits for it to be seen, look at once for who says so.
                 self._wake.wait(LOOK_EVERY if self._sheet.everywhere() else 1e-3)
                 self._wake.clear()
             if not self._abandoned:
                 self._leave()
-        except Exception as error:  # no thread's error is seen: the board tells it to all
-            if is_broken(self._comm):  # of a death, whoever waits is told by MPI itself
-                return
-            first = self._sheet.hosts[self._sheet.here].ranks[0]
-            self._sheet.fail(first, f"its relay to other hosts: {type(error).__name__}: {error}")
         finally:
             self._sheet.seen[...] = NEVER  # nobody waits for what does not come any more
 
-    def _look(self) -> None:
-        for peer in self._peers:
-            peer.hear(self._clock.now())
-        self._sheet.turned[...] = self._clock.now()
+    def _meet(self, last: bool = False) -> bool:
+        now = self._clock.now()
+        gone = [peer.meet(now, last) for peer in self._peers]
+        self._sheet.turned[...] = now
+        if (asked := int(self._sheet.rows["asks"].sum())) != self._asked:
+            self._asked = asked
+            self._sheet.look(self._clock)
+        return all(gone)
 
     def _leave(self) -> None:
         limit = self._clock.now() + (LEAVE if self._patient else PART)
-        while (now := self._clock.now()) < limit:
-            self._look()
-            gone = sum(peer.tell(now, last=True) for peer in self._peers) == len(self._peers)
-            if gone and (not self._patient or all(peer.left for peer in self._peers)):
+        while self._clock.now() < limit:
+            if self._meet(last=True) and (
+                not self._patient or all(peer.left for peer in self._peers)
+            ):
                 break
             self._clock.sleep(1e-3)
         for peer in self._peers:
@@ -105,24 +132,40 @@ class _Peer:
         from mpi4py import MPI
 
         self._comm, self._number, self._sheet = comm, number, sheet
+        self._ranks = [*sheet.hosts[number].ranks]  # the first of them relays
         self._in, self._out = sheet.blank(number), sheet.blank(sheet.here)
-        self._sent: MPI.Request = MPI.REQUEST_NULL
+        self._coming = self._sent = MPI.REQUEST_NULL
         self._told_at, self._said = -np.inf, False  # the last bulletin
         self.left = False
-        self._post()
 
-    def _post(self) -> None:
-        self._coming = self._comm.Irecv(self._in.reshape(1).view(np.uint8), self._number)
+    def meet(self, now: float, last: bool) -> bool:
+        """Take what has come, and tell what is due; whether the last bulletin is on its way."""
+        from mpi4py import MPI
 
-    def hear(self, now: float) -> None:
-        """Take what has come."""
-        while not self.left and self._coming.Test():
-            self.left = self._sheet.read(self._number, self._in, now)
+        try:
+            self._hear(now)
+            return self._tell(now, last)
+        except MPI.Exception as error:
+            _only_death(error)
+            self._coming = self._sent = MPI.REQUEST_NULL
             if not self.left:
-                self._post()
+                self._sheet.die(self._ranks.pop(0))
+                self.left = not self._ranks  # nobody of it is there any more
+            if self.left:
+                self._sheet.leave(self._number)
+            self._said = self.left
+            return self._said
 
-    def tell(self, now: float, last: bool = False) -> bool:
-        """Send a bulletin, if one is due and the former is on its way; whether the last one is."""
+    def _hear(self, now: float) -> None:
+        while not self.left:
+            if not self._coming:
+                whole = self._in.reshape(1).view(np.uint8)
+                self._coming = self._comm.Irecv(whole, self._ranks[0])
+            if not self._coming.Test():
+                return
+            self.left = self._sheet.read(self._number, self._in, now)
+
+    def _tell(self, now: float, last: bool) -> bool:
         if not self._sent.Test():
             return False
         if self._said:
@@ -130,11 +173,19 @@ class _Peer:
         news = np.any(self._out["seen"] != self._sheet.rows["mark"])
         if last or news or now - self._told_at >= TELL_EVERY:
             self._sheet.write(self._out, now, last)
-            self._sent = self._comm.Isend(self._out.reshape(1).view(np.uint8), self._number)
+            self._sent = self._comm.Isend(self._out.reshape(1).view(np.uint8), self._ranks[0])
             self._told_at, self._said = now, last
         return False
 
     def forget(self) -> None:
         """Let go of bulletins that have not come."""
-        if not self.left:
+        if self._coming:
             self._coming.Cancel()
+
+
+def _only_death(error: MPI.Exception) -> None:
+    """Raise it again, unless it says that a process has ended."""
+    from mpi4py import MPI
+
+    if error.Get_error_class() != MPI.ERR_PROC_FAILED:
+        raise error

@@ -16,7 +16,7 @@ from labkit.communicator.patience import Patience
 from labkit.communicator.window import Window
 
 LINE = 64  # bytes of a cache line
-HEAD = 2 * LINE  # the number of the letter, and its head
+HEAD = 3 * LINE  # the number of the letter, and its head
 
 Posted: TypeAlias = tuple[Route, NDArray[np.float64], NDArray[np.uint8]]
 
@@ -39,7 +39,7 @@ class Slots:
 
     Source: J. Xue, Y. Miao, C. Chen, M. Wu, L. Zhang, L. Zhou: Fast distributed deep learning over
     RDMA, EuroSys 2019: tensors placed statically at their receivers, which poll a flag. Theirs has
-    the flag alone behind the values; here the words of the letter, 96 bytes, come along.
+    the flag alone behind the values; here the words of the letter, 104 bytes, come along.
     """
 
     stay: ClassVar[bool] = True  # values are read where they were put

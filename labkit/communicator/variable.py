@@ -9,6 +9,7 @@ import numpy as np
 
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.patience import Patience
+from labkit.communicator.wire import Rules, Seal, Wire
 from labkit.schedules import Round
 
 Value = TypeVar("Value")
@@ -36,9 +37,13 @@ class Courier:
     Args:
         patience: how this rank waits; its communicator carries the messages, its meter counts them.
         emulation: the network to emulate, or None.
+        rules: what holds for all messages.
     """
 
-    def __init__(self, patience: Patience, emulation: Emulation | None) -> None:
+    def __init__(
+        self, patience: Patience, emulation: Emulation | None, rules: Rules | None = None
+    ) -> None:
+        self._wire = Wire(patience.comm, rules, patience)
         self._comm, self._rank, self._emulation = patience.comm, patience.rank, emulation
         self._patience, self._traffic, self._wait = patience, patience.traffic, patience.complete
         self._sleep_until = patience.sleep_until
@@ -77,12 +82,14 @@ class Courier:
             self._patience.count_to(destination, data.nbytes)
         self._wait(requests)
         incoming = [np.zeros(int(header[1]), np.uint8) for header in headers]
-        requests = [
-            self._comm.Irecv(data, source, tag)
-            for data, source in zip(incoming, sources, strict=True)
-        ]
-        requests += [self._comm.Isend(data, destination, tag) for destination, data in outgoing]
+        seals: list[Seal] = []
+        requests = []
+        for data, source in zip(incoming, sources, strict=True):
+            requests += self._wire.expect(data, source, tag, seals)
+        for destination, data in outgoing:
+            requests += self._wire.post(data, destination, tag)
         self._wait(requests)
+        self._wire.verify(seals)
         if self._emulation and sources:
             arrivals = [
                 (float(header[0]), source, int(header[1]))

@@ -88,7 +88,9 @@ def _stamp(name: str) -> tuple[int, int]:
     try:
         found = [each.stat() for each in (Path(name), *Path(name).rglob("*"))]
     except OSError as error:
-        raise InvalidInput(f"no data set {name}: {error.strerror}") from error
+        raise InvalidInput(
+            f"no data set {name}: {error.strerror} (ranks on other hosts need it there, too)"
+        ) from error
     return max(each.st_mtime_ns for each in found), sum(each.st_size for each in found)
 
 

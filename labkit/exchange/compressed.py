@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,7 @@ class CompressedMean:
     def __init__(self, communicator: Communicator, compressor: Compressor, seed: int) -> None:
         self._communicator, self._compressor, self._seed = communicator, compressor, seed
         self._states: dict[tuple[int, int], State] = {}
+        self._recalled: dict[tuple[int, int], dict[int, np.ndarray]] = {}
         self.seconds = 0.0
         self.calls = 0
         self._bytes: dict[int, int] = {}  # of each generator in the reduction under way
@@ -115,6 +116,28 @@ class CompressedMean:
         layer_bytes = own if self._compressor.by_layer else None
         return replace(seen, payload_bytes=spent.payload_bytes, layer_bytes=layer_bytes)
 
+    def remembered(self) -> dict[str, np.ndarray]:
+        """The states, by kind, bucket, part and place; what was not sent is a "residual"."""
+        import tensorflow as tf
+
+        found = {
+            f"state/{bucket}/{part}/{place}": value
+            for (bucket, part), state in self._recalled.items()
+            for place, value in state.items()
+        }
+        for (bucket, part), state in self._states.items():
+            residual = self._compressor.residual(state)
+            for place, value in enumerate(tf.nest.flatten(state)):
+                kind = "residual" if value is residual else "state"
+                found[f"{kind}/{bucket}/{part}/{place}"] = np.asarray(value)
+        return found
+
+    def recall(self, found: Mapping[str, np.ndarray]) -> None:
+        """Begin with these states; what is not there begins as ever."""
+        for name, value in found.items():
+            bucket, part, place = map(int, name.split("/")[1:])
+            self._recalled.setdefault((bucket, part), {})[place] = value
+
     def _parts(self, flat: np.ndarray, layers: Sequence[Layer]) -> list[tf.Tensor]:
         import tensorflow as tf
 
@@ -128,9 +151,10 @@ class CompressedMean:
         if key not in self._states:
             seed = self._seed + 1_000 * bucket + part
             shape = tuple(tensor.shape)
-            self._states[key] = self._compressor.start(
+            state = self._compressor.start(
                 shape, self._communicator.rank, seed, self._communicator.size
             )
+            self._states[key] = _with(state, self._recalled.pop(key, {}))
         return self._states[key]
 
     def _seen(self, parts: list[tf.Tensor], found: list[Reduced]) -> Seen:
@@ -204,6 +228,19 @@ class CompressedMean:
         scale(values, 1 / self._communicator.size)
         total = self._communicator.sparse_sum(indices, values, int(starts[-1]), algorithm, what)
         return [tf.constant(piece) for piece in np.split(total, starts[1:-1])]
+
+
+def _with(state: State, recalled: Mapping[int, np.ndarray]) -> State:
+    """A state with other tensors at some places."""
+    import tensorflow as tf
+
+    if not recalled:
+        return state
+    flat = [
+        tf.constant(recalled[place]) if place in recalled else value
+        for place, value in enumerate(tf.nest.flatten(state))
+    ]
+    return tf.nest.pack_sequence_as(state, flat)
 
 
 def _nbytes(request: Request) -> int:

@@ -14,6 +14,7 @@ from labkit.compression import Compressor, parse
 from labkit.exchange.bucket import Bucket
 from labkit.exchange.choice import LEAST, Choice, choose, rows_pay
 from labkit.exchange.gradient import added_up, agree, dtypes_of, signature_of
+from labkit.exchange.guard import BadNumbers, Guard
 from labkit.exchange.layout import Layout, in_buckets
 from labkit.exchange.operations import Operations
 from labkit.exchange.order import by_priority
@@ -54,6 +55,8 @@ class Exchange:
         seed: of the compressor's random choices.
         paces: whether all that lies between two exchanges is computation, which takes a slow rank
             of an emulated network longer.
+        guard: looks at gradients before they travel; None: nobody does. Where the loss is scaled,
+            an overflow is no fault, and it does not look.
 
     Attributes:
         timeline: what this rank did when.
@@ -73,6 +76,7 @@ class Exchange:
         compressor: Compressor | Mapping[str, JSON] | str | None = None,
         seed: int = 0,
         paces: bool = True,
+        guard: Guard | None = None,
     ) -> None:
         if schedule not in SCHEDULES:
             raise InvalidInput(
@@ -80,10 +84,12 @@ class Exchange:
             )
         self.schedule = SCHEDULES[schedule]
         self.communicator, self._paces = communicator, paces
+        self.guard, self._spoilt = guard, False
         self.clock = communicator.clock
         self.algorithm, self.bucket_bytes = algorithm, bucket_bytes
         self.compressor = None if compressor is None else parse(compressor)
         self._compressed: Compressed | None = None
+        self._recalled: Choice | None = None
         self._reduce: BucketMean = Plain(communicator)
         if self.compressor is not None:
             self._reduce = self._compressed = Compressed(communicator, self.compressor, seed)
@@ -103,6 +109,15 @@ class Exchange:
     def length(self, variable: int) -> int:
         """Elements of a gradient, by its number among those that there are."""
         return int(np.prod(self._layout.signature[variable][1]))
+
+    def bucket_of(self, name: str) -> int:
+        """The bucket, or table, in which the first elements of a variable travel; -1: in none."""
+        names = [[self._layout.signature[n].name for n in held] for held in self._layout.parcels]
+        return next((number for number, held in enumerate(names) if name in held), -1)
+
+    def names_in(self, bucket: int) -> list[str]:
+        """The variables of a bucket."""
+        return [self._layout.signature[n].name for n in self._layout.parcels[bucket]]
 
     @property
     def choice(self) -> Choice:
@@ -132,8 +147,12 @@ class Exchange:
         """
         import tensorflow as tf
 
-        if self.communicator.size == 1 and self.compressor is None:
-            return [added_up(gradient) for gradient in gradients]
+        if scale is not None:
+            self.guard = None
+        if self._stays:
+            whole = [added_up(gradient) for gradient in gradients]
+            injects = self.communicator.rules.injector is not None
+            return self._looked_at(whole, names) if self.guard or injects else whole
         traced = tf.autograph.experimental.do_not_convert(self._mean)
         if scale is None or self._compressed is None:
             return list(traced(gradients, rows, names))
@@ -165,6 +184,74 @@ class Exchange:
         means = dict(zip(index, exchange(given, count), strict=True))
         return [means.get(i) for i in range(len(gradients))]
 
+    @property
+    def skips(self) -> bool:
+        """Whether steps may be left out."""
+        return self.guard is not None and self.guard.policy == "skip"
+
+    @property
+    def _stays(self) -> bool:
+        """Whether gradients travel nowhere, and are their own mean."""
+        return self.communicator.size == 1 and self.compressor is None
+
+    def _looked_at(
+        self, gradients: list[tf.Tensor | None], names: Sequence[str]
+    ) -> list[tf.Tensor | None]:
+        """Gradients that travel nowhere, as what is planted and the guard let them on."""
+        import tensorflow as tf
+
+        index = [n for n, gradient in enumerate(gradients) if gradient is not None][::-1]
+        paths = [names[n] if n < len(names) else f"gradient {n}" for n in index]
+        tensors = [tf.convert_to_tensor(gradients[n]) for n in index]
+        injector = self.communicator.rules.injector
+
+        def look(*arrays: np.ndarray) -> list[np.ndarray]:
+            given = list(arrays) if injector is None else injector.gradients(paths, list(arrays))
+            found, self._spoilt = self._guarded(paths, given)
+            return found
+
+        if injector is None and self.guard is not None and self.guard.policy == "stop":
+            looked = tf.numpy_function(lambda *arrays: not look(*arrays), tensors, tf.bool)
+            with tf.control_dependencies([looked]):
+                return [None if g is None else tf.identity(g) for g in gradients]
+        found = tf.numpy_function(look, tensors, [tensor.dtype for tensor in tensors])
+        for own, tensor in zip(found, tensors, strict=True):
+            own.set_shape(tensor.shape)
+        changed = dict(zip(index, found, strict=True))
+        return [changed.get(n) for n in range(len(gradients))]
+
+    def fine(self, means: Sequence[tf.Tensor | None] = ()) -> tf.Tensor:
+        """Whether the step may be taken: no rank has said of a gradient that it is bad.
+
+        Args:
+            means: of this step, as `mean` gave them.
+        """
+        import tensorflow as tf
+
+        def look() -> bool:
+            if self._stays:
+                return not self._spoilt
+            layout = self._layout
+            slots = (slot for bucket in layout.buckets for slot in bucket.slots)
+            # What one rank has spoilt is spoilt as a whole, on all ranks.
+            dense = all(np.isfinite(layout.mean(s.variable)[0][s.start]) for s in slots)
+            return dense and all(np.isfinite(layout.mean(t)[0]).all() for t in layout.tables)
+
+        with tf.control_dependencies([mean for mean in means if mean is not None]):
+            return tf.numpy_function(look, [], tf.bool)
+
+    def _guarded(
+        self, paths: Sequence[str], arrays: Sequence[np.ndarray]
+    ) -> tuple[list[np.ndarray], bool]:
+        """Gradients as the guard lets them on, and whether it wants the step skipped."""
+        if self.guard is None:
+            return list(arrays), False
+        try:
+            return self.guard.look(paths, arrays)
+        except BadNumbers as error:
+            self.communicator.patience.trouble = error  # TensorFlow hides it in its own
+            raise
+
     def describe(self) -> dict[str, JSON]:
         """What was chosen, for the record."""
         return {
@@ -190,6 +277,23 @@ class Exchange:
                 self.communicator, self.algorithm, shape.num_elements() * gradient.dtype.size
             )
         )
+
+    def remembered(self) -> dict[str, np.ndarray]:
+        """What was chosen, and what the compressor knows."""
+        states = {} if self.compressed is None else self.compressed.remembered()
+        if not self._layout.parcels:
+            return states
+        return states | {
+            f"choice/{name}": np.array(said) for name, said in vars(self.choice).items()
+        }
+
+    def recall(self, found: Mapping[str, np.ndarray]) -> None:
+        """Choose as it was chosen then, and let the compressor know what it knew."""
+        choice = {name: str(found[name]) for name in found if name.startswith("choice/")}
+        if choice:
+            self._recalled = Choice(choice["choice/algorithm"], choice["choice/why"])
+        if self.compressed is not None:
+            self.compressed.recall({name: found[name] for name in found if name not in choice})
 
     def issue(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
         """See `Operations`, as for `wait`: of the gradients that were prepared last."""
@@ -224,7 +328,8 @@ class Exchange:
         buckets = in_buckets(signature, dtypes, limit, cut=not (after or by_layer), groups=groups)
         largest = max((bucket.nbytes for bucket in buckets), default=LEAST)
         dense = compressor is None
-        choice = choose(self.communicator, self.algorithm, largest, dense)
+        given = self._recalled
+        choice = given or choose(self.communicator, self.algorithm, largest, dense)
         self._lay_out(Layout(self.communicator, signature, dtypes, buckets, choice, dense, after))
 
     def by_priority(self, ready: list[float], seconds: list[float]) -> list[int]:
@@ -253,7 +358,16 @@ class Exchange:
 
     def _pack(self, number: int, arrays: Sequence[np.ndarray], count: np.ndarray) -> None:
         start = self.clock.now()
-        self._layout.pack(number, arrays, count, self.timeline.step)
+        layout, injector = self._layout, self.communicator.rules.injector
+        paths = [layout.signature[variable].name for variable in layout.parcels[number]]
+        given, rest = list(arrays[: len(paths)]), arrays[len(paths) :]
+        if injector is not None:
+            given = injector.gradients(paths, given)
+        if count:  # without samples even one that is not a number counts 0
+            given, skips = self._guarded(paths, given)
+            if skips:  # a weight that is no number makes the mean none, on all ranks
+                count = np.array(np.nan)
+        layout.pack(number, [*given, *rest], count, self.timeline.step)
         self.timeline.add("pack", number, start)
 
     def _begin(self, traced: Layout, standing: bool) -> None:

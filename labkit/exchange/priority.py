@@ -31,6 +31,10 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         optimizer: returns a new optimizer.
         exchange: with schedule "priority".
 
+    Attributes:
+        variables: of each layer, those that are trained.
+        optimizers: the layers' own.
+
     Raises:
         InvalidInput: the model is no chain of layers, or its optimizer looks at all gradients at
             once (global_clipnorm), or scales the loss.
@@ -48,15 +52,15 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         check(model, optimizer())
         self._exchange = exchange
         self._layers = list(model.layers)
-        self._variables = [list(layer.trainable_variables) for layer in self._layers]
-        self._optimizers = [optimizer() for _ in self._layers]
-        for own, variables in zip(self._optimizers, self._variables, strict=True):
+        self.variables = [list(layer.trainable_variables) for layer in self._layers]
+        self.optimizers = [optimizer() for _ in self._layers]
+        for own, variables in zip(self.optimizers, self.variables, strict=True):
             own.build(variables)
         self._pending = tf.Variable(False, trainable=False)
         # Of the step that is pending.
         self._rate = tf.Variable(keras.ops.copy(model.optimizer.learning_rate), trainable=False)
-        flat = [variable for variables in self._variables for variable in variables]
-        layers = [n for n, variables in enumerate(self._variables) for _ in variables]
+        flat = [variable for variables in self.variables for variable in variables]
+        layers = [n for n, variables in enumerate(self.variables) for _ in variables]
         exchange.prepare([v.value for v in flat], [v.path for v in flat], layers)
         exchange.service.reorder_after(LEARN, exchange.by_priority)
 
@@ -71,11 +75,11 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Apply what is left."""
-        self._update_all()
+        self.update_all()
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
         """Apply what is left, so that validation sees the weights of the last step."""
-        self._update_all()
+        self.update_all()
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
         """The step of the schedule, instead of the model's own."""
@@ -90,7 +94,7 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
                 value = layer(value, **training)
             self._pending.assign(False)
             loss = self.model.compute_loss(x, y, value, sample_weight, training=True)
-        found = [variable for variables in self._variables for variable in variables]
+        found = [variable for variables in self.variables for variable in variables]
         gradients = tape.gradient(loss, [variable.value for variable in found])
         for variable, gradient in zip(found, gradients, strict=True):
             if gradient is None:
@@ -110,21 +114,22 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         logs: Logs = self.model.compute_metrics(x, y, value, sample_weight=sample_weight)
         return logs
 
-    def _update_all(self) -> None:
+    def update_all(self) -> None:
+        """Apply what is left of a step, now."""
         for number in range(len(self._layers)):
             self._update(number)
         self._pending.assign(False)
 
     def _update(self, number: int) -> None:
         """Wait for a layer's means and apply them, if a step has issued them."""
-        variables = self._variables[number]
+        variables = self.variables[number]
         if not variables:
             return
-        start = sum(len(others) for others in self._variables[:number])
+        start = sum(len(others) for others in self.variables[:number])
 
         def apply() -> tf.Tensor:
             means = self._exchange.wait(range(start, start + len(variables)))
-            own = self._optimizers[number]
+            own = self.optimizers[number]
             if not isinstance(own._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
                 own.learning_rate = self._rate  # callbacks set that of the model's optimizer
             own.apply(means, variables)

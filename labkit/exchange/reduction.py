@@ -51,6 +51,8 @@ class Plain:
     def __call__(self, layout: Layout, number: int, first: bool) -> None:
         """See `BucketMean`."""
         weight, choice = layout.weights[number], layout.choice
+        parcels = len(layout.parcels)
+        what = self.what if parcels == 1 else f"{self.what}, bucket {number} of {parcels}"
         # Who adds up in shared memory reads the weights there.
         if first and (layout.tables or not choice.in_place):
             self._total = self._communicator.total(weight, self.what)
@@ -61,7 +63,7 @@ class Plain:
             layout.gradients(number),
             weight,
             choice.algorithm,
-            self.what,
+            what,
             self._total,
             layout.aside(number),
         )
@@ -102,8 +104,10 @@ class Compressed:
         pieces, layers = layout.layers(number)
         own = layout.weights[number]
         told = self._communicator.allgather((own, _trouble(pieces, layers)), self.what)
-        if troubles := [f"{name} on rank {rank}" for rank, (_, name) in enumerate(told) if name]:
-            self._skip(pieces, troubles)
+        skips = any(np.isnan(weight) for weight, _ in told)  # a guard has said so
+        troubles = [f"{name} on rank {rank}" for rank, (_, name) in enumerate(told) if name]
+        if troubles or skips:
+            self._skip(pieces, troubles, skips)
             return
         total = sum(weight for weight, _ in told)
         share = own * self._communicator.size / total if total else 0.0
@@ -121,9 +125,9 @@ class Compressed:
             # By now some ranks may have begun the next step: watchers must agree on this one.
             watcher(number, layers, replace(seen, step=layout.steps[number]))
 
-    def _skip(self, pieces: Sequence[np.ndarray], troubles: Sequence[str]) -> None:
+    def _skip(self, pieces: Sequence[np.ndarray], troubles: Sequence[str], asked: bool) -> None:
         """An overflow: every rank skips the step, and no memory keeps it."""
-        if not self.scaled:
+        if not (self.scaled or asked):
             raise NotFinite(
                 f"the gradient of {', '.join(troubles)} is infinite or not a number; lower the "
                 "learning rate, or clip gradients (clipnorm)"

@@ -24,14 +24,18 @@ from labkit.common.content import JSON, as_json, label_of
 from labkit.common.errors import InvalidInput, short
 from labkit.common.options import lookup
 from labkit.common.shards import IID, concentration
+from labkit.experiment import planted
 from labkit.experiment.brief import brief, html_of
-from labkit.network import ComputeTime, Network, Slowdown
+from labkit.network import ComputeTime, Fault, Network, Slowdown
 from labkit.schedules.grid import Layer
 from labkit.strategies import STRATEGIES, AllReduce, Played, Strategy
 from labkit.strategies.refusals import OPTIMIZERS
 
 SCHEMA = 1
-UNSAID = ("compute", "slow", "later", "order", "lost", "shards")  # where they are not given
+UNSAID = (  # where they are not given
+    *("compute", "slow", "later", "order", "lost", "shards"),
+    *("faults", "bad_numbers", "check_every", "checksums"),
+)
 # Numbers above are slips of a finger; so is a seed that NumPy, which has 32 bits for it, refuses.
 MOST_RANKS, MOST_STEPS = 10_000, 10**9
 Given = TypeVar("Given")
@@ -64,6 +68,14 @@ class Experiment(Checked):
         lost: worker -> s, or (worker, s): on the virtual clock it is gone from then on, with what
             it was about to do. Servers hear of it; those that wait for nobody go on.
         slow: worker -> `Slowdown`, or a factor on its compute times, with or without a network.
+        faults: what goes wrong, when and where; each a `Fault`.
+        bad_numbers: what to do about a gradient that is infinite or not a number: "stop" with an
+            error that names step, rank and layer; "skip" the step on all ranks (programs: the
+            gradient); "clip": 0 in the place of such elements; None: nobody looks, which would be
+            one more pass over all gradients. A loss that is scaled (precision="mixed_float16")
+            takes care of its own overflows.
+        check_every: steps from one comparison of the replicas' weights to the next; 0: none.
+        checksums: whether one travels with each message that labkit sends itself.
         epochs: passes over the data.
         steps: cap on the steps of an epoch.
         batch_size: samples of all ranks together in one step.
@@ -102,6 +114,10 @@ class Experiment(Checked):
     later: tuple[tuple[int, int, PositiveFloat], ...] = ()
     order: tuple[tuple[int, int, int], ...] = ()
     lost: tuple[tuple[int, NonNegativeFloat], ...] = ()
+    faults: tuple[Fault, ...] = ()
+    bad_numbers: Literal["stop", "skip", "clip"] | None = None
+    check_every: int = Field(default=0, ge=0)
+    checksums: bool = False
     epochs: int = Field(default=1, gt=0, le=MOST_STEPS)
     steps: int | None = Field(default=None, gt=0, le=MOST_STEPS)
     batch_size: int = Field(default=256, gt=0, le=MOST_STEPS)
@@ -160,6 +176,11 @@ class Experiment(Checked):
     def _lost(cls, value: Any) -> Any:
         return tuple(value.items()) if isinstance(value, dict) else value
 
+    @field_validator("faults", mode="before")
+    @classmethod
+    def _faults(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, dict | Fault) else value
+
     @field_validator("optimizer")
     @classmethod
     def _optimizer(cls, value: str) -> str:
@@ -217,6 +238,7 @@ class Experiment(Checked):
             raise InvalidInput("feed='scatter' wants arrays or a named data set, not a callable")
         # Last: strategies may ask for blocks and rows, which have been checked by then.
         self.strategy.check(self)
+        planted.check(self)
         return self
 
     def _check_labels(self, task: str | None) -> None:
@@ -262,17 +284,25 @@ class Experiment(Checked):
             raise InvalidInput(
                 f"{type(self.strategy).__name__} does not run on clock='virtual'; allowed: {played}"
             )
-        if len(lost) > (spare := self.strategy.spare(self.workers)):
+        if len(gone := self.gone) > (spare := self.strategy.spare(self.workers)):
+            name = type(self.strategy).__name__
             raise InvalidInput(
-                f"lost={lost}: {type(self.strategy).__name__} of workers={self.workers} does "
-                f"without {spare} of them, and would wait for ever for another; use asynchronous "
-                "servers, or ParameterServer(backups=…), and leave a worker"
+                f"lost={gone}: {name} of workers={self.workers} does without {spare} of "
+                "them, and would wait for ever for another; use asynchronous servers, or "
+                "ParameterServer(backups=…), and leave a worker"
             )
 
     @property
     def plays(self) -> bool:
         """Whether it is trained by programs."""
         return self.clock == "virtual" or self.strategy.plays
+
+    @property
+    def gone(self) -> list[int]:
+        """Workers that do not come to the end of the training on the virtual clock."""
+        virtual = self.clock == "virtual"
+        killed = [each.rank for each in self.faults if virtual and each.kind == "kill"]
+        return sorted({*dict(self.lost), *killed})
 
     @property
     def slowed(self) -> dict[int, Slowdown]:
@@ -360,10 +390,10 @@ class Experiment(Checked):
     def to_json(self) -> dict[str, JSON]:
         """All fields as JSON values; callables by name and source, arrays by shape and checksum."""
         record: dict[str, JSON] = {"schema": SCHEMA}
-        for field in type(self).model_fields:
+        for field, known in type(self).model_fields.items():
             value = getattr(self, field)
-            if field in UNSAID and (not value or value == IID):  # so that hashes stay
-                continue
+            if field in UNSAID and value == known.get_default(call_default_factory=True):
+                continue  # so that hashes stay
             record[field] = value.to_json() if isinstance(value, Strategy) else as_json(value)
         if isinstance(self.dataset, str):
             record |= datasets.recorded(self.dataset, self.dataset_options)

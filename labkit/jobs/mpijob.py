@@ -55,9 +55,10 @@ done
 _HEAD = """\
 # {notebook} as an MPIJob (kubeflow.org/v2beta1), which needs Kubeflow's mpi-operator:
 #     kubectl apply -f FILE
-# Written by `labkit kubernetes`, and not run there. Runs are kept in the volume {claim}, which all
-# pods mount (ReadWriteMany).
+# Written by `labkit kubernetes`, and not run there. {kept}.
 """
+_CLAIMED = "Runs are kept in the volume {claim}, which the launcher mounts"
+_LOST = "Runs end with the launcher's pod: `labkit kubernetes --claim` keeps them in a volume"
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class MPIJob:
         image: of all pods, as `labkit container` makes one.
         name: of the job; "": the notebook's.
         namespace: of the cluster's; "": the default.
-        claim: a volume for the runs, which all pods mount.
+        claim: a volume for the runs, which the launcher mounts; "": they end with its pod.
 
     Raises:
         InvalidInput: what the operator, or the notebook, would refuse.
@@ -96,12 +97,6 @@ class MPIJob:
         stem = re.sub(r"[^a-z0-9]+", "-", self.notebook.stem.lower()).strip("-")
         object.__setattr__(self, "workers", pods)
         object.__setattr__(self, "name", self.name or stem or "notebook")
-        if not self.claim:
-            raise InvalidInput(
-                "an MPIJob wants --claim, a PersistentVolumeClaim that all pods mount "
-                "(ReadWriteMany): ranks must see the folder of the runs, by which they tell how "
-                "far they are"
-            )
         # The operator looks at the name that the last worker gets.
         for what in (f"{self.name}-worker-{pods - 1}", *filter(None, (self.namespace,))):
             if not _LABEL.fullmatch(what) or len(what) > LONGEST_LABEL:
@@ -119,7 +114,8 @@ class MPIJob:
             """Writes texts of several lines as they are."""
 
         Readable.add_representer(str, _readable)
-        head = _HEAD.format(notebook=self.notebook.name, claim=self.claim)
+        kept = _CLAIMED.format(claim=self.claim) if self.claim else _LOST
+        head = _HEAD.format(notebook=self.notebook.name, kept=kept)
         return head + yaml.dump_all(self.documents(), Dumper=Readable, sort_keys=False)
 
     def documents(self) -> list[dict[str, JSON]]:
@@ -163,14 +159,14 @@ class MPIJob:
         self, count: int | None, command: list[str], launcher: bool = False
     ) -> dict[str, JSON]:
         # Ranks of a pod share gradients in memory, of which a pod has 64 MiB by itself.
-        volumes: dict[str, dict[str, JSON]] = {
-            "/dev/shm": {"emptyDir": {"medium": "Memory"}},
-            f"{FOLDER}/runs": {"persistentVolumeClaim": {"claimName": self.claim}},
-        }
+        volumes: dict[str, dict[str, JSON]] = {"/dev/shm": {"emptyDir": {"medium": "Memory"}}}
         container: dict[str, JSON] = {"name": "labkit", "image": self.image}
         container |= {"command": [*command]}
         if launcher:
             volumes[f"{FOLDER}/notebook"] = {"configMap": {"name": self.name}}
+            if self.claim:
+                kept_in: dict[str, JSON] = {"claimName": self.claim}
+                volumes[f"{FOLDER}/runs"] = {"persistentVolumeClaim": kept_in}
             env: list[JSON] = [{"name": n, "value": value} for n, value in VARIABLES.items()]
             container |= {"workingDir": FOLDER, "env": env}
         names = {place: Path(place).name for place in volumes}

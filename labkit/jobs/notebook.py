@@ -15,6 +15,7 @@ from labkit.jobs import parameters
 from labkit.jobs.fork import Fork
 from labkit.jobs.job import CELL_FAILED, LOG
 from labkit.records import store
+from labkit.records.checkpoints import RESUMES
 from labkit.records.endings import by_whom, described
 
 
@@ -33,6 +34,7 @@ def execute(
     given: parameters.Values | None = None,
     root: Path | str = "runs",
     begun: Callable[[Path], None] = lambda path: None,
+    resume: bool = False,
 ) -> JobResult:
     """Execute a notebook with these parameters as a job `<root>/<notebook>/<NNN>_<k=v,…>/`.
 
@@ -45,12 +47,15 @@ def execute(
         given: parameters; texts are converted to the declared types.
         root: folder of all runs.
         begun: told the job's folder at its start.
+        resume: in the folder of the newest job with these parameters, if it was interrupted or
+            failed: what it has run is not run again, and what was broken off goes on from its
+            newest checkpoint.
 
     Raises:
         InvalidInput: the parameters break the notebook's contract; nothing was started.
     """
     notebook = Path(notebook)
-    job = start(notebook, parameters.check(notebook, given or {}), root)
+    job = start(notebook, parameters.check(notebook, given or {}), root, resume=resume)
     begun(job.path)
     while True:
         try:
@@ -127,7 +132,13 @@ class Job:
         self.process.stdin.close()
 
 
-def start(notebook: Path, values: parameters.Values, root: Path | str, shown: bool = True) -> Job:
+def start(
+    notebook: Path,
+    values: parameters.Values,
+    root: Path | str,
+    shown: bool = True,
+    resume: bool = False,
+) -> Job:
     """Execute a notebook in a fresh process, in a new folder of the folder of all runs.
 
     Args:
@@ -135,8 +146,10 @@ def start(notebook: Path, values: parameters.Values, root: Path | str, shown: bo
         values: parameters, checked.
         root: folder of all runs.
         shown: whether its output shows where that of this process does.
+        resume: see `execute`.
     """
-    path = store.new_job_directory(root, notebook, values)
+    again = store.unfinished_job(root, notebook, values) if resume else None
+    path = again or store.new_job_directory(root, notebook, values)
     # Not a pipe: nobody would empty it, and a full one stops the notebook.
     output = None if shown else subprocess.DEVNULL
     # -P: no file beside the caller may stand in for a module. A session of its own: Ctrl-C in
@@ -147,7 +160,7 @@ def start(notebook: Path, values: parameters.Values, root: Path | str, shown: bo
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=output,
-        env=os.environ | {"LABKIT_JOB": str(path.resolve())},
+        env=os.environ | {"LABKIT_JOB": str(path.resolve())} | ({RESUMES: "1"} if again else {}),
         start_new_session=True,
     )
     return Job(path, process)

@@ -12,7 +12,7 @@ from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.compression import Compressor
-from labkit.exchange import SCHEDULES, Exchange, weighed
+from labkit.exchange import SCHEDULES, Exchange, Guard, weighed
 from labkit.exchange.seam import Rows, Variables, optimizers
 
 
@@ -24,6 +24,7 @@ class ExchangeOptions(TypedDict, total=False):
     bucket_bytes: int
     compressor: Compressor | Mapping[str, JSON] | str | None
     seed: int
+    guard: Guard | None
 
 
 def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
@@ -51,7 +52,7 @@ def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
     Args:
         optimizer: a Keras optimizer, or the name of one.
         communicator: the ranks.
-        exchange: algorithm, schedule, bucket_bytes, compressor and seed; see `Exchange`.
+        exchange: algorithm, schedule, bucket_bytes, compressor, seed and guard; see `Exchange`.
 
     Raises:
         InvalidInput: a schedule that is impossible here; a compressor that the optimizer does not
@@ -64,6 +65,12 @@ def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
             f"use lk.AllReduce(schedule={schedule.name!r}) in an experiment, or 'overlap' here"
         )
     plain = keras.optimizers.get(optimizer)
+    guard = exchange.get("guard")
+    if guard is not None and guard.policy == "skip" and plain.gradient_accumulation_steps:
+        raise InvalidInput(
+            "a step cannot be skipped of gradients that are added up over several "
+            "(gradient_accumulation_steps); use bad_numbers='stop' or 'clip'"
+        )
     scaled = isinstance(plain, keras.optimizers.LossScaleOptimizer)
     if keras.config.dtype_policy().name == "mixed_float16" and not scaled:
         # compile() would wrap us, and a wrapped optimizer is not called when a rank overflows.
@@ -98,16 +105,24 @@ def _members(
         names = [variable.path for variable in variables]
         scale = getattr(self, "dynamic_scale", None)
         counted = self.rows if rows is None else rows
-        for gradient, variable in zip(grads, variables, strict=True):
-            if isinstance(gradient, tf.Tensor):  # whose shape masks and loops may have lost
-                gradient.set_shape(variable.shape)
+        _shape(grads, variables)
         if self.gradient_accumulation_steps:
             given = weighed(self.exchange.communicator, grads, counted)
         else:
             given = self.exchange.mean(list(grads), counted, names, scale)
         if self.loss_scale_factor is not None:  # by which Keras divides no slices
             given = [each if each is None else tf.convert_to_tensor(each) for each in given]
-        return kind.apply(self, given, trainable_variables)
+        if not self.exchange.skips:
+            return kind.apply(self, given, trainable_variables)
+        if not self.built:
+            with tf.init_scope():
+                self.build(variables)
+
+        def take() -> tf.Tensor:
+            kind.apply(self, given, trainable_variables)
+            return tf.constant(True)
+
+        return tf.cond(self.exchange.fine(given), take, lambda: tf.constant(False))
 
     def clip(self: keras.optimizers.Optimizer, grads: list[tf.Tensor]) -> list[tf.Tensor]:
         """What comes here has been added up, in the branch of every k-th step."""
@@ -124,6 +139,13 @@ def _members(
         "_clip_gradients": clip,
         "__module__": kind.__module__,
     }
+
+
+def _shape(gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
+    """Tell tensors their shapes, which masks and loops may have lost."""
+    for gradient, variable in zip(gradients, variables, strict=True):
+        if isinstance(gradient, tf.Tensor):
+            gradient.set_shape(variable.shape)
 
 
 def check_compressor(compressor: Compressor, optimizer: keras.optimizers.Optimizer) -> None:

@@ -37,6 +37,14 @@ class Pair(NamedTuple):
         """Give the own weight its part of the whole one."""
         self.own.assign(self.whole.value[self.place])
 
+    @property
+    def corner(self) -> tuple[int, ...]:
+        """Where in the whole weight the own one begins."""
+        place, axes = list(self.place), len(self.whole.shape)
+        at = place.index(...) if ... in place else len(place)
+        place[at : at + 1] = [slice(None)] * (axes - len(place) + (at < len(place)))
+        return tuple(each.start or 0 for each in place if isinstance(each, slice))
+
 
 class Share:
     """Some of each layer of a model on a rank, with weights beside those of the whole one.

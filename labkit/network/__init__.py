@@ -2,6 +2,7 @@
 
 from labkit.network.carrier import Carrier, carrier
 from labkit.network.compute_time import ComputeTime
+from labkit.network.fault import Fault
 from labkit.network.flows import FREE, Flows, drained, max_min
 from labkit.network.links import Links, Transfers, Uncontended
 from labkit.network.model import PRESETS, Network, Slowdown, slower_than_fastest
@@ -12,6 +13,7 @@ __all__ = [
     "PRESETS",
     "Carrier",
     "ComputeTime",
+    "Fault",
     "Flows",
     "Links",
     "Network",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,11 @@ class Links:
     def way(self, source: Integers, destination: Integers) -> Way:
         """The links of each message, in columns."""
         return self._topology.way(source, destination)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With arrays of its own: it writes into them."""
+        own = vars(self)
+        return own | {n: v.copy() for n, v in own.items() if isinstance(v, np.ndarray)}
 
     def route(self, source: Integers, destination: Integers) -> tuple[Integers, Seconds]:
         """The links of each message, shape (messages, hops), and its latency without jitter, s."""

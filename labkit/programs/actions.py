@@ -283,6 +283,17 @@ class Forget:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """Here this program can begin again; answered at once.
+
+    Attributes:
+        state: what it knows beside its roles; given to it, it goes on from here.
+    """
+
+    state: Any = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Wait:
     """Let so many seconds pass."""
 
@@ -300,5 +311,5 @@ class Snapshot:
 Computes: TypeAlias = Compute | Forward | Backward
 Action: TypeAlias = (
     Computes | Curve | Predict | Update | Code | Drop | Send | Receive | Wait | Snapshot
-) | (AllReduce | Begin | Join | States | Adopt | Forget)
+) | (AllReduce | Begin | Join | States | Adopt | Forget | Mark)
 Program: TypeAlias = Generator[Action, Any, None]

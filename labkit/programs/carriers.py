@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from labkit.network import FREE, Flows, Links, Network, Queues
+
+
+class Event(NamedTuple):
+    """Something that will happen, as data: what, and to whom."""
+
+    what: str
+    given: tuple[Any, ...]
+
+
+At: TypeAlias = Callable[[float, Event], None]  # lets something happen later
 
 
 class Carrier(Protocol):
@@ -18,18 +28,14 @@ class Carrier(Protocol):
     def next(self) -> float:
         """When something happens on the links; inf: never."""
 
-    def run(self, until: float) -> Sequence[tuple[float, Callable[[], None]]]:
+    def run(self, until: float) -> Sequence[tuple[float, Event]]:
         """Let time pass; what was delivered, and when."""
 
-    def start(
-        self, ends: tuple[int, int], nbytes: int, now: float, arrive: Callable[[], None]
-    ) -> None:
+    def start(self, ends: tuple[int, int], nbytes: int, now: float, arrive: Event) -> None:
         """A message from one place to another is handed over."""
 
 
-def carrier(
-    network: Network | None, places: int, at: Callable[[float, Callable[[], None]], None]
-) -> Carrier:
+def carrier(network: Network | None, places: int, at: At) -> Carrier:
     """What carries messages on a network among so many places; `at` lets things happen later."""
     if network is None:
         return _Free(at)
@@ -41,30 +47,24 @@ class _Free:
 
     next = np.inf
 
-    def __init__(self, at: Callable[[float, Callable[[], None]], None]) -> None:
+    def __init__(self, at: At) -> None:
         self._at = at
 
-    def run(self, until: float) -> Sequence[tuple[float, Callable[[], None]]]:
+    def run(self, until: float) -> Sequence[tuple[float, Event]]:
         return ()
 
-    def start(
-        self, ends: tuple[int, int], nbytes: int, now: float, arrive: Callable[[], None]
-    ) -> None:
+    def start(self, ends: tuple[int, int], nbytes: int, now: float, arrive: Event) -> None:
         self._at(now, arrive)
 
 
 class _Queued(_Free):
     """Links that serve one message after the other."""
 
-    def __init__(
-        self, network: Network, places: int, at: Callable[[float, Callable[[], None]], None]
-    ) -> None:
+    def __init__(self, network: Network, places: int, at: At) -> None:
         super().__init__(at)
         self._queues = Queues(network, places)
 
-    def start(
-        self, ends: tuple[int, int], nbytes: int, now: float, arrive: Callable[[], None]
-    ) -> None:
+    def start(self, ends: tuple[int, int], nbytes: int, now: float, arrive: Event) -> None:
         first = self._queues.depart(*ends, nbytes, now)
         self._at(self._queues.arrive(*ends, nbytes, first), arrive)
 
@@ -75,15 +75,15 @@ class _Fair:
     def __init__(self, network: Network, places: int) -> None:
         self._links = Links(network, places)
         self._flows = Flows(self._links.bandwidth, self._links.hops)
-        self._under_way: dict[int, tuple[float, Callable[[], None]]] = {}
-        self._drained: list[tuple[float, Callable[[], None]]] = []
+        self._under_way: dict[int, tuple[float, Event]] = {}
+        self._drained: list[tuple[float, Event]] = []
         self._numbers = count()
 
     @property
     def next(self) -> float:
         return self._flows.now if self._drained else self._flows.next
 
-    def run(self, until: float) -> list[tuple[float, Callable[[], None]]]:
+    def run(self, until: float) -> list[tuple[float, Event]]:
         self._pass(until)
         found, self._drained = self._drained, []
         return found
@@ -93,9 +93,7 @@ class _Fair:
             latency, arrive = self._under_way.pop(int(number))
             self._drained.append((float(moment) + latency, arrive))
 
-    def start(
-        self, ends: tuple[int, int], nbytes: int, now: float, arrive: Callable[[], None]
-    ) -> None:
+    def start(self, ends: tuple[int, int], nbytes: int, now: float, arrive: Event) -> None:
         self._pass(now)
         source = np.array([ends[0]])
         way, latency = self._links.route(source, np.array([ends[1]]))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from labkit.programs.actions import (
     Compute,
     Forward,
     Gradient,
+    Mark,
     Message,
     Passed,
     Program,
@@ -24,8 +25,10 @@ from labkit.programs.actions import (
 )
 from labkit.programs.roles import Roles
 
+Begin: TypeAlias = Callable[[Any], Program]  # of a program, at a mark or at its begin
 
-def passing(program: Program, roles: Roles, number: int) -> Program:
+
+def passing(begin: Begin, roles: Roles, number: int, mark: Any = None) -> Program:
     """A worker's program as that of a member, which computes its gradients with the others.
 
         stages    first  F         B push ·····      forward: what it passes on goes to the next,
@@ -37,39 +40,50 @@ def passing(program: Program, roles: Roles, number: int) -> Program:
     All else the member does by itself, with those of the weights that it has.
 
     Args:
-        program: of a worker that has these weights alone, see `Roles.of_member`.
+        begin: of a worker that has these weights alone, see `Roles.of_member`.
         roles: of all.
         number: of the member.
+        mark: where it begins again.
     """
-    member = _Member(roles, number)
+    inner, heard = mark or (None, {})
+    member, program = _Member(roles, number, heard), begin(inner)
     answer: Any = None
     while (action := _next(program, answer)) is not None:
         answer = None  # who waits keeps no gradient
         if isinstance(action, Compute):
             answer = yield from member.gradient(action.weights)
+        elif isinstance(action, Mark):
+            yield Mark((action.state, member.heard))
         else:
             answer = yield action
 
 
-def whole(program: Program, roles: Roles, number: int) -> Program:
+def whole(begin: Begin, roles: Roles, number: int, mark: Any = None) -> Program:
     """A server's program for which a replica is one worker, although its members speak apart.
 
     What all members of a replica have sent is one message; what it is answered goes to each of
     them, by its weights. A push is thus applied as a whole, whenever its pieces come.
 
     Args:
-        program: of the server.
+        begin: of the server.
         roles: of all.
         number: of the server.
+        mark: where it begins again.
 
     Differs from Dean 2012, where a server applies what one machine of a replica sends without
     waiting for the others'.
     """
     pieces = _Pieces(roles, number)
+    inner = None
+    if mark is not None:
+        inner, pieces.here, pieces.latest = mark
+    program = begin(inner)
     answer: Any = None
     while (action := _next(program, answer)) is not None:
         answer = None
         match action:
+            case Mark(state):
+                yield Mark((state, pieces.here, pieces.latest))
             case Receive():
                 while answer is None:
                     answer = pieces.add((yield Receive()))
@@ -83,14 +97,14 @@ def whole(program: Program, roles: Roles, number: int) -> Program:
 class _Member:
     """One who computes a replica's gradients with the other members, pass by pass."""
 
-    def __init__(self, roles: Roles, number: int) -> None:
+    def __init__(self, roles: Roles, number: int, heard: dict[int, Message]) -> None:
         place = roles.place(number)
         self._number, self._members = number, roles.members(place.worker)
         self._turns = [
             (place._replace(turn=turn, share=each.share), each)
             for turn, each in enumerate(roles.passes[place.member])
         ]
-        self._heard: dict[int, Message] = {}  # the latest of each, which the next to it answers
+        self.heard = heard  # the latest of each, which the next to it answers
 
     def gradient(self, weights: Vector) -> Generator[Action, Any, Gradient]:
         """Of the replica's next batch, at these weights of the member's."""
@@ -110,7 +124,7 @@ class _Member:
         for source in sources:
             message = yield Receive(self._members[source])
             found.append(message.values)
-            self._heard[source] = replace(message, values=None)  # who waits keeps no activation
+            self.heard[source] = replace(message, values=None)  # who waits keeps no activation
         return tuple(found)
 
     def _sent(
@@ -118,7 +132,7 @@ class _Member:
     ) -> Generator[Action, Any, None]:
         for member, each in zip(to, values, strict=True):
             message = Message(self._number, each, step=step)
-            yield Send(self._members[member], message, self._heard.get(member))
+            yield Send(self._members[member], message, self.heard.get(member))
 
 
 class _Pieces:
@@ -127,19 +141,19 @@ class _Pieces:
     def __init__(self, roles: Roles, number: int) -> None:
         self._roles, self._own = roles, roles.part(number)
         self._shared = [self._own.within(part) for part in roles.cut]
-        self._here = {
+        self.here = {
             worker: [deque[Message]() for _ in roles.cut] for worker in range(roles.workers)
         }
-        self._latest: dict[int, list[Message]] = {}
+        self.latest: dict[int, list[Message]] = {}
 
     def add(self, piece: Message) -> Message | None:
         """Take one in; what the replica says, once all of its members have."""
         worker, member, *_ = self._roles.place(piece.source)
-        here = self._here[worker]
+        here = self.here[worker]
         here[member].append(piece)
         if not all(here):
             return None
-        found = self._latest[worker] = [line.popleft() for line in here]
+        found = self.latest[worker] = [line.popleft() for line in here]
         delivered = max(each.delivered for each in found)
         # Lost on the way: what some members had sent by then is no push.
         said = next((each for each in found if _lost(each)), found[-1])
@@ -151,7 +165,7 @@ class _Pieces:
     ) -> list[tuple[int, Vector | None, Message]]:
         """Of an answer: to whom, which values, and what it answers there."""
         parts = [None if values is None else own.take(values) for own in self._shared]
-        return list(zip(self._roles.members(worker), parts, self._latest[worker], strict=True))
+        return list(zip(self._roles.members(worker), parts, self.latest[worker], strict=True))
 
     def _joined(self, found: Sequence[Message]) -> Vector:
         flat = np.empty(self._own.size, self._roles.weights.dtype)

@@ -32,6 +32,13 @@ class _Gone(NamedTuple):
 class Member(Protocol):
     """What computes a member of all replicas, each of which has one batch under way at a time."""
 
+    @property
+    def paths(self) -> list[str]:
+        """Of its variables, one by one."""
+
+    def pieces(self, flat: Vector) -> list[Vector]:
+        """Flat weights, or their gradient, one by one."""
+
     def forward(self, place: Place, weights: Vector, values: Sequence[Vector]) -> Passed:
         """A pass forward, at these weights of the member's."""
 

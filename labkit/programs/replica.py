@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -61,6 +61,11 @@ class Replica:
     def weights(self) -> Vector:
         """The model's, flat, as a copy."""
         return np.concatenate([variable.numpy().reshape(-1) for variable in self._variables])
+
+    @property
+    def paths(self) -> list[str]:
+        """Of the variables, one by one."""
+        return [variable.path for variable in self._variables]
 
     def pieces(self, flat: Vector) -> list[Vector]:
         """Flat weights, one by one."""
@@ -133,6 +138,18 @@ class Replica:
         self._states[worker] = list(states)
         if worker == self._whose:
             self._assign(states)
+
+    def keep(self) -> tuple[dict[int, int], dict[int, list[np.ndarray]]]:
+        """The batches that each worker has had, and what layers keep for it."""
+        known = self._steps.keys() | self._states.keys()
+        return dict(self._steps), {worker: self.states(worker) for worker in known}
+
+    def take(self, steps: dict[int, int], states: dict[int, list[np.ndarray]]) -> None:
+        """Go on from what was kept."""
+        for worker, count in steps.items():
+            for number in range(count):  # a data set of the user's own gives each once
+                self._batches(worker, number)
+        self._steps, self._states, self._whose = steps, states, None
 
     def finish(self, weights: Vector, states: Sequence[np.ndarray]) -> None:
         """Leave these weights in the model, and what its layers kept."""
@@ -257,6 +274,19 @@ class Shard:
     def slots(self) -> list[keras.Variable]:
         """What the optimizer keeps of past gradients: neither its rate nor its count of steps."""
         return _slots(self._optimizer)
+
+    def keep(self) -> list[np.ndarray]:
+        """The weights, and all that the optimizer has beside them."""
+        return [np.array(variable.numpy()) for variable in self._all]
+
+    def take(self, values: Sequence[np.ndarray]) -> None:
+        """Go on from what was kept."""
+        for variable, value in zip(self._all, values, strict=True):
+            variable.assign(value)
+
+    @property
+    def _all(self) -> list[Any]:
+        return [*self._variables, *self._optimizer.variables, self._forgotten]
 
     def become(self, weights: Vector) -> None:
         """Hold these weights."""

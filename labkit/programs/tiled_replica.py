@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import nan, prod
 
 import keras
@@ -69,6 +70,15 @@ class TiledReplica:
         self._handed = np.repeat([machine.shares(number) for number in numbers], sizes)
         self._steps: dict[int, int] = {}
         self._under_way: dict[int, _UnderWay] = {}
+
+    @property
+    def paths(self) -> list[str]:
+        """Of the layers, whose weights are in one piece each."""
+        return [f"{piece.plane.name}/weights" for piece in self._machine.pieces]
+
+    def pieces(self, flat: Vector) -> list[Vector]:
+        """Flat weights, layer by layer."""
+        return [flat[start:stop] for start, stop in pairwise(self._bounds)]
 
     def forward(self, place: Place, weights: Vector, values: Sequence[Vector]) -> Passed:
         """What others read of a layer, which reads what this machine holds and is given."""

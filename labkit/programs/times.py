@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from labkit.network import ComputeTime, Slowdown
+from labkit.network import ComputeTime, Fault, Slowdown
 from labkit.network.draws import uniform
 from labkit.programs.actions import Message
 
@@ -21,6 +21,7 @@ class Laws:
         measured: s of a gradient in this process, where `compute` asks for it.
         update: s of a server's update.
         later: s by which a gradient comes later than the network brings it, by (worker, step).
+        faults: some make a worker slow, or let it pause, in a step.
     """
 
     compute: ComputeTime
@@ -29,10 +30,15 @@ class Laws:
     measured: float = 0.0
     update: float = 0.0
     later: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    faults: Sequence[Fault] = ()
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
         """When a worker has computed the gradient of this step, or a share of it."""
         seconds = share * self.compute.of(worker, step, self.seed, self.measured)
+        for fault in self.faults:
+            if fault.rank == worker and fault.hits(step):
+                seconds *= fault.factor or 1.0
+                start += fault.seconds or 0.0
         slow = self.slow.get(worker)
         if slow is None:
             return start + seconds

@@ -5,13 +5,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
 
 from labkit.common.errors import LabkitError
+from labkit.communicator import Injector
 from labkit.network import Network
 from labkit.programs.actions import (
     Action,
@@ -29,11 +30,17 @@ from labkit.programs.actions import (
     Update,
     Wait,
 )
-from labkit.programs.carriers import carrier
+from labkit.programs.carriers import Event, carrier
 from labkit.programs.diary import Diary, Scenes
+from labkit.programs.kept import Kept, keep, taken
 from labkit.programs.together import Meeting, Together
 from labkit.programs.world import World
 
+# Of a world, what changes while it is played.
+_STATE = (
+    *("now", "_begun", "_players", "_heap", "_order", "_lines", "_there"),
+    *("_together", "_met", "_joins", "_script", "_times"),
+)
 FORWARDS = 1 / 3  # of a gradient's time
 
 
@@ -71,6 +78,8 @@ class VirtualWorld(World):
         lost: when who is gone, s, the members of a replica together. What they have sent arrives;
             who is left hears of it behind that.
         servers: those who hear of it.
+        killed: the steps with whose begin workers are gone.
+        injectors: who spoil messages of workers.
 
     Attributes:
         now: s.
@@ -89,11 +98,13 @@ class VirtualWorld(World):
         script: Mapping[int, Sequence[tuple[int, int]]] | None = None,
         lost: Mapping[tuple[int, ...], float] | None = None,
         servers: Sequence[int] = (),
+        killed: Mapping[int, int] | None = None,
+        injectors: Mapping[int, Injector] | None = None,
     ) -> None:
         super().__init__(programs, hosts, scenes, diary)
         self.now, self._times = 0.0, times
         self._script = {server: list(order)[::-1] for server, order in (script or {}).items()}
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Event]] = []
         self._order = count()
         self._carrier = carrier(network, 1 + max(hosts), self._at)
         self._lines: dict[tuple[int, int], deque[Message]] = {}  # under way, by source and to
@@ -101,30 +112,85 @@ class VirtualWorld(World):
         self._together = Together(len(programs), network, shapes, seed)
         self._met: dict[int, Meeting] = {}  # allreduces that are known to end, by worker
         self._joins: set[int] = set()  # who waits for one
-        self._servers = servers
+        self._servers, self._begun = servers, False
+        self._killed, self._injectors = killed or {}, injectors or {}
         for members, moment in (lost or {}).items():
-            self._at(moment, partial(self._lose, members))
+            self._at(moment, Event("_lose", (members,)))
 
-    def play(self) -> None:
-        """Play all programs to their ends. Raises: LabkitError, where they wait for each other."""
-        for number in self._players:
-            self._resume(number, None)
+    def play(self, between: Callable[[VirtualWorld], None] = lambda world: None) -> None:
+        """Play all programs to their ends.
+
+        Args:
+            between: called when all is done that happens at a moment; there the world may be kept.
+
+        Raises:
+            LabkitError: programs wait for each other.
+        """
+        if not self._begun:
+            self._begun = True
+            for number in self._players:
+                self._resume(number, None)
         while (moment := self._soonest()) < np.inf:
-            for wake, act in self._carrier.run(moment):
-                self._at(wake, act)
+            for wake, event in self._carrier.run(moment):
+                self._at(wake, event)
             self.now = moment
             while self._heap and self._heap[0][0] <= moment:
-                heapq.heappop(self._heap)[2]()
+                what, given = heapq.heappop(self._heap)[2]
+                getattr(self, what)(*given)
+            between(self)
         if stuck := [number for number, player in self._players.items() if not player.over]:
             raise LabkitError(
                 f"programs {stuck} wait for messages that nobody will send, at {self.now:g} s"
             )
 
+    # --- its state ---------------------------------------------------------------------------
+
+    def keeps(self, outside: Mapping[str, object]) -> None:
+        """Be able to be kept from now on: what programs hear is remembered to their next mark.
+
+        Args:
+            outside: by name, what programs' states refer to and is not a part of them.
+        """
+        own = {"world": self, "scenes": self._scenes, "carrier": self._carrier}
+        self._outside = {**outside, **own}
+
+    def keep(self, beside: Any = None) -> Kept:
+        """All that has happened, and all that will happen.
+
+        Args:
+            beside: what scenes hold; arrays that both know stay one.
+        """
+        assert self._outside is not None  # for the type checker: see `keeps`
+        diary = {name: v for name, v in vars(self._diary).items() if name != "scenes"}
+        own = {name: vars(self)[name] for name in _STATE}
+        links = {name: v for name, v in vars(self._carrier).items() if name != "_at"}
+        return keep([own, diary, links, beside], self._outside)
+
+    def take(self, kept: Kept, program: Callable[[int, Any], Program]) -> Any:
+        """Go on from there; what was kept beside it.
+
+        Args:
+            kept: of a world of the same programs.
+            program: that of a number, which begins at a mark, or where there is None at its begin.
+        """
+        assert self._outside is not None  # for the type checker: see `keeps`
+        own, diary, links, beside = taken(kept, self._outside)
+        for thing, state in ((self, own), (self._diary, diary), (self._carrier, links)):
+            vars(thing).update(state)
+        for number, player in self._players.items():
+            mark = None if player.mark is None else taken(player.mark, self._outside)
+            player.begin_again(program(number, mark))
+        return beside
+
     def _soonest(self) -> float:
         return min(self._heap[0][0] if self._heap else np.inf, self._carrier.next)
 
-    def _at(self, moment: float, act: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (moment, next(self._order), act))
+    def _at(self, moment: float, event: Event) -> None:
+        heapq.heappush(self._heap, (moment, next(self._order), event))
+
+    def _answer(self, moment: float, number: int, answer: Any) -> None:
+        """A program gets its answer at that moment."""
+        self._at(moment, Event("_resume", (number, answer)))
 
     def _now(self) -> float:
         return self.now
@@ -134,24 +200,27 @@ class VirtualWorld(World):
         match action:
             case Compute() | Forward() | Backward():
                 found = self._computed(number, action)
+                if self._killed.get(number) == found.step:
+                    self._lose((number,))
+                    return False, None
                 stop = self._stop(number, action, found.step)
                 self._noted(number, action, found, self.now, stop)
-                self._at(stop, lambda: self._resume(number, found))
+                self._answer(stop, number, found)
             case Predict(worker, step, weights):
                 predicted = self._scenes.predictions(number, worker, step, weights)
                 stop = self._times.computed(number, step, self.now, FORWARDS)
                 self._diary.predicted(number, stop - self.now)
-                self._at(stop, lambda: self._resume(number, predicted))
+                self._answer(stop, number, predicted)
             case Curve(weights, ends):
                 curved = self._scenes.curved(number, weights, ends)
                 # A product with the Hessian is a gradient, and the gradient of that.
                 stop = self._times.computed(number, 0, self.now, 2.0 * (len(ends) - 1))
-                self._at(stop, lambda: self._resume(number, curved))
+                self._answer(stop, number, curved)
             case Update(gradient, of, rate):
                 self._diary.applies(number, of, self.now)
                 weights = self._scenes.update(number, gradient, rate)
                 stop = self._times.updated(number, self.now)
-                self._at(stop, lambda: self._resume(number, weights))
+                self._answer(stop, number, weights)
             case AllReduce():
                 self._join(number)
                 self._begin_together(number, action)
@@ -161,7 +230,7 @@ class VirtualWorld(World):
             case Join():
                 self._join(number)
             case Wait(seconds):
-                self._at(self.now + seconds, lambda: self._resume(number, None))
+                self._answer(self.now + seconds, number, None)
             case _:
                 return super()._act(number, action)
         return False, None
@@ -192,30 +261,37 @@ class VirtualWorld(World):
     # --- messages ----------------------------------------------------------------------------
 
     def _send(self, source: int, to: int, message: Message) -> None:
+        injector = self._injectors.get(source)
+        if injector is not None and message.values is not None:
+            values = injector.outgoing(message.values)
+            if values is None:
+                return
+            message = replace(message, values=values)
         nbytes = 0 if message.values is None else message.values.nbytes
         away = self._sent(source, to, message)
-        line = self._lines.setdefault((source, to), deque())
-        line.append(message)
-
-        def there() -> None:
-            # As on ranks, nothing overtakes what the same one has sent before.
-            self._there.add(message)
-            while line and line[0] in self._there:
-                self._there.remove(line[0])
-                self._deliver(to, line.popleft())
-
-        def arrive() -> None:
-            late = self._times.late(to, message)
-            if late:
-                self._at(self.now + late, there)
-            else:
-                there()
-
+        self._lines.setdefault((source, to), deque()).append(message)
+        arrives = Event("_arrive", (source, to, message))
         if away:
             ends = self._hosts[source], self._hosts[to]
-            self._carrier.start(ends, nbytes, self.now, arrive)
+            self._carrier.start(ends, nbytes, self.now, arrives)
         else:
-            self._at(self.now, arrive)
+            self._at(self.now, arrives)
+
+    def _arrive(self, source: int, to: int, message: Message) -> None:
+        """The network has brought a message."""
+        late = self._times.late(to, message)
+        if late:
+            self._at(self.now + late, Event("_comes", (source, to, message)))
+        else:
+            self._comes(source, to, message)
+
+    def _comes(self, source: int, to: int, message: Message) -> None:
+        """A message is there. As on ranks, it overtakes nothing that the same one sent before."""
+        line = self._lines[source, to]
+        self._there.add(message)
+        while line and line[0] in self._there:
+            self._there.remove(line[0])
+            self._deliver(to, line.popleft())
 
     def _in_turn(self, number: int, message: Message) -> bool:
         """By the script, of what has values."""
@@ -242,4 +318,4 @@ class VirtualWorld(World):
             return
         self._joins.discard(number)
         self._diary.met(number, meeting)
-        self._at(max(self.now, meeting.stop), partial(self._resume, number, meeting.mean))
+        self._answer(max(self.now, meeting.stop), number, meeting.mean)

@@ -17,6 +17,7 @@ from labkit.programs.actions import (
     Forget,
     Forward,
     Gradient,
+    Mark,
     Message,
     Passed,
     Program,
@@ -27,6 +28,7 @@ from labkit.programs.actions import (
     Vector,
 )
 from labkit.programs.diary import Diary, Scenes
+from labkit.programs.kept import Kept, keep
 
 
 @dataclass
@@ -37,12 +39,29 @@ class Player:
         inbox: what was delivered and not received.
         waits: what it wants to receive.
         over: it has ended.
+        mark: where it can begin again; None: at its begin.
+        heard: the answers that it has had since then, where somebody keeps them.
     """
 
     program: Program
     inbox: list[Message] = field(default_factory=list)
     waits: Receive | None = None
     over: bool = False
+    mark: Kept | None = None
+    heard: list[Any] = field(default_factory=list)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the program, which begins at the mark and is told again what it has heard."""
+        return vars(self) | {"program": None}
+
+    def begin_again(self, program: Program) -> None:
+        """Let a program that begins at the mark come to where this one was."""
+        self.program = program
+        if not self.over:
+            for answer in self.heard:
+                action = program.send(answer)
+                if isinstance(action, Code):  # which changes what the program knows
+                    action.call()
 
 
 class World:
@@ -65,6 +84,8 @@ class World:
         self._players = {number: Player(program) for number, program in programs.items()}
         self._hosts, self._scenes, self._diary = hosts, scenes, diary
         self._begin = 0.0
+        # What is not a part of the state; None: nobody wants to keep any.
+        self._outside: Mapping[str, object] | None = None
 
     def _now(self) -> float:
         """The time, s."""
@@ -78,6 +99,8 @@ class World:
         """Hand a program its answer, and carry out what it asks for until it has to wait."""
         player = self._players[number]
         while True:
+            if self._outside is not None:
+                player.heard.append(answer)
             try:
                 action = player.program.send(answer)
             except StopIteration:
@@ -110,10 +133,18 @@ class World:
                 found = self._scenes.adopt(number, weights, states)
             case Forget():
                 self._scenes.forget(number)
+            case Mark(state):
+                self._marked(number, state)
             case _:
                 name = type(action).__name__
                 raise NotImplementedError(f"{type(self).__name__} does not carry out {name}")
         return True, found
+
+    def _marked(self, number: int, state: Any) -> None:
+        if self._outside is not None:
+            player = self._players[number]
+            # The begin of a program has no answer, but is one more call.
+            player.mark, player.heard = keep(state, self._outside), [None]
 
     def _computed(self, number: int, action: Computes) -> Gradient | Passed:
         """What an action computes."""

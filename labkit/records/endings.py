@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
@@ -46,6 +49,24 @@ class Terminated(KeyboardInterrupt):
 def terminate(number: int, frame: FrameType | None) -> NoReturn:
     """A handler of such signals: raises Terminated with the signal's name."""
     raise Terminated(signal.Signals(number).name)
+
+
+@contextmanager
+def warned() -> Iterator[None]:
+    """Within it SIGTERM, and SIGUSR1, by which Slurm warns of a limit, raise `Terminated`.
+
+    Only in the main thread, and where nobody else has a handler for them.
+    """
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    main = threading.current_thread() is threading.main_thread()
+    free = [n for n in numbers if main and signal.getsignal(n) == signal.SIG_DFL]
+    for number in free:
+        signal.signal(number, terminate)
+    try:
+        yield
+    finally:
+        for number in free:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def by_whom(error: KeyboardInterrupt, verb: str = "interrupted") -> str:

@@ -74,11 +74,22 @@ def summarise(
                 for each in rank.offsets[-1:]
             ],
             "partition": whole.partition,
+            **({"checkpoints": whole.checkpoints} if whole.checkpoints else {}),
             "codec_ms_per_step": 1e3 * float(np.mean([row["codec_seconds"] for row in later])),
+            **_bad(experiment, ranks),
             "equivalence": whole.equivalence,
             "epochs": whole.epochs,
         }
     )
+
+
+def _bad(experiment: Experiment, ranks: Sequence[RankResult]) -> Record:
+    """What was not finite, by step, rank and layer; nothing where all was."""
+    found = sorted((b for rank in ranks for b in rank.bad_numbers), key=lambda b: b["step"])
+    if not found:
+        return {}
+    steps = len({bad["step"] for bad in found})
+    return {"bad_numbers": {"policy": experiment.bad_numbers, "steps": steps, "found": found}}
 
 
 def _processes(experiment: Experiment) -> int:

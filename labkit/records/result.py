@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Literal, NotRequired, TypeAlias, TypedDict
 
 from labkit.common.content import JSON
 
 if TYPE_CHECKING:
     from labkit.communicator.clock import Offset
+    from labkit.exchange import Bad
     from labkit.model_parallel.memory import Memory
     from labkit.model_parallel.meter import LayerRow
 
@@ -18,13 +19,43 @@ Rows: TypeAlias = list[dict[str, JSON]]
 Event: TypeAlias = tuple[str, int, int, float, float]  # kind, step, bucket, start, stop
 
 
+class Place(TypedDict):
+    """Where a run first differs from what it is held against.
+
+    In this step everything before the operation was right: "initial weights", "batch" (the rows
+    fed are other ones), "gradient", "mean", "round" (of the schedule that sums), "bucket" (packing
+    and reading), "optimizer", or "collection" of the trained weights.
+    """
+
+    step: int
+    layer: str
+    rank: int | None  # None: all that have this layer
+    operation: str
+    bucket: int | None
+    round: int | None  # from 1
+    expected: float
+    found: float
+
+
 class Verdict(TypedDict):
-    """What the equivalence gate has found."""
+    """What the equivalence gate has found, and of one that failed where, if it could tell."""
 
     verdict: Literal["passed", "failed", "not applicable"]
     max_abs_difference: float | None
     tolerance: float | None
     reason: str
+    place: NotRequired[Place]
+
+
+def told(place: Place) -> str:
+    """A place in words."""
+    whose = "" if place["rank"] is None else f" on rank {place['rank']}"
+    parts = [f"{n} {place[n]}" for n in ("round", "bucket") if place[n] is not None]
+    within = f" ({', '.join(parts)})" if parts else ""
+    return (
+        f"first in step {place['step']}: {place['operation']} of {place['layer']}{whose}{within}, "
+        f"{place['found']:.9g} instead of {place['expected']:.9g}"
+    )
 
 
 @dataclass(frozen=True)
@@ -38,6 +69,7 @@ class WholeResult:
         environment: versions and hardware.
         exchange: how gradients met, and why so; None where they did not.
         partition: where the model was cut into stages; None where it was not.
+        checkpoints: how many, at what cost; None where none were asked for.
         model: the bytes of a .keras file; None for a model that Keras cannot save.
     """
 
@@ -47,6 +79,7 @@ class WholeResult:
     environment: Mapping[str, JSON] = field(default_factory=dict)
     exchange: Mapping[str, JSON] | None = None
     partition: Mapping[str, JSON] | None = None
+    checkpoints: Mapping[str, JSON] | None = None
     model: bytes | None = None
 
 
@@ -62,6 +95,7 @@ class RankResult:
         timeline: what it did when, see `labkit.exchange.Timeline`.
         offsets: of its clock against rank 0's, before the training and after it.
         microscope: what compression did to its gradients.
+        bad_numbers: gradients and losses that were not finite.
         interleaving: what servers did with each gradient, see `labkit.programs.diary.Diary`.
         layers: how each layer of a model in slices was cut, and what it has sent of it.
         whole: what rank 0 says for all.
@@ -75,6 +109,7 @@ class RankResult:
     offsets: Sequence[Offset] = ()
     microscope: Rows = field(default_factory=list)
     layers: Sequence[LayerRow] = ()
+    bad_numbers: Sequence[Bad] = ()
     interleaving: Sequence[Row] = ()
     whole: WholeResult | None = None
 

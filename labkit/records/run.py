@@ -302,7 +302,13 @@ def verdict(run: Run) -> str:
         return "not run"
     difference = gate.get("max_abs_difference")
     if difference is not None:
-        return f"{gate['verdict']} (max |Δ| {difference:.2g})"
+        place = gate.get("place") or {}
+        where = (
+            f", {place['operation']} of {place['layer']}"
+            if {"operation", "layer"} <= place.keys()
+            else ""
+        )
+        return f"{gate['verdict']} (max |Δ| {difference:.2g}{where})"
     reason = gate.get("reason")
     return f"{gate['verdict']} ({reason})" if reason else str(gate["verdict"])
 

@@ -81,7 +81,11 @@ def verdict(value: JSON) -> bool:
         return False
     words = all(isinstance(value.get(name, ""), str) for name in ("verdict", "reason"))
     sizes = (value.get(name) for name in ("max_abs_difference", "tolerance"))
-    return words and all(size is None or number(size) for size in sizes)
+    return (
+        fields(value.get("place", {}))
+        and words
+        and all(size is None or number(size) for size in sizes)
+    )
 
 
 FIELDS: dict[str, dict[str, Field]] = {

@@ -208,6 +208,22 @@ def new_job_directory(root: Path | str, notebook: Path | str, parameters: Fields
     return directory
 
 
+def unfinished_job(root: Path | str, notebook: Path | str, parameters: Fields) -> Path | None:
+    """The newest job of a notebook with these parameters, if it ended before it was completed.
+
+    Args: as of `new_job_directory`, whose folder and status "queued" it has again then.
+    """
+    folder, words = Path(root) / safe_name(Path(notebook).stem), job_name(0, parameters, 1)[1:]
+    jobs = {each.parent for each in folder.glob("*/params.yaml")}
+    named = [(re.fullmatch(r"(\d+)(.*)", each.name), each) for each in jobs]
+    found = [(int(match[1]), each) for match, each in named if match and match[2] == words]
+    _, newest = max(found, default=(0, None))
+    if newest is None or read_status(newest)["state"] not in ("interrupted", "failed"):
+        return None
+    queue(newest, notebook, parameters)
+    return newest
+
+
 def job_name(number: int, parameters: Mapping[str, JSON], digits: int = 3) -> str:
     """`<NNN>_<k=v,…>`, or `<NNN>` without parameters."""
     words = ",".join(f"{key}={_short(value)}" for key, value in _plain(dict(parameters)).items())
@@ -260,9 +276,10 @@ def start(directory: Path, experiment: Fields, environment: Fields | None = None
     mark_running(directory)
 
 
-def mark_running(directory: Path) -> None:
-    """Say that this process now works on the run or job."""
-    _write_status(directory, "running", started=now(), ended=None, cause=None, rank=None)
+def mark_running(directory: Path, **fields: JSON) -> None:
+    """Say that this process now works on the run or job, and whatever else there is to say."""
+    now_known = {"started": now(), "ended": None, "cause": None, "rank": None}
+    _write_status(directory, "running", **now_known | fields)
 
 
 def finish(

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from labkit.common.errors import InvalidInput
 from labkit.records import store
 from labkit.records.store import Record
 
 PRUNED = "pruned"  # why a search asks a run to end: it promises less than others
 FOLDER = "live"  # in the run's directory, while it runs
+STOP = "stop"  # there, once someone wants training to end
 SUBMITTER = "submitter.json"  # there, by which ranks know it for the one that was meant
 Told = tuple[str, Record]
 
@@ -28,22 +28,17 @@ def make_stream(folder: Path, submitter: Record) -> None:
     (folder / SUBMITTER).write_text(json.dumps(submitter))
 
 
-def refuse_unseen(folder: Path, submitter: Record) -> None:
-    """Refuse, on a rank, a stream that is not in a folder which this host sees.
-
-    Raises:
-        InvalidInput: rows and the wish to stop would be lost, and nobody would notice.
-    """
+def sees(folder: Path, submitter: Record) -> bool:
+    """Whether this host has the very folder of a stream, not another one of its name, or none."""
     try:
-        seen = json.loads((folder / SUBMITTER).read_text()) == submitter
-    except FileNotFoundError:
-        seen = False
-    if not seen:
-        raise InvalidInput(
-            f"host {socket.gethostname()} does not see the run's folder {folder.parent.name}, by "
-            "which its ranks tell how far they are and are asked to stop; work in a folder that "
-            "all hosts share, or choose one for the runs: labkit run --runs, or LABKIT_RUNS"
-        )
+        return bool(json.loads((folder / SUBMITTER).read_text()) == submitter)
+    except OSError:
+        return False
+
+
+def lines(kind: str, records: Sequence[Record]) -> str:
+    """Records of a kind, as they stand in the file of a rank."""
+    return "".join(json.dumps([kind, record], default=float) + "\n" for record in records)
 
 
 class Writer:
@@ -63,21 +58,24 @@ class Writer:
 
     def write(self, kind: str, records: Sequence[Record]) -> None:
         """Append records of a kind; nothing more once that has failed."""
+        self.append(lines(kind, records))
+
+    def append(self, told: str) -> None:
+        """The same of lines."""
         if self._lost:
             return
-        lines = "".join(json.dumps([kind, record], default=float) + "\n" for record in records)
         # Lost until the write has succeeded: whatever ends it, nothing follows half a line.
         self._lost = True
         # Training goes on unwatched: a run that was given up has no folder any more, and a full
         # disk may have cut a line, which readers take for one that is not yet whole.
         with suppress(OSError):
             with self._path.open("a") as file:
-                file.write(lines)
+                file.write(told)
             self._lost = False
 
     def stop_asked(self) -> bool:
         """Whether someone wants training to end, or nobody is left who would keep its result."""
-        return (self._folder / "stop").exists() or self._is_abandoned()
+        return (self._folder / STOP).exists() or self._is_abandoned()
 
     def _is_abandoned(self) -> bool:
         # On another host the number of a process says nothing.
@@ -108,10 +106,10 @@ class Reader:
     def stop(self, why: str = "") -> None:
         """Ask the ranks to end training after the same step."""
         with suppress(FileNotFoundError):  # it has ended
-            (self.folder / "stop").write_text(why)
+            (self.folder / STOP).write_text(why)
 
     def asked_to_prune(self) -> bool:
         """Whether that was asked because the run promises less than others."""
         with suppress(FileNotFoundError):
-            return (self.folder / "stop").read_text() == PRUNED
+            return (self.folder / STOP).read_text() == PRUNED
         return False

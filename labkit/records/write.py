@@ -80,8 +80,10 @@ def _staleness(events: Iterable[Row]) -> dict[tuple[float, float], Row]:
 
 
 def write_logs(directory: Path, outputs: Sequence[str]) -> None:
-    """Write what each rank printed."""
+    """Write what each rank printed, behind what it did before the run was taken up again."""
     folder = directory / "logs"
     folder.mkdir(exist_ok=True)
     for rank, output in enumerate(outputs):
-        store.write_atomically(folder / f"rank{rank}.log", scrub(output))
+        path = folder / f"rank{rank}.log"
+        before = path.read_text() if path.exists() else ""
+        store.write_atomically(path, before + scrub(output))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,11 @@ class BlockRounds:
         self._chosen = np.zeros(count)  # in which round, last
         self._round = 0
         self._changes = np.full(count, np.inf)  # of those that never were chosen
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With arrays of its own: it writes into them."""
+        own = vars(self)
+        return own | {n: v.copy() for n, v in own.items() if isinstance(v, np.ndarray)}
 
     def next(self) -> NDArray[np.intp]:
         """The numbers of the blocks of the next round, sorted."""

@@ -17,9 +17,11 @@ from labkit.strategies.scheduled_blocks import ScheduledBlocks
 from labkit.strategies.stale import SoftSync, StaleSynchronous
 from labkit.strategies.strategy import (
     Batch,
+    Kept,
     Played,
     Predicted,
     Predictor,
+    Remembers,
     Serving,
     Session,
     Step,
@@ -57,6 +59,7 @@ __all__ = [
     "Downpour",
     "ElasticAveraging",
     "Gossip",
+    "Kept",
     "Layerwise",
     "LocallyConnected",
     "ParameterAveraging",
@@ -66,6 +69,7 @@ __all__ = [
     "Played",
     "Predicted",
     "Predictor",
+    "Remembers",
     "ScheduledBlocks",
     "Serving",
     "Session",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -12,10 +12,10 @@ from labkit.communicator import ALGORITHMS, Transport, refuse_unmetered
 from labkit.compression import Compressor, Nested
 from labkit.exchange import BUCKET_BYTES, SCHEDULES
 from labkit.programs import AllReduce as Meet
-from labkit.programs import Compute, Parts, Program, Roles, Snapshot, Update
+from labkit.programs import Compute, Mark, Parts, Program, Roles, Snapshot, Update
 from labkit.schedules import ALLREDUCE
 from labkit.strategies.refusals import one_of, refuse_around, refuse_given, refuse_in_parts
-from labkit.strategies.strategy import Question, Session, Strategy
+from labkit.strategies.strategy import Kept, Question, Session, Strategy
 from labkit.strategies.taxonomy import Cell
 
 
@@ -45,6 +45,7 @@ class AllReduce(Strategy):
 
     scheduling: ClassVar[tuple[str, ...]] = tuple(SCHEDULES)
     normalizes_globally: ClassVar[bool] = True
+    goes_on: ClassVar[bool] = True
     paper: ClassVar[str] = "Vishnu 2016, arXiv 1603.02339"
 
     algorithm: str = Field("auto", kw_only=False)
@@ -152,11 +153,12 @@ class AllReduce(Strategy):
         """Each worker has a place of its own."""
         return list(range(workers))
 
-    def program(self, roles: Roles, number: int) -> Program:
+    def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """What a worker does on the virtual clock; on the wall clock `fit` does the same."""
-        weights, step, last = roles.weights, 0, False
+        weights, step, last = mark or (roles.weights, 0, False)
         compressor, algorithm = self.compressor, self._scheduled()
         while step < roles.steps * roles.epochs and not last:
+            yield Mark((weights, step, last))
             found = yield Compute(weights)
             mean = yield Meet(found, algorithm, compressor)
             weights = yield Update(mean.values)
@@ -188,9 +190,13 @@ class AllReduce(Strategy):
             bucket_bytes=self.bucket_bytes,
             compressor=self.compressor,
             seed=session.seed,
+            guard=session.guard,
         )
         optimizer.exchange.watchers += session.watchers
         session.compile(optimizer)
+        variables = session.model.variables
+        optimizers = [(optimizer, session.model.trainable_variables)]
+        session.keeps(Kept(variables, optimizers, remembers={"exchange": optimizer.exchange}))
         session.fit([Synchronize(session.communicator)])
 
     def _train_by_priority(self, session: Session) -> None:
@@ -205,6 +211,7 @@ class AllReduce(Strategy):
             self.bucket_bytes,
             self.compressor,
             session.seed,
+            guard=session.guard,
         )
         exchange.watchers += session.watchers
         optimizer = session.optimizer()
@@ -214,4 +221,13 @@ class AllReduce(Strategy):
         optimizer.exchange = exchange
         session.compile(optimizer)
         training = PriorityTraining(session.model, session.optimizer, exchange)
+        own = zip(training.optimizers, training.variables, strict=True)
+        session.keeps(
+            Kept(
+                session.model.variables,
+                [(optimizer, ()), *own],
+                remembers={"exchange": exchange},
+                settle=training.update_all,
+            )
+        )
         session.fit([training, Synchronize(session.communicator)])

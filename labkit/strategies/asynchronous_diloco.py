@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from labkit.programs import Adopt, Compute, Message, Program, Receive, Roles, Send, Snapshot, Update
+from labkit.programs import (
+    Adopt,
+    Compute,
+    Mark,
+    Message,
+    Program,
+    Receive,
+    Roles,
+    Send,
+    Snapshot,
+    Update,
+)
 from labkit.programs.actions import Vector
 from labkit.strategies.replicas import Replicas
 from labkit.strategies.taxonomy import Cell
@@ -57,13 +68,16 @@ class AsynchronousDiLoCo(Replicas):
         """The server holds what workers begin with."""
         return True
 
-    def program(self, roles: Roles, number: int) -> Program:
+    def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """What a worker does, or the server."""
-        return self._serve(roles, number) if number == roles.workers else self._work(roles, number)
+        does = self._serve if number == roles.workers else self._work
+        return does(roles, number, mark)
 
-    def _work(self, roles: Roles, number: int) -> Program:
-        own, server, wants, steps = roles.weights, roles.workers, False, self._first(roles)
+    def _work(self, roles: Roles, number: int, mark: Any) -> Program:
+        server = roles.workers
+        own, wants, steps = mark or (roles.weights, False, self._first(roles))
         while steps:
+            yield Mark((own, wants, steps))
             begun = own
             for _ in range(steps):
                 found = yield Compute(own)
@@ -73,12 +87,15 @@ class AsynchronousDiLoCo(Replicas):
             told = yield Receive(server)
             own, steps = (yield Adopt(told.values)), told.version
 
-    def _serve(self, roles: Roles, number: int) -> Program:
+    def _serve(self, roles: Roles, number: int, mark: Any) -> Program:
         weights, epoch, each = roles.weights, 0, roles.workers * roles.steps
         velocity = waiting = np.zeros_like(weights)
         takes = dict.fromkeys(range(roles.workers), self._first(roles))  # the steps of each
         left, brought, done, wants = each * roles.epochs - sum(takes.values()), 0, 0, False
+        if mark is not None:
+            weights, epoch, velocity, waiting, takes, left, brought, done, wants = mark
         while any(takes.values()):
+            yield Mark((weights, epoch, velocity, waiting, takes, left, brought, done, wants))
             heard = yield Receive()
             brought, waiting = brought + 1, waiting + heard.values
             done += takes[heard.source]

@@ -11,10 +11,22 @@ asked. What a passive worker holds is held by its ear, which answers while the w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from labkit.programs import Adopt, Compute, Message, Program, Receive, Roles, Send, Snapshot, Update
+from labkit.programs import (
+    Adopt,
+    Compute,
+    Mark,
+    Message,
+    Program,
+    Receive,
+    Roles,
+    Send,
+    Snapshot,
+    Update,
+)
 
 
 def ears(workers: int) -> dict[int, int]:
@@ -32,29 +44,31 @@ def holders(workers: int) -> list[int]:
     return [*range(0, workers, 2), *ears(workers).values()]
 
 
-def program(roles: Roles, number: int, near: bool) -> Program:
+def program(roles: Roles, number: int, near: bool, mark: Any = None) -> Program:
     """What this one does.
 
     Args:
         roles: who there is.
         number: of this one.
         near: active workers go to their neighbours on the ring alone.
+        mark: where it begins again.
     """
     known = ears(roles.workers)
     if number in known:
-        return _passive(roles, number, known[number])
+        return _passive(roles, number, known[number], mark)
     if number < roles.workers:
         around = {(number - 1) % roles.workers, (number + 1) % roles.workers}
         partners = [ear for worker, ear in known.items() if not near or worker in around]
-        return _active(roles, number, partners)
-    return _ear(roles, number) if number < _counter(roles) else _count(roles, number)
+        return _active(roles, number, partners, mark)
+    return (_ear if number < _counter(roles) else _count)(roles, number, mark)
 
 
-def _active(roles: Roles, number: int, partners: Sequence[int]) -> Program:
+def _active(roles: Roles, number: int, partners: Sequence[int], mark: Any) -> Program:
     """Sends its weights to a partner's ear, computes, takes the mean with what is answered."""
-    own, counter, epochs, step = roles.weights, _counter(roles), 0, 0
-    half, over, wants = own.dtype.type(0.5), False, False
+    counter, half, over = _counter(roles), roles.weights.dtype.type(0.5), False
+    own, epochs, step, wants = mark or (roles.weights, 0, 0, False)
     while not over:
+        yield Mark((own, epochs, step, wants))
         ear = int(np.random.default_rng([roles.seed, number, step]).choice(partners))
         yield Send(counter, Message(number, step=step, ends=wants))
         yield Send(ear, Message(number, own, step=step))
@@ -70,11 +84,12 @@ def _active(roles: Roles, number: int, partners: Sequence[int]) -> Program:
         yield Send(ear, Message(number, wants=False))
 
 
-def _passive(roles: Roles, number: int, ear: int) -> Program:
+def _passive(roles: Roles, number: int, ear: int, mark: Any) -> Program:
     """Computes at what its ear holds, and gives it the gradient."""
-    own, counter, step = roles.weights, _counter(roles), 0
-    over, wants = False, False
+    counter, over = _counter(roles), False
+    own, step, wants = mark or (roles.weights, 0, False)
     while not over:
+        yield Mark((own, step, wants))
         yield Send(counter, Message(number, step=step, ends=wants))
         found = yield Compute(own)
         told = yield Receive(counter)
@@ -85,11 +100,12 @@ def _passive(roles: Roles, number: int, ear: int) -> Program:
     yield Send(ear, Message(number, wants=False))
 
 
-def _ear(roles: Roles, number: int) -> Program:
+def _ear(roles: Roles, number: int, mark: Any) -> Program:
     """Answers active workers, with which it takes the mean, and applies its worker's gradients."""
-    own, epochs, left = roles.weights, 0, 1 + (roles.workers + 1) // 2
+    own, epochs, left = mark or (roles.weights, 0, 1 + (roles.workers + 1) // 2)
     half = own.dtype.type(0.5)
     while left:
+        yield Mark((own, epochs, left))
         heard = yield Receive()
         if not heard.wants:
             left -= 1
@@ -104,12 +120,13 @@ def _ear(roles: Roles, number: int) -> Program:
             own = yield Adopt(half * (own + heard.values))
 
 
-def _count(roles: Roles, number: int) -> Program:
+def _count(roles: Roles, number: int, mark: Any) -> Program:
     """Grants as many steps as the epochs have, whoever takes them."""
     epoch = roles.workers * roles.steps
-    total, granted, asked, left = epoch * roles.epochs, roles.workers, 0, roles.workers
-    wants = False
+    total = epoch * roles.epochs
+    granted, asked, left, wants = mark or (roles.workers, 0, roles.workers, False)
     while left:
+        yield Mark((granted, asked, left, wants))
         ask = yield Receive()
         wants, asked = wants or ask.ends, asked + 1
         over = wants or granted >= total

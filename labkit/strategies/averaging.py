@@ -21,6 +21,7 @@ from labkit.programs import (
     Forget,
     Gradient,
     Join,
+    Mark,
     Parts,
     Program,
     Roles,
@@ -172,12 +173,13 @@ class ParameterAveraging(Meeting):
                 f"{math.ceil(max(slower))} or more"
             )
 
-    def program(self, roles: Roles, number: int) -> Program:
+    def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """A replica: steps of its own, and meetings when they are due."""
         slower = roles.slower[number] if self.local_steps == "by_speed" else 1.0
-        replica = _Replica(self, roles, slower)
-        total, last = roles.steps * roles.epochs, False
+        replica, last = mark or (_Replica(self, roles, slower), False)
+        total = roles.steps * roles.epochs
         while replica.step < total and not last:
+            yield Mark((replica, last))
             if replica.step < self.warmup:
                 found = yield Compute(replica.weights)
                 found = yield AllReduce(replace(found, step=replica.step), self.scheduled)

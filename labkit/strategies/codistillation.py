@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from labkit.common.errors import InvalidInput
 from labkit.programs import (
     Compute,
+    Mark,
     Message,
     Predict,
     Program,
@@ -75,11 +76,13 @@ class Codistillation(Replicas):
         """All have weights of their own, of which the first one's count."""
         return [0]
 
-    def program(self, roles: Roles, number: int) -> Program:
+    def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """A worker: periods in which it learns from what was said at the begin of the last one."""
         peers = [worker for worker in range(roles.workers) if worker != number]
-        own, wants, asked, total = roles.weights, False, False, roles.steps * roles.epochs
-        for start in range(0, total, self.period):
+        total = roles.steps * roles.epochs
+        first, own, wants, asked = mark or (0, roles.weights, False, False)
+        for start in range(first, total, self.period):
+            yield Mark((start, own, wants, asked))
             told = []
             now, then = (self._period(start + more, total) for more in (0, self.period))
             if start >= 2 * self.period:

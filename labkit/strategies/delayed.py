@@ -47,6 +47,7 @@ class DelayedGradients(Staged):
     scheduling: ClassVar[tuple[str, ...]] = ("unlocked",)
     paper: ClassVar[str] = "Huo 2018, arXiv 1804.10574"
     unlocked: ClassVar[bool] = True
+    goes_on: ClassVar[bool] = False  # from each step to the next there are gradients under way
 
     modules: PositiveInt | None = Field(None, kw_only=False)
 

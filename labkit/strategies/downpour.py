@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
@@ -12,13 +12,13 @@ from labkit.programs import (
     Code,
     Compute,
     Drop,
+    Mark,
     Message,
     Program,
     Receive,
     Roles,
     Send,
     Snapshot,
-    Talk,
     Update,
 )
 from labkit.programs.actions import Vector
@@ -80,14 +80,15 @@ class Downpour(Servers):
                 "train alone; allowed: 1 to 10000"
             )
 
-    def work(self, roles: Roles, number: int) -> Program:
+    def work(self, roles: Roles, number: int, mark: Any) -> Program:
         """A replica: compute, step, push and fetch when it is time."""
-        weights, versions = roles.weights, dict.fromkeys(roles.servers, 0)
-        talks = {server: Talk(self.compressor, roles, number, server) for server in roles.servers}
-        over, done = False, 0
+        over = False
         accrued: Vector | None = None
-        rows = 0
+        weights, versions, talks, done, rows = *self.begins(roles, number), 0, 0
+        if mark is not None:
+            weights, versions, talks, done, rows, accrued = mark
         while not over:
+            yield Mark((weights, versions, talks, done, rows, accrued))
             found = yield Compute(weights)
             accrued = found.values if accrued is None else accrued + found.values
             rows, done = rows + found.rows, done + 1
@@ -115,12 +116,15 @@ class Downpour(Servers):
                 yield Send(server, last)
             yield Send(server, Message(number, wants=False))  # nothing more will come
 
-    def serve(self, roles: Roles, number: int) -> Program:
+    def serve(self, roles: Roles, number: int, mark: Any) -> Program:
         """A server that applies what comes when it comes, and answers who asks."""
         weights, version = roles.part(number).take(roles.weights), 0
         quota, talks = Quota(roles, number, self.fetch_every), self.talks(roles, number)
         gone = 0
+        if mark is not None:
+            weights, version, quota, talks, gone = mark
         while gone < roles.workers:
+            yield Mark((weights, version, quota, talks, gone))
             push = yield Receive()
             if push.values is None and not push.wants:
                 quota.leaves(push)

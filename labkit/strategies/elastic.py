@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -16,6 +16,7 @@ from labkit.programs import (
     Compute,
     Gradient,
     Join,
+    Mark,
     Message,
     Program,
     Receive,
@@ -126,16 +127,18 @@ class ElasticAveraging(Meeting):
         """The centre: that of the server, or worker 0's."""
         return [workers if self.central else 0]
 
-    def program(self, roles: Roles, number: int) -> Program:
+    def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """What a worker does, or the server."""
         if number == roles.workers:
-            return self._serve(roles, number)
-        return self._together(roles) if self.center == "allreduce" else self._work(roles, number)
+            return self._serve(roles, number, mark)
+        together = self.center == "allreduce"
+        return self._together(roles, mark) if together else self._work(roles, number, mark)
 
-    def _work(self, roles: Roles, number: int) -> Program:
-        own, server, alpha = roles.weights, roles.workers, self._alpha(roles)
-        step, wants, over = 0, False, False
+    def _work(self, roles: Roles, number: int, mark: Any) -> Program:
+        server, alpha = roles.workers, self._alpha(roles)
+        own, step, wants, over = mark or (roles.weights, 0, False, False)
         while step < roles.steps * roles.epochs and not over:
+            yield Mark((own, step, wants, over))
             meets = step > 0 and step % self.period == 0
             if meets:
                 yield Send(server, Message(number, own, step=step, ends=wants))
@@ -149,10 +152,13 @@ class ElasticAveraging(Meeting):
             del found  # the next gradient may lie where this one did
         yield Send(server, Message(number, own, step=step, ends=wants, wants=False))
 
-    def _serve(self, roles: Roles, number: int) -> Program:
+    def _serve(self, roles: Roles, number: int, mark: Any) -> Program:
         centre, alpha, over, epoch = roles.weights, self._alpha(roles), False, 0
         reached, left = dict.fromkeys(range(roles.workers), 0), roles.workers
+        if mark is not None:
+            centre, over, epoch, reached, left = mark
         while left:
+            yield Mark((centre, over, epoch, reached, left))
             heard = yield Receive()
             over = over or heard.ends
             if heard.wants:
@@ -165,11 +171,11 @@ class ElasticAveraging(Meeting):
                 yield Snapshot(epoch, centre)
                 epoch += 1
 
-    def _together(self, roles: Roles) -> Program:
-        own = centre = roles.weights
-        alpha, wants, over = self._alpha(roles), False, False
-        step, total = 0, roles.steps * roles.epochs
+    def _together(self, roles: Roles, mark: Any) -> Program:
+        alpha, total = self._alpha(roles), roles.steps * roles.epochs
+        own, centre, step, wants, over = mark or (roles.weights, roles.weights, 0, False, False)
         while step < total and not over:
+            yield Mark((own, centre, step, wants, over))
             meets, before = step > 0 and step % self.period == 0, centre
             if meets:
                 yield Begin(self._pull(own - centre, step, wants))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from labkit.programs import (
     AllReduce,
     Compute,
     Gradient,
+    Mark,
     Message,
     Program,
     Receive,
@@ -166,17 +167,18 @@ class Gossip(Replicas):
             return float(1 - math.sqrt(np.linalg.eigvalsh(squares)[-2]))
         return float(1 - np.sort(np.abs(np.linalg.eigvals(self.mixing(workers, 0))))[-2])
 
-    def program(self, roles: Roles, number: int) -> Program:
-        """What this one does."""
+    def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
+        """What this one does, from its begin or from a mark that it has set."""
         if self.asynchronous:
-            return program(roles, number, near=self.topology == "ring")
-        return self._in_step(roles, number)
+            return program(roles, number, self.topology == "ring", mark)
+        return self._in_step(roles, number, mark)
 
-    def _in_step(self, roles: Roles, number: int) -> Program:
+    def _in_step(self, roles: Roles, number: int, mark: Any) -> Program:
         """A worker: send, compute, receive, mix."""
-        own, share, wants = roles.weights, 1.0, False
+        first, own, share, wants = mark or (0, roles.weights, 1.0, False)
         kind = own.dtype.type
-        for step in range(roles.steps * roles.epochs):
+        for step in range(first, roles.steps * roles.epochs):
+            yield Mark((step, own, share, wants))
             mixing = self.mixing(roles.workers, step, roles.seed)
             said = np.append(own, kind(share))
             for to in np.flatnonzero(mixing[:, number]).tolist():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 
 from labkit.model_parallel.memory import by_kind, together
+from labkit.strategies.lane import taken_by_all
 from labkit.strategies.refusals import (
     norms,
     refuse_given,
@@ -19,6 +20,7 @@ from labkit.strategies.refusals import (
 )
 from labkit.strategies.strategy import (
     Batch,
+    Kept,
     Predicted,
     Predictor,
     Question,
@@ -45,6 +47,7 @@ Objective: TypeAlias = "Callable[[Nest, Nest, Weighted], tf.Tensor]"
 class IntraLayer(Strategy):
     """Some of each layer on each rank; replicas of all of it share a batch."""
 
+    goes_on: ClassVar[bool] = True
     called: ClassVar[str]  # what a rank has, in messages: "slice"
     whole: ClassVar[str]  # of what: "model"
 
@@ -147,7 +150,8 @@ class IntraLayer(Strategy):
         variables = list(share.model.trainable_variables)
         losses = Losses(session.model, session.readers, parts=1)
         gradients = differentiated(self.objective(session.model, share, losses), variables)
-        exchange = Exchange(session.readers, self.resolved(session.communicator), paces=False)
+        algorithm, guard = self.resolved(session.communicator), session.guard
+        exchange = Exchange(session.readers, algorithm, paces=False, guard=guard)
         slowly = computing(session.communicator)
         names = [variable.path for variable in variables]
         watched = session.experiment.callbacks is not None
@@ -166,10 +170,14 @@ class IntraLayer(Strategy):
                     loss, found = gradients(*batch)
             if session.readers.total(rows, "the rows of a step") > 0:
                 mean = exchange.mean(found, np.int64(rows), names)
-                with slowly():
-                    optimizer.apply(mean, variables)
+                if taken_by_all(session, exchange):
+                    with slowly():
+                        optimizer.apply(mean, variables)
             return float(loss) if loss is not None and share.first else None
 
+        optimizers, remembers = [(optimizer, variables)], {"exchange": exchange}
+        held, pairs = share.model.variables, list(share.pairs())
+        session.keeps(Kept(held, optimizers, pairs, remembers, release=share.release))
         return share, step
 
 

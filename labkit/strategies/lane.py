@@ -11,13 +11,13 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.model_parallel.memory import Memory, nbytes, together
-from labkit.strategies.strategy import Batch, Predicted, Predictor, Session
+from labkit.strategies.strategy import Batch, Kept, Predicted, Predictor, Remembers, Session
 
 if TYPE_CHECKING:
     import keras
 
     from labkit.communicator import Communicator
-    from labkit.exchange import Timeline
+    from labkit.exchange import Exchange, Timeline
     from labkit.model_parallel.losses import Losses
     from labkit.model_parallel.stages import Batch as Rows
     from labkit.model_parallel.stages import Blocks, Ledger, Parts, Stage
@@ -96,28 +96,41 @@ class Cut:
         return through(self.lane, self.parts, own, self.sliced)
 
     def updater(
-        self, session: Session, optimizer: keras.optimizers.Optimizer
+        self, session: Session, optimizer: keras.optimizers.Optimizer, **remembers: Remembers
     ) -> Callable[[int], None]:
         """A function of the rows behind this rank's gradients that changes its stages' weights.
 
-        Replicas average; one optimizer serves all stages of a rank, so that callbacks that change
-        its rate find it in the model.
+        It says what this rank keeps, those who remember more among it. Replicas average; one
+        optimizer serves all stages of a rank, so that callbacks that change its rate find it in the
+        model.
         """
         from labkit.communicator import computing
         from labkit.exchange import Exchange
 
-        exchange, own = Exchange(session.readers, paces=False), self.own
+        exchange, own = Exchange(session.readers, paces=False, guard=session.guard), self.own
         slowly = computing(session.communicator)
         variables = [variable for stage in own.values() for variable in stage.variables]
         names = [variable.path for variable in variables]
+        held = {id(each): each for stage in own.values() for each in stage.model.variables}
+        session.keeps(
+            Kept(
+                [*held.values()],
+                [(optimizer, variables)],
+                [pair for part in self.sliced for pair in part.pairs()],
+                {"exchange": exchange, **remembers},
+                release=self.whole.release,
+            )
+        )
 
         def update(rows: int) -> None:
             gradients = [each for stage in own.values() for each in stage.take_gradients()]
-            if variables and session.readers.total(rows, "the rows of an update") > 0:
-                mean = exchange.mean(gradients, np.int64(rows), names)
+            takes_part = bool(variables) or exchange.skips
+            if takes_part and session.readers.total(rows, "the rows of an update") > 0:
+                mean = exchange.mean(gradients, np.int64(rows), names) if variables else []
                 start = session.timeline.clock.now()
-                with slowly():
-                    optimizer.apply(mean, variables)
+                if taken_by_all(session, exchange) and variables:
+                    with slowly():
+                        optimizer.apply(mean, variables)
                 session.timeline.add(f"update {max(own)}", -1, start)
 
         return update
@@ -149,6 +162,14 @@ class Cut:
         )
         steps = max(1, self.steps)
         session.layers = [row for part in self.sliced for row in part.describe(steps)]
+
+
+def taken_by_all(session: Session, exchange: Exchange) -> bool:
+    """Whether the ranks take this step, for which no part of the model may have a bad gradient."""
+    if not exchange.skips:
+        return True
+    everyone = session.communicator.everyone(float(exchange.fine()), "whether a step is skipped")
+    return bool(np.all(everyone))
 
 
 def own_models(

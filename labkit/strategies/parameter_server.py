@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from labkit.common.errors import InvalidInput
-from labkit.programs import Code, Drop, Message, Program, Receive, Roles, Send, Snapshot, Update
+from labkit.programs import (
+    Code,
+    Drop,
+    Mark,
+    Message,
+    Program,
+    Receive,
+    Roles,
+    Send,
+    Snapshot,
+    Update,
+)
 from labkit.strategies.quota import Quota
 from labkit.strategies.servers import Servers, aggregate
 from labkit.strategies.strategy import Question
@@ -100,17 +111,20 @@ class ParameterServer(Servers):
                 f"for; allowed: 0 to {experiment.workers - 1}"
             )
 
-    def serve(self, roles: Roles, number: int) -> Program:
+    def serve(self, roles: Roles, number: int, mark: Any) -> Program:
         """What a server does."""
         if self.synchronous:
-            return aggregate(roles, number, self.talks(roles, number), self.backups)
-        return self._applies(roles, number)
+            return aggregate(roles, number, mark, self.talks(roles, number), self.backups)
+        return self._applies(roles, number, mark)
 
-    def _applies(self, roles: Roles, number: int) -> Program:
+    def _applies(self, roles: Roles, number: int, mark: Any) -> Program:
         """A server that applies each gradient when it comes."""
         weights, version = roles.part(number).take(roles.weights), 0
         talks, quota, gone = self.talks(roles, number), Quota(roles, number), 0
+        if mark is not None:
+            weights, version, talks, quota, gone = mark
         while gone < roles.workers:
+            yield Mark((weights, version, talks, quota, gone))
             push = yield Receive()
             if push.values is None:
                 quota.leaves(push)

@@ -87,8 +87,8 @@ class Replicas(Strategy):
         """Each has a place of its own."""
         return list(range(workers + self.beside(workers)))
 
-    def program(self, roles: Roles, number: int) -> Program:
-        """What a worker does."""
+    def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
+        """What a worker does, from its begin or from a mark that it has set."""
         raise NotImplementedError(f"{type(self).__name__} does not say what a worker does")
 
 

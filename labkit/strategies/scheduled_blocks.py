@@ -15,6 +15,7 @@ from labkit.programs import (
     Compute,
     Curve,
     Gradient,
+    Mark,
     Program,
     Roles,
     Snapshot,
@@ -91,12 +92,14 @@ class ScheduledBlocks(Meeting):
         """All hold the same weights; those of the first one count."""
         return [0]
 
-    def program(self, roles: Roles, number: int) -> Program:
+    def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """Every worker does the same."""
         ends = self._ends(roles)
-        rounds = yield from self._rounds(roles, ends)
-        own, over, wants = roles.weights, False, False
-        for step in range(roles.steps * roles.epochs):
+        first, own, wants, rounds = mark or (0, roles.weights, False, None)
+        if rounds is None:
+            rounds = yield from self._rounds(roles, ends)
+        for step in range(first, roles.steps * roles.epochs):
+            yield Mark((step, own, wants, rounds))
             chosen = rounds.next()
             pieces = [slice(ends[block], ends[block + 1]) for block in chosen]
             found = yield Compute(own, penalty=self.l1 * float(np.abs(own).sum()))

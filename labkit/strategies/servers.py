@@ -17,6 +17,7 @@ from labkit.programs import (
     Code,
     Compute,
     Drop,
+    Mark,
     Message,
     Parts,
     Program,
@@ -159,7 +160,7 @@ class Servers(Strategy):
                 f"servers={self.servers} with colocated=True stand on the ranks of "
                 f"workers={workers}; allowed: 1 to {workers}, or colocated=False"
             )
-        if self.colocated and (hit := [w for w, _ in experiment.lost if w < self.servers]):
+        if self.colocated and (hit := [w for w in experiment.gone if w < self.servers]):
             raise InvalidInput(
                 f"lost={hit} stand at the places of servers={self.servers}, whose weights would be "
                 "lost with them; give other workers, or colocated=False"
@@ -244,30 +245,35 @@ class Servers(Strategy):
         others = [place for worker in range(workers) for place in self.places(worker, workers)[:-1]]
         return [*range(workers), *range(first, first + self.servers), *others]
 
-    def program(self, roles: Roles, number: int) -> Program:
-        """What this one does."""
+    def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
+        """What this one does, from its begin or from a mark that it has set."""
+        does = self.serve if number in roles.servers else self.work
         if not roles.cut:
-            serves = number in roles.servers
-            return self.serve(roles, number) if serves else self.work(roles, number)
+            return does(roles, number, mark)
         if number in roles.servers:
-            return whole(self.serve(roles, number), roles, number)
+            return whole(partial(does, roles, number), roles, number, mark)
         own = roles.of_member(roles.place(number).member)
-        return passing(self.work(own, number), roles, number)
+        return passing(partial(does, own, number), roles, number, mark)
+
+    def begins(self, roles: Roles, number: int) -> tuple[Vector, dict[int, int], dict[int, Talk]]:
+        """A worker's weights, their versions and its ends of what is said, by server."""
+        talks = {server: Talk(self.compressor, roles, number, server) for server in roles.servers}
+        return roles.weights, dict.fromkeys(roles.servers, 0), talks
 
     def talks(self, roles: Roles, server: int) -> list[Talk]:
         """A server's ends of what it says to each worker."""
         return [Talk(self.compressor, roles, worker, server) for worker in range(roles.workers)]
 
-    def serve(self, roles: Roles, number: int) -> Program:
+    def serve(self, roles: Roles, number: int, mark: Any) -> Program:
         """What a server does."""
         raise NotImplementedError(f"{type(self).__name__} does not say what a server does")
 
-    def work(self, roles: Roles, number: int) -> Program:
+    def work(self, roles: Roles, number: int, mark: Any) -> Program:
         """What a worker does: compute, push, wait for the weights of all servers."""
-        weights, versions = roles.weights, dict.fromkeys(roles.servers, 0)
-        talks = {server: Talk(self.compressor, roles, number, server) for server in roles.servers}
         over = False
+        weights, versions, talks = mark or self.begins(roles, number)
         while not over:
+            yield Mark((weights, versions, talks))
             yield from pushed(roles, talks, versions, number, (yield Compute(weights)))
             weights, over = yield from fetched(roles, talks, versions)
         for server in roles.servers:
@@ -308,13 +314,16 @@ def fetched(
     return roles.whole(parts), over
 
 
-def aggregate(roles: Roles, number: int, talks: Sequence[Talk], backups: int = 0) -> Program:
+def aggregate(
+    roles: Roles, number: int, mark: Any, talks: Sequence[Talk], backups: int = 0
+) -> Program:
     """A server of whose updates each waits for the gradients of one clock, but for the slowest."""
-    weights, clock, last = roles.part(number).take(roles.weights), 0, False
-    total = roles.steps * roles.epochs
-    here: list[Message] = []
-    gone = 0
+    weights, total = roles.part(number).take(roles.weights), roles.steps * roles.epochs
+    clock, last, here, gone = 0, False, list[Message](), 0
+    if mark is not None:
+        weights, total, clock, last, here, gone, talks = mark
     while gone < roles.workers:
+        yield Mark((weights, total, clock, last, here, gone, talks))
         push = yield Receive()
         if push.values is None:
             gone += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import PositiveInt, field_validator
 
@@ -49,6 +49,7 @@ class Staged(Strategy):
     stage; those of one stage are a group, which divides layers.
     """
 
+    goes_on: ClassVar[bool] = True
     called: ClassVar[str] = "stages"  # the field with the ranks of a lane
     architecture: ClassVar[tuple[str, ...]] = ("neighbours",)
     parallelism: ClassVar[tuple[str, ...]] = ("model by layers", "hybrid")
@@ -263,7 +264,9 @@ class Staged(Strategy):
         session.compile(optimizer)
         everyone, model = session.communicator, session.model
         lane, group = (session.part(c) for c in self.colours(everyone.rank, everyone.size))
-        seconds = self._seconds(session) if self.partition == "time" else None
+        seconds: Any = None
+        if self.partition == "time":
+            seconds = session.once("seconds of blocks", lambda: self._seconds(session))
         edges = self.edges(model, everyone.size, seconds)
         blocks = self.blocks(model, everyone.size)
         parts = self.split(model, blocks, edges)

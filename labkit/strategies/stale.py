@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
-from labkit.programs import Code, Drop, Message, Program, Receive, Roles, Send, Snapshot, Update
+from labkit.programs import (
+    Code,
+    Drop,
+    Mark,
+    Message,
+    Program,
+    Receive,
+    Roles,
+    Send,
+    Snapshot,
+    Update,
+)
 from labkit.programs.actions import Vector
 from labkit.strategies.quota import Quota
 from labkit.strategies.servers import Servers, aggregate, mean
@@ -171,13 +182,13 @@ class StaleSynchronous(Stale):
                 "or give staleness=1 or more"
             )
 
-    def serve(self, roles: Roles, number: int) -> Program:
+    def serve(self, roles: Roles, number: int, mark: Any) -> Program:
         """What a server does."""
         if self.staleness == 0:
-            return aggregate(roles, number, self.talks(roles, number))
-        return self._holds_back(roles, number)
+            return aggregate(roles, number, mark, self.talks(roles, number))
+        return self._holds_back(roles, number, mark)
 
-    def _holds_back(self, roles: Roles, number: int) -> Program:
+    def _holds_back(self, roles: Roles, number: int, mark: Any) -> Program:
         weights, version = roles.part(number).take(roles.weights), 0
         talks, total = self.talks(roles, number), roles.steps * roles.epochs
         clocks = dict.fromkeys(range(roles.workers), 0)
@@ -185,7 +196,11 @@ class StaleSynchronous(Stale):
         waiting: list[Message] = []
         kept = 0  # epochs
         gone = 0
+        if mark is not None:
+            weights, version, talks, total, clocks, had, lost, waiting, kept, gone = mark
         while gone < roles.workers:
+            known = weights, version, talks, total, clocks, had, lost, waiting, kept, gone
+            yield Mark(known)
             push = yield Receive()
             if push.values is None:
                 gone += 1
@@ -258,13 +273,16 @@ class SoftSync(Stale):
                 f"gradients; allowed: 1 to {experiment.workers}"
             )
 
-    def serve(self, roles: Roles, number: int) -> Program:
+    def serve(self, roles: Roles, number: int, mark: Any) -> Program:
         """A server that answers first, and updates when enough have come."""
         weights, version = roles.part(number).take(roles.weights), 0
         talks, quota, gone = self.talks(roles, number), Quota(roles, number), 0
         had = dict.fromkeys(range(roles.workers), weights)
         here: list[tuple[Message, Vector]] = []
+        if mark is not None:
+            weights, version, talks, quota, gone, had, here = mark
         while gone < roles.workers:
+            yield Mark((weights, version, talks, quota, gone, had, here))
             push = yield Receive()
             if push.values is None:
                 quota.leaves(push)

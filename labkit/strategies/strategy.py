@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from typing import (
     TYPE_CHECKING,
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
     from labkit.common.content import JSON
     from labkit.communicator import Communicator, Transport
     from labkit.compression import Compressor
+    from labkit.exchange import Guard, Seen, Timeline
     from labkit.exchange import Layer as Packed
-    from labkit.exchange import Seen, Timeline
     from labkit.frameworks.child import Child
     from labkit.frameworks.environments import Found
     from labkit.model_parallel.memory import Memory
     from labkit.model_parallel.meter import LayerRow
+    from labkit.model_parallel.weights import Pair
     from labkit.network import Network, Slowdown
     from labkit.programs import Parts, Program, Roles
     from labkit.schedules.grid import Grid, Layer
@@ -60,6 +62,37 @@ class Serving(NamedTuple):
     predict: Predictor
     reads: bool
     variables: Sequence[keras.Variable]
+
+
+class Remembers(Protocol):
+    """What knows something from step to step beside variables."""
+
+    def remembered(self) -> dict[str, np.ndarray]:
+        """All of it, by name."""
+
+    def recall(self, found: Mapping[str, np.ndarray]) -> None:
+        """Know it again, before the next step; what is not found is as at the begin."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a rank needs to go on with a training from where it stands.
+
+    Attributes:
+        variables: with which its part of the model computes.
+        optimizers: each with the variables that it changes.
+        pairs: of those variables that are a part of one of the whole model.
+        remembers: what knows more than variables do, by name.
+        settle: called before anything is kept: nothing may be on its way.
+        release: called when the weights of the whole model have been set anew.
+    """
+
+    variables: Sequence[keras.Variable]
+    optimizers: Sequence[tuple[keras.optimizers.Optimizer, Sequence[keras.Variable]]]
+    pairs: Sequence[Pair] = ()
+    remembers: Mapping[str, Remembers] = field(default_factory=dict)
+    settle: Callable[[], None] = lambda: None
+    release: Callable[[], None] = lambda: None
 
 
 class Question(Protocol):
@@ -118,8 +151,8 @@ class Question(Protocol):
         """How samples are divided among those that read them."""
 
     @property
-    def lost(self) -> Sequence[tuple[int, float]]:
-        """Which worker is lost, and when, s."""
+    def gone(self) -> Sequence[int]:
+        """Which workers do not come to the end of the training on the virtual clock."""
 
     @property
     def precision(self) -> str:
@@ -158,6 +191,7 @@ class Session(Protocol):
         partition: likewise, where a model was cut into stages.
         memory: likewise, what this rank keeps of it.
         exchanged: likewise, where processes of another framework exchanged gradients.
+        guard: looks at gradients before they meet; None: nobody does.
     """
 
     communicator: Communicator
@@ -170,6 +204,7 @@ class Session(Protocol):
     partition: dict[str, JSON]
     memory: Memory | None
     exchanged: dict[str, JSON] | None
+    guard: Guard | None
 
     @property
     def experiment(self) -> Question:
@@ -180,6 +215,12 @@ class Session(Protocol):
 
     def optimizer(self) -> keras.optimizers.Optimizer:
         """The experiment's Keras optimizer, new."""
+
+    def keeps(self, kept: Kept) -> None:
+        """Say what this rank needs to go on from where it stands; before `fit` or `loop`."""
+
+    def once(self, name: str, measure: Callable[[], JSON]) -> JSON:
+        """What was measured; a training that is taken up again finds it as it was."""
 
     def play(self, played: Played) -> None:
         """Train by programs, on whichever clock the experiment names."""
@@ -239,8 +280,8 @@ class Played(Protocol):
     def hosts(self, workers: int) -> Sequence[int]:
         """The place of each worker, of each server, then of the other members of workers."""
 
-    def program(self, roles: Roles, number: int) -> Program:
-        """What this one does."""
+    def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
+        """What this one does, from its begin or from a mark that it has set."""
 
 
 class Strategy(Checked):
@@ -255,6 +296,7 @@ class Strategy(Checked):
             defaults, then whatever else fields and workers can make of it: `cell` says what.
         paper: author, year and number of the source, which the docstring cites in full.
         emulated: whether a network is emulated between its ranks; else it uses one of its own.
+        goes_on: whether its training on ranks can be taken up again: it says what it `keeps`.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("collective",)
@@ -264,6 +306,7 @@ class Strategy(Checked):
     paper: ClassVar[str] = ""
     normalizes_globally: ClassVar[bool] = False
     emulated: ClassVar[bool] = True
+    goes_on: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse places that no axis has, where the class is written."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -17,19 +17,23 @@ from labkit.exchange.seam import seam
 from labkit.experiment.experiment import Experiment, digest
 from labkit.keras.by_nature import Division, why_not
 from labkit.programs import Talk
-from labkit.records.result import Verdict
+from labkit.records.result import Place, Verdict, told
 from labkit.records.store import read_json, write_json
 from labkit.worker import reference
 from labkit.worker.conservation import Audit, Found
 from labkit.worker.feed import Source
 from labkit.worker.notes import Applied, Brought, disagreement
+from labkit.worker.place import Sides, locate
 from labkit.worker.replayed import Mending, replay, rule_of
 from labkit.worker.session import TrainingSession
+from labkit.worker.track import Own, Track
 
 STEPS = 20
-TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # of the largest weight
 # What does not change whether the method is exact.
-_IRRELEVANT = ("name", "epochs", "steps", "repeats", "threads", "seed", "gate", "callbacks")
+_IRRELEVANT = (
+    *("name", "epochs", "steps", "repeats", "threads", "seed", "gate", "callbacks"),
+    *("faults", "bad_numbers", "check_every", "checksums"),
+)
 
 
 def verify(experiment: Experiment, communicator: Communicator, source: Source) -> Verdict:
@@ -55,24 +59,42 @@ def verify(experiment: Experiment, communicator: Communicator, source: Source) -
     known = communicator.share(known, what="the gate's cache")
     if known is not None:
         return known
-    found = _hold(*_shortened(experiment, communicator, source), communicator)
+    short, first = _shortened(experiment, communicator, source)
+    found = _hold(short, first, communicator)
     verdict: Verdict = communicator.share(found, what="the gate")
+    if verdict["verdict"] == "failed" and not short.plays and short.strategy.lossy is None:
+        sides = Sides(Watched(short, communicator, first, Track()), short, first)
+        verdict = _placed(verdict, locate(sides, communicator))
     if communicator.rank == 0:
         write_json(place, {"equivalence": verdict})
     return verdict
 
 
+def _placed(verdict: Verdict, place: Place | None) -> Verdict:
+    if place is None:
+        return verdict
+    reason = f"{verdict['reason']}; {told(place)}"
+    return Verdict(**verdict | {"reason": reason}, place=place)
+
+
 class Watched(TrainingSession):
     """A session that writes down what its optimizers are given to apply."""
 
-    def __init__(self, short: Experiment, communicator: Communicator, source: Source) -> None:
+    def __init__(
+        self,
+        short: Experiment,
+        communicator: Communicator,
+        source: Source,
+        track: Track | None = None,
+    ) -> None:
         super().__init__(short, communicator, source)
         self.feed.validation = None
         lossy = short.strategy.lossy
         # Who is the only one to hold its weights has nobody to differ from.
         together = self.readers.size > 1 and not short.plays
-        self.applied = Applied(marks=together, sums=lossy is not None)
+        self.applied = track or Applied(marks=together, sums=lossy is not None)
         self.brought: Brought | None = None
+        self.own = Own(self.model) if track is not None else None
 
     def optimizer(self) -> keras.optimizers.Optimizer:
         """As without a gate, but for the notes."""
@@ -81,6 +103,8 @@ class Watched(TrainingSession):
     def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
         """As without a gate; gradients to be compressed are written down on their way there."""
         super().compile(optimizer)
+        if self.own is not None:
+            seam(self.model).put_on(self.own)
         if self.experiment.strategy.lossy is not None:
             self.brought = Brought(self.communicator, optimizer.exchange)
             seam(self.model).put_on(self.brought)
@@ -109,7 +133,9 @@ def _hold(short: Experiment, source: Source, communicator: Communicator) -> Verd
     worst = _furthest(own, [weight.numpy() for weight in own], one)
     kept = {variable.dtype for variable in ranks.model.trainable_variables}
     scale = float(np.max([np.abs(b).max(initial=0) for b in one]))
-    tolerance = TOLERANCE["float64" if kept == {"float64"} else "float32"] * max(scale, 1.0)
+    tolerance = reference.TOLERANCE["float64" if kept == {"float64"} else "float32"] * max(
+        scale, 1.0
+    )
     where = "virtual workers" if short.clock == "virtual" else "ranks"
     what = (
         f"{STEPS} steps of {short.batch_size} rows on {workers} {where} against one process, "
@@ -150,7 +176,7 @@ def _replayed(short: Experiment, ranks: Watched, communicator: Communicator) -> 
     pieces = stage.replica.pieces
     worst = _furthest(stage.replica.model.trainable_variables, pieces(ours), pieces(found))
     scale = max(1.0, float(np.abs(found).max()))
-    tolerance = TOLERANCE[str(found.dtype)] * scale
+    tolerance = reference.TOLERANCE[str(found.dtype)] * scale
     what = (
         f"{len(events)} gradients on {len(stage.roles.parts)} servers, replayed by servers written "
         f"anew, {found.dtype}"
@@ -209,7 +235,8 @@ def _shortened(
     experiment: Experiment, communicator: Communicator, source: Source
 ) -> tuple[Experiment, Source]:
     """The first steps of an experiment in float64, with batches of fewer rows, and their data."""
-    fields = {"precision": "float64", "callbacks": None}
+    fields: dict[str, Any] = {"precision": "float64", "callbacks": None, "faults": ()}
+    fields |= {"bad_numbers": None, "check_every": 0, "checksums": False}
     if callable(source.train):  # who knows where it ends
         return experiment.replace(epochs=1, steps=STEPS, **fields), source
     given = experiment.batch_size

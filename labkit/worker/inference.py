@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import tee
+from tempfile import NamedTemporaryFile
 
 import keras
 import numpy as np
@@ -18,8 +19,13 @@ from labkit.model_parallel.losses import WholeLosses
 from labkit.strategies import Batch, Predicted, Predictor, Strategy
 
 
-def load(file: str) -> keras.Model:
-    """A saved model, with Keras's float type as in its training."""
+def load(file: str | bytes) -> keras.Model:
+    """A saved model, of a file or what it holds, with Keras's float type as in its training."""
+    if isinstance(file, bytes):
+        with NamedTemporaryFile(suffix=".keras") as kept:
+            kept.write(file)
+            kept.flush()
+            return load(kept.name)
     keras.backend.clear_session()
     model = keras.models.load_model(file, compile=False)
     if any(each.dtype == "float64" for each in keras.tree.flatten(getattr(model, "inputs", []))):

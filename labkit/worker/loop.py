@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ def train(
     epochs: int,
     callbacks: list[keras.callbacks.Callback],
     progress: Progress,
+    kept: Sequence[keras.callbacks.Callback],
     step: Step,
     validate: Callable[[], dict[str, float]],
     communicator: Communicator,
@@ -39,15 +40,16 @@ def train(
         epochs: how many.
         callbacks: as for `model.fit`; those with `note` are told loss and rows of each step.
         progress: where training stands; it goes along.
+        kept: callbacks behind it.
         step: takes a batch (x, y, sample weight), returns its loss on the rank that knows it.
         validate: metrics after an epoch, with the prefix val_.
         communicator: the ranks, which all learn an epoch's loss.
     """
-    told = keras.callbacks.CallbackList([*callbacks, progress], model=model)
+    told = keras.callbacks.CallbackList([*callbacks, progress, *kept], model=model)
     model.stop_training = False
     told.on_train_begin()
     begin = progress.position
-    batches, done = iter(feed.after(begin)), begin.done(feed.steps)
+    batches, done = iter(feed.after(begin)), progress.taken
     for epoch in range(begin.epoch, epochs):
         told.on_epoch_begin(epoch)
         for batch in _epoch(feed, batches, progress.position):

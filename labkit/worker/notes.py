@@ -57,16 +57,17 @@ class Applied:
             pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
             names, scale = [v.path for _, v in pairs], getattr(own, "dynamic_scale", 1.0)
             given = [tf.convert_to_tensor(gradient) for gradient, _ in pairs]
-            done = _call(lambda by, *values: self._before(names, float(by), values), scale, *given)
-            with tf.control_dependencies(_in_graph(done)):
+            done = call(lambda by, *values: self.before(names, float(by), values), scale, *given)
+            with tf.control_dependencies(in_graph(done)):
                 found = kind.apply(own, grads, trainable_variables)
             if self._marking:
-                _call(lambda *values: self._after(values), *(v.value for _, v in pairs))
+                call(lambda *values: self.after(values), *(v.value for _, v in pairs))
             return found
 
         return copy_of(optimizer, type(kind.__name__, (kind,), {"apply": apply}))
 
-    def _before(self, names: Sequence[str], scale: float, gradients: Sequence[np.ndarray]) -> None:
+    def before(self, names: Sequence[str], scale: float, gradients: Sequence[np.ndarray]) -> None:
+        """Write down what is about to be applied."""
         for name, gradient in zip(names, gradients, strict=True):
             if self._marking:
                 self.marks.append(Mark(name, _checksum(gradient)))
@@ -75,7 +76,8 @@ class Applied:
                 flat = gradient.reshape(-1).astype(np.float64) / scale
                 self.sums[name] = self.sums.get(name, 0.0) + flat
 
-    def _after(self, weights: Sequence[np.ndarray]) -> None:
+    def after(self, weights: Sequence[np.ndarray]) -> None:
+        """Write down what weights have become."""
         first = len(self.marks) - len(weights)
         for place, weight in enumerate(weights, first):
             self.marks[place] = self.marks[place]._replace(weight=_checksum(weight))
@@ -137,8 +139,8 @@ class Brought(Hook):
             self._now[number] = value.reshape(-1).astype(np.float64), float(count)
 
         count = tf.cast(1 if rows is None else rows, tf.int64)
-        done = _call(note, tf.convert_to_tensor(gradient), count)
-        with tf.control_dependencies(_in_graph(done)):
+        done = call(note, tf.convert_to_tensor(gradient), count)
+        with tf.control_dependencies(in_graph(done)):
             return tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
 
     def look(self, bucket: int, layers: Sequence[Layer], seen: Seen) -> None:
@@ -178,12 +180,12 @@ class Brought(Hook):
             yield Found(off, allowed, f"other than the mean gradient of {name} was applied")
 
 
-def _call(function: Callable[..., None], *values: tf.Tensor | float) -> tf.Operation | None:
+def call(function: Callable[..., None], *values: tf.Tensor | float) -> tf.Operation | None:
     """Call a function with these values as arrays, in the training graph or at once."""
     return tf.numpy_function(function, list(values), [], stateful=True)
 
 
-def _in_graph(done: tf.Operation | None) -> list[tf.Operation]:
+def in_graph(done: tf.Operation | None) -> list[tf.Operation]:
     """What must come first; at once it has."""
     return [done] if tf.inside_function() else []
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import carrier
-from labkit.network import ComputeTime, Network, slower_than_fastest
+from labkit.network import slower_than_fastest
 from labkit.programs import Diary, Gradient, Parts, Roles, placed
 from labkit.programs.actions import Passed, Place, Vector
 from labkit.programs.cut_replica import Cut, cut
@@ -22,22 +21,23 @@ from labkit.programs.diary import Row
 from labkit.programs.over_grid import tiled
 from labkit.programs.ranks import RankWorld
 from labkit.programs.replica import Batches, Replica, Shard
-from labkit.programs.times import Laws
-from labkit.programs.virtual import VirtualWorld
 from labkit.strategies import Played
+from labkit.worker.virtual_keeper import VirtualKeeper
+from labkit.worker.virtual_play import VirtualPlay
 
 if TYPE_CHECKING:
     import keras
 
     from labkit.common.content import JSON
-    from labkit.communicator import Communicator
+    from labkit.communicator import Communicator, Injector
+    from labkit.exchange import Guard
     from labkit.experiment import Experiment
     from labkit.programs.diary import Event
+    from labkit.records.checkpoints import Keeping
     from labkit.worker.feed import Feed
     from labkit.worker.recorder import Recorder
 
 _T = TypeVar("_T")
-TRIALS = 5  # gradients whose median is what one takes on the virtual clock
 
 
 class Playing(Protocol):
@@ -51,6 +51,10 @@ class Playing(Protocol):
     interleaving: list[Event]
     exchanged: dict[str, JSON] | None
     partition: dict[str, JSON]
+    keeping: Keeping | None
+    checkpoints: dict[str, JSON] | None
+    guard: Guard | None
+    injectors: dict[int, Injector]
 
     def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Compile the model with the experiment's loss and metrics."""
@@ -78,24 +82,12 @@ def play(session: Playing, played: Played) -> Stage:
     virtual = experiment.clock == "virtual"
     here = [n for n in numbers if virtual or stage.roles.hosts[n] == communicator.rank]
     stage.hold(here)
-    programs = {number: played.program(stage.roles, number) for number in here}
-    given = programs, stage.roles.hosts
     if virtual:
-        network = Network.parse(experiment.network)
-        laws = _laws(session, stage)
-        shapes, seed = stage.replica.shapes, experiment.seed
-        members = stage.roles.members
-        order: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        for server, worker, step in experiment.order:
-            order[server] += [(member, step) for member in members(worker)]
-        lost = {tuple(members(worker)): moment for worker, moment in experiment.lost}
-        servers = stage.roles.servers
-        world = VirtualWorld(
-            *(*given, stage, stage.diary, laws), network, shapes, seed, order, lost, servers
-        )
-        world.play()
-        if session.exchanged is not None and stage.diary.losses:
-            session.exchanged["lost"] = [dict(loss) for loss in stage.diary.losses]
+        play_of_all = VirtualPlay(session, played, stage)
+        if session.keeping is None or session.recorder is None:
+            play_of_all.play()
+        else:
+            VirtualKeeper(session, session.keeping, session.recorder).play(play_of_all)
         stage.leave()
         return stage
     roles, hosts = stage.roles, stage.roles.hosts
@@ -104,7 +96,8 @@ def play(session: Playing, played: Played) -> Stage:
     mailbox = carrier(played.transport, communicator, routes, hosts)
     dtype, meanwhile = np.dtype(np.uint8) if said else roles.weights.dtype, played.meanwhile
     ranks = RankWorld(
-        *given,
+        {number: played.program(roles, number) for number in here},
+        hosts,
         communicator,
         stage,
         stage.diary,
@@ -203,11 +196,12 @@ class Stage:
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         """Of the worker's next batch."""
-        return self.replica.gradient(worker, weights)
+        return self._step(worker, lambda: self.replica.gradient(worker, weights))
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
         """Likewise, of a loss that counts soft targets."""
-        return self.replica.distilled(worker, weights, soft, share)
+        given = worker, weights, soft, share
+        return self._step(worker, lambda: self.replica.distilled(*given))
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
         """What one predicts for a batch of a worker."""
@@ -223,7 +217,33 @@ class Stage:
 
     def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
         """The gradients of a pass that has gone forward."""
-        return self._cut.members[place.member].backward(place, values)
+        found = self._cut.members[place.member].backward(place, values)
+        return self._looked_at(place.worker, found, place.member) if found.values.size else found
+
+    def _step(self, worker: int, compute: Callable[[], Gradient]) -> Gradient:
+        if (injector := self._session.injectors.get(worker)) is not None:
+            injector.begins(injector.step + 1)
+        return self._looked_at(worker, compute())
+
+    def _looked_at(self, worker: int, found: Gradient, member: int | None = None) -> Gradient:
+        """A gradient with what is planted in it, and as the guard lets it on."""
+        injector, guard = self._session.injectors.get(worker), self._session.guard
+        whole = member is None
+        if (injector is None and guard is None) or (whole and not found.rows):
+            return found
+        replica = self.replica if member is None else self._cut.members[member]
+        given, paths = replica.pieces(found.values)[::-1], replica.paths[::-1]
+        pieces, skips = given if injector is None else injector.gradients(paths, given), False
+        if guard is not None:
+            guard.step = found.step
+            pieces, skips = guard.look(paths, pieces, worker, found.loss if whole else 0.0)
+            if whole and not math.isfinite(found.loss) and not changed(pieces, given):
+                guard.note("", 1, worker)
+        if skips:
+            return replace(found, values=np.zeros_like(found.values), rows=0, loss=0.0)
+        return (
+            replace(found, values=np.concatenate(pieces[::-1])) if changed(pieces, given) else found
+        )
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Apply a gradient; workers that all have the same mean take one step together."""
@@ -295,6 +315,36 @@ class Stage:
         """Whether someone wants training to end."""
         return self._session.recorder is not None and self._session.recorder.wanted()
 
+    # --- its state ------------------------------------------------------------------------------
+
+    def keep(self) -> dict[str, Any]:
+        """All that it holds, where one process plays all."""
+        recorder = self._session.recorder
+        return {
+            "rows": self.rows,
+            "last": self._last,
+            "mean": self._mean,
+            "ended": self._ended,
+            "held": self._epochs.look(),
+            "shards": {holder: shard.keep() for holder, shard in self._shards.items()},
+            "replica": self.replica.keep(),
+            "epochs": recorder.epochs if recorder is not None else [],
+        }
+
+    def take(self, kept: Mapping[str, Any]) -> None:
+        """Go on from what was kept."""
+        self.rows, self._last, self._mean = kept["rows"], kept["last"], kept["mean"]
+        self._ended = kept["ended"]
+        for epoch, parts in kept["held"].items():
+            for holder, weights in parts.items():
+                self._epochs.put(epoch, holder, weights)
+        for holder, values in kept["shards"].items():
+            self._shards[holder].take(values)
+        self.replica.take(*kept["replica"])
+        if self._session.recorder is not None:
+            self._session.recorder.rows = list(self.rows)
+            self._session.recorder.epochs = kept["epochs"]
+
     # --- the end --------------------------------------------------------------------------------
 
     def leave(self) -> None:
@@ -355,6 +405,11 @@ class Stage:
         session.recorder.put_epoch(told | {"loss": _loss(rows, epoch)} | found)
 
 
+def changed(ours: Sequence[Vector], theirs: Sequence[Vector]) -> bool:
+    """Whether some of these are other arrays."""
+    return any(one is not other for one, other in zip(ours, theirs, strict=True))
+
+
 def _loss(rows: Iterable[Row], epoch: int) -> float:
     """The mean loss of an epoch's gradients, at the weights that each was of."""
     own = [row for row in rows if row["epoch"] == epoch]
@@ -367,27 +422,6 @@ def _merged(told: Iterable[Mapping[int, _T]]) -> dict[int, _T]:
     return {holder: weights for each in told for holder, weights in each.items()}
 
 
-def _laws(session: Playing, stage: Stage) -> Laws:
-    """What things take on the virtual clock; measured here, where the experiment does not say."""
-    experiment = session.experiment
-    compute = experiment.compute or ComputeTime()
-    measures = compute.seconds is None and compute.values is None
-    measured = update = 0.0
-    if measures:
-        first = session.batches()
-        measured = _median(session.communicator.clock.now, partial(stage.replica.try_out, first))
-    if compute.update is not None:
-        update = compute.update
-    elif measures:
-        holder = stage.roles.servers[0] if stage.roles.parts else 0
-        shard = stage.shard(holder)
-        nothing = np.zeros(shard.part.size, stage.roles.weights.dtype)
-        update = _median(session.communicator.clock.now, partial(shard.update, nothing))
-    session.exchanged = {"compute_seconds": measured or compute.seconds, "update_seconds": update}
-    later = {(worker, step): seconds for worker, step, seconds in experiment.later}
-    return Laws(compute, experiment.slowed, experiment.seed, measured, update, later)
-
-
 def _layer_sizes(model: keras.Model) -> list[int]:
     """How many trainable weights each layer has, in the order of the flat weights."""
     layers = groupby(model.trainable_variables, lambda v: v.path.rpartition("/")[0])
@@ -397,16 +431,6 @@ def _layer_sizes(model: keras.Model) -> list[int]:
 def _first_rate(optimizer: keras.optimizers.Optimizer) -> float:
     """The learning rate of the first step."""
     return float(optimizer.learning_rate)
-
-
-def _median(now: Callable[[], float], once: Callable[[], object]) -> float:
-    """Seconds that it takes, after two calls that warm up."""
-    found = []
-    for _ in range(2 + TRIALS):
-        start = now()
-        once()
-        found.append(now() - start)
-    return statistics.median(found[2:])
 
 
 class Shelf:
@@ -424,8 +448,15 @@ class Shelf:
 
     def take(self, epoch: int) -> dict[int, Vector]:
         """Weights by holder, which are not kept any longer."""
+        return self._read(self._places.pop(epoch, {}))
+
+    def look(self) -> dict[int, dict[int, Vector]]:
+        """All that it has, by epoch and holder."""
+        return {epoch: self._read(places) for epoch, places in self._places.items()}
+
+    def _read(self, places: Mapping[int, int]) -> dict[int, Vector]:
         found = {}
-        for holder, place in self._places.pop(epoch, {}).items():
+        for holder, place in places.items():
             self._file.seek(place)
             found[holder] = np.load(self._file)
         return found

@@ -29,6 +29,7 @@ class Progress(keras.callbacks.Callback):
 
     Attributes:
         position: all steps before it have been taken, by this rank.
+        taken: steps, of all epochs.
         metrics: the states of the metrics at the position, from a training that was broken off.
         losses: of this epoch's steps, with the rows of each, by which Keras weights them; where
             steps are a strategy's own.
@@ -37,7 +38,7 @@ class Progress(keras.callbacks.Callback):
     def __init__(self, steps: int | None) -> None:
         super().__init__()
         self._steps = steps
-        self.position = Position()
+        self.position, self.taken = Position(), 0
         self.metrics: list[np.ndarray] = []
         self.losses: list[tuple[float, int]] = []
 
@@ -56,6 +57,7 @@ class Progress(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """One step further."""
         self.position = Position(self.position.epoch, self.position.step + 1)
+        self.taken += 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """The epoch is over, unless training was ended in its midst."""

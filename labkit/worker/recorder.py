@@ -29,6 +29,10 @@ class Recorder(keras.callbacks.Callback, Hook):
         report: receives what is new, "step" with rows and "epoch" with metrics, at most every
             quarter of a second.
         stop_asked: whether someone wants training to end; asked on rank 0.
+
+    Attributes:
+        rows, epochs: what has been written down.
+        begin: steps that were taken before the first row.
     """
 
     name: ClassVar[str] = "record"
@@ -45,6 +49,7 @@ class Recorder(keras.callbacks.Callback, Hook):
         self.stop_asked = stop_asked
         self.rows: list[Row] = []
         self.epochs: list[dict[str, float]] = []
+        self.begin = 0
         self.stopped = False
         self.timeline: Timeline | None = None  # of the strategy or the exchange
         self._compressed: Any = None  # its reduction through a compressor
@@ -63,6 +68,11 @@ class Recorder(keras.callbacks.Callback, Hook):
         self._compressed = exchange.compressed if exchange is not None else None
         seam(model).put_on(self)
 
+    @property
+    def step(self) -> int:
+        """The number of the next step."""
+        return self.begin + len(self.rows)
+
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
         """Note the rows of the batch as it came."""
         self._samples.assign(tf.cast(rows, tf.int64))
@@ -76,6 +86,11 @@ class Recorder(keras.callbacks.Callback, Hook):
         if named.get("training", True):
             self._loss.assign(tf.cast(value, tf.float64))
         return value
+
+    @property
+    def loss(self) -> float:
+        """Of the step under way, as far as it is known."""
+        return float(self._loss.numpy())
 
     def note(self, loss: float | None, samples: int) -> None:
         """Loss and rows of a step that is not the model's own; None on ranks that do not know."""
@@ -95,13 +110,13 @@ class Recorder(keras.callbacks.Callback, Hook):
         """Keep the epoch's metrics beside the training time so far."""
         seconds = sum(row["seconds"] for row in self.rows)
         metrics = {name: float(value) for name, value in (logs or {}).items()}
-        self.epochs.append({"epoch": epoch, "step": len(self.rows), "seconds": seconds} | metrics)
+        self.epochs.append({"epoch": epoch, "step": self.step, "seconds": seconds} | metrics)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Start the clock."""
         self._before = self.communicator.traffic.copy()
         if self.timeline is not None:
-            self.timeline.step = len(self.rows)
+            self.timeline.step = self.step
         self._start = self.communicator.clock.now()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
@@ -120,7 +135,7 @@ class Recorder(keras.callbacks.Callback, Hook):
         self.rows.append(
             {
                 "epoch": self._epoch,
-                "step": len(self.rows),
+                "step": self.step,
                 "rank": self.communicator.rank,
                 "loss": loss if samples else math.nan,
                 "seconds": seconds,
@@ -140,8 +155,8 @@ class Recorder(keras.callbacks.Callback, Hook):
         )
         if self._tells(now) and self.communicator.rank == 0 and self.stop_asked():
             # One step ahead: no rank can pass that step before this one has joined it.
-            self.communicator.board.stop_after(len(self.rows))
-        if self.communicator.board.asked_to_stop(len(self.rows) - 1):
+            self.communicator.board.stop_after(self.step)
+        if self.communicator.board.asked_to_stop(self.step - 1):
             self.stopped = self.model.stop_training = True
 
     def put(self, row: Row) -> None:

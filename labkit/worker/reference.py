@@ -24,6 +24,7 @@ from labkit.worker.session import TrainingSession
 from labkit.worker.shelf import Shelf
 
 LIMIT = 2**29  # bytes of weights that are kept
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # of the largest weight
 UNIT = 24  # rows: 2, 3, 4, 6, 8 and 12 parts have the same remainders as of a large batch
 
 # What one process is not told, or what does not change its weights.
@@ -77,6 +78,13 @@ def weights(
         found = _train(short, source, parts, learning.optimizer())
         shelf.put(key, found)
     return found
+
+
+def track(
+    short: Experiment, source: Source, parts: int, optimizer: keras.optimizers.Optimizer
+) -> None:
+    """The same steps once more, by an optimizer that writes them down."""
+    _train(short, source, parts, optimizer)
 
 
 def _train(

@@ -27,7 +27,7 @@ class Asked:
     """What is answered, by whom, how often.
 
     Attributes:
-        file: of the model, as Keras has saved it.
+        file: of the model, as Keras has saved it, or what it holds.
         x: rows that come to rank 0, (rows, …); larger batches repeat them.
         ways: strategies by the names that they have here.
         networks: by name; None: the machine's own.
@@ -37,7 +37,7 @@ class Asked:
         under_way: batches of a stream.
     """
 
-    file: str
+    file: str | bytes
     x: np.ndarray
     ways: Mapping[str, Strategy]
     networks: Mapping[str, Network | None]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,8 +16,8 @@ import tensorflow as tf
 from labkit import models
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
-from labkit.communicator import Communicator
-from labkit.exchange import Timeline
+from labkit.communicator import Communicator, Injector
+from labkit.exchange import Guard, Timeline
 from labkit.exchange.seam import seam
 from labkit.experiment import Experiment
 from labkit.keras import LARS, Recipe, copy_of, evaluate
@@ -24,9 +25,11 @@ from labkit.model_parallel.memory import Memory
 from labkit.model_parallel.meter import LayerRow
 from labkit.programs.diary import Event
 from labkit.programs.replica import Batches
-from labkit.strategies import Played, Predictor, Step, Watcher
+from labkit.records.checkpoints import Keeping
+from labkit.strategies import Kept, Played, Predictor, Step, Watcher
 from labkit.worker import inference
 from labkit.worker.feed import Feed, Source
+from labkit.worker.keeper import Keeper
 from labkit.worker.loop import train
 from labkit.worker.progress import Progress
 from labkit.worker.recorder import Recorder, StopTogether
@@ -57,6 +60,9 @@ class TrainingSession:
         self._source = source
         self.seed = experiment.seed
         self.watchers: list[Watcher] = []  # of compressed buckets
+        policy = experiment.bad_numbers
+        self.guard = None if policy is None else Guard(policy, communicator.rank)
+        self.injectors: dict[int, Injector] = {}  # by rank, or by worker on the virtual clock
         self.timeline = Timeline(communicator.clock)
         self.partition: dict[str, JSON] = {}  # where a model was cut into stages, and why there
         self.memory: Memory | None = None  # of a strategy that trains parts
@@ -73,6 +79,10 @@ class TrainingSession:
         own = experiment.callbacks() if experiment.callbacks else []
         self.callbacks: list[keras.callbacks.Callback] = list(own)
         self.progress = Progress(self.feed.steps)
+        self.keeping: Keeping | None = None
+        self._kept: Kept | None = None
+        self.chosen: dict[str, JSON] = {}  # what was measured once
+        self.checkpoints: dict[str, JSON] | None = None  # how many, at what cost
         self._given = self.model.optimizer if self.model.compiled else None
         self._options = _compile_options(self.model, experiment, source)
 
@@ -103,21 +113,24 @@ class TrainingSession:
 
         To Keras an epoch that had been begun is a fit of its own.
         """
-        stop = StopTogether(self.communicator, self.progress.position.done(self.feed.steps))
-        everyone = [*callbacks, *self.callbacks, self.progress, stop]
         self.model.stop_training = False
-        try:
-            if self.feed.ends_at(self.progress.position):
-                self._end_epoch(everyone)
-            if self.progress.position.step:
-                self._fit(everyone, self.progress.position.epoch + 1)
-            if (
-                not self.model.stop_training
-                and self.progress.position.epoch < self.experiment.epochs
-            ):
-                self._fit(everyone, self.experiment.epochs)
-        finally:
-            seam(self.model).clear()
+        with self._keepers() as keepers:
+            stop = StopTogether(self.communicator, self.progress.taken)
+            everyone = [*callbacks, *self.callbacks, self.progress, stop, *keepers]
+            try:
+                self._fit_all(everyone)
+            finally:
+                seam(self.model).clear()
+
+    def _fit_all(self, everyone: list[keras.callbacks.Callback]) -> None:
+        if self.progress.metrics:  # what they are is known to Keras after the first step
+            self.model._symbolic_build(data_batch=self.feed.train.element_spec)
+        if self.feed.ends_at(self.progress.position):
+            self._end_epoch(everyone)
+        if self.progress.position.step:
+            self._fit(everyone, self.progress.position.epoch + 1)
+        if not self.model.stop_training and self.progress.position.epoch < self.experiment.epochs:
+            self._fit(everyone, self.experiment.epochs)
 
     def _fit(self, callbacks: list[keras.callbacks.Callback], epochs: int) -> None:
         at, steps = self.progress.position, self.feed.steps
@@ -148,6 +161,36 @@ class TrainingSession:
             logs |= {f"val_{name}": value for name, value in found.items()}
         told.on_epoch_end(epoch, logs)
         told.on_train_end()
+
+    def keeps(self, kept: Kept) -> None:
+        """See `labkit.strategies.Session`, as for `once`."""
+        self._kept = kept
+
+    def once(self, name: str, measure: Callable[[], JSON]) -> JSON:
+        """What was measured, also by the training that this one takes up."""
+        if name not in self.chosen:
+            self.chosen[name] = measure()
+        return self.chosen[name]
+
+    def keep(self, keeping: Keeping) -> None:
+        """Keep the state of training, and begin with one that was kept."""
+        self.keeping = keeping
+        if keeping.resume is not None and keeping.resume.same:
+            self.chosen = dict(keeping.resume.manifest["chosen"])
+
+    @contextmanager
+    def _keepers(self) -> Iterator[list[Keeper]]:
+        """What keeps the state, having put back what was kept; nothing where nobody wants it."""
+        if self.keeping is None or self._kept is None or self.recorder is None:
+            yield []
+            return
+        keeper = Keeper(self, self.keeping, self._kept, self.recorder)
+        try:
+            yield [keeper]
+            keeper.close()
+            self.checkpoints = keeper.summary()
+        finally:
+            keeper.give_up()
 
     def play(self, played: Played) -> None:
         """Train by programs, see `labkit.worker.played`."""
@@ -230,7 +273,9 @@ class TrainingSession:
             return {f"val_{name}": value for name, value in found.items()}
 
         given = self.model, self.feed, self.experiment.epochs, self.callbacks, self.progress
-        train(*given, step, validate, self.communicator)
+        with self._keepers() as keepers:
+            self.progress.metrics = []  # an epoch's loss is that of its steps
+            train(*given, keepers, step, validate, self.communicator)
         if not early:
             collect()
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator, world
 from labkit.experiment import Experiment
+from labkit.records.checkpoints import Keeping
 from labkit.records.result import Event, RankResult, WholeResult
 from labkit.records.store import Record
-from labkit.records.stream import Writer, refuse_unseen
+from labkit.records.stream import Writer, sees
 from labkit.strategies import Batch, Strategy
+from labkit.worker.afar import Afar
+from labkit.worker.luggage import enter
 
 if TYPE_CHECKING:
     from labkit.exchange import Timeline
@@ -29,6 +29,7 @@ Report: TypeAlias = Callable[[str, list[Record]], None]
 def work(
     communicator: Communicator,
     experiment: Experiment,
+    keeping: Keeping | None = None,
     report: Report = lambda kind, records: None,
     stop_asked: Callable[[], bool] = lambda: False,
 ) -> RankResult:
@@ -37,6 +38,7 @@ def work(
     Args:
         communicator: the ranks that run it.
         experiment: what to run; `ranks` equals the communicator's size.
+        keeping: where and how often the state of training is kept, and with which one it begins.
         report: receives what there is to tell while it goes on, see `labkit.records.stream`.
         stop_asked: asked on rank 0; True ends training on all ranks after the same step.
     """
@@ -46,8 +48,9 @@ def work(
     use_one_device(communicator)
     if experiment.clock == "wall" and experiment.slow:
         communicator.be_slow(_slow_ranks(experiment), experiment.seed)
+    communicator.rules.checks = experiment.checksums
     try:
-        return _train(communicator, experiment, report, stop_asked)
+        return _train(communicator, experiment, keeping, report, stop_asked)
     finally:
         restore()
 
@@ -64,6 +67,7 @@ def _slow_ranks(experiment: Experiment) -> dict[int, Slowdown]:
 def _train(
     communicator: Communicator,
     experiment: Experiment,
+    keeping: Keeping | None,
     report: Report,
     stop_asked: Callable[[], bool],
 ) -> RankResult:
@@ -71,7 +75,7 @@ def _train(
     from labkit.exchange.microscope import Microscope
     from labkit.model_parallel import memory
     from labkit.records import environment
-    from labkit.worker import gate
+    from labkit.worker import gate, vigil
     from labkit.worker.feed import read
     from labkit.worker.recorder import Recorder
     from labkit.worker.session import TrainingSession
@@ -91,10 +95,13 @@ def _train(
     recorder.timeline = session.timeline
     session.callbacks.insert(0, recorder)
     session.recorder = recorder
+    if keeping is not None:
+        session.keep(keeping)
     every = experiment.strategy.looks_every
     microscope = Microscope(communicator, every) if every else None
     if microscope is not None:
         session.watchers.append(microscope.look)
+    vigil.keep(session, recorder)
     memory.reset_peak()
     offsets = [offset(communicator.clock, communicator.allgather)]
     tell("doing", what="training")
@@ -103,7 +110,7 @@ def _train(
     tell("doing", what="evaluating")
     if microscope is not None:
         for step, figures in microscope.by_step().items():
-            recorder.rows[step] |= figures
+            recorder.rows[step - recorder.step] |= figures
     kept, peak = session.memory or _memory(session), memory.peak()
     session.close()
     evaluation = session.evaluate()
@@ -116,6 +123,7 @@ def _train(
             environment=environment.describe(),
             exchange=session.exchange(),
             partition=session.partition or None,
+            checkpoints=session.checkpoints,
             model=session.saved(),  # last: it compiles the model anew
         )
     return RankResult(
@@ -127,6 +135,7 @@ def _train(
         offsets=offsets if communicator.size > 1 else [],
         microscope=microscope.rows if microscope is not None else [],
         layers=session.layers,
+        bad_numbers=session.guard.found if session.guard is not None else [],
         interleaving=session.interleaving,
         whole=whole,
     )
@@ -138,13 +147,13 @@ def prepare() -> None:
 
 
 def infer(
-    communicator: Communicator, file: str, strategy: Strategy, x: Batch, batch_size: int
+    communicator: Communicator, file: str | bytes, strategy: Strategy, x: Batch, batch_size: int
 ) -> Batch | None:
     """This rank's predictions of the rows x by a model; None where it holds none.
 
     Args:
         communicator: the ranks that predict together.
-        file: of the model, as Keras has saved it.
+        file: of the model, as Keras has saved it, or what it holds.
         strategy: how the model is divided among them.
         x: an array (rows, …), or a nest of them, the same on all ranks.
         batch_size: rows that go through the model at a time.
@@ -180,10 +189,11 @@ def _events(timeline: Timeline | None) -> list[Event]:
 def main(payload: bytes) -> Any:
     """Entry of an engine: calls a function on the ranks that the task names.
 
-    The task holds `call` (function and arguments, pickled), `ranks`, `limit`, `network`, `folder`
-    and `environment`; with `stream`, a folder, and `submitter`, a process, the function also gets
-    `report` and `stop_asked`, see `labkit.records.stream`. A failure is written on the board first,
-    so that ranks which wait for this one raise too and every engine stays alive for the next call.
+    The task holds `call` (function and arguments, pickled), `ranks`, `limit`, `network`, `folder`,
+    `luggage` and `environment`; with `stream`, a folder, and `submitter`, a process, the function
+    also gets `report` and `stop_asked`, see `labkit.records.stream`. A failure is written on the
+    board first, so that ranks which wait for this one raise too and every engine stays alive for
+    the next call.
     """
     import cloudpickle
 
@@ -191,12 +201,13 @@ def main(payload: bytes) -> Any:
     os.environ.update(task["environment"])
     communicator = world(task["ranks"], task["limit"], task["network"])
     try:
-        _enter(task["folder"])
+        enter(task["folder"], task["luggage"])
         function, arguments = cloudpickle.loads(task["call"])
         options: dict[str, Callable[..., bool | None]] = {}
         if "stream" in task:
-            refuse_unseen(Path(task["stream"]), task["submitter"])
-            writer = Writer(Path(task["stream"]), communicator.rank, task["submitter"])
+            stream, submitter = Path(task["stream"]), task["submitter"]
+            seen = sees(stream, submitter)
+            writer = Writer(stream, communicator.rank, submitter) if seen else Afar()
             options = {"report": writer.write, "stop_asked": writer.stop_asked}
         result = function(communicator, *arguments, **options)
         communicator.meet("the end of the call")  # also with a rank that failed after its last
@@ -206,16 +217,3 @@ def main(payload: bytes) -> Any:
         raise cause from (None if cause is error else error)
     communicator.close()
     return result
-
-
-def _enter(folder: str) -> None:
-    """Go to the folder of who has called, and import from there."""
-    try:
-        os.chdir(folder)
-    except FileNotFoundError as error:
-        raise InvalidInput(
-            f"host {socket.gethostname()} does not see the folder {Path(folder).name}, from which "
-            "its ranks were called; work in a folder that all hosts share"
-        ) from error
-    if folder not in sys.path:
-        sys.path.insert(0, folder)

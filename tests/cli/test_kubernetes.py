@@ -15,7 +15,7 @@ NOTEBOOK = ROOT / "tests" / "notebooks" / "is_swept.ipynb"
 
 
 def test_a_job_is_written_with_the_image_that_the_other_command_describes() -> None:
-    asked = ["kubernetes", str(NOTEBOOK), "-p", "number", "3", "--claim", "kept"]
+    asked = ["kubernetes", str(NOTEBOOK), "-p", "number", "3"]
     done = CliRunner().invoke(app, asked)
     assert (done.exit_code, "not run here; kubectl apply -f job.yaml" in done.output) == (0, True)
     _, job = yaml.safe_load_all(Path("job.yaml").read_text())

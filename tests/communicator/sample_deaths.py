@@ -91,9 +91,9 @@ def main() -> None:
                 call(communicator)
                 last = time.monotonic()
         except RankDied as error:
-            noticed = time.monotonic()
-            assert error.ranks in ((victim,), ()), error
+            noticed, told = time.monotonic(), error.ranks
             dead = communicator.shrink()
+        assert told in ((victim,), ()), told
         assert dead == [victim], dead
         done = time.monotonic()
         call(communicator)

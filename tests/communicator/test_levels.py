@@ -20,13 +20,14 @@ def in_levels(communicator: Any, name: str, length: int, waits: bool = False) ->
     from labkit.communicator.executor import Executor
     from labkit.communicator.rank_plan import plan
     from labkit.communicator.shared_memory import SharedMemory
+    from labkit.communicator.wire import Wire
     from labkit.schedules import ALLREDUCE
 
     pair = communicator.split(communicator.rank // 2)
     patience = communicator.patience
     memory = SharedMemory(pair.patience)
     ways = (patience.count_to, patience.complete, patience.sleep_until, None)
-    executor = Executor(patience.comm, *ways)
+    executor = Executor(Wire(patience.comm), *ways)
     steps = plan(ALLREDUCE[name].between(4, HOSTS), communicator.rank, length)
     part = slice(*[(0, length // 2), (length // 2, length)][communicator.rank % 2])
     own = np.random.default_rng(communicator.rank).normal(size=length).astype(np.float32)

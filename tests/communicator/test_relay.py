@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.communicator.sheet import SILENT, Host, Sheet
+from labkit.communicator.sheet import HostRanks, Sheet
 
 # By node, by core, and of unequal size.
 HOSTS = [
-    [Host((0, 1), "a"), Host((2, 3), "b")],
-    [Host((0, 2, 4), "a"), Host((1, 3), "b"), Host((5,), "c")],
+    [HostRanks((0, 1), "a"), HostRanks((2, 3), "b")],
+    [HostRanks((0, 2, 4), "a"), HostRanks((1, 3), "b"), HostRanks((5,), "c")],
 ]
 AHEAD = 1000.0  # seconds by which a host's clock is before that of the one before it
 
 
-def sheets(hosts: list[Host]) -> list[Sheet]:
+def sheets(hosts: list[HostRanks]) -> list[Sheet]:
     found = [Sheet(bytearray(Sheet.nbytes(hosts)), hosts, here) for here in range(len(hosts))]
     for here, sheet in enumerate(found):
         sheet.clear(AHEAD * here)
@@ -32,7 +32,7 @@ def tell(sheets: list[Sheet], source: int, to: int, now: float, last: bool = Fal
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
-def test_each_host_has_the_rows_of_all_ranks_by_its_own_clock(hosts: list[Host]) -> None:
+def test_each_host_has_the_rows_of_all_ranks_by_its_own_clock(hosts: list[HostRanks]) -> None:
     known = sheets(hosts)
     for here, host in enumerate(hosts):
         for rank in host.ranks:
@@ -56,7 +56,7 @@ def test_each_host_has_the_rows_of_all_ranks_by_its_own_clock(hosts: list[Host])
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
-def test_a_rank_knows_when_every_host_has_seen_what_it_has_written(hosts: list[Host]) -> None:
+def test_a_rank_knows_when_every_host_has_seen_what_it_has_written(hosts: list[HostRanks]) -> None:
     known, own = sheets(hosts), hosts[0].ranks[-1]
     assert known[0].everywhere(own)
     known[0].rows["mark"][own] += 1
@@ -77,14 +77,14 @@ def test_nobody_waits_for_a_host_that_has_left() -> None:
     known[0].rows["mark"][0] += 1
     assert known[0].everywhere(0)
     known[0].turned[...] = 1e9
-    assert known[0].silent() is None
+    assert known[0].silent(8.0) is None
 
 
 def test_a_host_is_silent_when_it_was_listened_to_and_not_heard() -> None:
     known = sheets(HOSTS[1])
     tell(known, 1, 0, 30.0)
     tell(known, 2, 0, 32.0)
-    known[0].turned[...] = 30.0 + SILENT
-    assert known[0].silent() is None  # whatever time it is: nobody has listened since then
-    known[0].turned[...] = 31.0 + SILENT
-    assert known[0].silent() == (HOSTS[1][1], SILENT + 1)
+    known[0].turned[...] = 38.0
+    assert known[0].silent(8.0) is None  # whatever time it is: nobody has listened since then
+    known[0].turned[...] = 39.0
+    assert known[0].silent(8.0) == (HOSTS[1][1], 9.0)

@@ -15,7 +15,7 @@ from labkit.common.checked import by_position
 from labkit.common.errors import InvalidInput
 from labkit.compression import ErrorFeedback, TopK
 from labkit.experiment.experiment import UNSAID, Experiment
-from labkit.network import ComputeTime, Network
+from labkit.network import ComputeTime, Fault, Network
 from labkit.strategies import (
     STRATEGIES,
     AllReduce,
@@ -209,10 +209,15 @@ def test_the_record_is_json_and_says_every_field() -> None:
         order=[(2, 0, 0)],
         lost={0: 2.5},
         shards="by_label",
+        faults=[Fault("pause", rank=1, step=2, seconds=1.0)],
+        bad_numbers="stop",
         strategy=ParameterServer(synchronous=False),
     )
     record = json.loads(json.dumps(experiment.to_json()))
-    assert set(record) == {"schema", *Experiment.model_fields}
+    on_ranks = {"check_every", "checksums"}
+    assert set(record) == {"schema", *Experiment.model_fields} - on_ranks
+    asked = Experiment(workers=2, strategy=AllReduce("ring"), check_every=5, checksums=True)
+    assert on_ranks < set(asked.to_json())
     plain = {"schema", *Experiment.model_fields} - set(UNSAID)
     assert set(Experiment().to_json()) == plain  # whose hashes stay what they were
     assert record["strategy"] == json.loads(json.dumps(experiment.strategy.to_json()))

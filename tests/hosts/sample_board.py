@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -112,5 +114,18 @@ def gone(place: str) -> None:
         raise
 
 
+def bereft() -> None:
+    """Rank 2, which carries the board of its host, is killed; the board goes on."""
+    communicator = world(limit=60.0)
+    add(communicator)
+    if communicator.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    say(communicator, "death", error_of(lambda: [add(communicator) for _ in iter(int, 1)]))
+    communicator.board.enter("the end")
+    while (missed := communicator.board.everyone("the end")).count("is in") > 1:
+        time.sleep(0.01)
+    say(communicator, "missed", missed)
+
+
 if __name__ == "__main__":
-    {"sound": sound, "gone": gone}[sys.argv[1]](*sys.argv[2:])
+    {"sound": sound, "gone": gone, "bereft": bereft}[sys.argv[1]](*sys.argv[2:])

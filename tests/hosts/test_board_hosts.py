@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 SCRIPT = [sys.executable, str(Path(__file__).with_name("sample_board.py"))]
 HANG = 60.0  # seconds
 Start: TypeAlias = "Callable[..., AbstractContextManager[subprocess.Popen[str]]]"
+Run: TypeAlias = "Callable[..., subprocess.CompletedProcess[str]]"
 Told = dict[str, dict[int, Any]]
 
 
@@ -107,6 +108,19 @@ def test_a_host_that_is_gone_is_named_and_every_rank_ends(bed: Testbed, mpistart
                 bed.run(host, ["rm", "-r", folder], check=True)
         process.communicate(timeout=HANG)
         assert process.returncode != 0
+
+
+def test_a_relay_that_dies_is_named_and_the_next_rank_of_its_host_takes_over(mpirun: Run) -> None:
+    fault_tolerant = ("--with-ft", "ulfm", "--mca", "coll", "^han")
+    done = mpirun([*SCRIPT, "bereft"], options=fault_tolerant)
+    told: Told = {}
+    for line in done.stdout.splitlines():
+        add(told, line)
+    assert told["death"] == dict.fromkeys(
+        (0, 1, 3), "RankFailed: rank 2 failed: its process has ended"
+    ), done.stderr
+    assert set(told["missed"]) == {0, 1, 3}
+    assert all(text.startswith("rank 2 is in") for text in told["missed"].values())
 
 
 def _wait_for_the_end(bed: Testbed, host: str) -> None:

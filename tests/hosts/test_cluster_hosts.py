@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import os
 import signal
@@ -13,18 +15,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas
 import psutil
 import pytest
 
 import labkit as lk
 from labkit.cluster.calls import RankError
 from labkit.cluster.cluster import leftovers
+from labkit.cluster.engine import CONNECTION, command
 from labkit.cluster.start import Start
 from labkit.communicator import Communicator
 from labkit.hosts import Testbed
 from labkit.hosts.queue import Queue
 from labkit.hosts.reach import login
 from labkit.records import store
+from labkit.records.stream import FOLDER, Reader
 
 pytestmark = pytest.mark.slow
 
@@ -39,8 +45,10 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 IN_TURN = WAYS["hosts"] | {"place": "node"}
-APART = WAYS["srun"] | {"options": "--mpi=none"}
 PAIR = {"workers": 2, "nodes": 2}
+SMALL: dict[str, Any] = {"hosts": ["a:1", "b:1"]}
+STEP = PAIR | {"step": "srun"}
+APART = STEP | {"options": "--mpi=none"}
 
 
 def where(communicator: Communicator) -> tuple[int, str]:
@@ -73,15 +81,21 @@ def listening(cluster: lk.Cluster) -> set[str]:
     }
 
 
+def has_folder(bed: Testbed, host: str) -> bool:
+    """Whether a guest has its folder there."""
+    return "labkit-" in bed.run(host, ["ls", "/tmp"]).stdout
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(ROOT)  # which all hosts see
-    own = [Start.asked(**more).name for more in (*WAYS.values(), IN_TURN, APART, PAIR)]
+    shapes = *WAYS.values(), IN_TURN, APART, PAIR, STEP, SMALL
+    own = [Start.asked(**more).name for more in shapes]
     yield
     # Other workers of these tests have clusters of their own, and other testbeds.
     wait_for(lambda: not left_on(bed) and not [n for n in leftovers() if n.startswith(tuple(own))])
     wait_for(lambda: bed.login(["squeue", "--noheader"]).stdout == "")  # jobs end in steps
-    assert not [host for host in bed.hosts if "labkit-" in bed.run(host, ["ls", "/tmp"]).stdout]
+    wait_for(lambda: not any(has_folder(bed, host) for host in bed.hosts))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -95,14 +109,19 @@ def test_ranks_are_one_world_that_ends_with_its_keeper(bed: Testbed, way: str) -
         wait_for(lambda: cluster.how_ended() is not None)
 
 
-def test_ranks_can_be_dealt_out_to_hosts_in_turn() -> None:
-    with lk.Cluster(**IN_TURN) as cluster:
-        assert cluster.call(where) == [(0, "a"), (1, "b"), (2, "a"), (3, "b")]
-
-
-def test_four_worlds_of_one_are_an_error_that_says_which_part_is_missing() -> None:
-    with pytest.raises(lk.LabkitError, match=r"4 ranks make 4 worlds of 1.*srun --mpi=list"):
+def test_two_worlds_of_one_are_an_error_that_says_which_part_is_missing() -> None:
+    with pytest.raises(lk.LabkitError, match=r"2 ranks make 2 worlds of 1.*srun --mpi=list"):
         lk.Cluster(**APART)
+
+
+def test_a_guest_that_is_killed_while_it_starts_leaves_no_folder(bed: Testbed) -> None:
+    nowhere = json.dumps({"location": bed.addresses["login"], "registration": 9})
+    environment = os.environ | {CONNECTION: nowhere}
+    _, guest = command([], is_local=False)
+    with subprocess.Popen(bed.command("a", guest), env=environment, cwd=ROOT):
+        wait_for(lambda: has_folder(bed, "a"))
+        killing = ["pkill", "-KILL", "-f", r"^[^ ]*python[^ ]* -m labkit.cluster.engine guest"]
+        wait_for(lambda: bed.run("a", killing).returncode == 0)
 
 
 def test_what_waits_in_the_queue_is_told_and_leaves_it_with_its_cluster(
@@ -127,8 +146,8 @@ def test_what_waits_in_the_queue_is_told_and_leaves_it_with_its_cluster(
 def test_a_job_that_ends_early_says_why_in_the_record(
     bed: Testbed, shared_folder: Path, by: str
 ) -> None:
-    experiment = lk.Experiment(dataset="digits", workers=4, epochs=10_000)
-    with lk.Cluster(**WAYS["salloc"]) as cluster:
+    experiment = lk.Experiment(dataset="digits", workers=2, epochs=10_000)
+    with lk.Cluster(**PAIR) as cluster:
         live = cluster.submit(experiment)
         number = bed.login(["squeue", "--noheader", "--format=%i"]).stdout.split()[0]
         try:
@@ -146,23 +165,17 @@ def test_a_job_that_ends_early_says_why_in_the_record(
     wait_for(lambda: "down" not in bed.login(["sinfo", "--noheader"]).stdout)
 
 
-@pytest.mark.parametrize(
-    ("way", "told"), [("hosts", "rank 3 was ended by SIGKILL"), ("srun", "b: tasks? .*3: Killed")]
-)
-def test_a_rank_that_dies_elsewhere_is_named(way: str, told: str) -> None:
-    def die(communicator: Communicator) -> None:
-        import os
-        import signal
+def die(communicator: Communicator) -> None:
+    """The last rank is killed; the others wait for it."""
+    import os
+    import signal
 
-        if communicator.rank == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        communicator.meet("the end")
-
-    with lk.Cluster(**WAYS[way]) as cluster, pytest.raises(RankError, match=told):
-        cluster.call(die)
+    if communicator.rank == communicator.size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    communicator.meet("the end")
 
 
-def test_another_machine_attaches_by_a_file_and_is_told_of_the_end(
+def test_ranks_dealt_out_in_turn_are_used_from_another_machine_which_is_told_of_their_end(
     bed: Testbed, shared_folder: Path
 ) -> None:
     uses = (
@@ -172,23 +185,90 @@ def test_another_machine_attaches_by_a_file_and_is_told_of_the_end(
     )
     copy = shared_folder / "attach.json"
     command = [sys.executable, "-c", uses, str(copy)]
-    with lk.Cluster(**WAYS["hosts"]) as cluster:
+    with lk.Cluster(**IN_TURN) as cluster:
+        assert cluster.call(where) == [(0, "a"), (1, "b"), (2, "a"), (3, "b")]
         file = cluster.attach_file
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         copy.touch(0o600)
         copy.write_text(file.read_text())
         done = bed.run("a", command, cwd=ROOT, timeout=HANG)
         assert json.loads(done.stdout) == [0, 1, 2, 3], done.stderr
+        with pytest.raises(RankError, match="rank 3 was ended by SIGKILL"):
+            cluster.call(die)
     wait_for(lambda: cluster.name not in leftovers())
     ended = bed.run("a", command, cwd=ROOT, timeout=HANG)
     assert "cannot be attached to: its controller does not answer" in ended.stderr
 
 
-def test_a_notebook_goes_to_hosts_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_hosts_do_not_see_serves_as_well_as_one_that_they_share(
+    bed: Testbed,
+    shared_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module = f"from __future__ import annotations\n\nNUMBER = 6\n\n{inspect.getsource(where)}"
+    (tmp_path / "beside_it.py").write_text(module)
+    ring = lk.AllReduce(algorithm="ring")  # "auto" may choose otherwise the next time
+    experiment = lk.Experiment(model="linear", strategy=ring, workers=2, epochs=1, gate=False)
+    exact = ["rank", "step", "loss", "samples", "payload_bytes", "messages"]
+
+    def times(communicator: Communicator) -> tuple[int, Path]:
+        import beside_it
+
+        return beside_it.NUMBER * communicator.rank, Path.cwd()
+
+    with lk.Cluster(**SMALL) as cluster:
+        shared = cluster.run(experiment)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("LABKIT_JOB", str(tmp_path))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        assert all(bed.run(host, ["ls", str(tmp_path)]).returncode for host in bed.hosts)
+        (_, first), (number, second) = cluster.call(times)  # a function that imports
+        assert (number, len({first, second, tmp_path})) == (6, 3)
+        beside_it = importlib.import_module("beside_it")
+        assert cluster.call(beside_it.where) == [(0, "a"), (1, "b")]  # and one that is imported
+
+        live = cluster.submit(experiment)
+        run = live.result()
+        assert run.history[exact].equals(shared.history[exact])
+        told = pandas.DataFrame(live.rows)[exact].sort_values(["rank", "step"], ignore_index=True)
+        assert told.equals(shared.history[exact].sort_values(["rank", "step"], ignore_index=True))
+        assert len(live.epochs) == 1
+        assert cluster.predict(run, np.ones((3, 8, 8, 1), np.float32)).shape == (3, 10)
+
+        endless = cluster.submit(experiment.replace(epochs=10_000))
+        wait_for(lambda: len(endless.rows) > 0)
+        Reader(endless.directory / FOLDER).stop()  # as another process does
+        assert endless.result().status["state"] == "interrupted"
+    assert "signing" not in caplog.text
+
+
+def test_a_notebook_goes_to_hosts_by_the_environment_and_is_told_who_dies_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("LABKIT_LAUNCHER", "slurm")
     monkeypatch.setenv("LABKIT_NODES", "2")
-    with lk.Cluster(workers=2) as cluster:
+    with lk.Cluster(workers=2, step="srun") as cluster:
         assert cluster.call(where) == [(0, "a"), (1, "b")]
+        with pytest.raises(RankError, match=r"b: tasks? .*1: Killed"):
+            cluster.call(die)
+
+
+def test_slurms_daemon_is_killed_and_the_job_goes_on(bed: Testbed) -> None:
+    def go_on(communicator: Communicator) -> int:
+        for _ in range(20):
+            communicator.clock.sleep(0.1)
+            communicator.meet("a step")
+        return communicator.rank
+
+    with lk.testbed() as other:
+        with lk.Cluster(**PAIR) as cluster:
+            other.run("b", ["pkill", "-KILL", "-x", "slurmd"])
+            assert cluster.call(go_on) == [0, 1]
+        wait_for(lambda: any(node.trouble for node in Queue(login()).nodes()))
+        with pytest.raises(lk.LabkitError, match=r"node b is .* does not answer"):
+            lk.Cluster(**PAIR, options="--immediate=5")
 
 
 def test_a_script_under_srun_is_one_world_or_told_that_it_is_not(bed: Testbed) -> None:

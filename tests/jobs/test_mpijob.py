@@ -84,10 +84,10 @@ SCHEMA = closed(
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"workers": 3, "slots": 2, "name": "mine", "namespace": "lab"}],
+    [{}, {"workers": 3, "slots": 2, "name": "mine", "namespace": "lab", "claim": "kept"}],
 )
 def test_the_file_fits_what_is_used_of_the_operators_schema(more: dict[str, Any]) -> None:
-    text = MPIJob(NOTEBOOK, {"workers": 3, "number": 7}, "labkit:1", claim="kept", **more).text
+    text = MPIJob(NOTEBOOK, {"workers": 3, "number": 7}, "labkit:1", **more).text
     notebook, job = yaml.safe_load_all(text)
     jsonschema.validate(job, SCHEMA)
     assert notebook["metadata"] == job["metadata"]
@@ -103,10 +103,13 @@ def test_the_file_fits_what_is_used_of_the_operators_schema(more: dict[str, Any]
     for pod in (each["template"]["spec"] for each in spec.values()):
         mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
         assert mounts.keys() == {each["name"] for each in pod["volumes"]}
-        # Where `labkit run` keeps runs: ranks refuse a folder of a run that they do not see.
-        assert mounts["runs"] == "/labkit/job/runs"
-        assert {"name": "runs", "persistentVolumeClaim": {"claimName": "kept"}} in pod["volumes"]
+        # Where `labkit run` keeps runs; ranks need not see it.
+        kept = {"name": "runs", "persistentVolumeClaim": {"claimName": "kept"}}
+        claims = "claim" in more and pod is spec["Launcher"]["template"]["spec"]
+        assert (mounts.get("runs") == "/labkit/job/runs", kept in pod["volumes"]) == (claims,) * 2
     assert "not run there" in text
+    told = "in the volume kept" if "claim" in more else "Runs end with the launcher's pod"
+    assert told in text
 
 
 @pytest.mark.parametrize(
@@ -117,12 +120,11 @@ def test_the_file_fits_what_is_used_of_the_operators_schema(more: dict[str, Any]
         ({"name": "My_job"}, "'My_job-worker-0' is no name in Kubernetes; allowed: small letters"),
         ({"name": "n" * 60}, "at most 63"),
         ({"namespace": "a b"}, "'a b' is no name in Kubernetes"),
-        ({"claim": ""}, "wants --claim, .* ranks must see the folder of the runs"),
     ],
 )
 def test_what_would_not_run_there_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
-        MPIJob(**{"notebook": NOTEBOOK, "values": {}, "image": "labkit", "claim": "kept"} | given)
+        MPIJob(**{"notebook": NOTEBOOK, "values": {}, "image": "labkit"} | given)
 
 
 def launched(ssh: str, host: str) -> subprocess.CompletedProcess[str]:

@@ -89,7 +89,7 @@ def test_pieces_in_any_order_are_whole_pushes(data: st.DataObject) -> None:
     pushes = {(w, k): rng.normal(size=weights.size) for w in range(workers) for k in range(3)}
     seen: list[Message] = []
 
-    def serve() -> Program:
+    def serve(mark: Any) -> Program:
         for _ in pushes:
             push = yield Receive()
             seen.append(push)
@@ -101,7 +101,7 @@ def test_pieces_in_any_order_are_whole_pushes(data: st.DataObject) -> None:
         for member in roles.members(w)
     }
     answered: dict[int, list[Any]] = {member: [] for member in lines}
-    program, answer = whole(serve(), roles, server), None
+    program, answer = whole(serve, roles, server), None
     while len(seen) < len(pushes) or any(len(each) < 3 for each in answered.values()):
         action = program.send(answer)
         answer = None

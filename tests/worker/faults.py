@@ -7,6 +7,7 @@ them in one job: each experiment must pass without a fault, and the gate must se
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ class Fault:
         new: what stands there instead, made of the rank and of what stood there.
         shown_by: the experiment that shows it, a name of EXPERIMENTS.
         says: what the verdict says of it beside "failed".
+        at: the words for the place that the verdict names.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Fault:
     new: Around
     shown_by: str = "plain"
     says: str = ""
+    at: str = ""
     sample: bool = field(default=False, kw_only=True)
 
 
@@ -179,15 +182,18 @@ def nothing(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given, **named: None
 
 
-def at_step(number: int, change: Around, calls_a_step: int = 1) -> Around:
-    """Only the calls of the so-many-th step are wrong."""
+def at_step(number: int, change: Around) -> Around:
+    """Only the so-many-th step of each layout is wrong."""
 
     def around(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
-        calls = iter(range(10**9))
-        wrong = change(rank, own)
-        return lambda *given, **named: (wrong if next(calls) // calls_a_step == number else own)(
-            *given, **named
-        )
+        wrong, calls = change(rank, own), Counter[int]()
+
+        def call(layout: Any, *given: Any) -> Any:
+            calls[id(layout)] += 1
+            is_then = (calls[id(layout)] - 1) // VARIABLES == number
+            return (wrong if is_then else own)(layout, *given)
+
+        return call
 
     return around
 
@@ -458,22 +464,31 @@ FAULTS: list[Fault] = [
         "communicator.communicator:Communicator.mean",
         in_buffer(zero_last),
         sample=True,
+        at="step 0: mean of mlp/dense/kernel (bucket 0), 0 instead of",
     ),
     Fault(
         "the mean is halved",
         "communicator.communicator:Communicator.mean",
         in_buffer(halve),
+        at="step 0: mean of",
     ),
     Fault(
         "a sum instead of a mean",
         "communicator.communicator:Communicator.mean",
         after(times_ranks),
+        at="step 0: mean of",
     ),
-    Fault("the wrong n", "communicator.communicator:Communicator.total", after(wrong_total)),
+    Fault(
+        "the wrong n",
+        "communicator.communicator:Communicator.total",
+        after(wrong_total),
+        at="step 0: mean of",
+    ),
     Fault(
         "an error after the mean",
         "communicator.communicator:Communicator.mean",
         in_buffer(err),
+        at="step 0: mean of mlp/dense_2/bias (bucket 0)",
     ),
     Fault(
         "an error after the mean on one rank",
@@ -481,52 +496,99 @@ FAULTS: list[Fault] = [
         on_rank(1, in_buffer(err)),
         says="is not the same on ranks 0 and 1",
         sample=True,
+        at="step 0: mean of mlp/dense_2/bias on rank 1 (bucket 0)",
     ),
-    Fault("a round is missing", "communicator.reductions:plan", before(no_last_round), "three"),
+    Fault(
+        "a round is missing",
+        "communicator.reductions:plan",
+        before(no_last_round),
+        "three",
+        at="step 0: round of mlp/dense/kernel (round 4, bucket 0)",
+    ),
     Fault(
         "the weights of rows are ignored",
         "exchange.layout:Layout.pack",
         before(rows_are_one),
         "uneven",
     ),
-    Fault("a bucket ends an element early", "exchange.layout:pack", after(shorter_slot), "buckets"),
-    Fault("the wrong slice is read", "exchange.layout:Layout.mean", after(rolled)),
+    Fault(
+        "a bucket ends an element early",
+        "exchange.layout:pack",
+        after(shorter_slot),
+        "buckets",
+        at="step 0: bucket of mlp/dense_2/bias (bucket 0)",
+    ),
+    Fault(
+        "the wrong slice is read",
+        "exchange.layout:Layout.mean",
+        after(rolled),
+        at="step 0: bucket of mlp/dense_2/bias (bucket 0)",
+    ),
     Fault(
         "the wrong slice is read in shared memory",
         "exchange.layout:Layout.mean",
         after(rolled),
         "memory",
     ),
-    Fault("an element is not packed", "exchange.layout:Layout.pack", after(zero_packed)),
+    Fault(
+        "an element is not packed",
+        "exchange.layout:Layout.pack",
+        after(zero_packed),
+        at="step 0: bucket of mlp/dense_2/bias (bucket 0), 0 instead of",
+    ),
     Fault(
         "gradients of the first step are sent for ever",
         "exchange.arena:Packing.__call__",
         only_first,
+        at="step 1: bucket of",
     ),
     Fault(
         "one rank skips a step",
         "exchange.layout:Layout.mean",
-        on_rank(1, at_step(3, after(zeros_like), VARIABLES)),
+        on_rank(1, at_step(3, after(zeros_like))),
         says="is not the same on ranks 0 and 1",
+        at="step 3: bucket of mlp/dense_2/bias on rank 1",
     ),
     Fault(
         "all ranks skip a step",
         "exchange.layout:Layout.mean",
-        at_step(19, after(zeros_like), VARIABLES),
+        at_step(19, after(zeros_like)),
+        at="step 19: bucket of",
     ),
     # What is trained, from where on, and how.
-    Fault("one rank's seed of rows", "worker.feed:plan_of", after(shifted_seed)),
+    Fault(
+        "one rank's seed of rows", "worker.feed:plan_of", after(shifted_seed), at="step 0: batch of"
+    ),
     Fault("the last batch is doubled", "common.rows:Plan.local", after(last_twice)),
-    Fault("one rank sees the first rows for ever", "common.rows:Plan.local", after(first_rows)),
+    Fault(
+        "one rank sees the first rows for ever",
+        "common.rows:Plan.local",
+        after(first_rows),
+        at="step 1: batch of",
+    ),
     Fault(
         "the learning rate is scaled twice",
         "keras.optimizer:copy_of",
         with_option("learning_rate", lambda rate: 2 * rate),
+        at="step 0: optimizer of",
+    ),
+    Fault(
+        "one rank's momentum is forgotten",
+        "keras.optimizer:copy_of",
+        on_rank(1, with_option("momentum", lambda momentum: 0.0)),
+        at="step 1: optimizer of mlp/dense_2/bias on rank 1",
+    ),
+    Fault(
+        "one rank's gradients are a little too large",
+        "keras.whole_batch:WholeBatch.compiled_loss",
+        on_rank(1, after(lambda rank, loss, *_: loss * (1 + 1e-5))),
+        at="step 0: gradient of mlp/dense_2/bias on rank 1",
     ),
     Fault(
         "the momentum is forgotten",
         "keras.optimizer:copy_of",
         with_option("momentum", lambda momentum: 0.0),
+        at="step 1: optimizer of",
     ),
     Fault(
         "a slot of the optimizer is not synchronised",
@@ -534,13 +596,20 @@ FAULTS: list[Fault] = [
         after(spoil_slots),
         "adam",
         says="is not the same on ranks 0 and 1 after a step",
+        at="step 0: optimizer of mlp/dense_2/bias on rank 1",
     ),
-    Fault("the initial weights are broadcast to nobody", "keras.replicas:broadcast", unlike),
+    Fault(
+        "the initial weights are broadcast to nobody",
+        "keras.replicas:broadcast",
+        unlike,
+        at="step 0: initial weights of mlp/dense_2/bias on rank 1",
+    ),
     Fault(
         "the last step of an epoch is not applied",
-        "exchange.priority:PriorityTraining._update_all",
+        "exchange.priority:PriorityTraining.update_all",
         nothing,
         "priority",
+        at="step 20: optimizer of mlp/dense_2/bias, ",
     ),
     # Compressed gradients.
     Fault(
@@ -695,12 +764,14 @@ FAULTS: list[Fault] = [
         "model_parallel.stages.stage:Stage._add",
         skip_weights,
         "zero bubble",
+        at="step 0: gradient of mlp/dense/bias on rank 0",
     ),
     Fault(
         "stages apply stale gradients",
         "model_parallel.stages.stage:Stage.take_gradients",
         stale_gradients,
         "1f1b",
+        at="step 0: gradient of",
     ),
     Fault(
         "a message between stages arrives changed",

@@ -29,10 +29,11 @@ def missed(cluster: Cluster, cache: str, planted: Iterable[Fault]) -> list[str]:
             continue
         told = cluster.call(hunt, own, cache, ranks=ranks)
         assert told == [told[0]] * ranks, "ranks have other verdicts"
-        says = {fault.name: fault.says for fault in own}
+        says = {fault.name: (fault.says, fault.at) for fault in own}
         for name, verdict in told[0].items():
             wanted = "failed" if name in says else "passed"
-            if verdict["verdict"] != wanted or says.get(name, "") not in verdict["reason"]:
+            words = says.get(name, ("", ""))
+            if verdict["verdict"] != wanted or not all(w in verdict["reason"] for w in words):
                 wrong.append(f"{name}: {verdict}")
     return wrong
 

@@ -544,11 +544,3 @@ def test_collections_of_garbage_pass_over_modules_from_the_first_session_on(
 
     [objects] = cluster.call(passed_over, ranks=1)
     assert objects > 100_000
-
-
-def test_ranks_that_do_not_see_the_callers_folder_say_so(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("os.getcwd", lambda: str(tmp_path / "elsewhere"))
-    with pytest.raises(InvalidInput, match=r"does not see the folder elsewhere, .* hosts share"):
-        cluster.call(lambda communicator: communicator.rank, ranks=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -32,6 +33,8 @@ def _of(folder: Path, up: bool, engines: list[int]) -> Iterator[Finding]:
     record = store.read_json(path) if path.exists() else {"state": "ended"}
     name = f"clusters: {folder.name}"
     holders = list(_holders(folder))
+    for pid in filter(_is_stopped, engines):
+        yield Finding("note", f"{name}: process {pid} is stopped by a signal", f"kill -CONT {pid}")
     if up and holders:
         yield Finding("ok", f"{name}: up, held by {', '.join(holders)}; ends with the last of them")
     elif up:
@@ -56,6 +59,12 @@ def _holders(folder: Path) -> Iterator[str]:
             yield "a sweep"
         elif psutil.pid_exists(int(pid)):
             yield f"process {pid}"
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    return False
 
 
 def _engines() -> dict[Path, list[int]]:

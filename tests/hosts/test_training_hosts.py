@@ -1,20 +1,25 @@
-"""Every strategy on two ranks of each of two hosts learns what its gate says it must."""
+"""Training on two ranks of each of two hosts: every strategy, and what comes of a host's end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import labkit as lk
+from labkit.cluster.calls import RankError
+from labkit.cluster.live import Live
 from labkit.hosts import Testbed
+from labkit.records import store
 from labkit.strategies import STRATEGIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_folder")]
 
 ROOT = Path(__file__).parents[2]
+HANG = 100.0  # seconds after which what must happen at once has not
 SMALL: dict[str, Any] = {
     "dataset": "digits",
     "dataset_options": {"rows": 80, "test_rows": 10},
@@ -50,11 +55,11 @@ REFUSED = ["TFDistribute", "Peer"]  # their processes have one host
 
 @pytest.fixture(scope="module")
 def ranks(bed: Testbed) -> Iterator[lk.Cluster]:
-    """Two on each host, for four workers, and two for servers beside them."""
+    """Two on each host, in which TensorFlow is imported once; the last test loses them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        with lk.Cluster(hosts=["a:2", "b:3"]) as cluster:
-            assert cluster.state()["hosts"] == ["a", "a", "b", "b", "b"]
+        with lk.Cluster(hosts=["a:2", "b:2"]) as cluster:
+            assert cluster.state()["hosts"] == ["a", "a", "b", "b"]
             yield cluster
 
 
@@ -65,7 +70,34 @@ def question(name: str, strategy: Any) -> lk.Experiment:
         fields["model"] = "locally_connected"
     if name == "ScheduledBlocks":
         del fields["model_options"]
-    return lk.Experiment(**fields)
+    whole = lk.Experiment(**fields)
+    servers = whole.ranks - whole.workers  # which are among the ranks
+    return whole.replace(workers=whole.workers - servers) if servers else whole
+
+
+def training(workers: int) -> lk.Experiment:
+    """One that does not end by itself."""
+    strategy = lk.AllReduce(algorithm="ring")
+    fields = SMALL | {"model_options": {"widths": [8]}, "workers": workers, "epochs": 10_000}
+    return lk.Experiment(**fields, strategy=strategy)
+
+
+def wait_for(is_so: Callable[[], Any]) -> None:
+    end = time.monotonic() + HANG
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def ended(live: Live) -> tuple[float, str]:
+    """Seconds until a training that cannot go on has failed, and the cause in its record."""
+    begin = time.monotonic()
+    with pytest.raises(RankError):
+        live.result()
+    seconds = time.monotonic() - begin
+    status = store.read_status(live.directory)
+    assert status["state"] == "failed"
+    return seconds, str(status["cause"])
 
 
 def test_no_strategy_is_left_out() -> None:
@@ -82,12 +114,43 @@ def test_what_has_an_equal_is_equal_to_it(ranks: lk.Cluster, name: str) -> None:
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_what_has_none_trains_to_its_end(ranks: lk.Cluster, name: str) -> None:
-    run = ranks.run(question(name, STRATEGIES[name]()), show=False)
+    experiment = question(name, STRATEGIES[name]())
+    run = ranks.run(experiment, show=False)
     assert run.status["state"] == "completed"
     assert run.metrics["equivalence"]["verdict"] == "not applicable"
-    assert set(run.history["rank"]) == {0, 1, 2, 3}
+    assert set(run.history["rank"]) == set(range(experiment.workers))
 
 
 def test_tensorflows_own_strategies_are_refused_with_a_sentence(ranks: lk.Cluster) -> None:
     with pytest.raises(lk.InvalidInput, match="one host"):
         ranks.run(question("TFDistribute", lk.TFDistribute()), show=False)
+
+
+def test_a_link_that_comes_back_is_survived_and_one_that_does_not_is_named(
+    bed: Testbed, ranks: lk.Cluster
+) -> None:
+    live = ranks.submit(training(workers=4))
+    wait_for(lambda: live.epochs)
+    try:
+        bed.link_down("b")
+        time.sleep(5)
+        bed.link_up("b")
+        before = len(live.epochs)
+        wait_for(lambda: len(live.epochs) > before + 2)
+        bed.link_down("b")
+        seconds, cause = ended(live)
+    finally:
+        bed.link_up("b")
+    assert "host b with rank 2, 3 has not been heard for" in cause
+    assert seconds < HANG
+
+
+def test_the_processes_of_a_host_are_killed(bed: Testbed) -> None:
+    with lk.Cluster(hosts=["a:1", "b:1"]) as cluster:
+        live = cluster.submit(training(workers=2))
+        wait_for(lambda: live.epochs)
+        bed.run("b", ["pkill", "-KILL", "-f", "labkit.cluster.engine|prted"])
+        seconds, cause = ended(live)
+    # Whichever mpiexec hears of first: that a rank has ended, or its own daemon.
+    assert "host b is lost" in cause or "rank 1" in cause
+    assert seconds < HANG

@@ -1,0 +1,60 @@
+"""Faults, checksums and looks at numbers: what an experiment can have is part of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import labkit as lk
+from labkit import Experiment, Fault
+from labkit.common.errors import InvalidInput
+
+KILL = {"kind": "kill", "rank": 1, "step": 2}
+DROP = Fault("drop", rank=1, step=2)
+RING = lk.AllReduce("ring")
+
+
+def test_faults_are_given_in_any_way_and_written_down() -> None:
+    kill = Fault(**KILL)
+    ways = [Experiment(workers=2, faults=each) for each in ([kill], (kill,), kill, KILL, [KILL])]
+    assert {each.hash8 for each in ways} == {ways[0].hash8}
+    assert ways[0].to_json()["faults"] == [KILL]
+    assert Experiment(workers=2, faults=ways[0].to_json()["faults"]) == ways[0]
+    assert "kill" in repr(ways[0])
+
+
+def test_what_is_not_given_leaves_the_hash_as_it_was() -> None:
+    plain = Experiment(workers=2)
+    unsaid = {"faults", "bad_numbers", "check_every", "checksums"}
+    assert not unsaid & plain.to_json().keys()
+    others = [{"faults": KILL}, {"bad_numbers": "skip"}, {"bad_numbers": "stop"}]
+    others += [{"check_every": 5}, {"checksums": True, "strategy": RING}]
+    assert len({plain.hash8, *(plain.replace(**each).hash8 for each in others)}) == 6
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"faults": {**KILL, "rank": 2}}, "with ranks 0 to 1"),
+        ({"faults": {**KILL, "step": 99}, "epochs": 2, "steps": 10}, "a training of 1. steps"),
+        ({"faults": DROP}, "sent by labkit itself"),
+        ({"faults": DROP, "strategy": lk.AllReduce("mpi")}, "sent by labkit itself"),
+        ({"faults": DROP, "strategy": RING, "clock": "virtual"}, "sent by labkit itself"),
+        ({"faults": KILL, "strategy": lk.TFDistribute()}, "in processes of its own"),
+        ({"faults": KILL, "clock": "virtual"}, "would wait for ever"),
+        ({"faults": KILL, "strategy": lk.Downpour(stages=2)}, "cut over several places"),
+        ({"checksums": True}, "checksums=True: not all messages"),
+        ({"checksums": True, "strategy": lk.AllReduce("shared_memory")}, "sent by labkit"),
+        ({"check_every": 2, "strategy": lk.Pipeline()}, "equal after each step"),
+        ({"check_every": 2, "clock": "virtual"}, "equal after each step"),
+        ({"bad_numbers": "skip", "strategy": lk.AllReduce(schedule="priority")}, "left out"),
+        ({"bad_numbers": "skip", "strategy": lk.DelayedGradients()}, "left out"),
+        ({"bad_numbers": "mend"}, "bad_numbers='mend' is impossible"),
+    ],
+)
+def test_what_does_not_exist_is_refused_before_a_rank_starts(
+    fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        Experiment(**{"workers": 2, **fields})

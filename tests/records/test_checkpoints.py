@@ -1,0 +1,97 @@
+"""Checkpoints as files: when they are due, which is whole, which stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.records.checkpoints import (
+    FOLDER,
+    MANIFEST,
+    Checkpoint,
+    daly,
+    forget,
+    newest,
+    read,
+    seal,
+    sealed,
+)
+from labkit.records.pieces import Piece, file_of, write
+
+
+def checkpoint(run: Path, step: int) -> Path:
+    folder = run / FOLDER / str(step)
+    folder.mkdir(parents=True)
+    files = {
+        f"rank{rank}.npz": write(
+            file_of(folder, rank), [Piece.alone("w", np.full(3, step + rank))], {}
+        )
+        for rank in range(2)
+    }
+    seal(folder, {"taken": step, "ranks": 2, "files": files})
+    return folder
+
+
+@pytest.mark.parametrize("file", ["rank0.npz", "rank1.npz", MANIFEST])
+@pytest.mark.parametrize("place", [0, 40, -20])
+def test_a_damaged_one_gives_way_to_the_one_before_and_is_named(
+    tmp_path: Path, file: str, place: int
+) -> None:
+    checkpoint(tmp_path, 5)
+    path = checkpoint(tmp_path, 9) / file
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises((LabkitError, ValueError)):
+        read(path.parent)
+    found = newest(tmp_path, lambda manifest: True)
+    assert found is not None
+    assert found.step == 5
+    assert f"9/{file}" in found.notes[0]
+
+
+def test_a_lost_file_and_a_half_written_one_are_no_checkpoints(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 5)
+    (checkpoint(tmp_path, 7) / "rank1.npz").unlink()
+    (checkpoint(tmp_path, 9) / MANIFEST).unlink()
+    found = newest(tmp_path, lambda manifest: True)
+    assert found is not None
+    assert (found.step, len(found.notes)) == (5, 1)
+    assert "7/rank1.npz cannot be read" in found.notes[0]
+
+
+def test_the_newest_stay_and_what_is_being_written(tmp_path: Path) -> None:
+    for step in (8, 9, 10, 11):
+        checkpoint(tmp_path, step)
+    (tmp_path / FOLDER / "12").mkdir()
+    forget(tmp_path / FOLDER, keep=2)
+    assert [each.name for each in sealed(tmp_path)] == ["11", "10"]
+    assert (tmp_path / FOLDER / "12").exists()
+    forget(tmp_path / FOLDER, after=10)
+    assert sorted(each.name for each in (tmp_path / FOLDER).iterdir()) == ["10"]
+
+
+def test_the_interval_loses_least() -> None:
+    def lost(interval: float, cost: float, failures: float) -> float:
+        """Daly's expected time of a unit of work, of which the restart is a factor."""
+        whole = np.expm1((interval + cost) / failures)
+        return float(failures * whole / interval)
+
+    for cost, failures in ((1.0, 3600.0), (30.0, 3600.0), (0.01, 10.0)):
+        best = daly(cost, failures)
+        at = lost(best, cost, failures)
+        assert all(at <= lost(best * factor, cost, failures) for factor in (0.8, 0.9, 1.1, 1.25))
+    assert daly(10.0, 4.0) == 4.0
+
+
+def test_what_cannot_be_an_interval_is_refused() -> None:
+    assert Checkpoint("30s").interval(None) == 30.0
+    assert Checkpoint(50).steps == 50
+    assert Checkpoint(failures=3600.0).interval(1.0) == pytest.approx(84.19, abs=0.01)
+    with pytest.raises(InvalidInput, match="is no time"):
+        Checkpoint("soon")
+    with pytest.raises(InvalidInput, match="give one"):
+        Checkpoint(50, failures=3600.0)

@@ -1,0 +1,70 @@
+"""The state of a training as pieces: however a tensor is cut, it is the same one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.common.errors import LabkitError
+from labkit.records.pieces import Piece, State, assembled, file_of, write
+
+
+@st.composite
+def cuts(draw: st.DrawFn, shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
+    """Boxes that cover a tensor, each element once."""
+    edges = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=3))}) for size in shape]
+    spans = [[slice(a, b) for a, b in pairwise(own)] for own in edges]
+    boxes: list[tuple[slice, ...]] = [()]
+    for own in spans:
+        boxes = [(*box, span) for box in boxes for span in own]
+    return boxes
+
+
+def pieces_of(tensor: np.ndarray, boxes: list[tuple[slice, ...]]) -> list[Piece]:
+    return [
+        Piece("w", tensor[box], tensor.shape, tuple(span.start for span in box)) for box in boxes
+    ]
+
+
+@given(st.data())
+def test_what_was_cut_one_way_is_taken_up_cut_another_way(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple))
+    tensor = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    pieces = pieces_of(tensor, data.draw(cuts(shape)))
+    for box in data.draw(cuts(shape)):
+        corner = tuple(span.start for span in box)
+        found = assembled(data.draw(st.permutations(pieces)), corner, tensor[box].shape)
+        np.testing.assert_array_equal(found, tensor[box])
+
+
+def test_a_part_that_is_missing_is_no_zero() -> None:
+    tensor = np.ones((4, 3), np.float32)
+    pieces = pieces_of(tensor, [(slice(0, 2), slice(0, 3)), (slice(2, 4), slice(0, 2))])
+    with pytest.raises(LabkitError, match="w is not whole"):
+        assembled(pieces, (0, 0), (4, 3))
+    np.testing.assert_array_equal(assembled(pieces, (0, 0), (2, 3)), tensor[:2])
+
+
+def test_files_of_ranks_say_together_what_there_was(tmp_path: Path) -> None:
+    import ml_dtypes
+
+    tensor = np.arange(12.0).reshape(4, 3)
+    small = np.arange(3).astype(ml_dtypes.bfloat16)
+    scalar = np.array(7, np.int64)
+    for rank, rows in enumerate((slice(0, 1), slice(1, 4))):
+        own = [Piece("w", tensor[rows], (4, 3), (rows.start, 0)), Piece.alone("half", small)]
+        write(file_of(tmp_path, rank), [*own, Piece.alone("count", scalar + rank)], {"rank": rank})
+    state = State(tmp_path, 2)
+    np.testing.assert_array_equal(state.whole("w"), tensor)
+    assert state.whole("v") is None
+    for rank, read in enumerate(state.ranks):
+        assert read.told == {"rank": rank}
+        own = read.own()
+        assert own["count"] == 7 + rank
+        assert own["half"].dtype == small.dtype
+        assert own["half"].tobytes() == small.tobytes()
