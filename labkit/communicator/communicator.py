@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from labkit.common.errors import InvalidInput
 from labkit.common.limits import Limits
 from labkit.communicator.board import Board, RankDied, leave_without_it
 from labkit.communicator.clock import WALL, Clock
+from labkit.communicator.deaths import outlives
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.injector import Injector, Spells
 from labkit.communicator.mailbox import Mailbox, Route
@@ -56,6 +57,7 @@ class Communicator:
     Attributes:
         rank, size: this rank's number, and how many there are.
         numbers: of these ranks before any was gone; `number` is this one's.
+        dead: the numbers of those that are gone.
         slowness: how much longer this rank computes than it could; None: not at all.
         on_one_host: whether all ranks share memory.
         traffic: what this rank has sent and how long it took.
@@ -83,7 +85,7 @@ class Communicator:
     ) -> None:
         self.network = emulation.network if emulation else Network.parse(network)
         self.traffic, self.clock = traffic or Traffic(), clock
-        self.numbers = list(range(comm.size))
+        self.numbers, self.dead = list(range(comm.size)), list[int]()
         self.slowness: Slowness | None = None
         self.rules = rules or Rules()
         self._begin(comm.Dup(), limit, emulation, outer)
@@ -139,16 +141,25 @@ class Communicator:
         self._reductions.allreduce(buffer, algorithm, what)
 
     @property
+    def outlives(self) -> bool:
+        """Whether these ranks were started so that they may outlive the death of some."""
+        return outlives()
+
+    @property
     def number(self) -> int:
         """Of this rank, before any was gone."""
         return self.numbers[self.rank]
 
-    def shrink(self) -> list[int]:
+    def shrink(self, settle: Callable[[], None] = lambda: None) -> list[int]:
         """Go on as the ranks that live, in their order (collective of these), after `RankDied`.
 
         Waits of all others raise `RankDied` too, wherever they are. What was made with the ranks
         before (windows, parts, memory from `allocate`) is abandoned: without the dead it cannot be
         freed. All ranks agree that the new ones have come about; who dies meanwhile is left out.
+
+        Args:
+            settle: called when nothing waits for the dead any more, before anything is made anew:
+                other threads of this rank must have ended what they did here.
 
         Returns:
             the numbers of those that are gone.
@@ -157,6 +168,7 @@ class Communicator:
 
         broken, limit, before = self._comm, self.patience.limit, self.numbers
         broken.Revoke()
+        settle()
         self.board.abandon()
         network = self.network
         atexit.register(leave_without_it)
@@ -173,7 +185,9 @@ class Communicator:
                 whole.Revoke()
                 fine = False
             if _all_are(whole, fine):
-                return [number for number in before if number not in self.numbers]
+                found = [number for number in before if number not in self.numbers]
+                self.dead += found
+                return found
             self.board.abandon()
 
     def pace(self, paced: bool = True) -> None:

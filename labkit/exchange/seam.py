@@ -172,6 +172,12 @@ class Seam:
             self._staying.clear()
         self._arrange()
 
+    def forget(self) -> None:
+        """Let Keras compile all functions anew: what they were traced with is no more."""
+        self._compiled.clear()
+        for name in _FUNCTIONS:
+            setattr(self._model, name, None)
+
     def _arrange(self) -> None:
         self._keep_compiled()
         for holder, method, own in reversed(self._replaced):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from labkit.communicator import Communicator, world
+from labkit.communicator import Communicator, RankDied, world
 from labkit.experiment import Experiment
 from labkit.records.checkpoints import Keeping
 from labkit.records.result import Event, RankResult, WholeResult
@@ -113,7 +113,7 @@ def _train(
             recorder.rows[step - recorder.step] |= figures
     kept, peak = session.memory or _memory(session), memory.peak()
     session.close()
-    evaluation = session.evaluate()
+    evaluation = session.outlive(session.evaluate)
     whole = None
     if communicator.rank == 0:
         whole = WholeResult(
@@ -124,6 +124,8 @@ def _train(
             exchange=session.exchange(),
             partition=session.partition or None,
             checkpoints=session.checkpoints,
+            faults=session.recovery.faults if session.recovery is not None else [],
+            stretches=session.recovery.stretches if session.recovery is not None else [],
             model=session.saved(),  # last: it compiles the model anew
         )
     return RankResult(
@@ -210,7 +212,10 @@ def main(payload: bytes) -> Any:
             writer = Writer(stream, communicator.rank, submitter) if seen else Afar()
             options = {"report": writer.write, "stop_asked": writer.stop_asked}
         result = function(communicator, *arguments, **options)
-        communicator.meet("the end of the call")  # also with a rank that failed after its last
+        try:
+            communicator.meet("the end of the call")  # also with a rank that failed after its last
+        except RankDied:  # who failed says so itself; engines start anew after a death
+            return result
     except BaseException as error:
         cause = communicator.patience.trouble or error
         communicator.board.fail(f"{type(cause).__name__}: {cause}")
