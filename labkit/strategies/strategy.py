@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from labkit.common.content import JSON
     from labkit.communicator import Communicator, Transport
     from labkit.compression import Compressor
-    from labkit.exchange import Guard, Seen, Timeline
-    from labkit.exchange import Exchange
+    from labkit.exchange import Exchange, Guard, Seen, Timeline
     from labkit.exchange import Layer as Packed
     from labkit.frameworks.child import Child
     from labkit.frameworks.environments import Found

@@ -195,7 +195,7 @@ def main(payload: bytes) -> Any:
     `luggage` and `environment`; with `stream`, a folder, and `submitter`, a process, the function
     also gets `report` and `stop_asked`, see `labkit.records.stream`. A failure is written on the
     board first, so that ranks which wait for this one raise too and every engine stays alive for
-    the next call.
+    the next call. Returns what the function does, and the ranks that this one has outlived.
     """
     import cloudpickle
 
@@ -215,10 +215,10 @@ def main(payload: bytes) -> Any:
         try:
             communicator.meet("the end of the call")  # also with a rank that failed after its last
         except RankDied:  # who failed says so itself; engines start anew after a death
-            return result
+            return result, communicator.dead
     except BaseException as error:
         cause = communicator.patience.trouble or error
         communicator.board.fail(f"{type(cause).__name__}: {cause}")
         raise cause from (None if cause is error else error)
     communicator.close()
-    return result
+    return result, communicator.dead
