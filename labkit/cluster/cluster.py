@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -98,8 +99,8 @@ class Cluster:
         fault_tolerant: bool = False,
         **more: str,
     ) -> None:
-        given = workers, threads, launcher, hosts, nodes
-        self.how = how = Start.asked(*given, fault_tolerant=fault_tolerant, **more)
+        asked = Start.asked(workers, threads, launcher, hosts, nodes, **more)
+        self.how = how = replace(asked, fault_tolerant=fault_tolerant)
         # Engines of another interpreter, or of an older source, would run other code than this one.
         own = digest([sys.executable, fingerprint()])[:8]
         held = Path(os.environ.get(HOLD, "")).name

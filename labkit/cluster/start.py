@@ -128,7 +128,6 @@ class Start:
         launcher: str | None = None,
         hosts: Sequence[str] | str | Path | None = None,
         nodes: int | None = None,
-        fault_tolerant: bool = False,
         **more: str,
     ) -> Self:
         """What a caller asks for; the rest by the environment, see `VARIABLES`.
@@ -157,7 +156,7 @@ class Start:
             more[field] = more.get(field) or found[field]
         if launcher == "local":  # what others would start by says nothing of it
             more |= {"agent": "", "options": ""}
-        return cls(workers, threads, launcher, listed, nodes, fault_tolerant=fault_tolerant, **more)
+        return cls(workers, threads, launcher, listed, nodes, **more)
 
     def to_json(self) -> str:
         """For the keeper's command line."""
