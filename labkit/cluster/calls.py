@@ -327,7 +327,10 @@ class Calls(Asked, Generic[T]):
             stands = self._stands(int(gone[1]))
             raise RankError(f"{_gist(value)}{stands}{note}", int(gone[1]), remote)
         if name == RankDied.__name__ and (died := _DIED.search(value)):
-            raise RankError(f"{_gist(value)}: the engines start anew", int(died[1].split(",")[0]))
+            raise RankError(
+                f"{_gist(value)}, and this call does not go on without it; the engines start anew",
+                int(died[1].split(",")[0]),
+            )
         told = f"{_gist(value)}{out_of_memory(f'{name}: {value}')}"
         raise RankError(f"rank {rank} failed: {name}: {told}{note}", rank, remote)
 

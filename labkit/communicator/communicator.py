@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.limits import Limits
-from labkit.communicator.board import Board, RankDied, leave_without_it
+from labkit.communicator.board import Board, leave_without_it
 from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.deaths import outlives
 from labkit.communicator.emulation import Emulation
@@ -172,7 +172,7 @@ class Communicator:
         self.board.abandon()
         network = self.network
         atexit.register(leave_without_it)
-        while True:
+        for _ in before:  # each time another one has died meanwhile
             whole = broken.Shrink()
             assert isinstance(whole, MPI.Intracomm)  # as what shrinks is one
             places = MPI.Group.Translate_ranks(whole.group, None, broken.group)
@@ -181,7 +181,7 @@ class Communicator:
             try:
                 self._begin(whole, limit, None, None)
                 fine = True
-            except (MPI.Exception, RankDied):
+            except Exception:  # also of what one that died meanwhile has left half said
                 whole.Revoke()
                 fine = False
             if _all_are(whole, fine):
@@ -189,6 +189,7 @@ class Communicator:
                 self.dead += found
                 return found
             self.board.abandon()
+        raise LabkitError("those that live find no way to go on together")
 
     def pace(self, paced: bool = True) -> None:
         """Hand each message of a schedule over only when its emulated links are free, or not."""

@@ -170,8 +170,10 @@ class Patience:
         """A collective of the library to which all have come, such as "Bcast".
 
         Over hosts a link may go down in its midst: there it is looked after. None of it is a wait.
+        So it is where ranks may die: a blocking Allgatherv of Open MPI 5 has returned, without an
+        error, zeros in the place of what had not come.
         """
-        if self.on_one_host:
+        if self.on_one_host and not self._outlives:
             with self.minding:
                 getattr(self.comm, name)(*given)
             return

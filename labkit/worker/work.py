@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -106,7 +107,8 @@ def _train(
     offsets = [offset(communicator.clock, communicator.allgather)]
     tell("doing", what="training")
     experiment.strategy.train(session)
-    offsets.append(offset(communicator.clock, communicator.allgather))
+    measure = partial(offset, communicator.clock, communicator.allgather)
+    offsets.append(session.outlive(measure))
     tell("doing", what="evaluating")
     if microscope is not None:
         for step, figures in microscope.by_step().items():

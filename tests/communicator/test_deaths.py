@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).with_name("sample_deaths.py")
 
 @pytest.mark.parametrize(
     ("call", "victims"),
-    [("ring", "0,2"), ("mpi", "2,0"), ("shared_memory", "0,2"), ("links", "1,0")],
+    [("ring", "0,2"), ("mpi", "2,0"), ("shared_memory", "0,2")],
 )
 def test_those_that_live_are_told_and_their_world_adds_up_rightly(call: str, victims: str) -> None:
     command = [*launcher.mpiexec(4, outlives=True), sys.executable, str(SCRIPT), call, victims]

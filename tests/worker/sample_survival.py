@@ -61,7 +61,7 @@ def main() -> None:
     (folder / f"pid{communicator.rank}").write_text(str(os.getpid()))
 
     def report(kind: str, records: Any) -> None:
-        if kind == "step":
+        if kind == "step" and records:
             (folder / f"steps{communicator.number}").write_text(str(records[-1]["step"]))
 
     last: list[Any] = []
