@@ -14,7 +14,8 @@ from labkit.cluster.lease import Turn
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.limits import Limits
-from labkit.communicator import HostSilent, RankFailed, WaitTooLong
+from labkit.communicator import HostSilent, RankDied, RankFailed, WaitTooLong
+from labkit.communicator.sheet import ENDED
 from labkit.network import Network
 from labkit.records.endings import End, out_of_memory
 from labkit.worker.luggage import pack
@@ -31,6 +32,8 @@ Ts = TypeVarTuple("Ts")
 LOOK_EVERY = 0.05  # seconds
 _LATE = re.compile(r": rank (\d+) is in ")  # in the words of a WaitTooLong
 GONE = 0.3  # seconds that they get where it is the host of some that is gone
+# In the words of a RankDied.
+_DIED = re.compile(rf"rank ([0-9, ]+) failed: {ENDED}")
 _GONE = re.compile(r"host \S+ with rank (\d+)")  # in the words of a HostSilent
 ANSWER = 1.0  # seconds in which a host that is there has said so
 
@@ -112,7 +115,14 @@ class Asked:
 
     def running(self) -> list[int]:
         """Ranks that have not ended."""
-        return [rank for rank, call in enumerate(self._calls) if not call.ready()]
+        dead = self.dead()
+        return [n for n, call in enumerate(self._calls) if not (call.ready() or n in dead)]
+
+    def dead(self) -> set[int]:
+        """Ranks whose processes have ended, where others outlive them."""
+        if not self._cluster.how.fault_tolerant:
+            return set()
+        return set(self._cluster.state()["dead"]) & set(range(len(self._calls)))
 
     def wait(self, seconds: float) -> None:
         """Wait for all ranks, but no longer than this, nor for engines that have ended."""
@@ -149,7 +159,7 @@ class Asked:
     def _order(self, rank: int) -> tuple[bool, str]:
         # As text: what an engine that is gone never sent was never received.
         # Echoes last: a rank that only says that another one failed is not the cause.
-        is_echo = self.failure(rank).name == RankFailed.__name__
+        is_echo = self.failure(rank).name in (RankFailed.__name__, RankDied.__name__)
         return is_echo, str(self._calls[rank].metadata["received"])
 
 
@@ -198,6 +208,8 @@ class Calls(Asked, Generic[T]):
         # Those who share a cluster take turns: a call has all its ranks or none.
         self._turn = Turn(cluster.folder)
         try:
+            if dead := cluster.state()["dead"]:  # while nobody called
+                cluster.rebuild(dead)
             engines = cluster.engines[:ranks]  # now: the call before may have started them anew
             client = cluster.client
             super().__init__(cluster, [client[e].apply_async(main, task) for e in engines])
@@ -226,11 +238,28 @@ class Calls(Asked, Generic[T]):
                 break
         self._raise_first_failure()
 
+    def dead(self) -> set[int]:
+        """Also by what those say that have outlived them, wherever these are."""
+        found = super().dead()
+        for call in self._calls if self._cluster.how.fault_tolerant else []:
+            if call.ready() and call.successful():
+                found |= set(call.get()[1])
+            elif call.ready() and (told := _DIED.search(str(call.exception()))):
+                found |= {int(number) for number in told[1].split(", ")}
+        return found
+
     def results(self) -> list[T] | None:
         """What the ranks returned, in rank order; None unless all did."""
-        if not all(call.ready() and call.successful() for call in self._calls):
+        found = self.of_the_living()
+        return list(found.values()) if found and len(found) == len(self._calls) else None
+
+    def of_the_living(self) -> dict[int, T] | None:
+        """What each rank returned that has not died; None unless all those did."""
+        dead = self.dead()
+        living = {n: call for n, call in enumerate(self._calls) if n not in dead or call.ready()}
+        if not all(call.ready() and call.successful() for call in living.values()):
             return None
-        return [call.get() for call in self._calls]
+        return {n: call.get()[0] for n, call in living.items()}
 
     def told(self, all_of_it: bool = False) -> Iterator[tuple[int, str]]:
         """What ranks have published since this was asked last, see `labkit.worker.afar`.
@@ -238,8 +267,9 @@ class Calls(Asked, Generic[T]):
         Args:
             all_of_it: wait for what is still under way from ranks that have ended.
         """
+        dead = self.dead()
         for rank, call in enumerate(self._calls):
-            if all_of_it:
+            if all_of_it and rank not in dead:
                 call.wait_for_output(self.grace)
             told = call.metadata["data"]  # which the client's own thread adds to
             yield from ((rank, told.pop(name)) for name in list(told))
@@ -262,8 +292,8 @@ class Calls(Asked, Generic[T]):
     def close(self) -> None:
         """Let others have their turn; engines with a rank that has not ended are started again."""
         try:
-            if self.running():
-                self._cluster.rebuild(self.running())
+            if stuck := [*self.running(), *self.dead()]:
+                self._cluster.rebuild(stuck)
         finally:
             self._turn.release()
 
@@ -296,6 +326,11 @@ class Calls(Asked, Generic[T]):
         if name == HostSilent.__name__ and (gone := _GONE.search(value)):
             stands = self._stands(int(gone[1]))
             raise RankError(f"{_gist(value)}{stands}{note}", int(gone[1]), remote)
+        if name == RankDied.__name__ and (died := _DIED.search(value)):
+            raise RankError(
+                f"{_gist(value)}, and this call does not go on without it; the engines start anew",
+                int(died[1].split(",")[0]),
+            )
         told = f"{_gist(value)}{out_of_memory(f'{name}: {value}')}"
         raise RankError(f"rank {rank} failed: {name}: {told}{note}", rank, remote)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
 from labkit.cluster import attached, launch, magic, planting
-from labkit.cluster.calls import Calls
+from labkit.cluster.calls import Calls, RankError
 from labkit.cluster.carried import Carried, give, take
 from labkit.cluster.kept import Connection, Kept
 from labkit.cluster.lease import HOLD, Lock
@@ -27,6 +27,7 @@ from labkit.common.limits import Limits
 from labkit.common.places import fingerprint, runtime_folder
 from labkit.common.units import plural
 from labkit.communicator import Communicator
+from labkit.communicator.sheet import ENDED
 from labkit.experiment.experiment import Experiment, digest
 from labkit.network import Network
 from labkit.records import store
@@ -71,6 +72,9 @@ class Cluster:
         hosts: names with the ranks that each takes, or the path of a host file.
         launcher: "local", "hosts" or "slurm"; default: by what else is given.
         nodes: how many nodes Slurm gives.
+        fault_tolerant: synchronous data parallel training outlives the death of ranks, and goes on
+            with those that live; the next call finds all of them again. Every other call ends
+            with the first death.
         more: of `labkit.cluster.start.Start`: `step` ("mpiexec" or "srun", what starts ranks in a
             job), `place` ("core" fills one host after the other, "node" deals out in turn),
             `options` (further words for salloc or srun), `agent` (in place of ssh), `interface`
@@ -91,9 +95,11 @@ class Cluster:
         hosts: Sequence[str] | str | Path | None = None,
         launcher: str | None = None,
         nodes: int | None = None,
+        fault_tolerant: bool = False,
         **more: str,
     ) -> None:
-        self.how = how = Start.asked(workers, threads, launcher, hosts, nodes, **more)
+        asked = workers, threads, launcher, hosts, nodes, fault_tolerant
+        self.how = how = Start.asked(*asked, **more)
         # Engines of another interpreter, or of an older source, would run other code than this one.
         own = digest([sys.executable, fingerprint()])[:8]
         held = Path(os.environ.get(HOLD, "")).name
@@ -320,6 +326,8 @@ class Cluster:
         try:
             for _ in calls.watch():
                 pass
+            if dead := calls.dead():
+                raise RankError(f"rank {min(dead)} failed: {ENDED}", min(dead))
             return calls.results() or []
         finally:
             calls.close()
@@ -423,7 +431,7 @@ class Cluster:
     def _check_shape(self) -> None:
         state = self.state()
         there = Start.of_json(state["how"])
-        for field in ("launcher", "hosts", "nodes", "step", "place"):
+        for field in ("launcher", "hosts", "nodes", "step", "place", "fault_tolerant"):
             found, wanted = getattr(there, field), getattr(self.how, field)
             if found != wanted:
                 raise InvalidInput(

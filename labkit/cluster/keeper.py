@@ -103,6 +103,7 @@ class Keeper:
         self.cluster: ipp.Cluster = None  # until it is started
         self.engines: list[int] = []  # their ids, in rank order
         self.hosts: list[str] = []  # of the ranks
+        self.dead: list[int] = []  # ranks, see `launch.State`
         self._watch: Watch | None = None  # of its processes
         # By which it is found, also where a command that queued it could not say its number, and
         # by a keeper that comes after one that was killed.
@@ -229,6 +230,10 @@ class Keeper:
             time.sleep(LOOK_EVERY)
             if (end := self.end()) is not None:
                 return end
+            dead = self._watch.dead() if self._watch and self.how.fault_tolerant else []
+            if dead != self.dead:
+                self.dead = dead
+                self.say("ready")
             if is_wanted(self.folder):
                 last_wanted = time.monotonic()
             # Twice: a cell that makes its cluster anew lets go of one lease before it takes the
@@ -298,7 +303,13 @@ class Keeper:
     def say(self, state: str, end: End | None = None) -> None:
         """Write cluster.json."""
         shape = {"workers": self.workers, "threads": self.how.threads, "engines": self.engines}
-        told = {**(end or End())._asdict(), **shape, "hosts": self.hosts, "pid": os.getpid()}
+        told = {
+            **(end or End())._asdict(),
+            **shape,
+            "hosts": self.hosts,
+            "dead": self.dead,
+            "pid": os.getpid(),
+        }
         said = {"state": state, "how": self.how.to_json(), **told}
         store.write_json(self.folder / "cluster.json", said)
 

@@ -35,6 +35,7 @@ class State(TypedDict):
     threads: int
     engines: list[int]  # their ids, in rank order
     hosts: list[str]  # of the ranks
+    dead: list[int]  # ranks of this machine whose processes have ended, where others outlive them
     how: str  # a Start
     pid: int | None  # of the keeper
 
@@ -55,6 +56,7 @@ def state(folder: Path) -> State:
             threads=0,
             engines=[],
             hosts=[],
+            dead=[],
             how="",
             pid=None,
         )

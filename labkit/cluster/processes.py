@@ -45,6 +45,11 @@ class Watch:
         gone = [name for name, part in self._parts.items() if _status(part) in GONE]
         return End(f"{gone[0]} has ended") if gone else None
 
+    def dead(self) -> list[int]:
+        """The ranks whose processes have ended."""
+        named = ((name.split(), process) for name, process in self._watched.items())
+        return [int(w[1]) for w, each in named if w[0] == "rank" and _status(each) in GONE]
+
 
 def end_all(lock: Path) -> None:
     """End all that this process, or an earlier keeper of this lock, has started."""

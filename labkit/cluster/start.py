@@ -76,6 +76,7 @@ class Start:
         options: further words for `salloc` or `srun`, such as "--partition=short --time=10".
         agent: the command in place of ssh.
         interface: the address of this machine that hosts reach; "" finds it by the routes.
+        fault_tolerant: ranks outlive the death of others.
     """
 
     workers: int
@@ -88,6 +89,7 @@ class Start:
     options: str = ""
     agent: str = ""
     interface: str = ""
+    fault_tolerant: bool = False
 
     def __post_init__(self) -> None:
         for field, allowed in (("launcher", LAUNCHERS), ("step", STEPS), ("place", PLACES)):
@@ -97,6 +99,11 @@ class Start:
         _check_counts(workers=self.workers, threads=self.threads, nodes=self.nodes)
         if self.launcher == "hosts" and not self.hosts:
             raise InvalidInput("launcher='hosts' wants hosts=['a:2', 'b:2'], or a host file")
+        if self.fault_tolerant and self.starter == "srun":
+            raise InvalidInput(
+                "fault_tolerant=True with step='srun': Slurm ends a step with its first dead rank; "
+                "use step='mpiexec'"
+            )
         slots = sum(host.slots for host in self.hosts)
         if self.hosts and self.workers > slots:
             raise InvalidInput(
@@ -121,6 +128,7 @@ class Start:
         launcher: str | None = None,
         hosts: Sequence[str] | str | Path | None = None,
         nodes: int | None = None,
+        fault_tolerant: bool = False,
         **more: str,
     ) -> Self:
         """What a caller asks for; the rest by the environment, see `VARIABLES`.
@@ -149,7 +157,7 @@ class Start:
             more[field] = more.get(field) or found[field]
         if launcher == "local":  # what others would start by says nothing of it
             more |= {"agent": "", "options": ""}
-        return cls(workers, threads, launcher, listed, nodes, **more)
+        return cls(workers, threads, launcher, listed, nodes, fault_tolerant=fault_tolerant, **more)
 
     def to_json(self) -> str:
         """For the keeper's command line."""
@@ -169,7 +177,7 @@ class Start:
     @property
     def name(self) -> str:
         """By which clusters of one shape share their engines."""
-        shape = f"{self.workers}x{self.threads}"
+        shape = f"{self.workers}x{self.threads}{'-ft' if self.fault_tolerant else ''}"
         if self.is_local:
             return shape
         told = digest([self.to_json(), os.environ.get("SLURM_JOB_ID", ""), *self.login])[:6]
@@ -218,10 +226,10 @@ class Start:
             variables: names of those that ranks need; Slurm's own commands hand on all.
         """
         if self.is_local:
-            return launcher.mpiexec()
+            return launcher.mpiexec(outlives=self.fault_tolerant)
         spread = ["--map-by", "slot" if self.place == "core" else "node"]
         # In a folder that is everywhere: the work's need not be, and each call changes to it.
-        started = [*launcher.mpiexec(), *spread, "--wdir", "/"]
+        started = [*launcher.mpiexec(outlives=self.fault_tolerant), *spread, "--wdir", "/"]
         started += [word for name in variables for word in ("-x", name)]
         if self.launcher == "hosts":
             named = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)

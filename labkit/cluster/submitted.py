@@ -24,9 +24,9 @@ from labkit.records import checkpoints, store
 from labkit.records.checkpoints import Keeping
 from labkit.records.endings import ASKS, by_whom, warned
 from labkit.records.measure import aggregate
-from labkit.records.result import RankResult
+from labkit.records.result import RankResult, Row
 from labkit.records.run import Run
-from labkit.records.stream import FOLDER, STOP, Writer, make_stream
+from labkit.records.stream import FOLDER, STOP, Reader, Writer, make_stream
 from labkit.records.write import write, write_logs
 from labkit.worker.work import work
 
@@ -119,8 +119,15 @@ class Submitted(Live):
     def _keep(self) -> Run:
         write_logs(self.directory, self._calls.outputs())
         pruned = self._stream.asked_to_prune()
-        write(self.directory, self._asked, self._calls.results() or [], self._why, pruned)
+        found = self._calls.of_the_living() or {}
+        told = self._told_by(self._calls.dead() - found.keys())
+        write(self.directory, self._asked, found, self._why, pruned, told)
         return Run(self.directory)
+
+    def _told_by(self, ranks: set[int]) -> list[Row]:
+        """The rows of ranks that have died, but for those of their last quarter of a second."""
+        told = Reader(self.directory / FOLDER).read() if ranks else []
+        return [row for kind, row in told if kind == "step" and row["rank"] in ranks]
 
     def _lose(self, error: BaseException) -> None:
         try:

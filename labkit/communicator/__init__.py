@@ -1,7 +1,7 @@
 """Communicator: what ranks say to each other, metered and with a limit on every wait."""
 
 from labkit.communicator.algorithms import ALGORITHMS, check_algorithm, refuse_unmetered
-from labkit.communicator.board import HostSilent, Mismatch, RankFailed, WaitTooLong
+from labkit.communicator.board import HostSilent, Mismatch, RankDied, RankFailed, WaitTooLong
 from labkit.communicator.clock import WALL, Clock, WallClock
 from labkit.communicator.communicator import Communicator
 from labkit.communicator.computing import computing
@@ -33,6 +33,7 @@ __all__ = [
     "Mailbox",
     "Mismatch",
     "Parcels",
+    "RankDied",
     "RankFailed",
     "Route",
     "Slots",

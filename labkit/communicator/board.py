@@ -6,18 +6,19 @@ import atexit
 import os
 import signal
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
 from labkit.common.limits import Limits
 from labkit.communicator.clock import Clock
 from labkit.communicator.relay import Relay
-from labkit.communicator.sheet import PLACE, HostRanks, Sheet
+from labkit.communicator.sheet import ENDED, PLACE, HostRanks, Sheet
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LEAVE = 2  # seconds that MPI's end may take where a host is gone
+LEAVE = 2  # seconds that MPI's end may take where a host or a rank is gone
 
 
 class RankFailed(LabkitError):
@@ -30,6 +31,19 @@ class RankFailed(LabkitError):
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class RankDied(RankFailed):
+    """The process of a rank has ended; the others may go on, see `Communicator.shrink`.
+
+    Attributes:
+        ranks: who is gone, as far as this rank knows; by their numbers before anybody was.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        who = ", ".join(map(str, ranks))
+        super().__init__(f"rank {who or '?'} failed: {ENDED}", ranks[0] if ranks else -1)
+        self.ranks = tuple(ranks)
 
 
 class HostSilent(RankFailed):
@@ -56,15 +70,18 @@ class Board:
         comm: the ranks.
         clock: of this host.
         limits: after which a wait is pointless.
+        numbers: of the ranks before any was gone, by which those that are gone are named.
     """
 
-    def __init__(self, comm: MPI.Intracomm, clock: Clock, limits: Limits) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, clock: Clock, limits: Limits, numbers: Sequence[int]
+    ) -> None:
         from mpi4py import MPI
 
         from labkit.communicator.look import answer
 
-        self._clock, self._rank, self._group = clock, comm.rank, comm.group
-        self.limits = limits
+        self._clock, self._rank = clock, comm.rank
+        self.limits, self._numbers = limits, numbers
         self._host = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
         assert isinstance(self._host, MPI.Intracomm)  # as all parts of one are
         self.local_rank: int = self._host.rank
@@ -108,12 +125,11 @@ class Board:
         if self._relay is not None:
             self._relay.wake()
 
-    def bury(self, dead: MPI.Group) -> None:
-        """Write down of ranks that MPI has found dead that they have failed."""
-        from mpi4py import MPI
-
-        for rank in MPI.Group.Translate_ranks(dead, list(range(dead.size)), self._group):
+    def bury(self, dead: Sequence[int]) -> RankDied:
+        """Write down of ranks that MPI has found dead that they have failed; what to raise."""
+        for rank in dead:
             self._sheet.die(rank)
+        return RankDied([self._numbers[rank] for rank in dead])
 
     def check(self) -> None:
         """Raise `RankFailed` when another rank has failed, naming the first cause.
@@ -123,12 +139,14 @@ class Board:
         """
         silent = self._sheet.silent(self.limits.silent)
         if silent is not None:
-            atexit.register(_leave_without_it)
+            atexit.register(leave_without_it)
         failed = self._failed()
         if failed:
             # Who failed because of another may have been read first: its cause is there by now.
             told = self._failed()
             rank, cause = min(told, key=lambda pair: pair[1].startswith("RankFailed"))
+            if cause == ENDED:
+                raise RankDied([self._numbers[rank]])
             raise RankFailed(f"rank {rank} failed: {cause}", rank)
         if silent is not None:
             (ranks, name), seconds = silent
@@ -224,6 +242,12 @@ class Board:
             told[there == place].append(f"{words} ({seen})" if seen else words)
         return "; ".join(told[0] + told[1])
 
+    def abandon(self) -> None:
+        """Leave the window as it is: a rank is gone, without whom it cannot be freed."""
+        if self._relay is not None:
+            self._end.detach()
+            self._relay.abandon()
+
     def close(self) -> None:
         """Free the window (collective)."""
         if self._relay is not None:
@@ -236,7 +260,7 @@ class Board:
         self._host.Free()
 
 
-def _leave_without_it() -> None:
-    """MPI's end waits for all hosts: this process ends by a signal where one of them is gone."""
+def leave_without_it() -> None:
+    """MPI's end may wait for those that are gone, for ever: this process then ends by a signal."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LEAVE)

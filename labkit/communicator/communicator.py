@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import atexit
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.limits import Limits
-from labkit.communicator.board import Board
+from labkit.communicator.board import Board, leave_without_it
 from labkit.communicator.clock import WALL, Clock
+from labkit.communicator.deaths import outlives
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.injector import Injector, Spells
 from labkit.communicator.mailbox import Mailbox, Route
@@ -54,6 +56,8 @@ class Communicator:
 
     Attributes:
         rank, size: this rank's number, and how many there are.
+        numbers: of these ranks before any was gone; `number` is this one's.
+        dead: the numbers of those that are gone.
         slowness: how much longer this rank computes than it could; None: not at all.
         on_one_host: whether all ranks share memory.
         traffic: what this rank has sent and how long it took.
@@ -79,13 +83,20 @@ class Communicator:
         clock: Clock = WALL,
         rules: Rules | None = None,
     ) -> None:
-        self._comm = comm.Dup()
-        self.rank: int = self._comm.rank
-        self.size: int = self._comm.size
         self.network = emulation.network if emulation else Network.parse(network)
         self.traffic, self.clock = traffic or Traffic(), clock
+        self.numbers, self.dead = list(range(comm.size)), list[int]()
+        self.slowness: Slowness | None = None
         self.rules = rules or Rules()
-        self.board = Board(self._comm, clock, Limits.of(limit))
+        self._begin(comm.Dup(), limit, emulation, outer)
+
+    def _begin(
+        self, comm: MPI.Intracomm, limit: float, emulation: Emulation | None, outer: Patience | None
+    ) -> None:
+        self._comm, clock = comm, self.clock
+        self.rank: int = self._comm.rank
+        self.size: int = self._comm.size
+        self.board = Board(self._comm, clock, Limits.of(limit), self.numbers)
         self.local_rank: int = self.board.local_rank  # among the ranks of this host
         patience = Patience(self._comm, self.board, self.traffic, clock, limit, outer)
         self.patience, self.meet, self.on_one_host = patience, patience.meet, patience.on_one_host
@@ -93,7 +104,6 @@ class Communicator:
             self._refuse_hosts()
             emulation = Emulation(self._comm, self.network, clock)
         self._emulation = emulation
-        self.slowness: Slowness | None = None
         if outer is None and self.network is not None:
             self.be_slow(self.network.slow, self.network.seed)
         messages = Messages(patience, emulation, self.rules)
@@ -129,6 +139,57 @@ class Communicator:
             RankFailed, WaitTooLong: see the class.
         """
         self._reductions.allreduce(buffer, algorithm, what)
+
+    @property
+    def outlives(self) -> bool:
+        """Whether these ranks were started so that they may outlive the death of some."""
+        return outlives()
+
+    @property
+    def number(self) -> int:
+        """Of this rank, before any was gone."""
+        return self.numbers[self.rank]
+
+    def shrink(self, settle: Callable[[], None] = lambda: None) -> list[int]:
+        """Go on as the ranks that live, in their order (collective of these), after `RankDied`.
+
+        Waits of all others raise `RankDied` too, wherever they are. What was made with the ranks
+        before (windows, parts, memory from `allocate`) is abandoned: without the dead it cannot be
+        freed. All ranks agree that the new ones have come about; who dies meanwhile is left out.
+
+        Args:
+            settle: called when nothing waits for the dead any more, before anything is made anew:
+                other threads of this rank must have ended what they did here.
+
+        Returns:
+            the numbers of those that are gone.
+        """
+        from mpi4py import MPI
+
+        broken, limit, before = self._comm, self.patience.limit, self.numbers
+        broken.Revoke()
+        settle()
+        self.board.abandon()
+        network = self.network
+        atexit.register(leave_without_it)
+        for _ in before:  # each time another one has died meanwhile
+            whole = broken.Shrink()
+            assert isinstance(whole, MPI.Intracomm)  # as what shrinks is one
+            places = MPI.Group.Translate_ranks(whole.group, None, broken.group)
+            self.numbers = [before[place] for place in places]
+            self.network = network and network.part(places, broken.size)
+            try:
+                self._begin(whole, limit, None, None)
+                fine = True
+            except Exception:  # also of what one that died meanwhile has left half said
+                whole.Revoke()
+                fine = False
+            if _all_are(whole, fine):
+                found = [number for number in before if number not in self.numbers]
+                self.dead += found
+                return found
+            self.board.abandon()
+        raise LabkitError("those that live find no way to go on together")
 
     def pace(self, paced: bool = True) -> None:
         """Hand each message of a schedule over only when its emulated links are free, or not."""
@@ -187,7 +248,8 @@ class Communicator:
         kind = "common " if common else ""
         self.meet(f"the allocation of {kind}shared memory, {np.dtype(dtype).name}[{length}]")
         nbytes = length * np.dtype(dtype).itemsize
-        return self._memory.allocate(nbytes, common).view(dtype)
+        with self.patience.minding:
+            return self._memory.allocate(nbytes, common).view(dtype)
 
     def broadcast(self, buffer: np.ndarray, root: int = 0, what: str = "broadcast") -> None:
         """Copy the root's buffer into everyone's, in place."""
@@ -226,7 +288,8 @@ class Communicator:
             given = "None" if parts is None else f"{len(parts)}"
             raise InvalidInput(f"scatter of {given} parts: give one for each of {self.size} ranks")
         self.meet(f"{what} (scatter from rank {root})")
-        return self._comm.scatter(parts, root)
+        with self.patience.minding:
+            return self._comm.scatter(parts, root)
 
     def split(self, colour: int, key: int | None = None) -> Communicator:
         """The Communicator of the ranks with the same colour, ordered by key (default: rank).
@@ -236,11 +299,12 @@ class Communicator:
         from mpi4py import MPI
 
         self.meet("split")
-        part = self._comm.Split(colour, self.rank if key is None else key)
-        assert isinstance(part, MPI.Intracomm)  # as all parts of one are
-        emulation = self._emulation and self._emulation.part(part.allgather(self.rank))
-        given = (self.patience.limit, None, self.traffic, emulation, self.patience, self.clock)
-        found = Communicator(part, *given, self.rules)
+        with self.patience.minding:
+            part = self._comm.Split(colour, self.rank if key is None else key)
+            assert isinstance(part, MPI.Intracomm)  # as all parts of one are
+            emulation = self._emulation and self._emulation.part(part.allgather(self.rank))
+            given = (self.patience.limit, None, self.traffic, emulation, self.patience, self.clock)
+            found = Communicator(part, *given, self.rules)
         found.slowness = self.slowness
         part.Free()  # it works on a duplicate
         return found
@@ -249,12 +313,14 @@ class Communicator:
         """The same ranks on another network; what it sends is metered by itself (collective)."""
         self.meet("the way to another network")
         limit = self.patience.limit
-        return Communicator(self._comm, limit, network, outer=self.patience, clock=self.clock)
+        with self.patience.minding:
+            return Communicator(self._comm, limit, network, outer=self.patience, clock=self.clock)
 
     def window(self, nbytes: int) -> Window:
         """Memory of this rank that others read and write without its help (collective)."""
         self.meet("the making of a window")
-        return Window(nbytes, self.patience, self._emulation)
+        with self.patience.minding:
+            return Window(nbytes, self.patience, self._emulation)
 
     def mailbox(self, hosts: Sequence[int] | None = None) -> Mailbox:
         """Messages from whoever sends; one mailbox at a time, for all have the same tags.
@@ -326,6 +392,16 @@ class Communicator:
             self._emulation.close()
         self.board.close()
         self._comm.Free()
+
+
+def _all_are(comm: MPI.Intracomm, fine: bool) -> bool:
+    """Whether all of its ranks live and say that all is fine; all are told the same."""
+    from mpi4py import MPI
+
+    try:
+        return bool(comm.Agree(int(fine)))
+    except MPI.Exception:
+        return False
 
 
 def _named(values: np.ndarray) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,6 +54,7 @@ class Emulation:
         if comm.rank == 0:
             shared[:] = 0.0
         self._links.attach(shared)
+        self._lock = _common_file(comm)
         self._whole = True
         self.paced = False
         self._thread = threading.Lock()  # MPI's lock is one for all threads of a rank
@@ -125,12 +128,25 @@ class Emulation:
             return
         self._links.attach(np.zeros(self._links.length))
         self._window.Free()
+        os.close(self._lock)
 
     @contextmanager
     def _booking(self) -> Iterator[None]:
+        # A lock of the kernel's, which it takes back from a rank that dies: a window's stays.
         with self._thread:
-            self._window.Lock(0)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                self._window.Unlock(0)
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+
+def _common_file(comm: MPI.Intracomm) -> int:
+    """A file without a name that each of these ranks has opened for itself (collective)."""
+    own = os.memfd_create("labkit links") if comm.rank == 0 else -1
+    path = comm.bcast(f"/proc/{os.getpid()}/fd/{own}")
+    found = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    comm.Barrier()
+    if comm.rank == 0:
+        os.close(own)
+    return found

@@ -12,17 +12,25 @@ from labkit.common.errors import LabkitError
 CHOSEN = "LABKIT_MPIEXEC"  # names the mpiexec of a site's own Open MPI
 
 
-def mpiexec(ranks: int | None = None) -> list[str]:
+# Sums by `han`, a component for several hosts, may be wrong on ranks that outlive another.
+OUTLIVES = ("--with-ft", "ulfm", "--mca", "coll", "^han")
+
+
+def mpiexec(ranks: int | None = None, outlives: bool = False) -> list[str]:
     """The command that starts MPI ranks of this Python, with what a small machine needs.
 
     `--oversubscribe`: more ranks than cores are allowed. `--bind-to none`: with 2 ranks Open MPI
     would pin each to one core, and TensorFlow's threads with it.
 
+    Args:
+        ranks: how many.
+        outlives: let ranks outlive the death of others, see `Communicator.shrink`.
+
     Raises:
         LabkitError: there is no mpiexec.
     """
     found = _found()
-    command = [found, "--oversubscribe", "--bind-to", "none"]
+    command = [found, "--oversubscribe", "--bind-to", "none", *(OUTLIVES if outlives else ())]
     return command if ranks is None else [*command, "-n", str(ranks)]
 
 

@@ -96,16 +96,18 @@ class Mailbox:
         if self._emulation:
             ticket = self._emulation.depart(to, values.nbytes)
         head = np.append(headed(route, ticket, words, values), self._wire.told(values))
-        self._leaving.append((self._comm.Isend(head, to, _HEADS), head))
-        if values.nbytes:
-            self._leaving.append((self._comm.Isend(sent, to, _VALUES), sent))
+        with self._patience.minding:
+            self._leaving.append((self._comm.Isend(head, to, _HEADS), head))
+            if values.nbytes:
+                self._leaving.append((self._comm.Isend(sent, to, _VALUES), sent))
         self._patience.traffic.payload_bytes += values.nbytes
         self._patience.count_to(to, values.nbytes)
 
     def collect(self) -> list[Letter]:
         """Letters that have been delivered since this was asked last."""
-        self._leaving = [each for each in self._leaving if not each[0].Test()]
-        self._look()
+        with self._patience.minding:
+            self._leaving = [each for each in self._leaving if not each[0].Test()]
+            self._look()
         found, waiting, behind = [], deque[Letter](), set[int]()
         for letter in self._coming:
             source = self._hosts[letter.route[0]]
@@ -121,7 +123,8 @@ class Mailbox:
     @property
     def idle(self) -> bool:
         """Whether nothing is on its way from here."""
-        self._leaving = [each for each in self._leaving if not each[0].Test()]
+        with self._patience.minding:
+            self._leaving = [each for each in self._leaving if not each[0].Test()]
         return not self._leaving
 
     def free(self, route: Route) -> None:

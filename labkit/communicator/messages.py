@@ -39,10 +39,11 @@ class Messages:
     def post(self, data: np.ndarray, destination: int, tag: int = 0) -> list[MPI.Request]:
         """Begin to send a contiguous array, which must stay as it is until `finish`."""
         requests = []
-        if self._emulation:
-            ticket = np.array([self._emulation.depart(destination, data.nbytes)])
-            requests.append(self._comm.Isend(ticket, destination, _USER_TAG + tag))
-        requests += self._wire.post(_bytes(data), destination, _USER_TAG + tag)
+        with self._patience.minding:
+            if self._emulation:
+                ticket = np.array([self._emulation.depart(destination, data.nbytes)])
+                requests.append(self._comm.Isend(ticket, destination, _USER_TAG + tag))
+            requests += self._wire.post(_bytes(data), destination, _USER_TAG + tag)
         self._traffic.payload_bytes += data.nbytes
         self._patience.count_to(destination, data.nbytes)
         return requests
@@ -57,9 +58,10 @@ class Messages:
         self._patience.enter(f"recv from rank {source}", collective=False)
         header, requests = np.zeros(1), []
         seals: list[Seal] = []
-        if self._emulation:
-            requests.append(self._comm.Irecv(header, source, _USER_TAG + tag))
-        requests += self._wire.expect(_bytes(data), source, _USER_TAG + tag, seals)
+        with self._patience.minding:
+            if self._emulation:
+                requests.append(self._comm.Irecv(header, source, _USER_TAG + tag))
+            requests += self._wire.expect(_bytes(data), source, _USER_TAG + tag, seals)
         self._patience.complete(requests)
         self._wire.verify(seals)
         if self._emulation:

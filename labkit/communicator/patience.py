@@ -14,6 +14,7 @@ from labkit.common.errors import LabkitError
 from labkit.common.limits import Limits
 from labkit.communicator.board import Board, Mismatch, WaitTooLong
 from labkit.communicator.clock import Clock
+from labkit.communicator.deaths import Minding, gone, is_broken, outlives
 from labkit.communicator.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Patience:
     Attributes:
         comm, board, traffic, clock: as given, for what this rank does besides waiting.
         on_one_host: whether all ranks share memory.
+        minding: a context in which MPI may say that a rank is gone: it raises `RankDied`.
         place, code: the name of the call that this rank is in, and 32 bits of it.
         trouble: the first error that a wait has raised.
         polite: sleep between polls instead of spinning.
@@ -68,6 +70,7 @@ class Patience:
         self.polite = False
         self.place, self.code = "", 0
         self._collective, self._since, self._asked = False, 0.0, False
+        self.minding, self._outlives = Minding(self.mind, clock), outlives()
 
     def enter(self, place: str, collective: bool = True, told: str = "") -> None:
         """Name the call whose waits come next.
@@ -128,15 +131,10 @@ class Patience:
 
         start = self.begin(number)
         polls = 0
-        try:
+        with self.minding:
             while not MPI.Request.Testall(requests):
                 self.pause(polls)
                 polls += 1
-        except MPI.Exception as error:
-            if error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_IN_STATUS):
-                self.board.bury(self.comm.Get_failed())
-                self.look_around()
-            raise
         self.traffic.wait_seconds += self.clock.now() - start
 
     def meet(self, what: str = "barrier") -> None:
@@ -160,7 +158,9 @@ class Patience:
             everybody's number, by rank.
         """
         told = np.zeros((self.size, 2))
-        self.complete([self.comm.Iallgather(np.array([self.code, value], np.float64), told)])
+        with self.minding:
+            request = self.comm.Iallgather(np.array([self.code, value], np.float64), told)
+        self.complete([request])
         if np.any(told[:, 0] != self.code):
             self.disagree()
         self.look_around()  # who failed after coming here goes no further with us
@@ -170,12 +170,16 @@ class Patience:
         """A collective of the library to which all have come, such as "Bcast".
 
         Over hosts a link may go down in its midst: there it is looked after. None of it is a wait.
+        So it is where ranks may die: a blocking Allgatherv of Open MPI 5 has returned, without an
+        error, zeros in the place of what had not come.
         """
-        if self.on_one_host:
-            getattr(self.comm, name)(*given)
+        if self.on_one_host and not self._outlives:
+            with self.minding:
+                getattr(self.comm, name)(*given)
             return
         waited = self.traffic.wait_seconds
-        self.complete([getattr(self.comm, f"I{name.lower()}")(*given)])
+        with self.minding:
+            self.complete([getattr(self.comm, f"I{name.lower()}")(*given)])
         self.traffic.wait_seconds = waited
 
     def gather(self, value: Any) -> list[Any]:
@@ -205,7 +209,8 @@ class Patience:
         Raises:
             Mismatch: always.
         """
-        places = self.comm.allgather(self.place + told)
+        with self.minding:
+            places = self.comm.allgather(self.place + told)
         self.trouble = Mismatch(_different(dict(enumerate(places))))
         raise self.trouble
 
@@ -235,6 +240,7 @@ class Patience:
         Raises:
             RankFailed, Mismatch, WaitTooLong: see `Communicator`.
         """
+        self.mind()
         waited, limits = self.clock.now() - self._since, Limits.of(self.limit)
         try:
             for each in self._whole():
@@ -257,6 +263,19 @@ class Patience:
             for each in self._whole():
                 each.trouble = error
             raise
+
+    def mind(self) -> None:
+        """Raise `RankDied` if a rank is gone, and wake those that wait for others than that one."""
+        whole = list(self._whole())
+        if not self._outlives or not any(is_broken(each.comm) for each in whole):
+            return
+        for each in whole:
+            each.comm.Revoke()
+        outermost = whole[-1]
+        error = outermost.board.bury(gone(outermost.comm, self.clock))
+        for each in whole:
+            each.trouble = error
+        raise error
 
     def _whole(self) -> Iterator[Patience]:
         """This one, and those of the ranks around it."""

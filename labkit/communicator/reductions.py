@@ -126,7 +126,8 @@ class Reductions:
         self._patience.enter(place)
         self._traffic.payload_bytes += nbytes
         before, start = self._traffic.wait_seconds, self._clock.now()
-        yield
+        with self._patience.minding:
+            yield
         self._patience.board.enter(f"work after {place}")
         waited = self._traffic.wait_seconds - before
         self._traffic.transfer_seconds += self._clock.now() - start - waited

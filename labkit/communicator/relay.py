@@ -39,7 +39,7 @@ class Relay:
         self._comm, self._sheet, self._clock = comm, sheet, clock
         self._peers: list[_Peer] = []
         self._wake, self._ends, self._patient = threading.Event(), False, False
-        self._asked = 0
+        self._asked, self._abandoned = 0, False
         self._thread = threading.Thread(target=self._run, name="labkit relay", daemon=True)
         self._thread.start()
 
@@ -57,6 +57,12 @@ class Relay:
         self._wake.set()
         self._thread.join()
         return all(peer.left for peer in self._peers)
+
+    def abandon(self) -> None:
+        """End, without a word: a rank is gone."""
+        self._abandoned = self._ends = True
+        self._wake.set()
+        self._thread.join()
 
     def _run(self) -> None:
         try:
@@ -93,7 +99,8 @@ class Relay:
                 # While a rank waits for it to be seen, look at once for who says so.
                 self._wake.wait(LOOK_EVERY if self._sheet.everywhere() else 1e-3)
                 self._wake.clear()
-            self._leave()
+            if not self._abandoned:
+                self._leave()
         finally:
             self._sheet.seen[...] = NEVER  # nobody waits for what does not come any more
 

@@ -17,6 +17,7 @@ from labkit.communicator.clock import Clock
 PLACE = 120  # bytes for the name of a call
 LOOK = 160  # bytes for what a process was seen doing
 CAUSE = 352  # bytes for the reason of a failure
+ENDED = "its process has ended"  # the cause of a rank that could not say one
 NEVER = np.iinfo(np.int64).max
 
 # Silence means that no bulletin has come for so long, while this host's relay was there to take it.
@@ -105,7 +106,7 @@ class Sheet:
     def die(self, rank: int) -> None:
         """Write down that the process of a rank has ended, unless it said itself why it fails."""
         if not self.rows["failed"][rank]:
-            self.fail(rank, "its process has ended")
+            self.fail(rank, ENDED)
 
     def leave(self, host: int) -> None:
         """Wait no more for what another host says."""

@@ -78,6 +78,7 @@ class CompressedMean:
         self._communicator, self._compressor, self._seed = communicator, compressor, seed
         self._states: dict[tuple[int, int], State] = {}
         self._recalled: dict[tuple[int, int], dict[int, np.ndarray]] = {}
+        self._before = self._states
         self.seconds = 0.0
         self.calls = 0
         self._bytes: dict[int, int] = {}  # of each generator in the reduction under way
@@ -131,6 +132,25 @@ class CompressedMean:
                 kind = "residual" if value is residual else "state"
                 found[f"{kind}/{bucket}/{part}/{place}"] = np.asarray(value)
         return found
+
+    def mark(self) -> None:
+        """A step begins, which may be taken back."""
+        self._before = dict(self._states)
+
+    def take_back(self) -> None:
+        """Know what was known before the step that was begun last."""
+        self._states = self._before
+
+    def renew(self, scale: float) -> None:
+        """Begin anew with what is known, and with residuals times a factor."""
+        known = self.remembered()
+        self._states, self._recalled = {}, {}
+        self.recall(
+            {
+                name: value * value.dtype.type(scale) if name.startswith("residual/") else value
+                for name, value in known.items()
+            }
+        )
 
     def recall(self, found: Mapping[str, np.ndarray]) -> None:
         """Begin with these states; what is not there begins as ever."""

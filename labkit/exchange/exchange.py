@@ -284,6 +284,23 @@ class Exchange:
         if self.compressed is not None:
             self.compressed.recall({name: found[name] for name in found if name not in choice})
 
+    def renew(self, scale: float) -> None:
+        """Begin anew on the ranks that live; what the compressor knows, and the choice, stay.
+
+        Nothing is laid out, and training steps must be traced, anew.
+
+        Args:
+            scale: of the ranks that there were, how many there are: residuals are of a mean over
+                more ranks, in which each counted less.
+        """
+        if self._layout.parcels:
+            self._recalled = self.choice
+        if self.compressed is not None:
+            self.compressed.renew(scale)
+        self._lay_out(Layout(self.communicator, [], [], [], self.choice))
+        self.communicator.pace(self.schedule.turns)
+        self._attend(self.schedule.after)
+
     def issue(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
         """See `Operations`, as for `wait`: of the gradients that were prepared last."""
         return self._operations.issue(gradients, rows)

@@ -1,6 +1,6 @@
 """The one seam of a model's training: what is put around its methods, in one declared order.
 
-    fit -> record -> whole -> rows -> priority -> the model's own train_step
+    fit -> ledger -> record -> whole -> rows -> priority -> the model's own train_step
         -> its layers' moments, its losses: whole
         -> optimizer.apply: dense -> whole -> rows -> the optimizer's own
 
@@ -22,7 +22,16 @@ import tensorflow as tf
 
 from labkit.common.errors import LabkitError
 
-ORDER = ("record", "metrics", "tests", "dense", "whole", "rows", "priority")  # from the outside in
+ORDER = (
+    "ledger",
+    "record",
+    "metrics",
+    "tests",
+    "dense",
+    "whole",
+    "rows",
+    "priority",
+)  # from the outside in
 
 Batch: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...] | dict[str, tf.Tensor]"
 Logs: TypeAlias = dict[str, tf.Tensor]
@@ -171,6 +180,12 @@ class Seam:
         if staying:
             self._staying.clear()
         self._arrange()
+
+    def forget(self) -> None:
+        """Let Keras compile all functions anew: what they were traced with is no more."""
+        self._compiled.clear()
+        for name in _FUNCTIONS:
+            setattr(self._model, name, None)
 
     def _arrange(self) -> None:
         self._keep_compiled()

@@ -49,6 +49,7 @@ class Service:
         self._done: set[int] = set()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._closed = False
         self._rounds = 0
         self._reorder: tuple[int, Reorder] | None = None
         self._ready = [0.0] * len(self.order)  # seconds; when buckets were issued, in sum
@@ -86,6 +87,14 @@ class Service:
         if self._error is not None:
             raise self._error
 
+    def close(self) -> None:
+        """Back when the thread has ended; what it waits for has been called off."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
     def settle(self) -> None:
         """Back when every issued bucket is served: the thread then uses no communicator."""
         with self._changed:
@@ -98,8 +107,10 @@ class Service:
             while True:
                 for bucket in list(self.order):
                     with self._changed:
-                        while bucket not in self._issued:
+                        while bucket not in self._issued and not self._closed:
                             self._changed.wait()
+                        if self._closed:
+                            return
                         self._issued.discard(bucket)
                         self._serving = True
                     start = self._clock.now()

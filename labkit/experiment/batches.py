@@ -9,6 +9,11 @@ from labkit.common.shards import IID
 from labkit.experiment.experiment import Experiment
 
 
+def owns_rows(experiment: Experiment) -> bool:
+    """Whether each rank has rows of its own, which others do not read."""
+    return experiment.feed == "scatter" or experiment.shards != IID
+
+
 def plan_of(
     experiment: Experiment,
     rows: int,
@@ -22,7 +27,7 @@ def plan_of(
         tuple(shares),
         experiment.seed,
         experiment.steps,
-        owned=experiment.feed == "scatter" or experiment.shards != IID,
+        owned=owns_rows(experiment),
         shards=experiment.shards,
         labels=labels,
     )

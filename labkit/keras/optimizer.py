@@ -113,7 +113,10 @@ def _members(
         if self.loss_scale_factor is not None:  # by which Keras divides no slices
             given = [each if each is None else tf.convert_to_tensor(each) for each in given]
         if not self.exchange.skips:
-            return kind.apply(self, given, trainable_variables)
+            # Where ranks may die, a step is taken as a whole, also the count of steps, or not.
+            whole = given if self.exchange.communicator.outlives else []
+            with tf.control_dependencies([each for each in whole if each is not None]):
+                return kind.apply(self, given, trainable_variables)
         if not self.built:
             with tf.init_scope():
                 self.build(variables)

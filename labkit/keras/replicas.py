@@ -171,8 +171,10 @@ class GlobalMetrics(Hook):
         return global_metrics(self.model, self.communicator, inner)
 
 
-def broadcast(variables: Sequence[keras.Variable], communicator: Communicator) -> None:
-    """Give every rank the values that the variables have on rank 0.
+def broadcast(
+    variables: Sequence[keras.Variable], communicator: Communicator, root: int = 0
+) -> None:
+    """Give every rank the values that the variables have on rank 0, or another.
 
     Random layers draw differently on each rank: the rank is added to their seeds.
 
@@ -192,7 +194,7 @@ def broadcast(variables: Sequence[keras.Variable], communicator: Communicator) -
     for number, variable in enumerate(variables):
         value = np.array(variable.numpy(), order="C")
         # By number: Keras counts the names of layers on, and ranks may have made more of them.
-        communicator.broadcast(value, what=f"the broadcast of variable {number}")
+        communicator.broadcast(value, root, f"the broadcast of variable {number}")
         if variable.name == "seed_generator_state":
             value[0] += communicator.rank
         variable.assign(value)

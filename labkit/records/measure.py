@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +22,10 @@ WARM_UP = 10  # steps
 
 
 def summarise(
-    experiment: Experiment, rows: Sequence[Row], ranks: Sequence[RankResult], whole: WholeResult
+    experiment: Experiment,
+    rows: Sequence[Row],
+    ranks: Mapping[int, RankResult],
+    whole: WholeResult,
 ) -> Record:
     """The record of metrics.json.
 
@@ -34,7 +37,7 @@ def summarise(
     Args:
         experiment: what was run.
         rows: history of all ranks.
-        ranks: what they returned, in their order.
+        ranks: what they returned, in their order; not those that died.
         whole: what rank 0 said for all.
     """
     # In the function: not all who read metrics measure any.
@@ -66,18 +69,20 @@ def summarise(
             "workers": experiment.workers,
             "threads": experiment.threads,
             "exchange": whole.exchange,
-            "memory_bytes": memory_bytes(ranks),
-            "memory": [{"rank": k} | asdict(each.memory) for k, each in enumerate(ranks)],
+            "memory_bytes": memory_bytes(ranks.values()),
+            "memory": [{"rank": k} | asdict(each.memory) for k, each in ranks.items()],
             "clocks": [
                 {"rank": k, "offset_s": each.seconds, "within_s": each.within}
-                for k, rank in enumerate(ranks)
+                for k, rank in ranks.items()
                 for each in rank.offsets[-1:]
             ],
             "partition": whole.partition,
             **({"checkpoints": whole.checkpoints} if whole.checkpoints else {}),
             "codec_ms_per_step": 1e3 * float(np.mean([row["codec_seconds"] for row in later])),
-            **_bad(experiment, ranks),
+            **_bad(experiment, list(ranks.values())),
             "equivalence": whole.equivalence,
+            "faults": whole.faults,
+            "stretches": whole.stretches,
             "epochs": whole.epochs,
         }
     )

@@ -70,6 +70,8 @@ class WholeResult:
         exchange: how gradients met, and why so; None where they did not.
         partition: where the model was cut into stages; None where it was not.
         checkpoints: how many, at what cost; None where none were asked for.
+        faults: ranks that training has outlived, with what each has cost, s.
+        stretches: from which step on which ranks trained.
         model: the bytes of a .keras file; None for a model that Keras cannot save.
     """
 
@@ -77,6 +79,8 @@ class WholeResult:
     evaluation: Mapping[str, float]
     equivalence: Verdict
     environment: Mapping[str, JSON] = field(default_factory=dict)
+    faults: Rows = field(default_factory=list)
+    stretches: Rows = field(default_factory=list)
     exchange: Mapping[str, JSON] | None = None
     partition: Mapping[str, JSON] | None = None
     checkpoints: Mapping[str, JSON] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from labkit.common.privacy import scrub
@@ -12,25 +12,28 @@ from labkit.exchange import timeline_rows
 from labkit.experiment import Experiment
 from labkit.records import store
 from labkit.records.measure import summarise
-from labkit.records.result import RankResult, Row, on_one_clock
+from labkit.records.result import Event, RankResult, Row, on_one_clock
 
 
 def write(
     directory: Path,
     experiment: Experiment,
-    ranks: Sequence[RankResult],
+    found: Mapping[int, RankResult],
     why: str | None,
     pruned: bool = False,
+    told: Sequence[Row] = (),
 ) -> None:
     """Write results and the final status of a run.
 
     Args:
         directory: of the run.
         experiment: what was run.
-        ranks: what they returned, in their order; nothing where they were stopped before.
+        found: what ranks returned, in their order; nothing where they were stopped before.
         why: they were stopped, where the one that waited for them did it.
         pruned: they were stopped by a search, if they were stopped.
+        told: rows of ranks that died.
     """
+    ranks = list(found.values())
     whole = ranks[0].whole if ranks else None
     if whole is None:
         who = why or "interrupted"
@@ -39,19 +42,19 @@ def write(
     staleness = _staleness(event for rank in ranks for event in rank.interleaving)
     rows = [
         {**row, **staleness.get((row["rank"], row["step"]), {}), "seed": experiment.seed}
-        for rank in ranks
-        for row in rank.rows
+        for own in (*(rank.rows for rank in ranks), told)
+        for row in own
     ]
     # Ranks return their rows one rank after the other; a history goes by steps.
     rows.sort(key=lambda row: (row["step"], row["rank"]))
     store.write_json(directory / "environment.json", whole.environment)
     tables = {
-        "timeline": timeline_rows(on_one_clock(rank.timeline, rank.offsets) for rank in ranks),
+        "timeline": timeline_rows(_timelines(found)),
         "microscope": [row for rank in ranks for row in rank.microscope],
-        "layers": [{"rank": k} | row for k, rank in enumerate(ranks) for row in rank.layers],
+        "layers": [{"rank": k} | row for k, rank in found.items() for row in rank.layers],
     }
-    for name, found in tables.items():
-        store.write_table(directory / f"{name}.parquet", found)
+    for name, table in tables.items():
+        store.write_table(directory / f"{name}.parquet", table)
     events = [event for rank in ranks for event in rank.interleaving]
     store.write_table(directory / "interleaving.parquet", events)
     stopped = None
@@ -59,8 +62,15 @@ def write(
         pruned = pruned and not why
         who = why or ("pruned" if pruned else "stopped by the user")
         stopped = f"{who} after {_reached(rows)} steps"
-    metrics = summarise(experiment, rows, ranks, whole)
+    metrics = summarise(experiment, rows, found, whole)
     store.finish(directory, metrics, rows, whole.model, stopped, pruned)
+
+
+def _timelines(found: Mapping[int, RankResult]) -> Iterator[Sequence[Event]]:
+    """Of each rank, on one clock; nothing of those that died."""
+    for number in range(1 + max(found)):
+        rank = found.get(number)
+        yield [] if rank is None else on_one_clock(rank.timeline, rank.offsets)
 
 
 def _reached(rows: Sequence[Row]) -> str:

@@ -197,7 +197,9 @@ class AllReduce(Strategy):
         variables = session.model.variables
         optimizers = [(optimizer, session.model.trainable_variables)]
         session.keeps(Kept(variables, optimizers, remembers={"exchange": optimizer.exchange}))
-        session.fit([Synchronize(session.communicator)])
+        # With gradients that wait for others, a part of a step is taken before the ranks meet.
+        added_up = optimizer.gradient_accumulation_steps is not None
+        session.fit([Synchronize(session.communicator)], None if added_up else optimizer.exchange)
 
     def _train_by_priority(self, session: Session) -> None:
         from labkit.exchange import Exchange

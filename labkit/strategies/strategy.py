@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from labkit.common.content import JSON
     from labkit.communicator import Communicator, Transport
     from labkit.compression import Compressor
-    from labkit.exchange import Guard, Seen, Timeline
+    from labkit.exchange import Exchange, Guard, Seen, Timeline
     from labkit.exchange import Layer as Packed
     from labkit.frameworks.child import Child
     from labkit.frameworks.environments import Found
@@ -237,8 +237,15 @@ class Session(Protocol):
     def exported(self, name: str, found: Found, folder: str) -> Child:
         """A fresh process that trains the same model by another framework."""
 
-    def fit(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Train on this rank's data for the experiment's epochs."""
+    def fit(
+        self, callbacks: Sequence[keras.callbacks.Callback], exchange: Exchange | None = None
+    ) -> None:
+        """Train on this rank's data for the experiment's epochs.
+
+        Args:
+            callbacks: the strategy's own.
+            exchange: which those that outlive a rank begin anew; None: training ends with it.
+        """
 
     def part(self, colour: int) -> Communicator:
         """The ranks of the same colour, such as those of a replica, until training has ended."""

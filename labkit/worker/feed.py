@@ -105,7 +105,7 @@ class Source:
             everyone: the ranks that divide the validation data among them.
             sample_rank: dimensions of one sample of x, to tell samples from batches.
         """
-        shares = experiment.capacities or (1.0,) * communicator.size
+        shares = _shares(experiment, communicator) or (1.0,) * communicator.size
         validation = self.held_out(experiment, everyone, sample_rank)
         if callable(self.train):
             own, size = self.train, experiment.batch_size
@@ -165,7 +165,13 @@ class Source:
             batches = _batched(self.validation(), experiment.batch_size, sample_rank)
         else:
             batches = tf.data.Dataset.from_tensor_slices(self.validation).batch(VALIDATION_BATCH)
-        return shard(batches, communicator, experiment.capacities).cache()
+        return shard(batches, communicator, _shares(experiment, communicator)).cache()
+
+
+def _shares(experiment: Experiment, communicator: Communicator) -> tuple[float, ...] | None:
+    """Of each batch, of the ranks that live; None: equal ones."""
+    given = experiment.capacities
+    return None if given is None else tuple(given[number] for number in communicator.numbers)
 
 
 def read(experiment: Experiment, communicator: Communicator | None = None) -> Source:

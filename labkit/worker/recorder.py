@@ -136,7 +136,7 @@ class Recorder(keras.callbacks.Callback, Hook):
             {
                 "epoch": self._epoch,
                 "step": self.step,
-                "rank": self.communicator.rank,
+                "rank": self.communicator.number,
                 "loss": loss if samples else math.nan,
                 "seconds": seconds,
                 # What is left; nothing, where all of it was hidden behind an exchange.
@@ -151,6 +151,7 @@ class Recorder(keras.callbacks.Callback, Hook):
                 **({} if self.communicator.on_one_host else {"link_bytes": traffic.link_bytes}),
                 "messages": traffic.messages,
                 "samples": samples,
+                **({"ranks": self.communicator.size} if self.communicator.dead else {}),
             }
         )
         if self._tells(now) and self.communicator.rank == 0 and self.stop_asked():

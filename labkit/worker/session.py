@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import keras
 import tensorflow as tf
@@ -16,10 +16,11 @@ import tensorflow as tf
 from labkit import models
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
-from labkit.communicator import Communicator, Injector
-from labkit.exchange import Guard, Timeline
+from labkit.communicator import Communicator, Injector, RankDied
+from labkit.exchange import Exchange, Guard, Timeline
 from labkit.exchange.seam import seam
 from labkit.experiment import Experiment
+from labkit.experiment.batches import owns_rows
 from labkit.keras import LARS, Recipe, copy_of, evaluate
 from labkit.model_parallel.memory import Memory
 from labkit.model_parallel.meter import LayerRow
@@ -33,12 +34,14 @@ from labkit.worker.keeper import Keeper
 from labkit.worker.loop import train
 from labkit.worker.progress import Progress
 from labkit.worker.recorder import Recorder, StopTogether
+from labkit.worker.recovery import Recovery
 
 if TYPE_CHECKING:
     from labkit.frameworks.child import Child
     from labkit.frameworks.environments import Found
     from labkit.worker.played import Stage
 
+T = TypeVar("T")
 # What `keras.Model.compile` takes: a name, an object, or a nest of them.
 CompileOption: TypeAlias = "str | keras.losses.Loss | Sequence[CompileOption] | None"
 
@@ -69,9 +72,7 @@ class TrainingSession:
         self.layers: list[LayerRow] = []  # what this rank has and sends of each, when cut
         reset(experiment)
         self.model = build_model(experiment, source)
-        # Programs ask for each worker's batches; what they need here are the held-out rows.
-        read = experiment.replace(capacities=None) if experiment.plays else experiment
-        self.feed: Feed = source.feed(read, self.readers, communicator, sample_rank(self.model))
+        self.read_anew()
         self.recorder: Recorder | None = None  # of programs' steps, which no callback sees
         self.interleaving: list[Event] = []
         self.stage: Stage | None = None  # on which they play
@@ -80,11 +81,20 @@ class TrainingSession:
         self.callbacks: list[keras.callbacks.Callback] = list(own)
         self.progress = Progress(self.feed.steps)
         self.keeping: Keeping | None = None
+        self.recovery: Recovery | None = None  # where training outlives ranks
         self._kept: Kept | None = None
         self.chosen: dict[str, JSON] = {}  # what was measured once
         self.checkpoints: dict[str, JSON] | None = None  # how many, at what cost
         self._given = self.model.optimizer if self.model.compiled else None
         self._options = _compile_options(self.model, experiment, source)
+
+    def read_anew(self) -> None:
+        """Divide the data among the ranks that there are."""
+        # Programs ask for each worker's batches; what they need here are the held-out rows.
+        plays = self.experiment.plays
+        read = self.experiment.replace(capacities=None) if plays else self.experiment
+        given = read, self.readers, self.communicator, sample_rank(self.model)
+        self.feed: Feed = self._source.feed(*given)
 
     def optimizer(self) -> keras.optimizers.Optimizer:
         """A new optimizer: the experiment's, or that of a model that came compiled."""
@@ -108,11 +118,42 @@ class TrainingSession:
         """Compile the model with the experiment's loss and metrics."""
         self.model.compile(optimizer=optimizer, jit_compile=False, **self._options)
 
-    def fit(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    def fit(
+        self, callbacks: Sequence[keras.callbacks.Callback], exchange: Exchange | None = None
+    ) -> None:
         """Train from where it stands to the last of the experiment's epochs, validating after each.
 
         To Keras an epoch that had been begun is a fit of its own.
+
+        Args:
+            callbacks: the strategy's own.
+            exchange: which those that outlive a rank begin anew; None: training ends with it.
         """
+        if exchange is not None and self.communicator.outlives and not owns_rows(self.experiment):
+            self.recovery = Recovery(self, exchange)
+            callbacks = [self.recovery, *callbacks]
+        self.outlive(lambda: self._fit_from_here(callbacks))
+
+    def outlive(self, work: Callable[[], T]) -> T:
+        """Do something, and again with the ranks that live when others are gone."""
+        while True:
+            try:
+                return work()
+            except Exception:
+                died = isinstance(self.communicator.patience.trouble, RankDied)
+                if self.recovery is None or not died:
+                    raise
+            self.recovery.recover()
+            if self.keeping is not None:  # it has gone on from what it began with
+                self.keeping = self.keeping._replace(resume=None)
+
+    def state(self) -> list[keras.Variable]:
+        """All that replicas share: variables of the model and of its optimizers."""
+        assert self._kept is not None
+        slots = [v for optimizer, _ in self._kept.optimizers for v in optimizer.variables]
+        return [*self._kept.variables, *slots]
+
+    def _fit_from_here(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         self.model.stop_training = False
         with self._keepers() as keepers:
             stop = StopTogether(self.communicator, self.progress.taken)

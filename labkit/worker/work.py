@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from labkit.communicator import Communicator, world
+from labkit.communicator import Communicator, RankDied, world
 from labkit.experiment import Experiment
 from labkit.records.checkpoints import Keeping
 from labkit.records.result import Event, RankResult, WholeResult
@@ -106,14 +107,15 @@ def _train(
     offsets = [offset(communicator.clock, communicator.allgather)]
     tell("doing", what="training")
     experiment.strategy.train(session)
-    offsets.append(offset(communicator.clock, communicator.allgather))
+    measure = partial(offset, communicator.clock, communicator.allgather)
+    offsets.append(session.outlive(measure))
     tell("doing", what="evaluating")
     if microscope is not None:
         for step, figures in microscope.by_step().items():
             recorder.rows[step - recorder.begin] |= figures
     kept, peak = session.memory or _memory(session), memory.peak()
     session.close()
-    evaluation = session.evaluate()
+    evaluation = session.outlive(session.evaluate)
     whole = None
     if communicator.rank == 0:
         whole = WholeResult(
@@ -124,6 +126,8 @@ def _train(
             exchange=session.exchange(),
             partition=session.partition or None,
             checkpoints=session.checkpoints,
+            faults=session.recovery.faults if session.recovery is not None else [],
+            stretches=session.recovery.stretches if session.recovery is not None else [],
             model=session.saved(),  # last: it compiles the model anew
         )
     return RankResult(
@@ -193,7 +197,7 @@ def main(payload: bytes) -> Any:
     `luggage` and `environment`; with `stream`, a folder, and `submitter`, a process, the function
     also gets `report` and `stop_asked`, see `labkit.records.stream`. A failure is written on the
     board first, so that ranks which wait for this one raise too and every engine stays alive for
-    the next call.
+    the next call. Returns what the function does, and the ranks that this one has outlived.
     """
     import cloudpickle
 
@@ -210,10 +214,13 @@ def main(payload: bytes) -> Any:
             writer = Writer(stream, communicator.rank, submitter) if seen else Afar()
             options = {"report": writer.write, "stop_asked": writer.stop_asked}
         result = function(communicator, *arguments, **options)
-        communicator.meet("the end of the call")  # also with a rank that failed after its last
+        try:
+            communicator.meet("the end of the call")  # also with a rank that failed after its last
+        except RankDied:  # who failed says so itself; engines start anew after a death
+            return result, communicator.dead
     except BaseException as error:
         cause = communicator.patience.trouble or error
         communicator.board.fail(f"{type(cause).__name__}: {cause}")
         raise cause from (None if cause is error else error)
     communicator.close()
-    return result
+    return result, communicator.dead

@@ -27,7 +27,7 @@ def rank(weights: int = 8, gradients: int | None = 8, peak: int = 100) -> RankRe
 def metrics_of(
     experiment: Experiment, found: list[dict[str, Any]], whole: WholeResult = WHOLE
 ) -> dict[str, Any]:
-    return summarise(experiment, found, [rank()] * experiment.workers, whole)
+    return summarise(experiment, found, dict(enumerate([rank()] * experiment.workers)), whole)
 
 
 def rows(seconds: list[list[float]], samples: int = 8, payload: int = 100) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ def test_steps_under_the_microscope_are_not_timed() -> None:
 
 def test_memory_is_said_by_rank_and_of_the_rank_that_needs_most_of_each_kind() -> None:
     ranks = [rank(weights=8, peak=50), rank(weights=6, gradients=None, peak=90)]
-    metrics = summarise(Experiment(workers=2), rows([[1.0, 1.0]]), ranks, WHOLE)
+    metrics = summarise(Experiment(workers=2), rows([[1.0, 1.0]]), dict(enumerate(ranks)), WHOLE)
     assert metrics["memory_bytes"] == {"weights": 8, "gradients": 8, "optimizer": 0, "peak": 90}
     assert [part["rank"] for part in metrics["memory"]] == [0, 1]
     assert list(metrics["memory"][1]) == ["rank", "stages", "whole", "measured", "predicted"]

@@ -57,7 +57,7 @@ def measured(history: pd.DataFrame) -> dict[str, Any]:
     ranks = [RankResult([], Memory([0], 16, own, own), 100)] * 2
     whole = WholeResult([{"epoch": 0}], {"loss": 0.5}, GATE)
     found: list[dict[str, Any]] = history.to_dict("records")
-    return summarise(Experiment(workers=2), found, ranks, whole)
+    return summarise(Experiment(workers=2), found, dict(enumerate(ranks)), whole)
 
 
 def test_workers_with_unequal_steps_are_timed_by_their_own_steps_and_the_run_by_its_clock() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from labkit.cli.doctor import clusters, hosts, jupyter, machine, programs, ranks, slurm
+from labkit.cli.doctor import clusters, deaths, hosts, jupyter, machine, programs, ranks, slurm
 from labkit.cli.doctor.examination import Finding
 from labkit.common.errors import InvalidInput
 from labkit.hosts.host_list import hosts_of
@@ -15,6 +15,7 @@ Check = Callable[[], Iterator[Finding]]
 CHECKS: list[Check] = [
     ranks.mpiexec,
     ranks.ranks,
+    deaths.deaths,
     machine.cores,
     machine.root,
     machine.memory,

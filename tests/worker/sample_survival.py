@@ -1,0 +1,84 @@
+"""Ranks that train an experiment while some are killed; run as a script under mpiexec.
+
+    sample_survival.py SCHEDULE COMPRESSOR FOLDER
+
+A rank writes its process in the folder, and at the end what it has come to.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from labkit import AllReduce, Experiment
+from labkit.communicator import world
+from labkit.worker.ledger import Ledger
+from labkit.worker.work import work
+
+ROWS, STEPS, EPOCHS = 600, 25, 30
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """Rows that are told from each other."""
+    x = np.random.default_rng(1).standard_normal((ROWS, 12)).astype(np.float32)
+    return x, (x[:, 0] > 0).astype(np.int32)
+
+
+def experiment(schedule: str, compressor: str | None, **more: Any) -> Experiment:
+    """Some hundred steps, in float64 where nothing is compressed."""
+    strategy = AllReduce(schedule=schedule, compressor=compressor, bucket_bytes=4096)
+    return Experiment(
+        model="mlp", model_options={"widths": [64, 32]}, dataset=data(), validation=data(),
+        strategy=strategy, workers=3, batch_size=ROWS // STEPS, epochs=EPOCHS, optimizer="adam",
+        precision="float64" if compressor is None else "float32", gate=False, **more,
+    )  # fmt: skip
+
+
+class Last(keras.callbacks.Callback):
+    """Keeps the weights of the end."""
+
+    def __init__(self, into: list[Any]) -> None:
+        super().__init__()
+        self._into = into
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Replace those of an earlier end."""
+        self._into[:] = self.model.get_weights()
+
+
+def main() -> None:
+    faulthandler.dump_traceback_later(100, exit=True)
+    schedule, compressor, folder = sys.argv[1], sys.argv[2] or None, Path(sys.argv[3])
+    communicator = world(limit=60.0)
+    (folder / f"pid{communicator.rank}").write_text(str(os.getpid()))
+
+    def report(kind: str, records: Any) -> None:
+        if kind == "step" and records:
+            (folder / f"steps{communicator.number}").write_text(str(records[-1]["step"]))
+
+    last: list[Any] = []
+    asked = experiment(schedule, compressor, callbacks=lambda: [Ledger(folder), Last(last)])
+    found = work(communicator, asked, None, report)
+    digest = hashlib.sha256(b"".join(each.tobytes() for each in last)).hexdigest()
+    told = {
+        "rank": communicator.number,
+        "rows": [[row["step"], row["samples"]] for row in found.rows],
+        "weights": digest,
+    }
+    if found.whole is not None:
+        told |= {"faults": found.whole.faults, "stretches": found.whole.stretches}
+        told |= {"epochs": found.whole.epochs, "evaluation": dict(found.whole.evaluation)}
+    (folder / f"told{communicator.number}").write_text(json.dumps(told))
+    communicator.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Training goes on when ranks are killed, as if they had never been: the same steps, exactly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_survival import EPOCHS, ROWS, STEPS, data
+
+from labkit.communicator import launcher
+from labkit.records.ledger import check, read
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).with_name("sample_survival.py")
+RANKS, HANG = 3, 100.0  # seconds
+
+
+def killed(folder: Path, schedule: str, compressor: str, victims: dict[int, int]) -> dict[str, Any]:
+    """What the first rank that lives tells at the end.
+
+    Args:
+        folder: for what ranks tell.
+        schedule, compressor: of the exchange.
+        victims: ranks, with the step from which on each is killed.
+    """
+    words = [sys.executable, str(SCRIPT), schedule, compressor, str(folder)]
+    environment, end = os.environ | launcher.environment(), time.monotonic() + HANG
+    command = [*launcher.mpiexec(RANKS, outlives=True), *words]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as ranks:
+        try:
+            for victim, step in victims.items():
+                while not reached(folder / f"steps{victim}", step):
+                    assert ranks.poll() is None
+                    assert time.monotonic() < end
+                    time.sleep(0.002)
+                os.kill(int((folder / f"pid{victim}").read_text()), signal.SIGKILL)
+            said = ranks.communicate(timeout=end - time.monotonic())[1]
+        finally:
+            ranks.kill()
+    told = sorted(folder.glob("told*"))
+    assert [int(path.name[4:]) for path in told] == sorted(set(range(RANKS)) - victims.keys()), said
+    found = [json.loads(path.read_text()) for path in told]
+    assert len({each["weights"] for each in found}) == 1
+    first: dict[str, Any] = found[0]
+    return first
+
+
+def reached(path: Path, step: int) -> bool:
+    return path.exists() and int(path.read_text() or -1) >= step
+
+
+@pytest.mark.parametrize(
+    ("schedule", "compressor", "victims"),
+    [("sequential", "", {0: 40, 2: 120}), ("overlap", "", {1: 60}), ("overlap", "OneBit", {0: 30})],
+)
+def test_it_is_the_training_of_ranks_that_nobody_has_killed(
+    tmp_path: Path, schedule: str, compressor: str, victims: dict[int, int]
+) -> None:
+    found = killed(tmp_path, schedule, compressor, victims)
+    account = check(read(tmp_path), data(), STEPS, EPOCHS)
+    assert account.is_exact, account
+    assert sum(account.by_rank.values()) == ROWS * EPOCHS
+    assert [fault["ranks"] for fault in found["faults"]] == [[victim] for victim in victims]
+    assert account.steps_repeated == sum(fault["repeated"] for fault in found["faults"])
+    begins = [stretch["step"] for stretch in found["stretches"]]
+    assert begins == [0, *(fault["step"] for fault in found["faults"])]
+    assert len(found["epochs"]) == EPOCHS
+    if not compressor:  # in float64 sums of other ranks differ in the last places
+        assert found["evaluation"]["loss"] == pytest.approx(0.0052200118733289, rel=1e-6)
