@@ -98,8 +98,9 @@ class Cluster:
         fault_tolerant: bool = False,
         **more: str,
     ) -> None:
-        asked = workers, threads, launcher, hosts, nodes, fault_tolerant
-        self.how = how = Start.asked(*asked, **more)
+        self.how = how = Start.asked(
+            workers, threads, launcher, hosts, nodes, fault_tolerant, **more
+        )
         # Engines of another interpreter, or of an older source, would run other code than this one.
         own = digest([sys.executable, fingerprint()])[:8]
         held = Path(os.environ.get(HOLD, "")).name
