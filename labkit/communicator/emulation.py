@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -143,10 +144,10 @@ class Emulation:
 
 def _common_file(comm: MPI.Intracomm) -> int:
     """A file without a name that each of these ranks has opened for itself (collective)."""
-    own = os.memfd_create("labkit links") if comm.rank == 0 else -1
-    path = comm.bcast(f"/proc/{os.getpid()}/fd/{own}")
-    found = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    own, path = tempfile.mkstemp(prefix="labkit-links-") if comm.rank == 0 else (-1, "")
+    path = comm.bcast(path)
+    found = own if comm.rank == 0 else os.open(path, os.O_RDWR | os.O_CLOEXEC)
     comm.Barrier()
     if comm.rank == 0:
-        os.close(own)
+        os.unlink(path)
     return found
