@@ -126,7 +126,8 @@ class Sheet:
     def write(self, bulletin: np.ndarray, now: float, last: bool) -> None:
         """Fill a bulletin of this host."""
         # A rank may write meanwhile. What its mark promises is there, and the counts with which it
-        # stands still, for these were read before; a call that it has just come to or from is not said to be waited in.
+        # stands still, for these were read before; a call that it has just come to or from is not
+        # said to be waited in.
         before = self.rows[self.own]
         rows = self.rows[self.own]
         rows["mark"], rows["stands"] = before["mark"], before["stands"]

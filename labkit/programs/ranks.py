@@ -144,7 +144,8 @@ class RankWorld(World):
         """Take in what has come and let go on who can; whether anything happened."""
         self._take_in()
         for number in [number for number, wakes in self._wakes.items() if wakes <= self._now()]:
-            self._ready[number] = self._wakes.pop(number)  # any answer: it is not looked at
+            del self._wakes[number]
+            self._ready[number] = None
         happens = False
         while self._ready or self._near or self._far:
             happens = True
@@ -206,14 +207,20 @@ class RankWorld(World):
             self._under_way.set_result(meeting)
         return beside
 
-    def _act(self, number: int, action: Action) -> tuple[bool, Any]:
-        """What computes is done at once, or by the other thread."""
+    def _may_stand(self, number: int) -> None:
+        """Let whoever keeps this world look at it, as if the program had not asked yet.
+
+        It does so when it is handed the answer again.
+        """
         if self._between is not None:
-            # As if the program had not asked yet: it does so when it is handed the answer again.
             heard = self._players[number].heard
             self._ready[number] = heard.pop()
             self._between(self)
             heard.append(self._ready.pop(number))
+
+    def _act(self, number: int, action: Action) -> tuple[bool, Any]:
+        """What computes is done at once, or by the other thread."""
+        self._may_stand(number)
         match action:
             case Compute() | Forward() | Backward():
                 if self._beside is None:
@@ -332,8 +339,8 @@ class RankWorld(World):
     def _opened(self, letter: Letter) -> tuple[int, Message]:
         has, version, rows, step, ends, sent, held, wants = letter.words.tolist()
         values = letter.values.view(self._dtype) if has else None
-        if values is not None and self.still is not None:  # it is remembered, and others write there
-            values = values.copy()
+        if values is not None and self.still is not None and self._mailbox.stay:
+            values = values.copy()  # they are remembered, and others will write there
             self._mailbox.free(letter.route)
         source, to = letter.route
         told = Message(source, values, int(version), int(rows), int(step), bool(ends), sent)

@@ -49,7 +49,7 @@ def losses(run: Run) -> list[tuple[float, ...]]:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"strategy": lk.ParameterServer()}, "by programs"),
+        ({"strategy": lk.ParameterServer(stages=2)}, "by programs with a cut model"),
         ({"clock": "virtual", "strategy": lk.ParameterServer(stages=2)}, "cut model"),
         ({"strategy": lk.TFDistribute()}, "processes of other"),
         ({"strategy": lk.DelayedGradients()}, "messages on their way"),
@@ -64,7 +64,7 @@ def test_what_has_no_state_that_could_be_kept_is_refused(
         checked(QUESTION.replace(**fields), **{"checkpoint": None, **asked})
 
 
-def test_programs_other_frameworks_and_the_unlocked_are_not_kept() -> None:
+def test_of_those_that_are_no_programs_other_frameworks_and_the_unlocked_are_not_kept() -> None:
     kept = {name for name, kind in STRATEGIES.items() if kind.goes_on}
     assert kept == {"AllReduce", "Pipeline", "Layerwise", "TensorParallel", "LocallyConnected"}
 
@@ -80,21 +80,45 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_in_its_record(cluster: Cluster) -> None:
-    whole = cluster.run(LONG)
-    live = cluster.submit(LONG, checkpoint=lk.Checkpoint(50, keep=3))
+@pytest.mark.parametrize("strategy", [lk.AllReduce(), lk.ParameterServer(2), lk.Gossip()], ids=str)
+def test_a_run_that_was_stopped_goes_on_in_its_record(strategy: Any, cluster: Cluster) -> None:
+    asked = LONG.replace(strategy=strategy)
+    whole = cluster.run(asked)
+    live = cluster.submit(asked, checkpoint=lk.Checkpoint(50, keep=3))
     wait_for(lambda: len(live.rows) > 20)
     live.stop()
     stopped = live.result()
     assert stopped.status["state"] == "interrupted"
     before = len(stopped.history) // 2
     assert 0 < before < 300 * 5
-    again = cluster.run(LONG, resume=True)
+    again = cluster.run(asked, resume=True)
     assert again.path == stopped.path
     assert again.status["state"] == "completed"
-    assert again.status["resumed"][0]["step"] == before
+    step = again.status["resumed"][0]["step"]
+    assert step == before if not asked.plays else 0 < step <= 2 * before
     assert losses(again) == losses(whole)
     assert weights(again) == weights(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["two_sided", "one_sided"])
+def test_asynchronous_servers_lose_nothing_and_hear_nothing_twice(
+    transport: str, cluster: Cluster
+) -> None:
+    servers = lk.ParameterServer(2, synchronous=False, transport=transport)
+    asked = LONG.replace(strategy=servers)
+    live = cluster.submit(asked, checkpoint=lk.Checkpoint(100_000))
+    wait_for(lambda: len(live.rows) > 20)
+    live.stop()
+    assert live.result().status["state"] == "interrupted"
+    again = cluster.run(asked, resume=True)
+    assert 0 < again.status["resumed"][0]["step"] < len(again.history)
+    gradients = sorted(again.history[["rank", "step"]].itertuples(index=False, name=None))
+    assert len(gradients) == len(set(gradients)) == 300 * 5 * 2
+    for _, events in again.interleaving.groupby("server"):
+        heard = sorted(events[["worker", "step"]].itertuples(index=False, name=None))
+        assert heard == gradients
+        assert sorted(events["update"]) == list(range(len(gradients)))
 
 
 @pytest.mark.slow
