@@ -104,7 +104,8 @@ class World:
     def _taken(self, kept: Kept, program: Callable[[int, Any], Program]) -> Sequence[Any]:
         """Go on from there; what more was kept."""
         assert self._outside is not None  # for the type checker: see `keeps`
-        own, diary, *more = taken(kept, self._outside)
+        found: list[Any] = taken(kept, self._outside)
+        own, diary, *more = found
         vars(self).update(own)
         vars(self._diary).update(diary)
         for number, player in self._players.items():
