@@ -35,20 +35,20 @@ def checked(
     asked = {"checkpoint": checkpoint, "resume": resume}
     if not (given := {k: v for k, v in asked.items() if v is not None and v is not False}):
         return None
-    kind, virtual = type(experiment.strategy), experiment.clock == "virtual"
-    if virtual:
+    kind, plays = type(experiment.strategy), experiment.plays
+    if plays:
         goes_on = experiment.strategy.replica_cut == 1 and not experiment.faults
     else:
-        goes_on = kind.goes_on and not experiment.plays
+        goes_on = kind.goes_on
     if not goes_on:
         said = " and ".join(f"{name}={value!r}" for name, value in given.items())
-        why = "by programs, in processes of other frameworks, or with messages on their way"
+        why = "in processes of other frameworks, or with messages on their way"
         allowed = ", ".join(name for name, each in STRATEGIES.items() if each.goes_on)
         raise InvalidInput(
             f"{said}: {kind.__name__} on clock={experiment.clock!r} trains "
-            f"{'with a cut model or planted faults' if virtual else why}, which is not kept; "
-            f"allowed on clock='wall': {allowed}; on clock='virtual' all that play, with whole "
-            "replicas and without faults"
+            f"{'by programs with a cut model or planted faults' if plays else why}, which is not "
+            f"kept; allowed on clock='wall': {allowed}; on both clocks all that are programs, with "
+            "whole replicas and without faults"
         )
     if experiment.repeats > 1 and resume not in (None, False, True):
         raise InvalidInput(
@@ -115,7 +115,9 @@ def keeping(
                 f"resume={run.name!r} is of clock={clock!r}, whose state is another one than that "
                 f"of clock={experiment.clock!r}; resume on the same clock"
             )
-        if clock == "wall":
+        if experiment.plays:
+            _refuse_another(experiment, found)
+        else:
             _refuse_done(experiment, found)
     return Keeping(checkpoint, found, goes_on) if checkpoint or found else None
 
@@ -128,6 +130,15 @@ def _same(experiment: Experiment) -> checkpoints.Same:
         return all(manifest["experiment"].get(name) == wanted.get(name) for name in _SAME)
 
     return same
+
+
+def _refuse_another(experiment: Experiment, found: Resume) -> None:
+    if found.manifest["experiment"] != json.loads(json.dumps(experiment.to_json())):
+        raise InvalidInput(
+            f"a checkpoint of programs is of all workers, servers and messages of one experiment, "
+            f"on its ranks={found.manifest['ranks']}, and this is another experiment; give the "
+            "same, or begin anew"
+        )
 
 
 def _refuse_done(experiment: Experiment, found: Resume) -> None:

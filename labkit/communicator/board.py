@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from labkit.common.errors import LabkitError
 from labkit.common.limits import Limits
 from labkit.communicator.clock import Clock
@@ -193,6 +195,23 @@ class Board:
     def asked_to_keep(self, step: int) -> bool:
         """Whether rank 0 wants the state after this very step to be kept."""
         return bool(self._sheet.rows["keep"][0] == step)
+
+    def count(self, *numbers: int) -> None:
+        """Tell others how far this rank is: `COUNTS` numbers, whatever they mean."""
+        self._own["counts"] = numbers
+
+    def stand_still(self, time: int) -> None:
+        """Say that the counts of this rank stay, for the how manieth time, from 1; 0: they move."""
+        self._own["stands"] = time
+
+    def counts(self) -> np.ndarray:
+        """Of all ranks, (size, COUNTS); those of other hosts some tenths of a second old."""
+        found: np.ndarray = self._sheet.rows["counts"]
+        return found
+
+    def all_stand_still(self, time: int) -> bool:
+        """Whether all ranks have said so; counts that are read after it are theirs."""
+        return bool((self._sheet.rows["stands"] == time).all())
 
     def end_after(self, step: int) -> None:
         """Say that training has come to its end for this rank: all go on to this step only."""

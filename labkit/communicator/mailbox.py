@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,8 @@ class Mailbox:
         hosts: the rank of each who sends or reads, by number.
         rules: what holds for all messages.
     """
+
+    stay: ClassVar[bool] = False  # values are their reader's own
 
     def __init__(
         self,

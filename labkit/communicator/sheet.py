@@ -18,6 +18,7 @@ PLACE = 120  # bytes for the name of a call
 LOOK = 160  # bytes for what a process was seen doing
 CAUSE = 352  # bytes for the reason of a failure
 ENDED = "its process has ended"  # the cause of a rank that could not say one
+COUNTS = 5  # numbers that a rank may tell of itself
 NEVER = np.iinfo(np.int64).max
 
 # Silence means that no bulletin has come for so long, while this host's relay was there to take it.
@@ -39,6 +40,8 @@ ROW = np.dtype(
         ("stop", "i8"),
         ("last", "i8"),
         ("keep", "i8"),
+        ("counts", "i8", (COUNTS,)),  # of what it has behind it, the caller's
+        ("stands", "i8"),  # still: for the how manieth time
         ("mark", "i8"),  # rises with whatever other hosts must have seen
         ("pid", "i4"),
         ("round", "i4"),  # of a schedule, from 1
@@ -88,7 +91,7 @@ class Sheet:
 
     def clear(self, now: float) -> None:
         """Begin: nobody waits, has failed or wants to stop."""
-        self.rows[...] = (b"the start", b"", b"", now, NEVER, NEVER, NEVER, 0, 0, 0, 0, 0, 0)
+        self.rows[...] = (b"the start", b"", b"", now, NEVER, NEVER, NEVER, *(0,) * 8)
         self.seen[...], self.heard[...], self.turned[...] = 0, now, now
         self.seen[self.here], self.heard[self.here] = NEVER, math.inf
 
@@ -122,11 +125,12 @@ class Sheet:
 
     def write(self, bulletin: np.ndarray, now: float, last: bool) -> None:
         """Fill a bulletin of this host."""
-        # A rank may write meanwhile. What its mark promises is there, for that was read before;
-        # a call that it has just come to or from is not said to be waited in.
+        # A rank may write meanwhile. What its mark promises is there, and the counts with which it
+        # stands still, for these were read before; a call that it has just come to or from is not
+        # said to be waited in.
         before = self.rows[self.own]
         rows = self.rows[self.own]
-        rows["mark"] = before["mark"]
+        rows["mark"], rows["stands"] = before["mark"], before["stands"]
         same = self.rows["since"][self.own] == before["since"]
         rows["waiting"] &= same & self.rows["waiting"][self.own].astype(bool)
         bulletin["rows"], bulletin["seen"] = rows, self.rows["mark"]

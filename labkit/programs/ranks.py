@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
@@ -34,14 +35,22 @@ from labkit.programs.actions import (
     Wait,
 )
 from labkit.programs.diary import Diary, Scenes
+from labkit.programs.kept import Kept
+from labkit.programs.standstill import Standstill
 from labkit.programs.together import Meeting
 from labkit.programs.world import World
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
+_WAIT = "a message of a program"
+
 # What was asked for, what it gave, from when to when, s.
 Spent: TypeAlias = tuple[Computes, "Gradient | Passed", float, float]
+
+
+# Of a world, what changes while it is played.
+_STATE = ("_players", "_ready", "_near", "_far", "_wakes", "_begin")
 
 
 class RankWorld(World):
@@ -78,33 +87,43 @@ class RankWorld(World):
     ) -> None:
         super().__init__(programs, hosts, scenes, diary)
         self._communicator, self._dtype = communicator, np.dtype(dtype)
+        self._ready: dict[int, Any] = dict.fromkeys(programs)  # answers to be handed over next
+        self._near: deque[tuple[int, Message]] = deque()  # to whom; said at this place
+        self._far: deque[tuple[int, Message]] = deque()  # likewise, come from elsewhere
         self._wakes: dict[int, float] = {}  # when who goes on by itself, s
         # What another thread computes for whom.
         self._computes: dict[int, Future[Spent]] = {}
         self._clock, self._mailbox = communicator.clock, mailbox or communicator.mailbox(hosts)
+        self._behind = 0.0  # s, by which this world's time is behind the clock's
+        self._between: Callable[[RankWorld], None] | None = None
+        self.still: Standstill | None = None  # where somebody wants to keep it
         self._slowly: Callable[[], AbstractContextManager[None]] = computing(communicator)
         self._beside = ThreadPoolExecutor(1) if len(programs) > 1 and meanwhile else None
         self._shapes, self._seed = shapes, seed
         self._means: dict[int, CompressedMean] = {}  # by fragment
+        self._recalled: dict[int, Mapping[str, Vector]] = {}  # what those know that are to come
         # An allreduce that goes on while this rank computes has MPI to itself: nobody sends then.
         self._aside = ThreadPoolExecutor(1)
         self._under_way: Future[Meeting] | None = None
 
-    def play(self) -> None:
+    def play(self, between: Callable[[RankWorld], None] | None = None) -> None:
         """Play this place's programs to their ends.
+
+        Args:
+            between: called between two actions, where the world may stand still and be kept.
 
         Raises:
             RankFailed, WaitTooLong: see `Communicator`.
         """
         patience = self._communicator.patience
-        patience.enter("a message of a program", collective=False)
-        self._begin = self._clock.now()
+        self._between, self._begin = between, self._begin or self._now()
+        patience.enter(_WAIT, collective=False)
         try:
-            for number in self._players:
-                self._resume(number, None)
             patience.begin()
             polls = 0
             while not self._done():
+                if between is not None:
+                    between(self)
                 if self._look():
                     patience.begin()
                     polls = 0
@@ -117,28 +136,91 @@ class RankWorld(World):
                 self._beside.shutdown()
 
     def _done(self) -> bool:
-        return all(player.over for player in self._players.values()) and self._mailbox.idle
+        if not all(player.over for player in self._players.values()) or not self._mailbox.idle:
+            return False
+        return self.still is None or self.still.ended()
 
     def _look(self) -> bool:
         """Take in what has come and let go on who can; whether anything happened."""
-        letters = self._mailbox.collect()
-        for letter in letters:
-            to, message = self._opened(letter)
-            self._deliver(to, message)
-        found = [number for number, future in self._computes.items() if future.done()]
-        for number in found:
-            self._resume(number, self._spent(number, *self._computes.pop(number).result()))
-        awake = [number for number, wakes in self._wakes.items() if wakes <= self._now()]
-        for number in awake:
+        self._take_in()
+        for number in [number for number, wakes in self._wakes.items() if wakes <= self._now()]:
             del self._wakes[number]
-            self._resume(number, None)
-        return bool(letters or found or awake)
+            self._ready[number] = None
+        happens = False
+        while self._ready or self._near or self._far:
+            happens = True
+            if self._ready:
+                number = next(iter(self._ready))
+                self._resume(number, self._ready.pop(number))
+            else:
+                self._deliver(*(self._near or self._far).popleft())
+        return happens
+
+    def _take_in(self) -> None:
+        """What others have sent, and what was computed beside."""
+        for letter in self._mailbox.collect():
+            self._far.append(self._opened(letter))
+            if self.still is not None:
+                self.still.count(got=1)
+        for number in [number for number, future in self._computes.items() if future.done()]:
+            self._ready[number] = self._spent(number, *self._computes.pop(number).result())
 
     def _now(self) -> float:
-        return self._clock.now()
+        return self._clock.now() - self._behind
+
+    # --- its state ---------------------------------------------------------------------------
+
+    def keeps(self, outside: Mapping[str, object]) -> None:
+        """See `World`; ranks count what they say to each other."""
+        super().keeps(outside)
+        self.still = Standstill(self._communicator)
+
+    def stands(self) -> int | None:
+        """Stand still with all others (collective): the steps that all have behind them.
+
+        None: this rank has to go on before.
+        """
+        assert self.still is not None  # for the type checker: see `keeps`
+        if self._under_way is not None:
+            self._under_way.result()
+        wait(self._computes.values())
+        found = self.still.comes(self._take_in)
+        self._communicator.patience.enter(_WAIT, collective=False)
+        return found
+
+    def keep(self, beside: Any = None) -> Kept:
+        """All that this rank has to know to go on, while all stand still; see `VirtualWorld`."""
+        assert self.still is not None  # for the type checker: see `keeps`
+        meeting = None if self._under_way is None else self._under_way.result()
+        means = {fragment: means.remembered() for fragment, means in self._means.items()}
+        more = self._now(), self.still.steps, meeting, self._recalled | means
+        return self._kept(_STATE, more, beside)
+
+    def take(self, kept: Kept, program: Callable[[int, Any], Program]) -> Any:
+        """Go on from there; what was kept beside it."""
+        assert self.still is not None  # for the type checker: see `keeps`
+        (now, steps, meeting, self._recalled), beside = self._taken(kept, program)
+        self._behind = self._clock.now() - now
+        self.still.count(steps)
+        if meeting is not None:
+            self._under_way = Future()
+            self._under_way.set_result(meeting)
+        return beside
+
+    def _may_stand(self, number: int) -> None:
+        """Let whoever keeps this world look at it, as if the program had not asked yet.
+
+        It does so when it is handed the answer again.
+        """
+        if self._between is not None:
+            heard = self._players[number].heard
+            self._ready[number] = heard.pop()
+            self._between(self)
+            heard.append(self._ready.pop(number))
 
     def _act(self, number: int, action: Action) -> tuple[bool, Any]:
         """What computes is done at once, or by the other thread."""
+        self._may_stand(number)
         match action:
             case Compute() | Forward() | Backward():
                 if self._beside is None:
@@ -158,13 +240,16 @@ class RankWorld(World):
                 self._diary.predicted(number, self._now() - start)
                 return True, predicted
             case AllReduce():
+                self._comes_to_meet()
                 return True, self._joined(number, self._reduced(number, action))
             case Begin(allreduce):
+                self._comes_to_meet()
                 self._under_way = self._aside.submit(self._reduced, number, allreduce)
                 return True, None
             case Join():
                 assert self._under_way is not None  # for the type checker: programs begin first
-                return True, self._joined(number, self._under_way.result())
+                meeting, self._under_way = self._under_way.result(), None
+                return True, self._joined(number, meeting)
             case Wait(seconds):
                 self._wakes[number] = self._now() + seconds
             case _:
@@ -181,16 +266,23 @@ class RankWorld(World):
     # --- computing ---------------------------------------------------------------------------
 
     def _compute(self, number: int, action: Computes) -> Spent:
-        start = self._clock.now()
+        start = self._now()
         with self._slowly():
             found = self._computed(number, action)
-        return action, found, start, self._clock.now()
+        return action, found, start, self._now()
 
     def _spent(self, number: int, *spent: *Spent) -> Gradient | Passed:
         self._noted(number, *spent)
+        if self.still is not None:
+            self.still.count(steps=1)
         return spent[1]
 
     # --- allreduce ---------------------------------------------------------------------------
+
+    def _comes_to_meet(self) -> None:
+        """From here on this rank goes nowhere before all have come."""
+        if self.still is not None:
+            self.still.count(met=1)
 
     def _reduced(self, number: int, action: AllReduce) -> Meeting:
         """The mean over the ranks (collective)."""
@@ -216,6 +308,7 @@ class RankWorld(World):
         assert action.compressor is not None  # for the type checker
         if action.fragment not in self._means:
             means = CompressedMean(self._communicator, action.compressor, self._seed)
+            means.recall(self._recalled.pop(action.fragment, {}))
             self._means[action.fragment] = means
         ends = [0, values.size]
         shapes: Sequence[tuple[int, ...]] = [values.shape]
@@ -238,12 +331,17 @@ class RankWorld(World):
     def _send(self, source: int, to: int, message: Message) -> None:
         if self._sent(source, to, message):
             self._mailbox.post((source, to), *_sealed(message))
+            if self.still is not None:
+                self.still.count(sent=1)
         else:
-            self._deliver(to, message)
+            self._near.append((to, message))
 
     def _opened(self, letter: Letter) -> tuple[int, Message]:
         has, version, rows, step, ends, sent, held, wants = letter.words.tolist()
         values = letter.values.view(self._dtype) if has else None
+        if values is not None and self.still is not None and self._mailbox.stay:
+            values = values.copy()  # they are remembered, and others will write there
+            self._mailbox.free(letter.route)
         source, to = letter.route
         told = Message(source, values, int(version), int(rows), int(step), bool(ends), sent)
         return to, replace(told, held=held, wants=bool(wants))

@@ -32,7 +32,7 @@ from labkit.programs.actions import (
 )
 from labkit.programs.carriers import Event, carrier
 from labkit.programs.diary import Diary, Scenes
-from labkit.programs.kept import Kept, keep, taken
+from labkit.programs.kept import Kept
 from labkit.programs.together import Meeting, Together
 from labkit.programs.world import World
 
@@ -146,13 +146,9 @@ class VirtualWorld(World):
     # --- its state ---------------------------------------------------------------------------
 
     def keeps(self, outside: Mapping[str, object]) -> None:
-        """Be able to be kept from now on: what programs hear is remembered to their next mark.
-
-        Args:
-            outside: by name, what programs' states refer to and is not a part of them.
-        """
+        """See `World`; what is to happen refers to the world itself."""
         own = {"world": self, "scenes": self._scenes, "carrier": self._carrier}
-        self._outside = {**outside, **own}
+        super().keeps({**outside, **own})
 
     def keep(self, beside: Any = None) -> Kept:
         """All that has happened, and all that will happen.
@@ -160,11 +156,8 @@ class VirtualWorld(World):
         Args:
             beside: what scenes hold; arrays that both know stay one.
         """
-        assert self._outside is not None  # for the type checker: see `keeps`
-        diary = {name: v for name, v in vars(self._diary).items() if name != "scenes"}
-        own = {name: vars(self)[name] for name in _STATE}
         links = {name: v for name, v in vars(self._carrier).items() if name != "_at"}
-        return keep([own, diary, links, beside], self._outside)
+        return self._kept(_STATE, links, beside)
 
     def take(self, kept: Kept, program: Callable[[int, Any], Program]) -> Any:
         """Go on from there; what was kept beside it.
@@ -173,13 +166,8 @@ class VirtualWorld(World):
             kept: of a world of the same programs.
             program: that of a number, which begins at a mark, or where there is None at its begin.
         """
-        assert self._outside is not None  # for the type checker: see `keeps`
-        own, diary, links, beside = taken(kept, self._outside)
-        for thing, state in ((self, own), (self._diary, diary), (self._carrier, links)):
-            vars(thing).update(state)
-        for number, player in self._players.items():
-            mark = None if player.mark is None else taken(player.mark, self._outside)
-            player.begin_again(program(number, mark))
+        links, beside = self._taken(kept, program)
+        vars(self._carrier).update(links)
         return beside
 
     def _soonest(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from labkit.programs.actions import (
     Vector,
 )
 from labkit.programs.diary import Diary, Scenes
-from labkit.programs.kept import Kept, keep
+from labkit.programs.kept import Kept, keep, taken
 
 
 @dataclass
@@ -86,6 +86,32 @@ class World:
         self._begin = 0.0
         # What is not a part of the state; None: nobody wants to keep any.
         self._outside: Mapping[str, object] | None = None
+
+    def keeps(self, outside: Mapping[str, object]) -> None:
+        """Be able to be kept from now on: what programs hear is remembered to their next mark.
+
+        Args:
+            outside: by name, what programs' states refer to and is not a part of them.
+        """
+        self._outside = outside
+
+    def _kept(self, names: Iterable[str], *more: Any) -> Kept:
+        """These of its own, the diary, and more; arrays that several know stay one."""
+        assert self._outside is not None  # for the type checker: see `keeps`
+        diary = {name: v for name, v in vars(self._diary).items() if name != "scenes"}
+        return keep([{name: vars(self)[name] for name in names}, diary, *more], self._outside)
+
+    def _taken(self, kept: Kept, program: Callable[[int, Any], Program]) -> Sequence[Any]:
+        """Go on from there; what more was kept."""
+        assert self._outside is not None  # for the type checker: see `keeps`
+        found: list[Any] = taken(kept, self._outside)
+        own, diary, *more = found
+        vars(self).update(own)
+        vars(self._diary).update(diary)
+        for number, player in self._players.items():
+            mark = None if player.mark is None else taken(player.mark, self._outside)
+            player.begin_again(program(number, mark))
+        return more
 
     def _now(self) -> float:
         """The time, s."""

@@ -75,17 +75,20 @@ class AsynchronousDiLoCo(Replicas):
 
     def _work(self, roles: Roles, number: int, mark: Any) -> Program:
         server = roles.workers
-        own, wants, steps = mark or (roles.weights, False, self._first(roles))
+        begun = own = roles.weights
+        steps, done, wants = self._first(roles), 0, False
+        if mark is not None:
+            begun, own, steps, done, wants = mark
         while steps:
-            yield Mark((own, wants, steps))
-            begun = own
-            for _ in range(steps):
-                found = yield Compute(own)
-                own = (yield Update(found.values)) if found.rows else own
-                wants = wants or found.last
-            yield Send(server, Message(number, begun - own, step=found.step, ends=wants))
-            told = yield Receive(server)
-            own, steps = (yield Adopt(told.values)), told.version
+            yield Mark((begun, own, steps, done, wants))
+            found = yield Compute(own)
+            own = (yield Update(found.values)) if found.rows else own
+            done, wants = done + 1, wants or found.last
+            if done == steps:
+                yield Send(server, Message(number, begun - own, step=found.step, ends=wants))
+                told = yield Receive(server)
+                begun = own = yield Adopt(told.values)
+                steps, done = told.version, 0
 
     def _serve(self, roles: Roles, number: int, mark: Any) -> Program:
         weights, epoch, each = roles.weights, 0, roles.workers * roles.steps

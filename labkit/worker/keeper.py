@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
 from labkit.common.content import JSON
-from labkit.common.errors import InvalidInput
 from labkit.records.checkpoints import Keeping
 from labkit.records.pieces import Piece
 from labkit.strategies import Kept
@@ -45,11 +43,6 @@ class Keeper(keras.callbacks.Callback):
         self._recorder, self._progress = recorder, session.progress
         self._communicator, self._clock = session.communicator, session.communicator.clock
         self._writing = Writing(self._communicator, keeping)
-        if not self._writing.is_ours():
-            raise InvalidInput(
-                f"host {socket.gethostname()} does not see the run's folder, where ranks keep "
-                "their state; work in a folder that all hosts share, or without checkpoints"
-            )
         self._asked, self._taken_at = -1, self._clock.now()
         self._costs: list[float] = []
         self._skipped, self._dropped = 0, set[str]()

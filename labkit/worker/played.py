@@ -22,7 +22,7 @@ from labkit.programs.over_grid import tiled
 from labkit.programs.ranks import RankWorld
 from labkit.programs.replica import Batches, Replica, Shard
 from labkit.strategies import Played
-from labkit.worker.virtual_keeper import VirtualKeeper
+from labkit.worker.play_keeper import RankKeeper, VirtualKeeper
 from labkit.worker.virtual_play import VirtualPlay
 
 if TYPE_CHECKING:
@@ -107,7 +107,10 @@ def play(session: Playing, played: Played) -> Stage:
         shapes=stage.replica.shapes,
         seed=experiment.seed,
     )
-    ranks.play()
+    if session.keeping is None or session.recorder is None:
+        ranks.play()
+    else:
+        RankKeeper(session, session.keeping, session.recorder).play(ranks, stage, played)
     stage.leave()
     mailbox.close()  # last: what was read of it may still be in the model
     return stage
@@ -318,7 +321,7 @@ class Stage:
     # --- its state ------------------------------------------------------------------------------
 
     def keep(self) -> dict[str, Any]:
-        """All that it holds, where one process plays all."""
+        """All that it holds."""
         recorder = self._session.recorder
         return {
             "rows": self.rows,

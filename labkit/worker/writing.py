@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from labkit.common.content import JSON
+from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.records import checkpoints, store, stream
 from labkit.records.checkpoints import Keeping
@@ -35,12 +37,20 @@ class Writing:
     Args:
         communicator: the ranks that write.
         keeping: where, and whose the run is.
+
+    Raises:
+        InvalidInput: this host does not see the folder.
     """
 
     def __init__(self, communicator: Communicator, keeping: Keeping) -> None:
         self._communicator, self._keeping = communicator, keeping
         self._given_up, self._thread = threading.Event(), threading.Thread()
         self._error: BaseException | None = None
+        if not self.is_ours():
+            raise InvalidInput(
+                f"host {socket.gethostname()} does not see the run's folder, where ranks keep "
+                "their state; work in a folder that all hosts share, or without checkpoints"
+            )
 
     def is_ours(self) -> bool:
         """Whether the folder is here, and nobody else has taken up the run."""

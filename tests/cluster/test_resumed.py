@@ -15,8 +15,8 @@ import pytest
 
 import labkit as lk
 from labkit import Cluster, Experiment
-from labkit.cluster.resumed import checked, path_of
-from labkit.records.checkpoints import sealed
+from labkit.cluster.resumed import checked, keeping, path_of
+from labkit.records.checkpoints import FOLDER, seal, sealed
 from labkit.records.run import Run
 from labkit.strategies import STRATEGIES
 
@@ -27,6 +27,7 @@ QUESTION = Experiment(
     workers=2, batch_size=BATCH, epochs=EPOCHS, optimizer="adam", gate=False,
 )  # fmt: skip
 LONG = QUESTION.replace(epochs=300)  # some seconds
+SERVED = LONG.replace(strategy=lk.ParameterServer(2, colocated=True))
 HANG = 120.0  # seconds
 
 
@@ -49,7 +50,7 @@ def losses(run: Run) -> list[tuple[float, ...]]:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"strategy": lk.ParameterServer()}, "by programs"),
+        ({"strategy": lk.ParameterServer(stages=2)}, "by programs with a cut model"),
         ({"clock": "virtual", "strategy": lk.ParameterServer(stages=2)}, "cut model"),
         ({"strategy": lk.TFDistribute()}, "processes of other"),
         ({"strategy": lk.DelayedGradients()}, "messages on their way"),
@@ -64,7 +65,7 @@ def test_what_has_no_state_that_could_be_kept_is_refused(
         checked(QUESTION.replace(**fields), **{"checkpoint": None, **asked})
 
 
-def test_programs_other_frameworks_and_the_unlocked_are_not_kept() -> None:
+def test_of_those_that_are_no_programs_other_frameworks_and_the_unlocked_are_not_kept() -> None:
     kept = {name for name, kind in STRATEGIES.items() if kind.goes_on}
     assert kept == {"AllReduce", "Pipeline", "Layerwise", "TensorParallel", "LocallyConnected"}
 
@@ -79,22 +80,52 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         path_of(tmp_path)
 
 
+def test_programs_go_on_with_the_same_experiment_alone(tmp_path: Path) -> None:
+    half = tmp_path / FOLDER / "half"
+    half.mkdir(parents=True)
+    seal(half, {"taken": 7, "ranks": 2, "experiment": SERVED.to_json(), "files": {}})
+    found = keeping(SERVED, None, Run(tmp_path), goes_on=False)
+    assert found is not None
+    with pytest.raises(lk.InvalidInput, match="on its ranks=2, and this is another experiment"):
+        keeping(SERVED.replace(workers=4), None, Run(tmp_path), goes_on=False)
+
+
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_in_its_record(cluster: Cluster) -> None:
-    whole = cluster.run(LONG)
-    live = cluster.submit(LONG, checkpoint=lk.Checkpoint(50, keep=3))
+@pytest.mark.parametrize("asked", [LONG, SERVED], ids=["allreduce", "servers"])
+def test_a_run_that_was_stopped_goes_on_in_its_record(asked: Experiment, cluster: Cluster) -> None:
+    whole = cluster.run(asked)
+    live = cluster.submit(asked, checkpoint=lk.Checkpoint(50, keep=3))
     wait_for(lambda: len(live.rows) > 20)
     live.stop()
     stopped = live.result()
     assert stopped.status["state"] == "interrupted"
     before = len(stopped.history) // 2
     assert 0 < before < 300 * 5
-    again = cluster.run(LONG, resume=True)
+    again = cluster.run(asked, resume=True)
     assert again.path == stopped.path
     assert again.status["state"] == "completed"
-    assert again.status["resumed"][0]["step"] == before
+    step = again.status["resumed"][0]["step"]
+    assert step == before if not asked.plays else 0 < step <= 2 * before
     assert losses(again) == losses(whole)
     assert weights(again) == weights(whole)
+
+
+@pytest.mark.slow
+def test_asynchronous_servers_lose_nothing_and_hear_nothing_twice(cluster: Cluster) -> None:
+    servers = lk.ParameterServer(1, synchronous=False, transport="one_sided")
+    asked = LONG.replace(strategy=servers)
+    live = cluster.submit(asked, checkpoint=lk.Checkpoint(100_000))
+    wait_for(lambda: len(live.rows) > 20)
+    live.stop()
+    assert live.result().status["state"] == "interrupted"
+    again = cluster.run(asked, resume=True)
+    assert 0 < again.status["resumed"][0]["step"] < len(again.history)
+    gradients = sorted(again.history[["rank", "step"]].itertuples(index=False, name=None))
+    assert len(gradients) == len(set(gradients)) == 300 * 5 * 2
+    for _, events in again.interleaving.groupby("server"):
+        heard = sorted(events[["worker", "step"]].itertuples(index=False, name=None))
+        assert heard == gradients
+        assert sorted(events["update"]) == list(range(len(gradients)))
 
 
 @pytest.mark.slow
@@ -156,30 +187,37 @@ SCRIPT = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, {folder!r})
-from test_resumed import LONG
+from test_resumed import {asked}
 import labkit as lk
 with lk.Cluster(workers=2, name="resumed") as cluster:
     Path({ranks!r}).write_text(" ".join(map(str, cluster.view.apply_sync(os.getpid))))
-    cluster.run(LONG, checkpoint=lk.Checkpoint(5))
+    cluster.run({asked}, checkpoint=lk.Checkpoint(5))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "ranks_too"),
-    [(signal.SIGTERM, False), (signal.SIGKILL, False), (signal.SIGKILL, True)],
+    ("number", "ranks_too", "asked"),
+    [
+        (signal.SIGTERM, False, "LONG"),
+        (signal.SIGKILL, False, "LONG"),
+        (signal.SIGKILL, True, "LONG"),
+        (signal.SIGKILL, True, "SERVED"),
+    ],
 )
 def test_whoever_runs_it_is_ended_and_it_goes_on(
     number: signal.Signals,
     ranks_too: bool,
+    asked: str,
     cluster: Cluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = cluster.run(LONG)
+    experiment = LONG if asked == "LONG" else SERVED
+    whole = cluster.run(experiment)
     runs, ranks = tmp_path / "other", tmp_path / "ranks"
     monkeypatch.setenv("LABKIT_RUNS", str(runs))
-    script = SCRIPT.format(folder=str(Path(__file__).parent), ranks=str(ranks))
+    script = SCRIPT.format(folder=str(Path(__file__).parent), ranks=str(ranks), asked=asked)
     with subprocess.Popen([sys.executable, "-c", script]) as process:
         wait_for(lambda: any(len(sealed(each)) > 1 for each in runs.glob("*/*")))
         process.send_signal(number)
@@ -190,7 +228,7 @@ def test_whoever_runs_it_is_ended_and_it_goes_on(
     wait_for(lambda: Run(path).status["state"] != "running")
     assert Run(path).status["state"] == "interrupted"
     reached = len(Run(path).history) // 2 if number == signal.SIGTERM else 5
-    again = cluster.run(LONG, resume=True)
+    again = cluster.run(experiment, resume=True)
     assert again.path.resolve() == path.resolve()
     assert again.status["resumed"][0]["step"] >= reached
     assert losses(again) == losses(whole)

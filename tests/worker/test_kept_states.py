@@ -100,7 +100,7 @@ def trained(
 def run(
     cluster: Cluster, asked: Experiment, told: Keeping | None = None, stop: int | None = None
 ) -> list[Any]:
-    return cluster.call(trained, asked, told, stop, ranks=asked.workers)
+    return cluster.call(trained, asked, told, stop, ranks=asked.ranks)
 
 
 def same(found: list[Any], wanted: list[Any]) -> None:
@@ -172,3 +172,24 @@ def test_it_goes_on_bit_for_bit(case: str, cluster: Cluster, tmp_path: Path) -> 
     broken = run(cluster, asked, told, stop=7)
     assert len(broken[0][0]) == 8
     same(run(cluster, asked, go_on(asked, tmp_path)), whole)
+
+
+top = lk.ErrorFeedback(lk.TopK(0.2))
+PROGRAMS: dict[str, dict[str, Any]] = {
+    "servers": {"strategy": lk.ParameterServer(2, compressor=top), "model": dropping},
+    "averaging under way": {
+        "strategy": lk.ParameterAveraging(4, fragments=2, delay=1, outer="nesterov", compressor=top)
+    },
+    "gossip": {"strategy": lk.Gossip("random_pairs"), "model": dropping},
+}
+
+
+@pytest.mark.parametrize("case", PROGRAMS)
+def test_programs_go_on_bit_for_bit(case: str, cluster: Cluster, tmp_path: Path) -> None:
+    asked = question(**PROGRAMS[case])
+    told = Keeping(Checkpoint(every=8 * asked.workers), folder=str(tmp_path / FOLDER))
+    whole = run(cluster, asked, told)
+    found = go_on(asked, tmp_path)
+    assert found.resume is not None
+    assert 8 <= found.resume.step / asked.workers < 5 * EPOCHS
+    same(run(cluster, asked, found), whole)
