@@ -206,7 +206,7 @@ class Calls(Asked, Generic[T]):
             }
         )
         # Those who share a cluster take turns: a call has all its ranks or none.
-        self._turn = Turn(cluster.folder)
+        self._turn, self._closed = Turn(cluster.folder), False
         try:
             if dead := cluster.state()["dead"]:  # while nobody called
                 cluster.rebuild(dead)
@@ -291,6 +291,9 @@ class Calls(Asked, Generic[T]):
 
     def close(self) -> None:
         """Let others have their turn; engines with a rank that has not ended are started again."""
+        if self._closed:
+            return
+        self._closed = True
         try:
             if stuck := [*self.running(), *self.dead()]:
                 self._cluster.rebuild(stuck)

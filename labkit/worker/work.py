@@ -106,7 +106,11 @@ def _train(
     memory.reset_peak()
     offsets = [offset(communicator.clock, communicator.allgather)]
     tell("doing", what="training")
-    experiment.strategy.train(session)
+    try:
+        experiment.strategy.train(session)
+    except Exception:
+        recorder.say()  # how far this rank had come
+        raise
     measure = partial(offset, communicator.clock, communicator.allgather)
     offsets.append(session.outlive(measure))
     tell("doing", what="evaluating")
