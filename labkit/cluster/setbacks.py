@@ -11,7 +11,7 @@ from typing import Any
 from labkit.cluster.calls import RankError
 from labkit.cluster.resumed import same
 from labkit.experiment import Experiment
-from labkit.network import Fault
+from labkit.network.fault import left
 from labkit.records import checkpoints
 from labkit.records.checkpoints import Keeping
 from labkit.records.stream import FOLDER, Told
@@ -97,7 +97,7 @@ class Setbacks:
                 "seconds": {"detect": max(0.0, self._detect)},
             }
         )
-        faults = _left(self.experiment.faults, ranks)
+        faults = left(self.experiment.faults, ranks)
         self.experiment = self.experiment.replace(faults=faults)
         self._stood, self._back, self._reached = self._reached, back, back
         return self._keeping._replace(resume=found, goes_on=True) if found else self._keeping
@@ -109,10 +109,3 @@ class Setbacks:
     def _lap(self) -> float:
         before, self._since = self._since, time.monotonic()
         return self._since - before
-
-
-def _left(faults: Sequence[Fault], ranks: Sequence[int]) -> list[Fault]:
-    """All but the first kill that was planted for each of the ranks."""
-    kills = sorted((f for f in faults if f.kind == "kill"), key=lambda f: f.step)
-    happened = [next((f for f in kills if f.rank == rank), None) for rank in ranks]
-    return [fault for fault in faults if fault not in happened]

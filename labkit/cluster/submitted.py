@@ -72,6 +72,7 @@ class Submitted(Live):
     def _send(self, experiment: Experiment, keeping: Keeping | None) -> Calls[RankResult]:
         return Calls(
             *(self._cluster, experiment.ranks, work, (experiment, keeping), _emulated(experiment)),
+            spares=self._cluster.how.spares,
             stream=str(self.directory / FOLDER),
             submitter=self._submitter,
         )
