@@ -43,10 +43,13 @@ class Setbacks:
         self._back = self._reached = 0 if keeping.resume is None else keeping.resume.step
         self._stood = -1  # when ranks died last
         self.told: list[dict[str, Any]] = []
+        self._outlived: list[dict[str, Any]] = []  # since the call was sent last
 
     def hear(self, told: Iterable[Told]) -> None:
         """Take in what ranks tell: how far they have come, and how long that took."""
         for kind, record in told:
+            if kind == "fault":
+                self._outlived.append(record)
             if kind == "step":
                 self._reached = max(self._reached, int(record["step"]) + 1)
             seconds = self.told[-1]["seconds"] if self.told else {}
@@ -88,6 +91,8 @@ class Setbacks:
                 f"{back} the run has come no further: it ends here, for it would go on so",
                 error.rank,
             )
+        self.told += self._outlived  # those that have gone on after it are no more
+        self._outlived = []
         self.told.append(
             {
                 "ranks": list(ranks),

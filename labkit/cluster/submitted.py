@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -158,17 +158,22 @@ class Submitted(Live):
         write_logs(self.directory, self._calls.outputs())
         pruned = self._stream.asked_to_prune()
         found = self._calls.of_the_living() or {}
-        told = self._told_by(self._calls.dead() - found.keys())
+        told = self._told_by(self._calls.dead(), found)
         faults = self._setbacks.told if self._setbacks is not None else []
         write(self.directory, self._asked, found, self._why, pruned, told, faults)
         return Run(self.directory)
 
-    def _told_by(self, ranks: set[int]) -> list[Row]:
-        """The rows of ranks that have died, but for those of their last quarter of a second."""
+    def _told_by(self, ranks: set[int], found: Mapping[int, RankResult]) -> list[Row]:
+        """The rows of ranks that have died, but for those of their last quarter of a second.
+
+        A spare that has taken the place of one goes on from there.
+        """
         told = Reader(self.directory / FOLDER).read() if ranks else []
         rows = [row for kind, row in told if kind == "step" and row["rank"] in ranks]
         # Of a step that was repeated the last counts.
-        return list({(row["rank"], row["step"]): row for row in rows}.values())
+        last = {(row["rank"], row["step"]): row for row in rows}
+        known = {(row["rank"], row["step"]) for each in found.values() for row in each.rows}
+        return [row for place, row in last.items() if place not in known]
 
     def _lose(self, error: BaseException) -> None:
         try:

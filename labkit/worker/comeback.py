@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -56,14 +56,18 @@ class Comeback(keras.callbacks.Callback):
 
     Args:
         communicator: the ranks; of a spare those that it has just joined.
+        report: receives what each comeback has cost, see `labkit.records.stream`.
 
     Attributes:
         faults: for the record, one for each time that ranks were gone.
         pending: something was lost: `gather` comes before training.
     """
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(
+        self, communicator: Communicator, report: Callable[[str, list[Fault]], None]
+    ) -> None:
         super().__init__()
+        self._report = report
         self._communicator, self._clock = communicator, communicator.clock
         self._is_new = self.pending = bool(communicator.crew and communicator.crew.has_joined)
         self._held: dict[int, dict[int, bytes]] = {}  # by step, then by the number of whose it is
@@ -108,6 +112,8 @@ class Comeback(keras.callbacks.Callback):
         if name not in seconds:
             now = self._clock.now()
             seconds[name], self._mark = now - self._mark, now
+            if name == "repeat" and self._communicator.rank == 0:
+                self._report("fault", self.faults[-1:])
 
     def _copy(self) -> None:
         communicator, start = self._communicator, self._clock.now()

@@ -54,7 +54,7 @@ def work(
     if experiment.clock == "wall" and experiment.slow:
         communicator.be_slow(_slow_ranks(experiment), experiment.seed)
     communicator.rules.checks = experiment.checksums
-    comeback = Comeback(communicator) if communicator.crew is not None else None
+    comeback = Comeback(communicator, report) if communicator.crew is not None else None
     try:
         while True:
             try:

@@ -37,39 +37,65 @@ def losses(run: Run) -> list[tuple[float, float, str]]:
     return [(rank, step, repr(loss)) for rank, step, loss in rows.itertuples(index=False)]
 
 
-def killed(cluster: Cluster, question: Experiment, victim: int, step: int, **more: Any) -> Run:
-    """The run whose rank is killed when the notebook has seen it take the step."""
+def killed(cluster: Cluster, question: Experiment, victims: dict[int, int], **more: Any) -> Run:
+    """The run whose ranks are killed, each when the notebook has seen that a step was taken."""
     processes = cluster.view.apply_sync(os.getpid)
     live, end = cluster.submit(question, **more), time.monotonic() + HANG
-    while not any(row["rank"] == victim and row["step"] >= step for row in list(live.rows)):
-        assert time.monotonic() < end
-        assert not live.done(), live.result()
-        time.sleep(0.002)
-    os.kill(processes[victim], signal.SIGKILL)
+    for victim, step in victims.items():
+        while not any(row["step"] >= step for row in list(live.rows)):
+            assert time.monotonic() < end
+            assert not live.done(), live.result()
+            time.sleep(0.002)
+        os.kill(processes[victim], signal.SIGKILL)
     return live.result()
 
 
 @pytest.fixture(scope="module")
 def tolerant(own_folders: Path) -> Iterator[Cluster]:
-    with Cluster(workers=2, fault_tolerant=True, limit=60) as up:
+    with Cluster(workers=2, fault_tolerant=True, spares=1, limit=60) as up:
         yield up
 
 
 @pytest.mark.slow
-def test_stages_go_on_from_the_newest_checkpoint_bit_for_bit(tolerant: Cluster) -> None:
+def test_stages_go_on_from_a_neighbours_copy_and_without_a_spare_from_the_checkpoint(
+    tolerant: Cluster,
+) -> None:
     question = QUESTION.replace(strategy=lk.Pipeline(microbatches=2))
     whole = tolerant.run(question)
-    run = killed(tolerant, question, 1, 80, checkpoint=25)
+    run = killed(tolerant, question, {1: 60, 0: 200}, checkpoint=25)
     assert run.status["state"] == "completed"
-    (fault,) = run.metrics["faults"]
-    assert fault["ranks"] == [1]
-    assert fault["source"] == "checkpoint"
-    assert fault["step"] >= 25
-    assert fault["step"] % 25 == 0
-    assert fault["repeated"] >= 0
-    assert set(fault["seconds"]) == {"detect", "rebuild", "prepare", "repeat"}
+    by_spare, by_checkpoint = run.metrics["faults"]
+    assert by_spare["ranks"] == [1]
+    assert by_spare["source"] == "memory"
+    (copy,) = by_spare["copies"]
+    assert (copy["of"], copy["from"], copy["age"]) == (1, 0, by_spare["repeated"])
+    assert copy["bytes"] > 0
+    assert set(by_spare["seconds"]) == {"detect", "agree", "rebuild", "repeat"}
+    assert by_checkpoint["ranks"] == [0, 1]
+    assert by_checkpoint["source"] == "checkpoint"
+    assert by_checkpoint["step"] >= 25
+    assert by_checkpoint["step"] % 25 == 0
+    assert by_checkpoint["repeated"] >= 0
+    assert set(by_checkpoint["seconds"]) == {"detect", "rebuild", "prepare", "repeat"}
     assert losses(run) == losses(whole)
     assert weights(run) == weights(whole)
+
+
+@pytest.mark.slow
+def test_replicas_stay_as_many_where_there_is_a_spare(tolerant: Cluster) -> None:
+    whole = tolerant.run(QUESTION)
+    run = killed(tolerant, QUESTION, {0: 60})
+    assert run.status["state"] == "completed"
+    (fault,) = run.metrics["faults"]
+    assert (fault["ranks"], fault["source"]) == ([0], "the ranks that live")
+    assert fault["bytes"] > 0
+    assert weights(run) == weights(whole)
+    assert "ranks" not in run.history or run.history["ranks"].isna().all()
+    steps = run.history.groupby("step")["samples"].sum()
+    assert (
+        steps[fault["step"] :].tolist()
+        == whole.history.groupby("step")["samples"].sum()[fault["step"] :].tolist()
+    )
 
 
 def setbacks(folder: Path, **fields: Any) -> Setbacks:
