@@ -168,8 +168,16 @@ class Start:
             more[field] = more.get(field) or found[field]
         if launcher == "local":  # what others would start by says nothing of it
             more |= {"agent": "", "options": ""}
-        tolerance = {"fault_tolerant": fault_tolerant, "spares": spares}
-        return cls(workers, threads, launcher, listed, nodes, **tolerance, **more)
+        return cls(
+            workers,
+            threads,
+            launcher,
+            listed,
+            nodes,
+            fault_tolerant=fault_tolerant,
+            spares=spares,
+            **more,
+        )
 
     def to_json(self) -> str:
         """For the keeper's command line."""

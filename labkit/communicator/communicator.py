@@ -91,7 +91,7 @@ class Communicator:
         self.traffic, self.clock = traffic or Traffic(), clock
         self.crew, self._whole = crew, self.network
         self.numbers = list(range(comm.size)) if crew is None else crew.working_numbers
-        self.dead, self.lost = list[int](), list[int]()
+        self.dead, self.lost = list[int](), [] if crew is None else crew.lost
         self.slowness: Slowness | None = None
         self.rules = rules or Rules()
         self._begin(comm.Dup(), limit, emulation, outer)
@@ -225,6 +225,7 @@ class Communicator:
 
         crew.fill(begin, lambda: self.board.abandon())
         self.dead = [number for number in self.dead if number not in self.numbers]
+        self.lost = crew.lost
         return [number for number in self.numbers if number not in before]
 
     def pace(self, paced: bool = True) -> None:

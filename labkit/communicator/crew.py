@@ -38,6 +38,7 @@ class Crew:
         self.comm, self.size, self._clock = comm, size, clock
         self.numbers = [rank if rank < size else SPARE for rank in range(comm.size)]
         self.members, self.has_joined = list(range(comm.size)), False
+        self._called = comm.size
 
     @property
     def number(self) -> int:
@@ -48,6 +49,11 @@ class Crew:
     def working_numbers(self) -> list[int]:
         """Of all that work, in order."""
         return sorted(number for number in self.numbers if number != SPARE)
+
+    @property
+    def lost(self) -> list[int]:
+        """Who is gone, by rank in the beginning."""
+        return sorted(set(range(self._called)) - set(self.members))
 
     def member(self, number: int) -> int:
         """Who has worked under a number, by rank in the beginning."""

@@ -229,7 +229,7 @@ class Comeback(keras.callbacks.Callback):
             if n in files
         ]
         source = "the ranks that live" if first.replicas else "memory" if files else "the begin"
-        told = {"step": step, "repeated": stood - step} | first.fault
+        told: Fault = {"step": step, "repeated": stood - step} | first.fault
         told |= {"source": source, "copies": copies, "spares_left": self._communicator.spares}
         if first.replicas:
             told["bytes"] = sum(map(len, files.values()))
