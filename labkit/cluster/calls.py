@@ -172,6 +172,7 @@ class Calls(Asked, Generic[T]):
         function: travels by value, so it may come from a notebook's cell.
         arguments: after the communicator.
         network: a network that the communicator emulates.
+        spares: how many more wait to take the place of one that dies.
         extra: further entries of the task; see `labkit.worker.work.main`.
     """
 
@@ -182,6 +183,7 @@ class Calls(Asked, Generic[T]):
         function: Callable[..., T],
         arguments: tuple[*Ts],
         network: str | Network | None = None,
+        spares: int = 0,
         **extra: JSON,
     ) -> None:
         import cloudpickle
@@ -195,7 +197,8 @@ class Calls(Asked, Generic[T]):
                 # A pickle in a pickle: a rank unpacks the call after it has joined the others, so
                 # that its errors are told like any other.
                 "call": cloudpickle.dumps((function, arguments)),
-                "ranks": list(range(ranks)),
+                "ranks": list(range(ranks + spares)),
+                "spares": spares,
                 "limit": cluster.limit,
                 "network": network,
                 "folder": os.getcwd(),
@@ -206,12 +209,12 @@ class Calls(Asked, Generic[T]):
             }
         )
         # Those who share a cluster take turns: a call has all its ranks or none.
-        self._turn = Turn(cluster.folder)
+        self._turn, self._closed = Turn(cluster.folder), False
         try:
             if dead := cluster.state()["dead"]:  # while nobody called
                 cluster.rebuild(dead)
-            engines = cluster.engines[:ranks]  # now: the call before may have started them anew
-            client = cluster.client
+            client = cluster.client  # now: the call before may have started them anew
+            engines = cluster.state()["engines"][: ranks + spares]
             super().__init__(cluster, [client[e].apply_async(main, task) for e in engines])
             self._abort = partial(client.abort, self._calls[0], engines[0], block=False)
         except BaseException:
@@ -256,10 +259,12 @@ class Calls(Asked, Generic[T]):
     def of_the_living(self) -> dict[int, T] | None:
         """What each rank returned that has not died; None unless all those did."""
         dead = self.dead()
-        living = {n: call for n, call in enumerate(self._calls) if n not in dead or call.ready()}
-        if not all(call.ready() and call.successful() for call in living.values()):
+        living = [call for n, call in enumerate(self._calls) if n not in dead or call.ready()]
+        if not all(call.ready() and call.successful() for call in living):
             return None
-        return {n: call.get()[0] for n, call in living.items()}
+        told = [call.get() for call in living]
+        found = {number: result for result, _, number in told if number is not None}
+        return dict(sorted(found.items()))
 
     def told(self, all_of_it: bool = False) -> Iterator[tuple[int, str]]:
         """What ranks have published since this was asked last, see `labkit.worker.afar`.
@@ -291,6 +296,9 @@ class Calls(Asked, Generic[T]):
 
     def close(self) -> None:
         """Let others have their turn; engines with a rank that has not ended are started again."""
+        if self._closed:
+            return
+        self._closed = True
         try:
             if stuck := [*self.running(), *self.dead()]:
                 self._cluster.rebuild(stuck)

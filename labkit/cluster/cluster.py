@@ -73,8 +73,12 @@ class Cluster:
         launcher: "local", "hosts" or "slurm"; default: by what else is given.
         nodes: how many nodes Slurm gives.
         fault_tolerant: synchronous data parallel training outlives the death of ranks, and goes on
-            with those that live; the next call finds all of them again. Every other call ends
-            with the first death.
+            with those that live; the next call finds all of them again. All other training with
+            `checkpoint=` goes on from the newest one, on engines that start anew. Every other
+            call ends with the first death.
+        spares: further ranks, which wait to take the places of those that die while an experiment
+            is trained: replicas then stay as many, and a model that is cut over ranks goes on
+            from copies in the memory of neighbours.
         more: of `labkit.cluster.start.Start`: `step` ("mpiexec" or "srun", what starts ranks in a
             job), `place` ("core" fills one host after the other, "node" deals out in turn),
             `options` (further words for salloc or srun), `agent` (in place of ssh), `interface`
@@ -96,10 +100,11 @@ class Cluster:
         launcher: str | None = None,
         nodes: int | None = None,
         fault_tolerant: bool = False,
+        spares: int = 0,
         **more: str,
     ) -> None:
         self.how = how = Start.asked(
-            workers, threads, launcher, hosts, nodes, fault_tolerant, **more
+            workers, threads, launcher, hosts, nodes, fault_tolerant, spares, **more
         )
         # Engines of another interpreter, or of an older source, would run other code than this one.
         own = digest([sys.executable, fingerprint()])[:8]
@@ -415,7 +420,7 @@ class Cluster:
             raise LabkitError(f"the controller of cluster {self.name} does not answer") from None
         finally:
             log.removeFilter(unsigned)
-        self._client.wait_for_engines(self.workers, interactive=False, timeout=120)
+        self._client.wait_for_engines(self.how.ranks, interactive=False, timeout=120)
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             view = self._client.direct_view(self.engines)
             view.block = True
@@ -427,12 +432,13 @@ class Cluster:
     def engines(self) -> list[int]:
         """Engine ids in rank order."""
         _ = self.client  # which starts them again where they have ended
-        return self.state()["engines"]
+        state = self.state()
+        return state["engines"][: state["workers"]]
 
     def _check_shape(self) -> None:
         state = self.state()
         there = Start.of_json(state["how"])
-        for field in ("launcher", "hosts", "nodes", "step", "place", "fault_tolerant"):
+        for field in ("launcher", "hosts", "nodes", "step", "place", "fault_tolerant", "spares"):
             found, wanted = getattr(there, field), getattr(self.how, field)
             if found != wanted:
                 raise InvalidInput(

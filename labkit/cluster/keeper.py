@@ -99,7 +99,7 @@ class Keeper:
 
     def __init__(self, folder: Path, how: Start) -> None:
         self.folder, self.how = folder, how
-        self.workers = how.workers
+        self.ranks = how.ranks
         self.cluster: ipp.Cluster = None  # until it is started
         self.engines: list[int] = []  # their ids, in rank order
         self.hosts: list[str] = []  # of the ranks
@@ -147,7 +147,7 @@ class Keeper:
         # A controller that was killed has left where it could be reached: nobody answers there.
         shutil.rmtree(self.folder / "profile", ignore_errors=True)
         self.cluster = ipp.Cluster(
-            n=self.workers,
+            n=self.ranks,
             controller=Controller,
             engines=Engines,
             cluster_id="labkit",
@@ -170,7 +170,7 @@ class Keeper:
         )
         self.cluster.start_cluster_sync()
         client = self.cluster.connect_client_sync()
-        while len(client.ids) < self.workers:
+        while len(client.ids) < self.ranks:
             self._look()
             time.sleep(0.05)
         # Asked once, while the engines are idle: who attaches later may find them at work.
@@ -302,7 +302,7 @@ class Keeper:
 
     def say(self, state: str, end: End | None = None) -> None:
         """Write cluster.json."""
-        shape = {"workers": self.workers, "threads": self.how.threads, "engines": self.engines}
+        shape = {"workers": self.how.workers, "threads": self.how.threads, "engines": self.engines}
         told = {
             **(end or End())._asdict(),
             **shape,

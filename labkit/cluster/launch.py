@@ -107,7 +107,7 @@ def launch(folder: Path, how: Start) -> None:
             env=os.environ | bytecode_variables(),
             start_new_session=True,  # Ctrl-C in a terminal is not meant for the engines
         )
-    begin, shown = time.monotonic(), _Ticker(f"starting {plural(how.workers, 'MPI engine')}")
+    begin, shown = time.monotonic(), _Ticker(f"starting {plural(how.ranks, 'MPI engine')}")
     while (said := state(folder))["state"] != "ready":
         waits_for = said["message"] if said["state"] == "starting" else ""
         if waits_for:  # in a queue, as long as it takes

@@ -50,6 +50,7 @@ class Live:
         self.epochs: list[Row] = []
         self.tally = Tally(experiment.epochs)
         self._stream = Reader(directory / FOLDER)
+        self._told: dict[float, float] = {}  # by rank its last step; -1: the last epoch
         self._panel: Panel | None = None
         self._displays: list[Display] = []
         self._drawing = threading.Lock()
@@ -177,9 +178,21 @@ class Live:
             self._draw()
 
     def _add(self, told: list[Told]) -> None:
+        told = [each for each in told if self._is_new(*each)]
         self.tally.add(told)
         self.rows += [record for kind, record in told if kind == "step"]
         self.epochs += [record for kind, record in told if kind == "epoch"]
+
+    def _is_new(self, kind: str, record: Row) -> bool:
+        """Whether it was not told before: ranks that go back repeat what they have told."""
+        if kind not in ("step", "epoch"):
+            return True
+        whose = -1 if kind == "epoch" else record["rank"]
+        number = record[kind]
+        is_new = number > self._told.get(whose, -1)
+        if is_new:
+            self._told[whose] = number
+        return is_new
 
     def _draw(self, last: bool = False) -> None:
         with self._drawing:

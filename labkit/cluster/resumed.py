@@ -103,7 +103,7 @@ def keeping(
         InvalidInput: there is no such checkpoint, or nothing left to do behind it.
         LabkitError: all are damaged.
     """
-    found = checkpoints.newest(run.path.resolve(), _same(experiment)) if run else None
+    found = checkpoints.newest(run.path.resolve(), same(experiment)) if run else None
     if found is None and run is not None and not goes_on:
         raise InvalidInput(
             f"resume={run.name!r}: that run has no checkpoint; give checkpoint=… to the run that "
@@ -122,14 +122,16 @@ def keeping(
     return Keeping(checkpoint, found, goes_on) if checkpoint or found else None
 
 
-def _same(experiment: Experiment) -> checkpoints.Same:
+def same(experiment: Experiment) -> checkpoints.Same:
     """Whether the ranks of a checkpoint would go on in the same way with this experiment."""
     wanted: Record = json.loads(json.dumps(experiment.to_json()))
 
-    def same(manifest: Record) -> bool:
-        return all(manifest["experiment"].get(name) == wanted.get(name) for name in _SAME)
+    def alike(manifest: Record) -> bool:
+        # Fewer ranks have written it where training had outlived some.
+        alone = experiment.clock == "virtual" or manifest["ranks"] == experiment.ranks
+        return alone and all(manifest["experiment"].get(n) == wanted.get(n) for n in _SAME)
 
-    return same
+    return alike
 
 
 def _refuse_another(experiment: Experiment, found: Resume) -> None:

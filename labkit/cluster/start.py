@@ -77,6 +77,7 @@ class Start:
         agent: the command in place of ssh.
         interface: the address of this machine that hosts reach; "" finds it by the routes.
         fault_tolerant: ranks outlive the death of others.
+        spares: further ranks, which wait to take the place of one that dies.
     """
 
     workers: int
@@ -90,6 +91,7 @@ class Start:
     agent: str = ""
     interface: str = ""
     fault_tolerant: bool = False
+    spares: int = 0
 
     def __post_init__(self) -> None:
         for field, allowed in (("launcher", LAUNCHERS), ("step", STEPS), ("place", PLACES)):
@@ -104,10 +106,17 @@ class Start:
                 "fault_tolerant=True with step='srun': Slurm ends a step with its first dead rank; "
                 "use step='mpiexec'"
             )
-        slots = sum(host.slots for host in self.hosts)
-        if self.hosts and self.workers > slots:
+        if self.spares and not self.fault_tolerant:
             raise InvalidInput(
-                f"workers={self.workers} on hosts with {plural(slots, 'slot')}; "
+                f"spares={self.spares} take the places of the dead, whom others must outlive: "
+                "give fault_tolerant=True, too"
+            )
+        if self.spares < 0:
+            raise InvalidInput(f"spares={self.spares} is impossible; give a whole number from 0")
+        slots = sum(host.slots for host in self.hosts)
+        if self.hosts and self.ranks > slots:
+            raise InvalidInput(
+                f"workers={self.workers}{self._beside} on hosts with {plural(slots, 'slot')}; "
                 "give them more: hosts=['a:4', …]"
             )
         if self.nodes > self.workers:
@@ -129,6 +138,7 @@ class Start:
         hosts: Sequence[str] | str | Path | None = None,
         nodes: int | None = None,
         fault_tolerant: bool = False,
+        spares: int = 0,
         **more: str,
     ) -> Self:
         """What a caller asks for; the rest by the environment, see `VARIABLES`.
@@ -152,12 +162,22 @@ class Start:
             nodes = int(given) if launcher == "slurm" else 1
             nodes = min(nodes, workers or nodes)  # a notebook's own small clusters need fewer
         if workers is None:
-            workers = sum(host.slots for host in listed) or max(nodes, 2)
+            slots = sum(host.slots for host in listed)
+            workers = max(slots - spares, 1) if slots else max(nodes, 2)
         for field in ("agent", "options"):
             more[field] = more.get(field) or found[field]
         if launcher == "local":  # what others would start by says nothing of it
             more |= {"agent": "", "options": ""}
-        return cls(workers, threads, launcher, listed, nodes, fault_tolerant=fault_tolerant, **more)
+        return cls(
+            workers,
+            threads,
+            launcher,
+            listed,
+            nodes,
+            fault_tolerant=fault_tolerant,
+            spares=spares,
+            **more,
+        )
 
     def to_json(self) -> str:
         """For the keeper's command line."""
@@ -170,6 +190,15 @@ class Start:
         return cls(**record | {"hosts": tuple(Host(*host) for host in record["hosts"])})
 
     @property
+    def ranks(self) -> int:
+        """All that start: workers and spares."""
+        return self.workers + self.spares
+
+    @property
+    def _beside(self) -> str:
+        return f" and spares={self.spares}" if self.spares else ""
+
+    @property
     def is_local(self) -> bool:
         """Whether all ranks are processes of this machine."""
         return self.launcher == "local"
@@ -178,6 +207,7 @@ class Start:
     def name(self) -> str:
         """By which clusters of one shape share their engines."""
         shape = f"{self.workers}x{self.threads}{'-ft' if self.fault_tolerant else ''}"
+        shape += f"-{self.spares}spare" if self.spares else ""
         if self.is_local:
             return shape
         told = digest([self.to_json(), os.environ.get("SLURM_JOB_ID", ""), *self.login])[:6]
@@ -236,8 +266,8 @@ class Start:
             return [*self.login, *started, "--host", named]
         if self.in_allocation:
             return started if self.step == "mpiexec" else [*self._srun(), "--overlap"]
-        each = -(-self.workers // self.nodes)
-        sized = [f"--nodes={self.nodes}", f"--ntasks={self.workers}", f"--ntasks-per-node={each}"]
+        each = -(-self.ranks // self.nodes)
+        sized = [f"--nodes={self.nodes}", f"--ntasks={self.ranks}", f"--ntasks-per-node={each}"]
         # Last, where they win: by its name the job is found.
         asked = [*shlex.split(self.options), *sized, f"--cpus-per-task={self.threads}"]
         asked.append(f"--job-name={job}")
@@ -290,9 +320,9 @@ class Start:
     def check_world(self, met: Sequence[Met]) -> None:
         """Raise LabkitError unless the ranks are one MPI world on the hosts that were asked for."""
         sizes = Counter(each.size for each in met)
-        if set(sizes) != {self.workers}:
+        if set(sizes) != {self.ranks}:
             told = ", ".join(f"{plural(n, 'world')} of {size}" for size, n in sizes.items())
-            raise LabkitError(f"{self.workers} ranks make {told}, not one: {self._why_apart()}")
+            raise LabkitError(f"{self.ranks} ranks make {told}, not one: {self._why_apart()}")
         hosts = list(dict.fromkeys(each.host for each in met))
         # In an allocation, which may have more nodes than these ranks fill, any of them will do.
         if self.is_local or self.in_allocation or len(hosts) == self._hosts_wanted():
@@ -317,6 +347,6 @@ class Start:
         if self.launcher == "slurm":
             return self.nodes
         if self.place == "node":
-            return min(len(self.hosts), self.workers)
+            return min(len(self.hosts), self.ranks)
         filled = accumulate(host.slots for host in self.hosts)
-        return 1 + sum(slots < self.workers for slots in filled)
+        return 1 + sum(slots < self.ranks for slots in filled)

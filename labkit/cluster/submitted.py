@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from labkit.cluster.attached import note
-from labkit.cluster.calls import Calls, Ranks
+from labkit.cluster.calls import Calls, RankError, Ranks
 from labkit.cluster.live import Live
 from labkit.cluster.resumed import begin
+from labkit.cluster.setbacks import Setbacks
 from labkit.common.errors import Pruned
 from labkit.experiment import Experiment
 from labkit.network import Network
@@ -26,7 +28,7 @@ from labkit.records.endings import ASKS, by_whom, warned
 from labkit.records.measure import aggregate
 from labkit.records.result import RankResult, Row
 from labkit.records.run import Run
-from labkit.records.stream import FOLDER, STOP, Reader, Writer, make_stream
+from labkit.records.stream import FOLDER, STOP, Reader, Told, Writer, make_stream
 from labkit.records.write import write, write_logs
 from labkit.worker.work import work
 
@@ -46,19 +48,18 @@ class Submitted(Live):
     ) -> None:
         super().__init__(experiment, directory)
         self._patience = PATIENCE if keeping is None else WRITING
-        self._asked, self._given_up = experiment, threading.Event()
+        self._cluster, self._given_up = cluster, threading.Event()
+        self._asked = experiment
         self._why: str | None = None  # it was stopped, if it was
         begin(directory, experiment, keeping)
-        submitter = store.this_process() | {"host": socket.gethostname()}
+        self._submitter = store.this_process() | {"host": socket.gethostname()}
         kept = str(directory / checkpoints.FOLDER)
-        keeping = keeping and keeping._replace(folder=kept, owner=submitter)
-        make_stream(directory / FOLDER, submitter)
+        keeping = keeping and keeping._replace(folder=kept, owner=self._submitter)
+        keeps = keeping is not None and keeping.checkpoint is not None
+        self._setbacks = Setbacks(directory, experiment, keeping) if keeping and keeps else None
+        make_stream(directory / FOLDER, self._submitter)
         try:
-            self._calls = Calls(
-                *(cluster, experiment.ranks, work, (experiment, keeping), _emulated(experiment)),
-                stream=str(directory / FOLDER),
-                submitter=submitter,
-            )
+            self._calls = self._send(experiment, keeping)
         except BaseException as error:
             shutil.rmtree(directory / FOLDER, ignore_errors=True)
             if isinstance(error, KeyboardInterrupt):  # while it waited for its turn
@@ -67,6 +68,14 @@ class Submitted(Live):
                 store.fail(directory, f"{type(error).__name__}: {error}")
             raise
         self._folder = cluster.folder
+
+    def _send(self, experiment: Experiment, keeping: Keeping | None) -> Calls[RankResult]:
+        return Calls(
+            *(self._cluster, experiment.ranks, work, (experiment, keeping), _emulated(experiment)),
+            spares=self._cluster.how.spares,
+            stream=str(self.directory / FOLDER),
+            submitter=self._submitter,
+        )
 
     def begin(self, show: bool = False) -> None:
         """Follow it from here on, and show it."""
@@ -108,6 +117,35 @@ class Submitted(Live):
         return run
 
     def _watch(self) -> Iterator[None]:
+        while True:
+            try:
+                yield from self._watch_calls()
+                return
+            except RankError as error:
+                dead = sorted(self._calls.dead())
+                asked = self._why is not None or error.signal in ASKS
+                if self._setbacks is None or not dead or asked:
+                    raise
+                self._go_back(self._setbacks, dead, error)
+
+    def _go_back(self, setbacks: Setbacks, dead: list[int], error: RankError) -> None:
+        """Let the engines start anew, and send the call again."""
+        setbacks.notice(dead)
+        self._calls.close()
+        self._take(last=True)  # from here on nobody tells more
+        keeping = setbacks.go_back(dead, error)
+        who, step = ", ".join(map(str, dead)), setbacks.told[-1]["step"]
+        print(f"rank {who} died: training goes on from step {step}", file=sys.stderr, flush=True)
+        write_logs(self.directory, self._calls.outputs())
+        self._calls = self._send(setbacks.experiment, keeping)
+        setbacks.sent()
+
+    def _add(self, told: list[Told]) -> None:
+        if self._setbacks is not None:
+            self._setbacks.hear(told)
+        super()._add(told)
+
+    def _watch_calls(self) -> Iterator[None]:
         carrier = Carrier(self.directory / FOLDER, self._calls)
         for _ in self._calls.watch():
             if self._given_up.is_set():
@@ -120,14 +158,22 @@ class Submitted(Live):
         write_logs(self.directory, self._calls.outputs())
         pruned = self._stream.asked_to_prune()
         found = self._calls.of_the_living() or {}
-        told = self._told_by(self._calls.dead() - found.keys())
-        write(self.directory, self._asked, found, self._why, pruned, told)
+        told = self._told_by(self._calls.dead(), found)
+        faults = self._setbacks.told if self._setbacks is not None else []
+        write(self.directory, self._asked, found, self._why, pruned, told, faults)
         return Run(self.directory)
 
-    def _told_by(self, ranks: set[int]) -> list[Row]:
-        """The rows of ranks that have died, but for those of their last quarter of a second."""
+    def _told_by(self, ranks: set[int], found: Mapping[int, RankResult]) -> list[Row]:
+        """The rows of ranks that have died, but for those of their last quarter of a second.
+
+        A spare that has taken the place of one goes on from there.
+        """
         told = Reader(self.directory / FOLDER).read() if ranks else []
-        return [row for kind, row in told if kind == "step" and row["rank"] in ranks]
+        rows = [row for kind, row in told if kind == "step" and row["rank"] in ranks]
+        # Of a step that was repeated the last counts.
+        last = {(row["rank"], row["step"]): row for row in rows}
+        known = {(row["rank"], row["step"]) for each in found.values() for row in each.rows}
+        return [row for place, row in last.items() if place not in known]
 
     def _lose(self, error: BaseException) -> None:
         try:

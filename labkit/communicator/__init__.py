@@ -16,7 +16,7 @@ from labkit.communicator.traffic import Traffic
 from labkit.communicator.transports import TRANSPORTS, Carrier, Transport, carrier
 from labkit.communicator.window import Window
 from labkit.communicator.wire import Corrupted
-from labkit.communicator.world import alone, world
+from labkit.communicator.world import alone, join, world
 
 __all__ = [
     "ALGORITHMS",
@@ -46,6 +46,7 @@ __all__ = [
     "carrier",
     "check_algorithm",
     "computing",
+    "join",
     "merged",
     "refuse_unmetered",
     "scale",

@@ -12,7 +12,8 @@ from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.limits import Limits
 from labkit.communicator.board import Board, leave_without_it
 from labkit.communicator.clock import WALL, Clock
-from labkit.communicator.deaths import outlives
+from labkit.communicator.crew import SPARE, Crew
+from labkit.communicator.deaths import all_are, outlives
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.injector import Injector, Spells
 from labkit.communicator.mailbox import Mailbox, Route
@@ -53,11 +54,13 @@ class Communicator:
         outer: the patience of the ranks of which these are a part.
         clock: by which ranks wait and take times; the same for all of a host.
         rules: what holds for messages that labkit sends itself, to go on with; None: nothing.
+        crew: the ranks and their spares; None: there are none.
 
     Attributes:
         rank, size: this rank's number, and how many there are.
         numbers: of these ranks before any was gone; `number` is this one's.
-        dead: the numbers of those that are gone.
+        dead: the numbers of those that are gone, and have not been replaced.
+        lost: who is gone, by rank among all that were called.
         slowness: how much longer this rank computes than it could; None: not at all.
         on_one_host: whether all ranks share memory.
         traffic: what this rank has sent and how long it took.
@@ -82,10 +85,13 @@ class Communicator:
         outer: Patience | None = None,
         clock: Clock = WALL,
         rules: Rules | None = None,
+        crew: Crew | None = None,
     ) -> None:
         self.network = emulation.network if emulation else Network.parse(network)
         self.traffic, self.clock = traffic or Traffic(), clock
-        self.numbers, self.dead = list(range(comm.size)), list[int]()
+        self.crew, self._whole = crew, self.network
+        self.numbers = list(range(comm.size)) if crew is None else crew.working_numbers
+        self.dead, self.lost = list[int](), [] if crew is None else crew.lost
         self.slowness: Slowness | None = None
         self.rules = rules or Rules()
         self._begin(comm.Dup(), limit, emulation, outer)
@@ -150,6 +156,11 @@ class Communicator:
         """Of this rank, before any was gone."""
         return self.numbers[self.rank]
 
+    @property
+    def member(self) -> int:
+        """This rank among all that were called, spares too."""
+        return self.number if self.crew is None else self.crew.member(self.number)
+
     def shrink(self, settle: Callable[[], None] = lambda: None) -> list[int]:
         """Go on as the ranks that live, in their order (collective of these), after `RankDied`.
 
@@ -184,12 +195,38 @@ class Communicator:
             except Exception:  # also of what one that died meanwhile has left half said
                 whole.Revoke()
                 fine = False
-            if _all_are(whole, fine):
+            if all_are(whole, fine):
                 found = [number for number in before if number not in self.numbers]
                 self.dead += found
+                self.lost += found if self.crew is None else map(self.crew.member, found)
                 return found
             self.board.abandon()
         raise LabkitError("those that live find no way to go on together")
+
+    @property
+    def spares(self) -> int:
+        """How many wait to take the place of one that is gone, as far as is known."""
+        return 0 if self.crew is None else self.crew.numbers.count(SPARE)
+
+    def replace(self) -> list[int]:
+        """Go on as all ranks again, after `shrink` (collective of those that live, and spares).
+
+        Returns:
+            the numbers of those whose places spares have taken: not all, where spares are few.
+        """
+        assert self.crew is not None
+        crew, before, limit = self.crew, self.numbers, self.patience.limit
+        self.board.abandon()
+
+        def begin(comm: MPI.Intracomm) -> None:
+            self.numbers = crew.working_numbers
+            self.network = self._whole and self._whole.part(self.numbers, crew.size)
+            self._begin(comm.Dup(), limit, None, None)
+
+        crew.fill(begin, lambda: self.board.abandon())
+        self.dead = [number for number in self.dead if number not in self.numbers]
+        self.lost = crew.lost
+        return [number for number in self.numbers if number not in before]
 
     def pace(self, paced: bool = True) -> None:
         """Hand each message of a schedule over only when its emulated links are free, or not."""
@@ -378,6 +415,11 @@ class Communicator:
                 "several, joined by a real network; run it without network, or on one host"
             )
 
+    def dismiss(self) -> None:
+        """Tell the spares that nobody needs them any more."""
+        if self.crew is not None:
+            self.crew.dismiss()
+
     def leave(self) -> None:
         """Say that this rank comes to no further call; who waits for it is told so."""
         self.board.enter("the end of its program", waiting=True)
@@ -392,16 +434,6 @@ class Communicator:
             self._emulation.close()
         self.board.close()
         self._comm.Free()
-
-
-def _all_are(comm: MPI.Intracomm, fine: bool) -> bool:
-    """Whether all of its ranks live and say that all is fine; all are told the same."""
-    from mpi4py import MPI
-
-    try:
-        return bool(comm.Agree(int(fine)))
-    except MPI.Exception:
-        return False
 
 
 def _named(values: np.ndarray) -> str:

@@ -77,3 +77,13 @@ def gone(comm: MPI.Intracomm, clock: Clock) -> list[int]:
             return MPI.Group.Translate_ranks(failed, None, comm.group)
         MPI.COMM_SELF.Iprobe()  # a turn for the library, which a broken one would not give
         clock.sleep(1e-3)
+
+
+def all_are(comm: MPI.Intracomm, fine: bool) -> bool:
+    """Whether all of its ranks live and say that all is fine; all are told the same."""
+    from mpi4py import MPI
+
+    try:
+        return bool(comm.Agree(int(fine)))
+    except MPI.Exception:
+        return False

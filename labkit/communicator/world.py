@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Sequence
 
 from labkit.common.errors import LabkitError
+from labkit.communicator.board import leave_without_it
 from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.communicator import LIMIT, Communicator
+from labkit.communicator.crew import SPARE, Crew
 from labkit.network import Network
 
 
@@ -42,6 +45,51 @@ def world(
         return Communicator(MPI.COMM_WORLD, limit, network, clock=clock)
     group = MPI.COMM_WORLD.group.Incl(list(ranks))
     return Communicator(MPI.COMM_WORLD.Create_group(group), limit, network, clock=clock)
+
+
+def join(
+    ranks: Sequence[int],
+    spares: int,
+    limit: float = LIMIT,
+    network: str | Network | None = None,
+    clock: Clock = WALL,
+) -> Communicator | None:
+    """The Communicator of some ranks, of which the last are spares: they wait here for a place.
+
+    Args:
+        ranks: world ranks that take part; only these call this.
+        spares: how many of them.
+        limit, network, clock: as for `world`.
+
+    Returns:
+        None for a spare that nobody needed.
+    """
+    from mpi4py import MPI
+
+    if not spares:
+        return world(ranks, limit, network, clock)
+    comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(list(ranks)))
+    crew = Crew(comm, comm.size - spares, clock)
+    found: list[Communicator] = []
+
+    def begin(working: MPI.Intracomm) -> None:
+        found[:] = [Communicator(working, limit, network, clock=clock, crew=crew)]
+
+    def abandon() -> None:
+        for each in found:
+            each.board.abandon()
+        found.clear()
+
+    working = crew.working()
+    if crew.number != SPARE:
+        begin(working)
+    while crew.number == SPARE:
+        if not crew.is_called():
+            return None
+        atexit.register(leave_without_it)
+        crew.has_joined = True
+        crew.fill(begin, abandon)
+    return found[0]
 
 
 def alone(clock: Clock = WALL) -> Communicator:

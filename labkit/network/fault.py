@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -98,3 +99,10 @@ class Fault(Checked):
     def names(self, path: str) -> bool:
         """Whether a variable is of the layer that is meant."""
         return self.layer is None or self.layer in (path, *path.split("/")[:-1])
+
+
+def left(faults: Sequence[Fault], ranks: Sequence[int]) -> list[Fault]:
+    """Those that are still to come: all but the first kill that was planted for each rank."""
+    kills = sorted((f for f in faults if f.kind == "kill"), key=lambda f: f.step)
+    happened = [next((f for f in kills if f.rank == rank), None) for rank in ranks]
+    return [fault for fault in faults if fault not in happened]

@@ -111,12 +111,14 @@ class Resume(NamedTuple):
         manifest: what it says.
         same: the same ranks go on in the same way: each has its own again.
         notes: what there is to say of it, such as a newer one that is damaged.
+        files: what its files hold, by rank, where they are no files but lie in memory.
     """
 
     folder: str
     manifest: Record
     same: bool
     notes: tuple[str, ...] = ()
+    files: Mapping[int, bytes] | None = None
 
     @property
     def step(self) -> int:

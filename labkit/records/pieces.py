@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -66,11 +66,10 @@ def assembled(pieces: Sequence[Piece], corner: Corner, shape: tuple[int, ...]) -
     return found
 
 
-def write(path: Path, pieces: Iterable[Piece], told: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Write one rank's pieces as an .npz file; its size and checksum.
+def packed(pieces: Iterable[Piece], told: Mapping[str, JSON]) -> bytes:
+    """One rank's pieces as what an .npz file holds.
 
     Args:
-        path: of the file.
         pieces: what it holds.
         told: what else there is to say of the rank; numbers may be infinite or none.
     """
@@ -83,7 +82,12 @@ def write(path: Path, pieces: Iterable[Piece], told: Mapping[str, JSON]) -> dict
     words = json.dumps({"pieces": index, "told": told}).encode()
     file = io.BytesIO()
     np.savez(file, **arrays | {_INDEX: np.frombuffer(words, np.uint8)})
-    content = file.getvalue()
+    return file.getvalue()
+
+
+def write(path: Path, pieces: Iterable[Piece], told: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Write one rank's pieces as an .npz file; its size and checksum. Arguments: see `packed`."""
+    content = packed(pieces, told)
     store.write_atomically(path, content)
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
@@ -91,8 +95,9 @@ def write(path: Path, pieces: Iterable[Piece], told: Mapping[str, JSON]) -> dict
 class Rank:
     """What one rank has written; values are read when they are asked for."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = np.load(path, allow_pickle=False)
+    def __init__(self, file: Path | bytes) -> None:
+        content = io.BytesIO(file) if isinstance(file, bytes) else file
+        self._file = np.load(content, allow_pickle=False)
         said = json.loads(self._file[_INDEX].tobytes())
         self.told: dict[str, JSON] = said["told"]
         self._index: dict[tuple[bool, str], list[tuple[Any, ...]]] = {}
@@ -122,21 +127,25 @@ class State:
     """What the files of a checkpoint say together.
 
     Args:
-        folder: of the checkpoint.
-        ranks: how many have written it.
+        files: of the ranks, or what they hold, by rank.
     """
 
-    def __init__(self, folder: Path, ranks: int) -> None:
-        self._folder, self._ranks = folder, ranks
+    def __init__(self, files: Mapping[int, Path | bytes]) -> None:
+        self._files = files
+
+    @classmethod
+    def of(cls, folder: Path, ranks: int) -> Self:
+        """That of a folder, which so many ranks have written."""
+        return cls({rank: file_of(folder, rank) for rank in range(ranks)})
 
     @cached_property
-    def ranks(self) -> list[Rank]:
+    def ranks(self) -> dict[int, Rank]:
         """What each rank has written."""
-        return [Rank(file_of(self._folder, rank)) for rank in range(self._ranks)]
+        return {rank: Rank(file) for rank, file in self._files.items()}
 
     def tensor(self, name: str) -> list[Piece]:
         """All that ranks have of a tensor; first what several have alike."""
-        kinds = [(own, rank) for own in (False, True) for rank in self.ranks]
+        kinds = [(own, rank) for own in (False, True) for rank in self.ranks.values()]
         return [piece for own, rank in kinds for piece in rank.pieces(name, own)]
 
     def whole(self, name: str) -> np.ndarray | None:

@@ -1,7 +1,8 @@
 """What ranks tell while they train: files in the run's directory, which any process may read.
 
 A line is a kind and a record: `doing` says what the ranks are at, `plan` how many steps an epoch
-has, `step` is a row of the history, `epoch` the metrics after an epoch.
+has, `step` is a row of the history, `epoch` the metrics after an epoch, `fault` what the death of
+ranks has cost that spares have replaced.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from labkit.experiment import Experiment
 from labkit.records import store
 from labkit.records.measure import summarise
 from labkit.records.result import Event, RankResult, Row, on_one_clock
+from labkit.records.store import Rows
 
 
 def write(
@@ -22,6 +23,7 @@ def write(
     why: str | None,
     pruned: bool = False,
     told: Sequence[Row] = (),
+    faults: Rows = (),
 ) -> None:
     """Write results and the final status of a run.
 
@@ -32,6 +34,7 @@ def write(
         why: they were stopped, where the one that waited for them did it.
         pruned: they were stopped by a search, if they were stopped.
         told: rows of ranks that died.
+        faults: times that it was begun anew, before what was run last.
     """
     ranks = list(found.values())
     whole = ranks[0].whole if ranks else None
@@ -63,6 +66,7 @@ def write(
         who = why or ("pruned" if pruned else "stopped by the user")
         stopped = f"{who} after {_reached(rows)} steps"
     metrics = summarise(experiment, rows, found, whole)
+    metrics["faults"] = [*faults, *whole.faults]
     store.finish(directory, metrics, rows, whole.model, stopped, pruned)
 
 

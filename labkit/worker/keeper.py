@@ -101,7 +101,20 @@ class Keeper(keras.callbacks.Callback):
 
     def _take(self) -> None:
         """Copy what this rank writes of the state; the rest goes on beside training."""
-        start, readers = self._clock.now(), self._session.readers
+        start = self._clock.now()
+        copied = self.copied()
+        self._taken_at = self._clock.now()
+        self._costs.append(self._taken_at - start)
+        self._writing.begin(copied)
+
+    @property
+    def taken(self) -> int:
+        """Steps, by now."""
+        return self._progress.taken
+
+    def copied(self) -> Copied:
+        """A copy of this rank's share of what there is now."""
+        readers = self._session.readers
         self._kept.settle()
         pieces = [
             each.piece()
@@ -111,7 +124,7 @@ class Keeper(keras.callbacks.Callback):
         for what, each in self._kept.remembers.items():
             for name, values in each.remembered().items():
                 pieces.append(Piece.alone(f"remembers/{what}/{name}", np.array(values)))
-        for number, variable in enumerate(self.model.metrics_variables):
+        for number, variable in enumerate(self._session.model.metrics_variables):
             pieces.append(Piece.alone(f"metrics/{number}", np.array(variable.numpy())))
         rows = list(self._recorder.rows)
         told: dict[str, JSON] = {
@@ -119,10 +132,7 @@ class Keeper(keras.callbacks.Callback):
             "losses": list(self._progress.losses),
             "callbacks": self._of_callbacks(),
         }
-        copied = Copied(self._progress.taken, pieces, rows, told, self._manifest())
-        self._taken_at = self._clock.now()
-        self._costs.append(self._taken_at - start)
-        self._writing.begin(copied)
+        return Copied(self._progress.taken, pieces, rows, told, self._manifest())
 
     def _manifest(self) -> dict[str, JSON]:
         experiment, progress = self._session.experiment, self._progress

@@ -160,6 +160,10 @@ class Recorder(keras.callbacks.Callback, Hook):
         if self.communicator.board.asked_to_stop(self.step - 1):
             self.stopped = self.model.stop_training = True
 
+    def say(self) -> None:
+        """Send what is left of a training that goes no further."""
+        self._send(self.communicator.clock.now())
+
     def put(self, row: Row) -> None:
         """Take a step that somebody else has measured."""
         self.rows.append(row)

@@ -12,6 +12,7 @@ from labkit.communicator import RankDied
 from labkit.exchange import Exchange
 from labkit.exchange.seam import seam
 from labkit.keras import broadcast
+from labkit.worker.comeback import Anew
 
 if TYPE_CHECKING:
     from labkit.worker.session import TrainingSession
@@ -76,8 +77,9 @@ class Recovery(keras.callbacks.Callback):
         while True:
             try:
                 return self._recover()
-            except Exception:
-                if not isinstance(self._communicator.patience.trouble, RankDied):
+            except Exception as error:
+                died = isinstance(self._communicator.patience.trouble, RankDied)
+                if isinstance(error, Anew) or not died:
                     raise
 
     def _recover(self) -> None:
@@ -86,6 +88,11 @@ class Recovery(keras.callbacks.Callback):
         if self._taken > self._progress.taken:  # a callback has met the death
             self._progress.on_train_batch_end(0)
         repeated, lost = self._agree()
+        told = {"ranks": dead, "step": self._progress.taken, "repeated": repeated, "behind": lost}
+        told["residuals_lost"] = 0 if self._exchange.compressed is None else len(dead)
+        if self._communicator.spares:
+            self._offer(told | {"seconds": {"detect": noticed - self._begun}}, noticed)
+            raise Anew
         agreed = self._clock.now()
         self._exchange.renew(self._communicator.size / before)
         seam(self._session.model).forget()
@@ -96,10 +103,16 @@ class Recovery(keras.callbacks.Callback):
             "agree": agreed - noticed,
             "rebuild": self._clock.now() - agreed,
         }
-        told = {"ranks": dead, "step": self._progress.taken, "repeated": repeated}
-        residuals = 0 if self._exchange.compressed is None else len(dead)
-        self.faults.append(told | {"behind": lost, "residuals_lost": residuals, "seconds": seconds})
+        self.faults.append(told | {"seconds": seconds})
         self._under_way = self._tests = False
+
+    def _offer(self, told: dict[str, Any], noticed: float) -> None:
+        """Have the state ready for spares, and for those that live."""
+        own, held = self._session.model.metrics_variables, self._progress.metrics
+        for variable, value in zip(own, held, strict=False):  # what tests have put in their place
+            variable.assign(value)
+        assert self._session.comeback is not None
+        self._session.comeback.offer(self._session.keeper(), told, noticed)
 
     def _agree(self) -> tuple[int, int]:
         """Stand where the furthest stands; steps that are begun again, and ranks that were behind.

@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.records.checkpoints import Resume
-from labkit.records.pieces import State, assembled
+from labkit.records.pieces import Rank, State, assembled
 from labkit.strategies import Kept
 from labkit.worker.held import Held
 from labkit.worker.progress import Position
@@ -62,7 +62,8 @@ class Restored:
         self.alone: dict[str, np.ndarray] = {}
         self.numbers: list[dict[str, float]] = []
         self.dropped = set[str]()
-        state = State(Path(resume.folder), resume.manifest["ranks"])
+        files, folder = resume.files, Path(resume.folder)
+        state = State(files) if files else State.of(folder, resume.manifest["ranks"])
         self._put_weights(state)
         kept.release()
         for each in held:
@@ -101,7 +102,10 @@ class Restored:
             variable.assign(value)
 
     def _put_own(self, state: State) -> None:
-        rank = state.ranks[self._session.communicator.rank]
+        rank = state.ranks.get(self._session.communicator.rank)
+        if rank is None:  # it takes the place of one that is gone, who alone has known it
+            self._take_over(next(iter(state.ranks.values())))
+            return
         own = rank.own()
         self.alone = {each.name: own[each.name] for each in self._held if each.own}
         for what, each in self._kept.remembers.items():
@@ -117,6 +121,17 @@ class Restored:
             self._recorder.rows = [dict(zip(columns, row, strict=True)) for row in values]
             self._recorder.epochs = told["epochs"]
 
+    def _take_over(self, other: Rank) -> None:
+        """What another replica knows, without what it alone has."""
+        told: dict[str, Any] = other.told
+        self._recorder.epochs = list(told["epochs"])
+        own = {
+            name: np.zeros_like(values) if "/residual/" in name else values
+            for name, values in other.own().items()
+        }
+        for what, each in self._kept.remembers.items():
+            each.recall(_below(f"remembers/{what}/", own))
+
     def _divide(self, state: State) -> None:
         """What ranks had alone, for others: residuals are rank 0's, all else begins anew.
 
@@ -124,7 +139,7 @@ class Restored:
         \\(\\frac{n}{m} \\sum_r e_r\\) for the residuals of m lose nothing.
         """
         experiment = self._manifest["experiment"]
-        alone = [rank.own() for rank in state.ranks]
+        alone = [rank.own() for rank in state.ranks.values()]
         left = {name for each in alone for name in each if not name.startswith("rows/")}
         exchange = self._kept.remembers.get("exchange")
         residuals = {name for name in left if name.startswith("remembers/exchange/residual/")}

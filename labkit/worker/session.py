@@ -29,6 +29,7 @@ from labkit.programs.replica import Batches
 from labkit.records.checkpoints import Keeping
 from labkit.strategies import Kept, Played, Predictor, Step, Watcher
 from labkit.worker import inference
+from labkit.worker.comeback import Comeback
 from labkit.worker.feed import Feed, Source
 from labkit.worker.keeper import Keeper
 from labkit.worker.loop import train
@@ -82,6 +83,7 @@ class TrainingSession:
         self.progress = Progress(self.feed.steps)
         self.keeping: Keeping | None = None
         self.recovery: Recovery | None = None  # where training outlives ranks
+        self.comeback: Comeback | None = None  # where spares may take the places of the dead
         self._kept: Kept | None = None
         self.chosen: dict[str, JSON] = {}  # what was measured once
         self.checkpoints: dict[str, JSON] | None = None  # how many, at what cost
@@ -220,18 +222,26 @@ class TrainingSession:
             self.chosen = dict(keeping.resume.manifest["chosen"])
 
     @contextmanager
-    def _keepers(self) -> Iterator[list[Keeper]]:
+    def _keepers(self) -> Iterator[list[keras.callbacks.Callback]]:
         """What keeps the state, having put back what was kept; nothing where nobody wants it."""
-        if self.keeping is None or self._kept is None or self.recorder is None:
+        wanted = self.keeping is not None or self.comeback is not None
+        if not wanted or self._kept is None or self.recorder is None:
             yield []
             return
-        keeper = Keeper(self, self.keeping, self._kept, self.recorder)
+        keeper = self.keeper(self.keeping)
+        beside = self.comeback and self.comeback.beside(keeper, replicas=self.recovery is not None)
         try:
-            yield [keeper]
+            yield [keeper, beside] if beside else [keeper]
             keeper.close()
             self.checkpoints = keeper.summary()
         finally:
             keeper.give_up()
+
+    def keeper(self, keeping: Keeping | None = None) -> Keeper:
+        """One that keeps the state, or copies it for others."""
+        assert self._kept is not None
+        assert self.recorder is not None
+        return Keeper(self, keeping or Keeping(None), self._kept, self.recorder)
 
     def play(self, played: Played) -> None:
         """Train by programs, see `labkit.worker.played`."""

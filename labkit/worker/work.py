@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from labkit.communicator import Communicator, RankDied, world
+from labkit.communicator import Communicator, RankDied, join
 from labkit.experiment import Experiment
+from labkit.network.fault import left
 from labkit.records.checkpoints import Keeping
 from labkit.records.result import Event, RankResult, WholeResult
 from labkit.records.store import Record
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from labkit.exchange import Timeline
     from labkit.model_parallel.memory import Memory
     from labkit.network import Slowdown
+    from labkit.worker.comeback import Comeback
     from labkit.worker.session import TrainingSession
 
 Report: TypeAlias = Callable[[str, list[Record]], None]
@@ -44,14 +46,30 @@ def work(
         stop_asked: asked on rank 0; True ends training on all ranks after the same step.
     """
     from labkit.keras import use_one_device
+    from labkit.worker.comeback import Anew, Comeback
     from labkit.worker.session import restore
 
     use_one_device(communicator)
+    goes_on = experiment.strategy.goes_on and not experiment.plays
     if experiment.clock == "wall" and experiment.slow:
         communicator.be_slow(_slow_ranks(experiment), experiment.seed)
     communicator.rules.checks = experiment.checksums
+    comeback = Comeback(communicator, report) if communicator.crew is not None else None
     try:
-        return _train(communicator, experiment, keeping, report, stop_asked)
+        while True:
+            try:
+                begun = keeping
+                if comeback is not None and comeback.pending:
+                    begun = comeback.gather(keeping)
+                    gone = comeback.faults[-1]["ranks"]
+                    experiment = experiment.replace(faults=left(experiment.faults, gone))
+                return _train(communicator, experiment, begun, report, stop_asked, comeback)
+            except Anew:
+                continue
+            except Exception:
+                if comeback is None or not comeback.is_possible or not goes_on:
+                    raise
+                comeback.lose()
     finally:
         restore()
 
@@ -71,6 +89,7 @@ def _train(
     keeping: Keeping | None,
     report: Report,
     stop_asked: Callable[[], bool],
+    comeback: Comeback | None = None,
 ) -> RankResult:
     from labkit.communicator.clock import offset
     from labkit.exchange.microscope import Microscope
@@ -96,6 +115,7 @@ def _train(
     recorder.timeline = session.timeline
     session.callbacks.insert(0, recorder)
     session.recorder = recorder
+    session.comeback = comeback
     if keeping is not None:
         session.keep(keeping)
     every = experiment.strategy.looks_every
@@ -106,7 +126,11 @@ def _train(
     memory.reset_peak()
     offsets = [offset(communicator.clock, communicator.allgather)]
     tell("doing", what="training")
-    experiment.strategy.train(session)
+    try:
+        experiment.strategy.train(session)
+    except Exception:
+        recorder.say()  # how far this rank had come
+        raise
     measure = partial(offset, communicator.clock, communicator.allgather)
     offsets.append(session.outlive(measure))
     tell("doing", what="evaluating")
@@ -126,7 +150,10 @@ def _train(
             exchange=session.exchange(),
             partition=session.partition or None,
             checkpoints=session.checkpoints,
-            faults=session.recovery.faults if session.recovery is not None else [],
+            faults=[
+                *(comeback.faults if comeback is not None else []),
+                *(session.recovery.faults if session.recovery is not None else []),
+            ],
             stretches=session.recovery.stretches if session.recovery is not None else [],
             model=session.saved(),  # last: it compiles the model anew
         )
@@ -193,17 +220,23 @@ def _events(timeline: Timeline | None) -> list[Event]:
 def main(payload: bytes) -> Any:
     """Entry of an engine: calls a function on the ranks that the task names.
 
-    The task holds `call` (function and arguments, pickled), `ranks`, `limit`, `network`, `folder`,
-    `luggage` and `environment`; with `stream`, a folder, and `submitter`, a process, the function
-    also gets `report` and `stop_asked`, see `labkit.records.stream`. A failure is written on the
-    board first, so that ranks which wait for this one raise too and every engine stays alive for
-    the next call. Returns what the function does, and the ranks that this one has outlived.
+    The task holds `call` (function and arguments, pickled), `ranks`, `spares` (how many of them
+    wait for a place), `limit`, `network`, `folder`, `luggage` and `environment`; with `stream`, a
+    folder, and `submitter`, a process, the function also gets `report` and `stop_asked`, see
+    `labkit.records.stream`. A failure is written on the board first, so that ranks which wait for
+    this one raise too and every engine stays alive for the next call. Returns what the function
+    does, the ranks that this one has outlived, and its number; None of a spare nobody needed.
     """
     import cloudpickle
 
     task = cloudpickle.loads(payload)
     os.environ.update(task["environment"])
-    communicator = world(task["ranks"], task["limit"], task["network"])
+    if task["spares"]:
+        prepare()
+    found = join(task["ranks"], task["spares"], task["limit"], task["network"])
+    if found is None:
+        return None, [], None
+    communicator = found
     try:
         enter(task["folder"], task["luggage"])
         function, arguments = cloudpickle.loads(task["call"])
@@ -211,16 +244,25 @@ def main(payload: bytes) -> Any:
         if "stream" in task:
             stream, submitter = Path(task["stream"]), task["submitter"]
             seen = sees(stream, submitter)
-            writer = Writer(stream, communicator.rank, submitter) if seen else Afar()
+            own = (
+                communicator.number
+                if communicator.crew is None
+                else communicator.crew.member(communicator.number)
+            )
+            writer = Writer(stream, own, submitter) if seen else Afar()
             options = {"report": writer.write, "stop_asked": writer.stop_asked}
         result = function(communicator, *arguments, **options)
         try:
             communicator.meet("the end of the call")  # also with a rank that failed after its last
         except RankDied:  # who failed says so itself; engines start anew after a death
-            return result, communicator.dead
+            communicator.dismiss()
+            return result, communicator.lost, communicator.number
     except BaseException as error:
         cause = communicator.patience.trouble or error
         communicator.board.fail(f"{type(cause).__name__}: {cause}")
+        communicator.dismiss()
         raise cause from (None if cause is error else error)
+    if communicator.rank == 0:
+        communicator.dismiss()
     communicator.close()
-    return result, communicator.dead
+    return result, communicator.lost, communicator.number

@@ -30,6 +30,16 @@ class Copied(NamedTuple):
     told: Mapping[str, JSON]
     manifest: Mapping[str, JSON]
 
+    @property
+    def everything(self) -> list[Piece]:
+        """The pieces, rows among them."""
+        columns = self.rows[0] if self.rows else ()
+        rows = [
+            Piece.alone(f"rows/{name}", np.array([row[name] for row in self.rows]))
+            for name in columns
+        ]
+        return [*self.pieces, *rows]
+
 
 class Writing:
     """A thread that writes one rank's file; that of rank 0 waits for all, and seals.
@@ -90,12 +100,7 @@ class Writing:
             half = f"{copied.taken}.{owner.get('pid', 'half')}"
             folder = Path(self._keeping.folder) / half
             folder.mkdir(parents=True, exist_ok=True)
-            columns = copied.rows[0] if copied.rows else ()
-            rows = [
-                Piece.alone(f"rows/{name}", np.array([row[name] for row in copied.rows]))
-                for name in columns
-            ]
-            written = write(file_of(folder, rank), [*copied.pieces, *rows], copied.told)
+            written = write(file_of(folder, rank), copied.everything, copied.told)
             store.write_json(_sum(folder, rank), written)
             if rank == 0:
                 self._seal(folder, copied.manifest)

@@ -59,10 +59,10 @@ def test_files_of_ranks_say_together_what_there_was(tmp_path: Path) -> None:
     for rank, rows in enumerate((slice(0, 1), slice(1, 4))):
         own = [Piece("w", tensor[rows], (4, 3), (rows.start, 0)), Piece.alone("half", small)]
         write(file_of(tmp_path, rank), [*own, Piece.alone("count", scalar + rank)], {"rank": rank})
-    state = State(tmp_path, 2)
+    state = State.of(tmp_path, 2)
     np.testing.assert_array_equal(state.whole("w"), tensor)
     assert state.whole("v") is None
-    for rank, read in enumerate(state.ranks):
+    for rank, read in state.ranks.items():
         assert read.told == {"rank": rank}
         own = read.own()
         assert own["count"] == 7 + rank

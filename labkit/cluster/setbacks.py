@@ -1,0 +1,116 @@
+"""Deaths after which a call is sent anew, and goes on from the newest checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.cluster.calls import RankError
+from labkit.cluster.resumed import same
+from labkit.experiment import Experiment
+from labkit.network.fault import left
+from labkit.records import checkpoints
+from labkit.records.checkpoints import Keeping
+from labkit.records.stream import FOLDER, Told
+
+
+class Setbacks:
+    """How often a call has lost ranks that it cannot do without, and what each time has cost.
+
+    It goes on from the newest whole checkpoint, or from where it began. Ranks that die and have
+    come no further than when ranks died before, with no newer checkpoint either, end the run:
+    what has happened at the same step twice would happen again.
+
+    Args:
+        directory: of the run.
+        experiment: what is run.
+        keeping: what its ranks were told first.
+
+    Attributes:
+        experiment: what is still to be run: a kill that was planted, and has happened, is not.
+        told: for the record, one for each time: the ranks, the step that it went back to, the
+            steps that are repeated, the source, and seconds: from the last word of the dead until
+            all others had ended (`detect`), until the engines were there again (`rebuild`), until
+            the ranks had data and model (`prepare`), until they stood where they had (`repeat`).
+    """
+
+    def __init__(self, directory: Path, experiment: Experiment, keeping: Keeping) -> None:
+        self._directory, self.experiment, self._keeping = directory, experiment, keeping
+        self._since, self._detect = time.monotonic(), 0.0
+        self._back = self._reached = 0 if keeping.resume is None else keeping.resume.step
+        self._stood = -1  # when ranks died last
+        self.told: list[dict[str, Any]] = []
+        self._outlived: list[dict[str, Any]] = []  # since the call was sent last
+
+    def hear(self, told: Iterable[Told]) -> None:
+        """Take in what ranks tell: how far they have come, and how long that took."""
+        for kind, record in told:
+            if kind == "fault":
+                self._outlived.append(record)
+            if kind == "step":
+                self._reached = max(self._reached, int(record["step"]) + 1)
+            seconds = self.told[-1]["seconds"] if self.told else {}
+            if "rebuild" in seconds and "prepare" not in seconds:
+                if kind == "doing" and record["what"] == "training":
+                    seconds["prepare"] = self._lap()
+            elif "prepare" in seconds and "repeat" not in seconds and self._reached >= self._stood:
+                seconds["repeat"] = self._lap()
+
+    def notice(self, ranks: Sequence[int]) -> None:
+        """Ranks are gone, and all others have ended."""
+        files = [self._directory / FOLDER / f"rank{rank}.jsonl" for rank in ranks]
+        words = [path.stat().st_mtime for path in files if path.exists()]
+        self._detect = time.time() - min(words) if words else self._lap()
+        self._since = time.monotonic()
+
+    def go_back(self, ranks: Sequence[int], error: RankError) -> Keeping:
+        """Say what ranks are told that go on; nobody writes a checkpoint any more.
+
+        Args:
+            ranks: that were gone.
+            error: how the call has ended.
+
+        Raises:
+            RankError: nothing has gone on since ranks died before.
+            LabkitError: all checkpoints are damaged.
+        """
+        found = checkpoints.newest(self._directory.resolve(), same(self.experiment))
+        folder = self._directory / checkpoints.FOLDER
+        back = self._keeping.resume.step if self._keeping.resume is not None else 0
+        if found is not None:
+            back = found.step
+            checkpoints.go_back(folder, back)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)  # halves
+        if self._reached <= self._stood and back <= self._back:
+            raise RankError(
+                f"{error}; ranks had died at step {self._stood} before, and gone back to step "
+                f"{back} the run has come no further: it ends here, for it would go on so",
+                error.rank,
+            )
+        self.told += self._outlived  # those that have gone on after it are no more
+        self._outlived = []
+        self.told.append(
+            {
+                "ranks": list(ranks),
+                "step": back,
+                "repeated": self._reached - back,
+                "source": "the begin" if found is None and not back else "checkpoint",
+                "seconds": {"detect": max(0.0, self._detect)},
+            }
+        )
+        faults = left(self.experiment.faults, ranks)
+        self.experiment = self.experiment.replace(faults=faults)
+        self._stood, self._back, self._reached = self._reached, back, back
+        return self._keeping._replace(resume=found, goes_on=True) if found else self._keeping
+
+    def sent(self) -> None:
+        """The engines are there again, and the call is sent."""
+        self.told[-1]["seconds"]["rebuild"] = self._lap()
+
+    def _lap(self) -> float:
+        before, self._since = self._since, time.monotonic()
+        return self._since - before
