@@ -41,6 +41,7 @@ class Setbacks:
         self._directory, self.experiment, self._keeping = directory, experiment, keeping
         self._since, self._detect = time.monotonic(), 0.0
         self._back = self._reached = 0 if keeping.resume is None else keeping.resume.step
+        self._taken: dict[int, int] = {}  # steps, by rank, since then
         self._stood = -1  # when ranks died last
         self.told: list[dict[str, Any]] = []
         self._outlived: list[dict[str, Any]] = []  # since the call was sent last
@@ -51,7 +52,10 @@ class Setbacks:
             if kind == "fault":
                 self._outlived.append(record)
             if kind == "step":
-                self._reached = max(self._reached, int(record["step"]) + 1)
+                self._taken[int(record["rank"])] = int(record["step"]) + 1
+                # Steps of programs, as their checkpoints count them, are those of all workers.
+                total = sum if self.experiment.plays else max
+                self._reached = max(self._reached, total(self._taken.values()))
             seconds = self.told[-1]["seconds"] if self.told else {}
             if "rebuild" in seconds and "prepare" not in seconds:
                 if kind == "doing" and record["what"] == "training":
@@ -104,7 +108,7 @@ class Setbacks:
         )
         faults = left(self.experiment.faults, ranks)
         self.experiment = self.experiment.replace(faults=faults)
-        self._stood, self._back, self._reached = self._reached, back, back
+        self._stood, self._back, self._reached, self._taken = self._reached, back, back, {}
         return self._keeping._replace(resume=found, goes_on=True) if found else self._keeping
 
     def sent(self) -> None:

@@ -118,6 +118,14 @@ def test_who_dies_at_the_same_step_again_ends_the_run(tmp_path: Path) -> None:
         found.go_back([1], died)
 
 
+def test_steps_of_programs_are_those_of_all_workers(tmp_path: Path) -> None:
+    found = setbacks(tmp_path, strategy=lk.ParameterServer(colocated=True))
+    found.notice([1])
+    found.hear([("step", {"rank": rank, "step": step}) for step in range(6) for rank in (0, 1)])
+    found.go_back([1], RankError("rank 1 failed", 1))
+    assert found.told[0]["repeated"] == 12
+
+
 def test_a_kill_that_was_planted_happens_once(tmp_path: Path) -> None:
     kills = [lk.Fault("kill", rank=1, step=step) for step in (30, 10)]
     found = setbacks(tmp_path, faults=kills)
