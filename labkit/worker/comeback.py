@@ -120,8 +120,8 @@ class Comeback(keras.callbacks.Callback):
         if communicator.size == 1 or self._keeper is None:
             return
         of_a_step = (start - self._copied_when) / (self._stood - self._copied_at)
+        file = self._file(self._keeper)  # first: from here on nothing is on its way
         own, before, after = self._neighbours()
-        file = self._file(self._keeper)
         lengths = communicator.everyone(len(file), "the lengths of copies")
         theirs = np.empty(int(lengths[before]), np.uint8)
         sent = communicator.post(np.frombuffer(file, np.uint8), after)
