@@ -21,7 +21,7 @@ class Standstill:
     seen it, for which they meet.
 
     Args:
-        communicator: the ranks.
+        communicator: the ranks; what they have counted on its board is of one play.
 
     Attributes:
         steps: that this rank has behind it.

@@ -39,8 +39,8 @@ class Checkpoint(Checked):
     where δ is more than twice as long.
 
     Args:
-        every: steps, of which some are skipped where they are fewer than three; or a time such as
-            "30s", "5min", "1h".
+        every: steps, of which some are skipped where they are fewer than three, and of programs
+            those of all workers together; or a time such as "30s", "5min", "1h".
         keep: how many of the newest stay.
         failures: mean time between failures, s: the interval follows from it.
 

@@ -303,7 +303,8 @@ class Strategy(Checked):
             defaults, then whatever else fields and workers can make of it: `cell` says what.
         paper: author, year and number of the source, which the docstring cites in full.
         emulated: whether a network is emulated between its ranks; else it uses one of its own.
-        goes_on: whether its training on ranks can be taken up again: it says what it `keeps`.
+        goes_on: whether its training on ranks, where it is no program, can be taken up again: it
+            says what it `keeps`.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("collective",)
