@@ -42,8 +42,9 @@ class Ranks:
 
     def __enter__(self) -> Ranks:
         words = [sys.executable, "-m", "labkit.bench.faults.rank", str(self.folder)]
-        command, variables = launcher.mpiexec(self.size, outlives=True), os.environ | (
-            launcher.environment(over_hosts=self._bed is not None)
+        command, variables = (
+            launcher.mpiexec(self.size, outlives=True),
+            os.environ | (launcher.environment(over_hosts=self._bed is not None)),
         )
         if self._bed is None:
             command += words

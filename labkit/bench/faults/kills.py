@@ -10,7 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.bench.faults.claims import BATCH, EPOCHS, ROWS, claimed, data, lossy_name, named, question
+from labkit.bench.faults.claims import (
+    BATCH,
+    EPOCHS,
+    ROWS,
+    claimed,
+    data,
+    lossy_name,
+    named,
+    question,
+)
 from labkit.bench.faults.ground import BEGUN, STEPS, TOLD, Ranks, hosts
 from labkit.bench.timing import Row, head
 from labkit.common.errors import LabkitError
@@ -87,7 +96,9 @@ def _on(place: str, bed: Testbed | None, wanted: int, there: list[Row]) -> Itera
         number += 1
 
 
-def _bands(place: str, bed: Testbed | None, strategy: Strategy, there: Sequence[Row]) -> Iterator[Row]:
+def _bands(
+    place: str, bed: Testbed | None, strategy: Strategy, there: Sequence[Row]
+) -> Iterator[Row]:
     """Undisturbed runs of several seeds, where there are none yet of what is left out alike."""
     lossy = lossy_name(strategy)
     if any(_is_band(row, lossy, place) for row in there):
@@ -166,7 +177,9 @@ def _killed(
             if later and fault is not None and "trace" in fault["seconds"]:
                 row["trace_s"] = fault["seconds"]["trace"]
                 row["seconds"] = min(later) - moment - fault["seconds"]["trace"]
-                row |= {f"{name}_s": fault["seconds"][name] for name in ("detect", "agree", "rebuild")}
+                row |= {
+                    f"{name}_s": fault["seconds"][name] for name in ("detect", "agree", "rebuild")
+                }
         yield row
 
 

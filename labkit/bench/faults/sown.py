@@ -1,0 +1,115 @@
+"""Faults that are planted anywhere, and whether they are found where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from labkit.bench.faults.claims import LOSSY, named, own_runs
+from labkit.bench.timing import Row, head
+from labkit.cluster import Cluster, RankError
+from labkit.cluster.calls import Refused
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.communicator import ALGORITHMS
+from labkit.exchange.schedules import SCHEDULES
+from labkit.experiment import Experiment
+from labkit.network import Fault
+from labkit.strategies import STRATEGIES, AllReduce, Strategy
+
+WORKERS, BESIDE = 3, 1
+STEPS = 5
+LAYERS = ("dense", "dense_1", "dense_2")
+KINDS = ("nan", "inf", "corrupt", "nan", "drop", "inf", "corrupt", "nan", "inf", "kill")
+TRIES = 500  # draws until one fits
+
+
+def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
+    """Plant faults of all kinds that are found at once, one a run, in whatever can have them.
+
+    Strategy, clock, rank, step and layer are drawn; what an experiment refuses is drawn again.
+
+    Args:
+        repeats: faults.
+        known: rows that there are already.
+
+    Returns: a row a fault: what was planted, what the error `said`, and whether it was `found`:
+        step, layer and rank of a number that is not finite; of a message that was flipped or lost
+        who sent it; of a kill whose it was.
+    """
+    done = {row["number"] for row in known if row["what"] == "planted"}
+    if wanted := [number for number in range(repeats) if number not in done]:
+        with own_runs(), Cluster(workers=WORKERS + BESIDE, name="planted-faults") as cluster:
+            for number in wanted:
+                yield _planted(cluster, number)
+
+
+def _planted(cluster: Cluster, number: int) -> Row:
+    """One fault: the first that is drawn and fits."""
+    draw, kind = np.random.default_rng([number, 11]), KINDS[number % len(KINDS)]
+    everyone = _everyone()
+    for _ in range(TRIES):
+        strategy, clock = everyone[draw.integers(len(everyone))]
+        whole = strategy.parallelism[0] == "data"  # else a rank has only some of the layers
+        fault = {"rank": int(draw.integers(WORKERS)), "step": int(draw.integers(STEPS))}
+        if kind in ("nan", "inf") and whole:
+            fault["layer"] = LAYERS[draw.integers(len(LAYERS))]
+        try:
+            asked = _experiment(strategy, clock, Fault(kind, **fault))
+            if asked.ranks > cluster.workers:
+                continue
+            said, rank = _said(cluster, asked)
+        except InvalidInput:
+            continue
+        row = head("faults", named(strategy), "planted", WORKERS, None, number=number)
+        found = rank == fault["rank"] if kind == "kill" else _where(asked.faults[0]) in said
+        if kind in ("nan", "inf") and not whole:
+            found = found and f"rank {fault['rank']} is not" in said
+        told: dict[str, Any] = {"layer": None, **fault}
+        return row | {"clock": clock, "kind": kind, **told, "found": found, "said": said[-300:]}
+    raise LabkitError(f"nothing that was drawn takes a fault of kind {kind!r}")
+
+
+def _everyone() -> list[tuple[Strategy, str]]:
+    """The exchange in some of its ways, and all others, on both clocks."""
+    ways = [AllReduce(name, compressor=LOSSY[k % 3]) for k, name in enumerate(ALGORITHMS)]
+    ways += [AllReduce(schedule=name) for name in SCHEDULES]
+    others = [kind() for kind in STRATEGIES.values() if kind is not AllReduce]
+    return [(each, clock) for each in (*ways, *others) for clock in ("wall", "virtual")]
+
+
+def _experiment(strategy: Strategy, clock: str, fault: Fault) -> Experiment:
+    sent = fault.kind in ("corrupt", "drop")
+    return Experiment(
+        dataset="digits",
+        dataset_options={"rows": 20 * STEPS, "test_rows": 10},
+        model_options={"widths": [6, 6]},
+        batch_size=20,
+        workers=WORKERS,
+        strategy=strategy,
+        clock=clock,
+        compute=0.01 if clock == "virtual" else None,
+        faults=fault,
+        bad_numbers=None if sent else "stop",
+        checksums=sent,
+        gate=False,
+    )
+
+
+def _where(fault: Fault) -> str:
+    """What an error has to say."""
+    if fault.kind in ("corrupt", "drop"):
+        return f"from rank {fault.rank} to rank "
+    return f"step {fault.step}: the gradient of layer {repr(fault.layer) if fault.layer else ''}"
+
+
+def _said(cluster: Cluster, asked: Experiment) -> tuple[str, int | None]:
+    """The error with which a run ends, and whom it blames; "" where it ends well."""
+    try:
+        cluster.run(asked, show=False)
+    except Refused:
+        raise
+    except RankError as error:
+        return str(error), error.rank
+    return "", None
