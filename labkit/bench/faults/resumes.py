@@ -143,10 +143,9 @@ def _killed(
 
 def _same(run: Run, whole: Run) -> bool:
     """Whether losses and weights are equal, bit for bit."""
-    losses = [
-        each.history.sort_values(["rank", "step"])[["rank", "step", "loss"]]
-        for each in (run, whole)
-    ]
-    weights = [b"".join(w.tobytes() for w in each.model().get_weights()) for each in (run, whole)]
-    equal = losses[0].reset_index(drop=True).equals(losses[1].reset_index(drop=True))
-    return bool(equal and weights[0] == weights[1])
+    return _state(run) == _state(whole)
+
+
+def _state(run: Run) -> tuple[bytes, list[bytes]]:
+    rows = run.history.sort_values(["rank", "step"])[["rank", "step", "loss"]]
+    return rows.to_numpy(float).tobytes(), [each.tobytes() for each in run.model().get_weights()]
