@@ -19,7 +19,7 @@ from labkit.experiment import Experiment
 from labkit.strategies import STRATEGIES, AllReduce, Strategy
 
 ROWS, BATCH, EPOCHS = 600, 24, 40
-LOSSY = (None, COMPRESSORS["OneBit"](), ErrorFeedback(TopK(0.1)))
+LOSSY = (None, COMPRESSORS["OneBit"](), ErrorFeedback(inner=TopK(ratio=0.1)))
 
 
 def data(rows: int = ROWS, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -35,7 +35,7 @@ def claimed(apart: bool = False) -> list[Strategy]:
         apart: whether ranks are on several hosts.
     """
     ways = [
-        AllReduce(algorithm, schedule=schedule, compressor=compressor, bucket_bytes=4096)
+        AllReduce(algorithm=algorithm, schedule=schedule, compressor=compressor, bucket_bytes=4096)
         for algorithm in ALGORITHMS
         for schedule in SCHEDULES
         for compressor in LOSSY

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -152,7 +152,9 @@ def _killed(
         equal = len({told[each]["weights"] for each in live & told.keys()}) == 1
         finished = ended and told.keys() >= live and equal
         account = check(read(own), data(), -(-ROWS // BATCH), EPOCHS)
-        whole = next((each for each in told.values() if "faults" in each), {"faults": []})
+        whole: dict[str, Any] = next(
+            (each for each in told.values() if "faults" in each), {"faults": []}
+        )
         accuracy = whole.get("accuracy", float("nan"))
         common: Row = {
             "number": number,
@@ -183,7 +185,7 @@ def _killed(
         yield row
 
 
-def _told(folder: Path) -> dict[int, dict[str, object]]:
+def _told(folder: Path) -> dict[int, dict[str, Any]]:
     """What ranks said at their end, by their number."""
     files = sorted(folder.glob(f"{TOLD}*"))
     return {int(path.name[len(TOLD) :]): json.loads(path.read_text()) for path in files}

@@ -50,7 +50,7 @@ def _run(cluster: Cluster, asked: Experiment) -> Run:
 
 def _takes(base: Experiment, strategy: Strategy) -> bool:
     try:
-        base.replace(strategy=strategy, faults=(Fault("slow", rank=0, step=0),))
+        base.replace(strategy=strategy, faults=(Fault(kind="slow", rank=0, step=0),))
     except InvalidInput:
         return False
     return True

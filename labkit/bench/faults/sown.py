@@ -42,21 +42,24 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
     if wanted := [number for number in range(repeats) if number not in done]:
         with own_runs(), Cluster(workers=WORKERS + BESIDE, name="planted-faults") as cluster:
             for number in wanted:
-                yield _planted(cluster, number)
+                yield one(cluster, number)
 
 
-def _planted(cluster: Cluster, number: int) -> Row:
-    """One fault: the first that is drawn and fits."""
+def one(cluster: Cluster, number: int) -> Row:
+    """The first fault of this number that is drawn and fits."""
     draw, kind = np.random.default_rng([number, 11]), KINDS[number % len(KINDS)]
     everyone = _everyone()
     for _ in range(TRIES):
         strategy, clock = everyone[draw.integers(len(everyone))]
         whole = strategy.parallelism[0] == "data"  # else a rank has only some of the layers
-        fault = {"rank": int(draw.integers(WORKERS)), "step": int(draw.integers(STEPS))}
+        fault: dict[str, Any] = {
+            "rank": int(draw.integers(WORKERS)),
+            "step": int(draw.integers(STEPS)),
+        }
         if kind in ("nan", "inf") and whole:
             fault["layer"] = LAYERS[draw.integers(len(LAYERS))]
         try:
-            asked = _experiment(strategy, clock, Fault(kind, **fault))
+            asked = _experiment(strategy, clock, Fault(kind=kind, **fault))
             if asked.ranks > cluster.workers:
                 continue
             said, rank = _said(cluster, asked)
@@ -73,7 +76,7 @@ def _planted(cluster: Cluster, number: int) -> Row:
 
 def _everyone() -> list[tuple[Strategy, str]]:
     """The exchange in some of its ways, and all others, on both clocks."""
-    ways = [AllReduce(name, compressor=LOSSY[k % 3]) for k, name in enumerate(ALGORITHMS)]
+    ways = [AllReduce(algorithm=name, compressor=LOSSY[k % 3]) for k, name in enumerate(ALGORITHMS)]
     ways += [AllReduce(schedule=name) for name in SCHEDULES]
     others = [kind() for kind in STRATEGIES.values() if kind is not AllReduce]
     return [(each, clock) for each in (*ways, *others) for clock in ("wall", "virtual")]
