@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import labkit as lk
 from labkit.bench.faults import kills, parts, sown
 from labkit.bench.faults.claims import claimed, named
-from labkit.bench.faults.league import league
+from labkit.bench.faults.league import league, undisturbed
 from labkit.bench.faults.parts import summary, trouble
 from labkit.cli.app import app
 from labkit.strategies import STRATEGIES
@@ -104,7 +104,7 @@ def test_the_league_has_who_goes_on_and_who_does_not(cluster: lk.Cluster) -> Non
     )  # fmt: skip
     servers = lk.ParameterServer(synchronous=False)
     ways = {"all wait": lk.AllReduce(), "nobody waits": servers, "cut": lk.Pipeline()}
-    pairs = league(cluster, base, ways, [lk.Fault("kill", rank=2, step=2)])
+    pairs = league(cluster, undisturbed(cluster, base, ways), [lk.Fault("kill", rank=2, step=2)])
     table = lk.figures.fault_table(pairs).set_index("strategy")
     assert list(table.index) == ["nobody waits", "all wait"]
     assert list(table["finished"]) == [True, False]

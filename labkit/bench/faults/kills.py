@@ -60,8 +60,8 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
     Returns: rows "band", one a seed that nobody disturbed, and rows "kills", one a kill: whether
         the run `finished` with equal weights on all that live, whether its ledger is `exact`, its
         `accuracy` and whether that is `within` the seeds' mean and three deviations; `seconds` from
-        the kill to the end of the next step that the others took, without `trace_s`; `calm`:
-        whether their world had taken a step before.
+        the kill to the end of the next step that the others took, without `trace_s`, or `early_s`
+        where they had not traced theirs yet.
     """
     there = list(known)
     for place, wanted in (("one host", repeats - repeats // 5), ("two hosts", repeats // 5)):
@@ -178,7 +178,8 @@ def _killed(
             fault = next((each for each in whole["faults"] if victim in each["ranks"]), None)
             if later and fault is not None and "trace" in fault["seconds"]:
                 row["trace_s"] = fault["seconds"]["trace"]
-                row["seconds"] = min(later) - moment - fault["seconds"]["trace"]
+                seconds = min(later) - moment - fault["seconds"]["trace"]
+                row["seconds" if row["calm"] else "early_s"] = seconds
                 row |= {
                     f"{name}_s": fault["seconds"][name] for name in ("detect", "agree", "rebuild")
                 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, LabkitError
@@ -11,7 +12,15 @@ from labkit.network import Fault
 from labkit.records.run import Run
 from labkit.strategies import STRATEGIES, ParameterServer, Strategy
 
-Pairs = dict[str, tuple[Run, Run]]  # undisturbed, and with the script
+
+class Calm(NamedTuple):
+    """A run that nothing has disturbed, and what was asked."""
+
+    asked: Experiment
+    run: Run
+
+
+Pairs = dict[str, tuple[Run, Run | None]]  # undisturbed, and with the script; None: refused
 
 
 def entrants(base: Experiment) -> dict[str, Strategy]:
@@ -22,27 +31,34 @@ def entrants(base: Experiment) -> dict[str, Strategy]:
     return {name: each for name, each in found.items() if _takes(base, each)}
 
 
-def league(
-    cluster: Cluster, base: Experiment, strategies: Mapping[str, Strategy], script: Sequence[Fault]
-) -> Pairs:
-    """Each strategy undisturbed and with the faults; who refuses the model is left out."""
+def undisturbed(
+    cluster: Cluster, base: Experiment, strategies: Mapping[str, Strategy]
+) -> dict[str, Calm]:
+    """Each strategy without faults; who refuses the model is left out."""
     found = {}
     for name, strategy in strategies.items():
-        calm = base.replace(strategy=strategy)
+        asked = base.replace(strategy=strategy)
         try:
-            found[name] = _run(cluster, calm), _run(cluster, calm.replace(faults=tuple(script)))
+            found[name] = Calm(asked, cluster.run(asked, show=False))
         except InvalidInput:
             continue
     return found
 
 
-def _run(cluster: Cluster, asked: Experiment) -> Run:
+def league(cluster: Cluster, calm: Mapping[str, Calm], script: Sequence[Fault]) -> Pairs:
+    """Each of these beside the same with faults; who would wait for ever refuses them."""
+    return {name: (run, _hit(cluster, asked, tuple(script))) for name, (asked, run) in calm.items()}
+
+
+def _hit(cluster: Cluster, calm: Experiment, faults: tuple[Fault, ...]) -> Run | None:
     """Its record, also where it has failed."""
+    try:
+        asked = calm.replace(faults=faults)
+    except InvalidInput:
+        return None
     live = cluster.submit(asked)
     try:
         return live.result()
-    except InvalidInput:
-        raise
     except LabkitError:
         assert live.run is not None  # for the type checker: it has ended
         return live.run

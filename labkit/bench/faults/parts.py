@@ -35,7 +35,11 @@ class Part(NamedTuple):
 
 PARTS = {
     "kills": Part(
-        kills.measure, 100, ("finished", "exact", "within"), "struck", ("seconds", "trace_s")
+        kills.measure,
+        100,
+        ("finished", "exact", "within"),
+        "struck",
+        ("seconds", "trace_s", "early_s"),
     ),
     "planted": Part(sown.measure, 30, ("found",)),
     "resumes": Part(resumes.measure, 100, ("same",), "struck"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from labkit.figures.kit.canvas import Figure
 
-Pairs = Mapping[str, tuple[Run, Run]]  # by name, undisturbed and disturbed
+Pairs = Mapping[str, tuple[Run, Run | None]]  # by name, undisturbed and disturbed
 
 _COLUMNS = {
     "name": "strategy",
@@ -39,6 +39,19 @@ def fault_table(pairs: Pairs) -> pd.DataFrame:
     """A row a strategy, who keeps most first."""
     table = disturbed(pairs).sort_values("kept", ascending=False, kind="stable")
     return table[list(_COLUMNS)].rename(columns=_COLUMNS).reset_index(drop=True)
+
+
+def fault_costs(pairs: Pairs) -> pd.DataFrame:
+    """A row a death that others have outlived: at which step, and what it took, s."""
+    import pandas as pd
+
+    faults = [
+        {"strategy": name, "step": fault["step"]}
+        | {f"{part}, s": seconds for part, seconds in fault["seconds"].items()}
+        for name, (_, hit) in pairs.items()
+        for fault in (hit.metrics.get("faults", []) if hit is not None else [])
+    ]
+    return pd.DataFrame(faults)
 
 
 def fault_league(pairs: Pairs, script: str = "") -> Figure:

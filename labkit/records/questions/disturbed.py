@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def disturbed(pairs: Mapping[str, tuple[Run, Run]]) -> pd.DataFrame:
+def disturbed(pairs: Mapping[str, tuple[Run, Run | None]]) -> pd.DataFrame:
     """A row a name: what counts of its disturbed run, beside the undisturbed one.
 
     Goodput is samples whose gradients have changed the weights, over the seconds of training;
@@ -24,7 +24,7 @@ def disturbed(pairs: Mapping[str, tuple[Run, Run]]) -> pd.DataFrame:
     what the record says of it, without the time of tracing.
 
     Args:
-        pairs: by name, the undisturbed run and the other.
+        pairs: by name, the undisturbed run and the other; None: there could be none.
 
     Returns: name, clock, whether it `finished`, `goodput` and `calm_goodput` (samples/s), `kept`
         (their ratio), `lost` (samples), `accuracy` and `calm_accuracy`, `recovery` (s; none where
@@ -35,16 +35,16 @@ def disturbed(pairs: Mapping[str, tuple[Run, Run]]) -> pd.DataFrame:
     return pd.DataFrame([{"name": name} | _row(*pair) for name, pair in pairs.items()])
 
 
-def _row(calm: Run, hit: Run) -> dict[str, object]:
+def _row(calm: Run, hit: Run | None) -> dict[str, object]:
     samples, seconds, gap = _counted(calm)
-    finished = hit.status["state"] == "completed"
+    finished = hit is not None and hit.status["state"] == "completed"
     row = {
         "clock": calm.experiment["clock"],
         "finished": finished,
         "calm_goodput": samples / seconds,
         "calm_accuracy": calm.metrics.get("test_accuracy", math.nan),
     }
-    if not finished:
+    if hit is None or not finished:
         return row | {
             "goodput": 0.0,
             "kept": 0.0,
