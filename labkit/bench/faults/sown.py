@@ -16,19 +16,22 @@ from labkit.communicator import ALGORITHMS
 from labkit.exchange.schedules import SCHEDULES
 from labkit.experiment import Experiment
 from labkit.network import Fault
+from labkit.records.run import Run
 from labkit.strategies import STRATEGIES, AllReduce, Strategy
 
 WORKERS, BESIDE = 3, 1
 STEPS = 5
 LAYERS = ("dense", "dense_1", "dense_2")
 KINDS = ("nan", "inf", "corrupt", "nan", "drop", "inf", "corrupt", "nan", "inf", "kill")
+SENT = ("corrupt", "drop")
 TRIES = 500  # draws until one fits
 
 
 def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
     """Plant faults of all kinds that are found at once, one a run, in whatever can have them.
 
-    Strategy, clock, rank, step and layer are drawn; what an experiment refuses is drawn again.
+    Strategy, clock, rank, step and layer are drawn; what an experiment refuses is drawn again, and
+    so is a message of a step in which a rank sends none.
 
     Args:
         repeats: faults.
@@ -62,9 +65,12 @@ def one(cluster: Cluster, number: int) -> Row:
             asked = _experiment(strategy, clock, Fault(kind=kind, **fault))
             if asked.ranks > cluster.workers:
                 continue
-            said, rank = _said(cluster, asked)
+            ended = _ended(cluster, asked)
         except InvalidInput:
             continue
+        if kind in SENT and isinstance(ended, Run) and _sends_nothing(ended, asked.faults[0]):
+            continue
+        said, rank = ("", None) if isinstance(ended, Run) else (str(ended), ended.rank)
         row = head("faults", named(strategy), "planted", WORKERS, None, number=number)
         found = rank == fault["rank"] if kind == "kill" else _where(asked.faults[0]) in said
         if kind in ("nan", "inf") and not whole:
@@ -83,7 +89,7 @@ def _everyone() -> list[tuple[Strategy, str]]:
 
 
 def _experiment(strategy: Strategy, clock: str, fault: Fault) -> Experiment:
-    sent = fault.kind in ("corrupt", "drop")
+    sent = fault.kind in SENT
     return Experiment(
         dataset="digits",
         dataset_options={"rows": 20 * STEPS, "test_rows": 10},
@@ -102,17 +108,23 @@ def _experiment(strategy: Strategy, clock: str, fault: Fault) -> Experiment:
 
 def _where(fault: Fault) -> str:
     """What an error has to say."""
-    if fault.kind in ("corrupt", "drop"):
+    if fault.kind in SENT:
         return f"from rank {fault.rank} to rank "
     return f"step {fault.step}: the gradient of layer {repr(fault.layer) if fault.layer else ''}"
 
 
-def _said(cluster: Cluster, asked: Experiment) -> tuple[str, int | None]:
-    """The error with which a run ends, and whom it blames; "" where it ends well."""
+def _ended(cluster: Cluster, asked: Experiment) -> Run | RankError:
+    """The error with which a run ends, or the run where it ends well. Raises: InvalidInput."""
     try:
-        cluster.run(asked, show=False)
+        return cluster.run(asked, show=False)
     except Refused:
         raise
     except RankError as error:
-        return str(error), error.rank
-    return "", None
+        return error
+
+
+def _sends_nothing(run: Run, fault: Fault) -> bool:
+    """Whether there was no message that could have been flipped or lost."""
+    history = run.history
+    own = history[(history["rank"] == fault.rank) & (history["step"] == fault.step)]
+    return not own["payload_bytes"].sum()
