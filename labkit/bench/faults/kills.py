@@ -30,8 +30,8 @@ from labkit.strategies import Strategy
 
 SIZE = 4
 EACH = 2  # kills a run
-SEEDS = {"one host": 5, "two hosts": 1}  # that nobody disturbs
-WIDE = 3.0  # deviations of the seeds within which accuracy shall be
+SEEDS = {"one host": 10, "two hosts": 1}  # that nobody disturbs
+SURE = 0.999  # share of further undisturbed seeds whose accuracy is in the band
 
 
 class Band(NamedTuple):
@@ -59,7 +59,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
     Returns: rows "band", one a seed that nobody disturbed, and rows "kills", one a kill: whether
         the run `finished` with equal weights on all that live, whether its ledger is `exact`, its
-        `accuracy` and whether that is `within` the seeds' mean and three deviations; `seconds` from
+        `accuracy` and whether that is `within` the band of the seeds; `seconds` from
         the kill to the end of the next step that the others took, without `trace_s`, or `early_s`
         where they had not traced theirs yet.
     """
@@ -123,11 +123,15 @@ def _is_band(row: Row, lossy: str, place: str = "") -> bool:
 
 
 def _band(place: str, strategy: Strategy, there: Sequence[Row]) -> Band:
-    """Accuracy is the same wherever ranks are."""
+    """Student's interval for one more seed; accuracy is the same wherever ranks are."""
+    from scipy.stats import t as student
+
     lossy = lossy_name(strategy)
     accuracy = np.array([row["accuracy"] for row in there if _is_band(row, lossy)], float)
     seconds = [float(row["seconds"] or 0) for row in there if _is_band(row, lossy, place)]
-    middle, wide = float(accuracy.mean()), WIDE * float(accuracy.std(ddof=1))
+    count = len(accuracy)
+    wide = student.ppf((1 + SURE) / 2, count - 1) * accuracy.std(ddof=1) * (1 + 1 / count) ** 0.5
+    middle = float(accuracy.mean())
     return Band(middle - wide, middle + wide, float(np.median(seconds)))
 
 

@@ -51,16 +51,17 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
     if not wanted:
         return
     asked = list(_kept())
-    whole: dict[Experiment, tuple[Run, float]] = {}
+    whole: dict[int, tuple[Run, float]] = {}
     with own_runs() as folder, Cluster(workers=WORKERS + 1, name="resumed-faults") as cluster:
         for number in wanted:
-            experiment = asked[number % len(asked)]
-            if experiment not in whole:
+            turn = number % len(asked)
+            experiment = asked[turn]
+            if turn not in whole:
                 cluster.run(experiment.replace(epochs=1), show=False)  # imports, and the rest
                 begin = time.monotonic()
                 run = cluster.run(experiment, show=False)
-                whole[experiment] = run, time.monotonic() - begin
-            yield _resumed(cluster, number, experiment, *whole[experiment], folder)
+                whole[turn] = run, time.monotonic() - begin
+            yield _resumed(cluster, number, experiment, *whole[turn], folder)
 
 
 def _kept() -> Iterator[Experiment]:

@@ -24,6 +24,7 @@ STEPS = 5
 LAYERS = ("dense", "dense_1", "dense_2")
 KINDS = ("nan", "inf", "corrupt", "nan", "drop", "inf", "corrupt", "nan", "inf", "kill")
 SENT = ("corrupt", "drop")
+LIMIT = 20.0  # seconds after which a wait for what was lost is an error
 TRIES = 500  # draws until one fits
 
 
@@ -43,7 +44,10 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
     """
     done = {row["number"] for row in known if row["what"] == "planted"}
     if wanted := [number for number in range(repeats) if number not in done]:
-        with own_runs(), Cluster(workers=WORKERS + BESIDE, name="planted-faults") as cluster:
+        with (
+            own_runs(),
+            Cluster(workers=WORKERS + BESIDE, name="planted-faults", limit=LIMIT) as cluster,
+        ):
             for number in wanted:
                 yield one(cluster, number)
 
@@ -76,7 +80,7 @@ def one(cluster: Cluster, number: int) -> Row:
         if kind in ("nan", "inf") and not whole:
             found = found and f"rank {fault['rank']} is not" in said
         told: dict[str, Any] = {"layer": None, **fault}
-        return row | {"clock": clock, "kind": kind, **told, "found": found, "said": said[-300:]}
+        return row | {"clock": clock, "kind": kind, **told, "found": found, "said": said[:1500]}
     raise LabkitError(f"nothing that was drawn takes a fault of kind {kind!r}")
 
 

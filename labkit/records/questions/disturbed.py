@@ -53,6 +53,9 @@ def _row(calm: Run, hit: Run | None) -> dict[str, object]:
             "recovery": math.nan,
         }
     own, spent, longest = _counted(hit)
+    if hit.metrics["faults"]:  # the dead have not told all, but a step was taken by all or by none
+        counted = calm.history[calm.history["step"].isin(hit.history["step"])]
+        own = int(counted["samples"].sum())
     recovery = sum(
         sum(took for part, took in fault["seconds"].items() if part != "trace")
         for fault in hit.metrics["faults"]
