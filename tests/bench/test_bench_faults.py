@@ -104,7 +104,9 @@ def test_the_league_has_who_goes_on_and_who_does_not(cluster: lk.Cluster) -> Non
     )  # fmt: skip
     servers = lk.ParameterServer(synchronous=False)
     ways = {"all wait": lk.AllReduce(), "nobody waits": servers, "cut": lk.Pipeline()}
-    pairs = league(cluster, undisturbed(cluster, base, ways), [lk.Fault("kill", rank=2, step=2)])
+    pairs = league(
+        cluster, undisturbed(cluster, base, ways), [lk.Fault(rank=2, step=2, kind="kill")]
+    )
     table = lk.figures.fault_table(pairs).set_index("strategy")
     assert list(table.index) == ["nobody waits", "all wait"]
     assert list(table["finished"]) == [True, False]

@@ -16,7 +16,8 @@ from labkit.records.run import Run
 @pytest.fixture
 def pairs(tmp_path: Path) -> dict[str, tuple[Run, Run]]:
     def run(name: str, ms: float, **measured: Any) -> Run:
-        return write_run(tmp_path, name, step_ms=ms, measured={"faults": [], **measured})
+        told = {"faults": [], **measured}
+        return write_run(tmp_path, name, step_ms=ms, measured=told)
 
     fault = {"ranks": [1], "seconds": {"detect": 0.25, "agree": 0.5, "trace": 9.0}}
     ended = run("ended", 5.0)

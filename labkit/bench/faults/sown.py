@@ -40,7 +40,8 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
     Returns: a row a fault: what was planted, what the error `said`, and whether it was `found`:
         step, layer and rank of a number that is not finite; of a message that was flipped or lost
-        who sent it; of a kill whose it was.
+        who sent it, or, where none comes behind one that was lost, in what ranks wait; of a kill
+        whose it was.
     """
     done = {row["number"] for row in known if row["what"] == "planted"}
     if wanted := [number for number in range(repeats) if number not in done]:
@@ -75,12 +76,10 @@ def one(cluster: Cluster, number: int) -> Row:
         if kind in SENT and isinstance(ended, Run) and _sends_nothing(ended, asked.faults[0]):
             continue
         said, rank = ("", None) if isinstance(ended, Run) else (str(ended), ended.rank)
+        found = _found(asked.faults[0], said, rank)
         row = head("faults", named(strategy), "planted", WORKERS, None, number=number)
-        found = rank == fault["rank"] if kind == "kill" else _where(asked.faults[0]) in said
-        if kind in ("nan", "inf") and not whole:
-            found = found and f"rank {fault['rank']} is not" in said
         told: dict[str, Any] = {"layer": None, **fault}
-        return row | {"clock": clock, "kind": kind, **told, "found": found, "said": said[:1500]}
+        return row | {"clock": clock, "kind": kind, **told, "found": found, "said": said[:300]}
     raise LabkitError(f"nothing that was drawn takes a fault of kind {kind!r}")
 
 
@@ -110,11 +109,16 @@ def _experiment(strategy: Strategy, clock: str, fault: Fault) -> Experiment:
     )
 
 
-def _where(fault: Fault) -> str:
-    """What an error has to say."""
+def _found(fault: Fault, said: str, rank: int | None) -> bool:
+    """Whether an error tells where it is."""
+    if fault.kind == "kill":
+        return rank == fault.rank
     if fault.kind in SENT:
-        return f"from rank {fault.rank} to rank "
-    return f"step {fault.step}: the gradient of layer {repr(fault.layer) if fault.layer else ''}"
+        waits = fault.kind == "drop" and "has waited" in said
+        return waits or f"from rank {fault.rank} to rank " in said
+    layer = repr(fault.layer) if fault.layer else ""
+    place = f"step {fault.step}: the gradient of layer {layer}"
+    return place in said and f" on rank {fault.rank} is not finite" in said
 
 
 def _ended(cluster: Cluster, asked: Experiment) -> Run | RankError:
