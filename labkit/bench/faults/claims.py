@@ -53,7 +53,7 @@ def _runs(algorithm: str, apart: bool) -> bool:
     return True
 
 
-def question(strategy: Strategy, workers: int, seed: int = 0, epochs: int = EPOCHS) -> Experiment:
+def question(strategy: Strategy, workers: int, seed: int, epochs: int) -> Experiment:
     """A thousand short steps, in float64 where nothing is left out."""
     return Experiment(
         model="mlp",

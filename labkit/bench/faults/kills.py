@@ -103,7 +103,7 @@ def _bands(
     lossy = lossy_name(strategy)
     if any(_is_band(row, lossy, place) for row in there):
         return
-    asked = [(str(seed), question(strategy, SIZE, seed)) for seed in range(SEEDS[place])]
+    asked = [(str(seed), question(strategy, SIZE, seed, EPOCHS)) for seed in range(SEEDS[place])]
     with Ranks(asked, bed) as ranks:
         if not ranks.ended():
             raise LabkitError(f"{named(strategy)} on {place} hangs undisturbed: {ranks.said()}")
@@ -142,7 +142,7 @@ def _killed(
     draw = np.random.default_rng([number, len(place)])
     victims = [int(each) for each in draw.permutation(SIZE)[:count]]
     delays = sorted(float(each) for each in draw.uniform(0, band.seconds, count))
-    with Ranks([("0", question(strategy, SIZE, int(draw.integers(1000))))], bed) as ranks:
+    with Ranks([("0", question(strategy, SIZE, int(draw.integers(1000)), EPOCHS))], bed) as ranks:
         own = ranks.folder / "0"
         if not ranks.wait_for(lambda: len([*own.glob(f"{BEGUN}*")]) == SIZE):
             raise LabkitError(f"{named(strategy)} on {place} did not begin: {ranks.said()}")
