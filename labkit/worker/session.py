@@ -134,6 +134,8 @@ class TrainingSession:
         if exchange is not None and self.communicator.outlives and not owns_rows(self.experiment):
             self.recovery = Recovery(self, exchange)
             callbacks = [self.recovery, *callbacks]
+        elif self.comeback is not None:  # it ends: messages are on their way between steps
+            self.comeback.is_off, self.comeback = True, None
         self.outlive(lambda: self._fit_from_here(callbacks))
 
     def outlive(self, work: Callable[[], T]) -> T:
