@@ -61,6 +61,7 @@ class Comeback(keras.callbacks.Callback):
     Attributes:
         faults: for the record, one for each time that ranks were gone.
         pending: something was lost: `gather` comes before training.
+        is_off: this training does not come back so.
     """
 
     def __init__(
@@ -77,13 +78,15 @@ class Comeback(keras.callbacks.Callback):
         self._begun = self._mark = self._clock.now()
         self._stood = self._until = self._copied_at = self._due = 0
         self._fault: Fault = {}
+        self.is_off = False
         self.faults: list[Fault] = []
 
     @property
     def is_possible(self) -> bool:
         """Whether it was a death that has ended training, and a spare may be left."""
         communicator = self._communicator
-        return isinstance(communicator.patience.trouble, RankDied) and communicator.spares > 0
+        died = isinstance(communicator.patience.trouble, RankDied)
+        return died and communicator.spares > 0 and not self.is_off
 
     def beside(self, keeper: Keeper, replicas: bool) -> Self:
         """Stand behind the keeper of a training that begins; it makes the copies."""

@@ -131,6 +131,9 @@ class Restored:
         }
         for what, each in self._kept.remembers.items():
             each.recall(_below(f"remembers/{what}/", own))
+        metrics = _below("metrics/", own)  # all have as many, which they add up
+        known = [np.zeros_like(metrics[str(number)]) for number in range(len(metrics))]
+        self._session.progress.metrics = known
 
     def _divide(self, state: State) -> None:
         """What ranks had alone, for others: residuals are rank 0's, all else begins anew.

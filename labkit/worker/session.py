@@ -137,6 +137,8 @@ class TrainingSession:
             assert self._kept is not None  # as who has an exchange has said before
             build(self._kept)
             callbacks = [self.recovery, *callbacks]
+        elif self.comeback is not None:  # it ends: messages are on their way between steps
+            self.comeback.is_off, self.comeback = True, None
         self.outlive(lambda: self._fit_from_here(callbacks))
 
     def outlive(self, work: Callable[[], T]) -> T:
