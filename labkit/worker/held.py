@@ -28,10 +28,15 @@ class Held(NamedTuple):
 
 def held(kept: Kept) -> list[Held]:
     """Weights, and what optimizers know of them, which are built for it."""
+    build(kept)
+    return [*_weights(kept), *_slots(kept)]
+
+
+def build(kept: Kept) -> None:
+    """Make what optimizers know: in a first step that is broken off it would be without values."""
     for optimizer, variables in kept.optimizers:
         if variables and not optimizer.built:
             optimizer.build(list(variables))
-    return [*_weights(kept), *_slots(kept)]
 
 
 def _weights(kept: Kept) -> Iterator[Held]:

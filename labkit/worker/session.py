@@ -30,6 +30,7 @@ from labkit.records.checkpoints import Keeping
 from labkit.strategies import Kept, Played, Predictor, Step, Watcher
 from labkit.worker import inference
 from labkit.worker.feed import Feed, Source
+from labkit.worker.held import build
 from labkit.worker.keeper import Keeper
 from labkit.worker.loop import train
 from labkit.worker.progress import Progress
@@ -131,6 +132,8 @@ class TrainingSession:
         """
         if exchange is not None and self.communicator.outlives and not owns_rows(self.experiment):
             self.recovery = Recovery(self, exchange)
+            assert self._kept is not None  # as who has an exchange has said before
+            build(self._kept)
             callbacks = [self.recovery, *callbacks]
         self.outlive(lambda: self._fit_from_here(callbacks))
 
