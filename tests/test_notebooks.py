@@ -430,6 +430,19 @@ def test_hosts_measures_sums_over_a_link_beside_what_is_predicted(tmp_path: Path
 
 
 @pytest.mark.slow
+def test_faults_have_a_league_of_who_goes_on(tmp_path: Path) -> None:
+    given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["faults"][0]
+    job = execute(NOTEBOOKS / "faults.ipynb", given, tmp_path)
+    assert job.state == "completed", job.cause
+    found = outputs(job.path)
+    titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
+    assert titles == ["Faults · virtual clock · network 1GbE"] * 2
+    reading = [text(data, "text/markdown") for data in found if "text/markdown" in data][-1]
+    assert re.search(r"nothing is left: \d+ of \d+; .*\*\*AllReduce\*\*", reading)
+    assert "Keeps most of its goodput: **" in reading
+
+
+@pytest.mark.slow
 def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
     job = execute(NOTEBOOKS / "replay.ipynb", {"workers": 3, "epochs": 2}, tmp_path)
     assert job.state == "completed", job.cause

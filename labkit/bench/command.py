@@ -453,6 +453,41 @@ def hosts(what: list[str], repeats: int | None, file: Path | None) -> None:
         raise LabkitError(f"failed: {'; '.join(failed)}")
 
 
+@bench.command()
+@click.option(
+    "--what", default=None, callback=_names, help="kills,planted,resumes,cost; default: all."
+)
+@click.option(
+    "--repeats", type=click.IntRange(1), help="Default: 100 kills and resumes, 30 faults."
+)
+@AS_JSON
+def faults(what: list[str], repeats: int | None, file: Path | None) -> None:
+    """Kill ranks and trainings at random moments, plant faults anywhere: what comes of it.
+
+    The whole takes about two hours on two cores. Rows that FILE has already are not run again.
+    Ends with an error where a run does not go on, a ledger is not exact, a fault is not found, or
+    a training that was resumed is another one.
+    """
+    from labkit.bench.faults.parts import PARTS, summary, trouble
+    from labkit.common.errors import InvalidInput, LabkitError
+
+    if unknown := [name for name in what if name not in PARTS]:
+        raise InvalidInput(f"what={unknown[0]!r} is not known; allowed: {', '.join(PARTS)}")
+    there = file is not None and file.exists()
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file and there else []
+    for name in what or PARTS:
+        for row in PARTS[name].measure(repeats or PARTS[name].repeats, rows):
+            rows.append(row)
+            say(" ".join(f"{k}={_shown(k, v)}" for k, v in row.items() if k != "bench"), err=True)
+            if file is not None:  # whatever ends it
+                _keep(rows, file)
+    columns = {"what": "what", "network": "where", "count": "count"}
+    columns |= {good: good for part in PARTS.values() for good in (*part.good, *part.numbers)}
+    _show(summary(rows), columns, None)
+    if failed := trouble(rows):
+        raise LabkitError(f"failed: {'; '.join(failed)}")
+
+
 EXCHANGE = {
     "case": "case",
     "what": "what",
@@ -536,7 +571,12 @@ def _shown(name: str, value: str | float | None) -> str:
 def _write(rows: Sequence[Row], file: Path | None) -> None:
     if file is None:
         return
+    _keep(rows, file)
+    say(f"rows: {file}")
+
+
+def _keep(rows: Sequence[Row], file: Path) -> None:
+    """One object a line, whole or not at all."""
     from labkit.records.store import write_atomically
 
     write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
-    say(f"rows: {file}")

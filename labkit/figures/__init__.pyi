@@ -52,6 +52,7 @@ from .runs.deployment import deployment, deployment_reading
 from .runs.heat import has_grid, heat_map
 from .runs.interleaving import interleaving, staleness, staleness_reading
 from .runs.large_batch import large_batch, large_batch_reading, large_batch_table
+from .runs.league import fault_costs, fault_league, fault_reading, fault_table
 from .runs.linked import linked
 from .runs.parallel import parallel_coordinates
 from .runs.pareto import pareto
@@ -109,6 +110,10 @@ __all__ = [
     "downpour_reading",
     "drawn_step",
     "exchange_reading",
+    "fault_costs",
+    "fault_league",
+    "fault_reading",
+    "fault_table",
     "framework_reading",
     "framework_table",
     "gossip_table",

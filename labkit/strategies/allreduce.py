@@ -69,6 +69,11 @@ class AllReduce(Strategy):
         return super().cell(workers)._replace(scheduling=self.schedule)
 
     @property
+    def outlives(self) -> bool:
+        """Where each step is taken whole, by all that live."""
+        return not SCHEDULES[self.schedule].into_next
+
+    @property
     def looks_every(self) -> int:
         """The steps from one look of the microscope to the next."""
         return self.microscope

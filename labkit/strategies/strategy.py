@@ -421,6 +421,11 @@ class Strategy(Checked):
         return 0
 
     @property
+    def outlives(self) -> bool:
+        """Whether training goes on without ranks that die, on `Cluster(fault_tolerant=True)`."""
+        return False
+
+    @property
     def looks_every(self) -> int:
         """The steps from one look at what compression does to the next; 0: never."""
         return 0

@@ -1,0 +1,1 @@
+"""What faults do to trainings, tried many times at random: `labkit bench faults`."""

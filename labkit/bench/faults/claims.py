@@ -1,0 +1,98 @@
+"""Who claims to outlive ranks, and the question on which that is tried."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from labkit.common.errors import InvalidInput
+from labkit.communicator import ALGORITHMS
+from labkit.communicator.algorithms import refuse_apart
+from labkit.compression import COMPRESSORS, ErrorFeedback, TopK
+from labkit.exchange.schedules import SCHEDULES
+from labkit.experiment import Experiment
+from labkit.strategies import STRATEGIES, AllReduce, Strategy
+
+ROWS, BATCH, EPOCHS = 600, 24, 40
+LOSSY = (None, COMPRESSORS["OneBit"](), ErrorFeedback(inner=TopK(ratio=0.1)))
+
+
+def data(rows: int = ROWS, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that are told from each other, and classes that want some learning."""
+    x = np.random.default_rng(seed).standard_normal((rows, 12)).astype(np.float32)
+    return x, (x[:, 0] * x[:, 1] + x[:, 2] > 0).astype(np.int32)
+
+
+def claimed(apart: bool = False) -> list[Strategy]:
+    """All that say so of themselves: `AllReduce` in every way, and every other strategy.
+
+    Args:
+        apart: whether ranks are on several hosts.
+    """
+    ways = [
+        AllReduce(algorithm=algorithm, schedule=schedule, compressor=compressor, bucket_bytes=4096)
+        for algorithm in ALGORITHMS
+        for schedule in SCHEDULES
+        for compressor in LOSSY
+        if _runs(algorithm, apart)
+    ]
+    others = [kind() for kind in STRATEGIES.values() if kind is not AllReduce]
+    return [each for each in (*ways, *others) if each.outlives]
+
+
+def _runs(algorithm: str, apart: bool) -> bool:
+    try:
+        refuse_apart(algorithm, on_one_host=not apart)
+    except InvalidInput:
+        return False
+    return True
+
+
+def question(strategy: Strategy, workers: int, seed: int, epochs: int) -> Experiment:
+    """A thousand short steps, in float64 where nothing is left out."""
+    return Experiment(
+        model="mlp",
+        model_options={"widths": [32, 16]},
+        dataset=data(),
+        validation=data(500, seed=2),
+        strategy=strategy,
+        workers=workers,
+        batch_size=BATCH,
+        epochs=epochs,
+        optimizer="adam",
+        precision="float64" if strategy.lossy is None else "float32",
+        seed=seed,
+        gate=False,
+    )
+
+
+def named(strategy: Strategy) -> str:
+    """Strategy, and of its fields those of the exchange."""
+    said = (getattr(strategy, field, "") for field in ("algorithm", "schedule"))
+    lossy = strategy.lossy
+    return " ".join(
+        filter(None, (type(strategy).__name__, *said, lossy_name(strategy) if lossy else ""))
+    )
+
+
+def lossy_name(strategy: Strategy) -> str:
+    """What leaves something out of its exchange; "exact" where nothing does."""
+    return "exact" if strategy.lossy is None else type(strategy.lossy).__name__
+
+
+@contextmanager
+def own_runs() -> Iterator[Path]:
+    """Meanwhile runs are kept in a folder that goes with this context."""
+    before = os.environ.get("LABKIT_RUNS")
+    with tempfile.TemporaryDirectory(prefix="labkit-faults-") as folder:
+        os.environ["LABKIT_RUNS"] = folder
+        try:
+            yield Path(folder)
+        finally:
+            del os.environ["LABKIT_RUNS"]
+            os.environ |= {} if before is None else {"LABKIT_RUNS": before}

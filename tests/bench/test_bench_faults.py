@@ -1,0 +1,118 @@
+"""`labkit bench faults`: what it refuses and keeps; a real kill, a real fault, a short league."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import labkit as lk
+from labkit.bench.faults import kills, parts, sown
+from labkit.bench.faults.claims import claimed, named
+from labkit.bench.faults.league import league, undisturbed
+from labkit.bench.faults.parts import summary, trouble
+from labkit.cli.app import app
+from labkit.strategies import STRATEGIES
+
+KILL = {"what": "kills", "network": "one host", "case": "AllReduce ring", "struck": True}
+GOOD = {"finished": True, "exact": True, "within": True}
+
+
+def bench(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["bench", "faults", *arguments])
+
+
+def test_a_part_that_is_not_there_is_answered_with_those_that_are() -> None:
+    done = bench("--what", "killz")
+    assert done.exit_code != 0
+    assert f"what='killz' is not known; allowed: {', '.join(parts.PARTS)}" in done.output
+
+
+def test_only_who_outlives_ranks_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {named(each) for each in claimed()}
+    assert {"AllReduce ring overlap OneBit", "AllReduce shared_memory sequential"} <= names
+    assert not any("priority" in name or "Pipeline" in name for name in names)
+    assert not any("shared_memory" in named(each) for each in claimed(apart=True))
+    monkeypatch.setattr(STRATEGIES["Pipeline"], "outlives", True)
+    assert "Pipeline" in {named(each).split()[0] for each in claimed()}
+
+
+def test_kills_that_did_not_strike_do_not_count_and_bad_ones_are_named() -> None:
+    rows: list[Any] = [
+        KILL | GOOD | {"number": 0, "seconds": 0.25, "trace_s": 1.0},
+        KILL | GOOD | {"number": 1, "exact": False, "seconds": 0.75},
+        KILL | GOOD | {"number": 2, "struck": False, "within": False},
+    ]
+    (told,) = summary(rows)
+    assert (told["count"], told["finished"], told["exact"], told["seconds"]) == (2, 2, 1, 0.5)
+    assert trouble(rows) == ["kills 1, AllReduce ring: not exact"]
+
+
+def test_rows_that_a_file_has_are_not_run_again_and_new_ones_are_kept_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    asked: list[tuple[int, list[Any]]] = []
+
+    def measure(repeats: int, known: Sequence[Any]) -> Iterator[Any]:
+        asked.append((repeats, [row["number"] for row in known]))
+        yield {"what": "planted", "case": "x", "network": None, "number": len(known), "found": True}
+        assert len(file.read_text().splitlines()) == len(known)
+        yield {
+            "what": "planted",
+            "case": "x",
+            "network": None,
+            "number": 9,
+            "found": len(known) < 3,
+        }
+
+    part = parts.PARTS["planted"]._replace(measure=measure)
+    monkeypatch.setitem(parts.PARTS, "planted", part)
+    first = bench("--what", "planted", "--json", str(file))
+    assert first.exit_code == 0, first.output
+    second = bench("--what", "planted", "--repeats", "4", "--json", str(file))
+    assert "failed: planted 9, x: not found" in second.output
+    assert second.exit_code != 0
+    assert asked[0] == (30, [])
+    assert [json.loads(line)["number"] for line in file.read_text().splitlines()] == [0, 9, 2, 9]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_at_a_random_moment_is_outlived_with_an_exact_ledger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kills, "EPOCHS", 8)
+    band = {"what": "band", "case": "exact", "network": "one host", "seconds": 2.0}
+    known: list[Any] = [band | {"accuracy": 0.5}, band | {"accuracy": 0.9}]
+    (row,) = kills.measure(1, known)
+    assert row["struck"]
+    assert (row["finished"], row["exact"], row["within"]) == (True, True, True), row
+
+
+@pytest.mark.slow
+def test_a_fault_that_is_planted_at_random_is_found(cluster: lk.Cluster) -> None:
+    row = sown.one(cluster, 0)
+    assert (row["kind"], row["found"]) == ("nan", True), row
+
+
+@pytest.mark.slow
+def test_the_league_has_who_goes_on_and_who_does_not(cluster: lk.Cluster) -> None:
+    base = lk.Experiment(
+        dataset_options={"rows": 160, "test_rows": 20}, model_options={"widths": [6]},
+        batch_size=20, workers=3, clock="virtual", compute=0.01, gate=False,
+    )  # fmt: skip
+    servers = lk.ParameterServer(synchronous=False)
+    ways = {"all wait": lk.AllReduce(), "nobody waits": servers}
+    pairs = league(
+        cluster, undisturbed(cluster, base, ways), [lk.Fault(rank=2, step=2, kind="kill")]
+    )
+    table = lk.figures.fault_table(pairs).set_index("strategy")
+    assert list(table.index) == ["nobody waits", "all wait"]
+    assert list(table["finished"]) == [True, False]
+    assert 0 < table["kept"]["nobody waits"] < 1
+    assert table["samples lost"]["all wait"] == 160
+    assert "1 of 2; **all wait**" in lk.figures.fault_reading(pairs)

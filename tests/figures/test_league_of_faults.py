@@ -1,0 +1,52 @@
+"""The league of faults: each number beside the undisturbed run, and who did not finish."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_runs import write_run
+
+from labkit import figures
+from labkit.records import store
+from labkit.records.run import Run
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> dict[str, tuple[Run, Run]]:
+    def run(name: str, ms: float, **measured: Any) -> Run:
+        told = {"faults": [], **measured}
+        return write_run(tmp_path, name, step_ms=ms, measured=told)
+
+    fault = {"ranks": [1], "seconds": {"detect": 0.25, "agree": 0.5, "trace": 9.0}}
+    ended = run("ended", 5.0)
+    store.fail(ended.path, "rank 1 was killed")
+    return {
+        "stops": (run("calm", 5.0), ended),
+        "half": (run("calm", 5.0), run("half", 10.0, test_accuracy=0.5)),
+        "outlives": (run("calm", 5.0), run("hit", 5.0, faults=[fault])),
+    }
+
+
+def test_what_is_kept_is_held_against_the_undisturbed_run(
+    pairs: dict[str, tuple[Run, Run]],
+) -> None:
+    table = figures.fault_table(pairs).set_index("strategy")
+    assert list(table.index) == ["outlives", "half", "stops"]
+    assert table["kept"]["outlives"] == pytest.approx(1)
+    assert 0.5 < table["kept"]["half"] < 1
+    assert (table["goodput, samples/s"]["stops"], table["samples lost"]["stops"]) == (0, 15360)
+    assert table["recovery, s"]["outlives"] == 0.75  # of its record, without tracing
+
+
+def test_who_did_not_finish_is_told_first_and_drawn_as_nothing(
+    pairs: dict[str, tuple[Run, Run]],
+) -> None:
+    said = figures.fault_reading(pairs).splitlines()
+    assert said[0] == "- Did not finish, so that nothing is left: 1 of 3; **stops**."
+    assert "Keeps most of its goodput: **outlives**, 100.0%; " in said[1]
+    assert "Accuracy fell most: **half**; 50.00%, undisturbed " in said[-1]
+    figure = figures.fault_league(pairs, "one is killed")
+    assert "wall clock · network not emulated" in figure.layout.title.text
+    assert "stops: did not finish, nothing is left" in figure.alt
