@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import house
@@ -27,6 +28,12 @@ def test_rooms_form_no_circle(pairs: dict[tuple[str, str], list[house.Arrow]]) -
 def test_the_rooms_are_few_and_only_faces_stand_beside_them() -> None:
     assert len({house.room(name) for name in house.modules()} - {""}) <= 28
     assert [path.name for path in house.HOUSE.glob("*.py")] == ["__init__.py"]
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """As modules of no package they would be one to pytest, which refuses the second."""
+    named = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, count in named.items() if count > 1] == []
 
 
 @pytest.mark.parametrize(
