@@ -201,7 +201,7 @@ class Board:
         self._own["counts"] = numbers
 
     def stand_still(self, time: int) -> None:
-        """Say that the counts of this rank stay, for the how manieth time, from 1; 0: they move."""
+        """Say that the counts of this rank stay, at a standstill by its number; 0: they move."""
         self._own["stands"] = time
 
     def counts(self) -> np.ndarray:

@@ -266,8 +266,10 @@ class Patience:
 
     def mind(self) -> None:
         """Raise `RankDied` if a rank is gone, and wake those that wait for others than that one."""
+        if not self._outlives:
+            return
         whole = list(self._whole())
-        if not self._outlives or not any(is_broken(each.comm) for each in whole):
+        if not any(is_broken(each.comm) for each in whole):
             return
         for each in whole:
             each.comm.Revoke()

@@ -41,7 +41,7 @@ ROW = np.dtype(
         ("last", "i8"),
         ("keep", "i8"),
         ("counts", "i8", (COUNTS,)),  # of what it has behind it, the caller's
-        ("stands", "i8"),  # still: for the how manieth time
+        ("stands", "i8"),  # still, at the standstill of this number; 0: it moves
         ("mark", "i8"),  # rises with whatever other hosts must have seen
         ("pid", "i4"),
         ("round", "i4"),  # of a schedule, from 1

@@ -233,10 +233,9 @@ def main(payload: bytes) -> Any:
     os.environ.update(task["environment"])
     if task["spares"]:
         prepare()
-    found = join(task["ranks"], task["spares"], task["limit"], task["network"])
-    if found is None:
+    communicator = join(task["ranks"], task["spares"], task["limit"], task["network"])
+    if communicator is None:
         return None, [], None
-    communicator = found
     try:
         enter(task["folder"], task["luggage"])
         function, arguments = cloudpickle.loads(task["call"])

@@ -114,8 +114,7 @@ def _found(fault: Fault, said: str, rank: int | None) -> bool:
     if fault.kind == "kill":
         return rank == fault.rank
     if fault.kind in SENT:
-        waits = fault.kind == "drop" and "has waited" in said
-        return waits or f"from rank {fault.rank} to rank " in said
+        return f"from rank {fault.rank} to rank " in said
     layer = repr(fault.layer) if fault.layer else ""
     place = f"step {fault.step}: the gradient of layer {layer}"
     return place in said and f" on rank {fault.rank} is not finite" in said
