@@ -14,7 +14,7 @@ from labkit.strategies import AllReduce
 
 WORKERS = 2
 WIDTHS = {"small": [64, 32], "large": [1024, 1024]}
-STEPS = 200
+STEPS = 300
 
 
 def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
@@ -25,7 +25,9 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
         known: rows that there are already.
 
     Returns: a row a model: the median step on plain engines, and by how much of it one on the
-        others is longer: `share`, the median over pairs, with least and most.
+        others is longer: `share`, the median over pairs, with least and most. Where the machine is
+        slower for a while, all steps of a run are: `quiet_share` compares the lower quartiles of
+        the runs on either, which such whiles do not reach.
     """
     done = {row["case"] for row in known if row["what"] == "cost"}
     cases = [case for case in WIDTHS if case not in done]
@@ -43,7 +45,9 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
             row |= {"median_ms": float(np.median(pairs[:, 0]))}
             row |= {"tolerant_ms": float(np.median(pairs[:, 1]))}
             row |= {"share": float(np.median(share)), "share_min": float(share.min())}
-            yield row | {"share_max": float(share.max())}
+            quiet = np.quantile(pairs, 0.25, axis=0)
+            row |= {"share_max": float(share.max()), "quiet_share": float(quiet[1] / quiet[0] - 1)}
+            yield row
 
 
 def _pair(plain: Cluster, tolerant: Cluster, case: str, number: int) -> tuple[float, float]:

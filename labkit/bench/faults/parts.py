@@ -43,7 +43,7 @@ PARTS = {
     ),
     "planted": Part(sown.measure, 30, ("found",)),
     "resumes": Part(resumes.measure, 100, ("same",), "struck"),
-    "cost": Part(cost.measure, 5, numbers=("median_ms", "tolerant_ms", "share")),
+    "cost": Part(cost.measure, 31, numbers=("median_ms", "tolerant_ms", "share", "quiet_share")),
 }
 
 
