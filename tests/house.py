@@ -22,7 +22,16 @@ ORDER = (
     *("common", "schedules", "network", "simulate"),
     *("communicator", "frameworks", "compression", "exchange", "datasets", "models"),
     *("model_parallel",),
-    *("programs", "keras", "strategies", "experiment", "records", "deployment", "worker"),
+    *(
+        "programs",
+        "keras",
+        "strategies",
+        "forecast",
+        "experiment",
+        "records",
+        "deployment",
+        "worker",
+    ),
     *("figures", "report", "hosts", "cluster", "jobs", "gallery", "bench", "cli"),
 )
 COLUMNS = ("modules", "lines", "code", "untyped", "ignores", "comments")

@@ -1,0 +1,244 @@
+"""What a machine has been seen to take: the measured times from which forecasts are made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
+
+import numpy as np
+from pydantic import Field
+
+from labkit.common.checked import Checked
+from labkit.common.content import JSON, as_json
+from labkit.common.errors import InvalidInput, LabkitError
+
+SCHEMA = 1
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+SIZES = ("rows", "test_rows")  # options of data sets that say nothing of a row
+
+
+class Modelled(Protocol):
+    """What an experiment says of its model, its rows, and how it is trained on one rank."""
+
+    model: Any
+    model_options: dict[str, Any]
+    dataset: Any
+    dataset_options: dict[str, Any]
+    precision: str
+    optimizer: str
+
+
+def model_of(experiment: Modelled) -> dict[str, JSON]:
+    """What of an experiment decides how long a step of one rank takes, but for its batch.
+
+    Of arrays only the shape and kind of a row counts, of a callable its source.
+    """
+    data = experiment.dataset
+    if isinstance(data, tuple):
+        data = [[list(each.shape[1:]), str(each.dtype)] for each in data if hasattr(each, "dtype")]
+    options = {k: v for k, v in experiment.dataset_options.items() if k not in SIZES}
+    return {
+        "model": as_json(experiment.model),
+        "model_options": as_json(experiment.model_options),
+        "dataset": as_json(data),
+        "dataset_options": as_json(options),
+        "precision": experiment.precision,
+        "optimizer": experiment.optimizer,
+    }
+
+
+class Spread(Checked):
+    """Seconds that something took in so many repeats: the median, and the middle nine tenths.
+
+    Attributes:
+        median, low, high: s; low and high are the 5th and the 95th percentile.
+        count: repeats.
+    """
+
+    median: Seconds
+    low: Seconds
+    high: Seconds
+    count: int = Field(default=1, ge=1)
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Self:
+        """Of measured seconds, one or more."""
+        low, median, high = np.quantile(np.asarray(seconds, float), (0.05, 0.5, 0.95))
+        return cls(median=float(median), low=float(low), high=float(high), count=len(seconds))
+
+
+class LayerCost(Checked):
+    """A layer of a model, in the order of its forward pass.
+
+    Attributes:
+        name: of the layer.
+        weights: shapes of what it trains.
+        forward, backward: its share of the model's pass forward, and back.
+        out: bytes that it hands on for one row.
+    """
+
+    name: str
+    weights: tuple[tuple[int, ...], ...] = ()
+    forward: Annotated[float, Field(ge=0, le=1)]
+    backward: Annotated[float, Field(ge=0, le=1)]
+    out: Count
+
+
+class StepCost(Checked):
+    """A step of one rank without any exchange, while others compute beside it.
+
+    Attributes:
+        rows: of the batch of this rank.
+        threads: of this rank.
+        together: ranks that compute on this machine at once, this one among them.
+        forward, backward, update, other: s; other is what Keras and Python add to these.
+    """
+
+    rows: int = Field(gt=0)
+    threads: int = Field(gt=0)
+    together: int = Field(gt=0)
+    forward: Spread
+    backward: Spread
+    update: Spread
+    other: Spread
+
+    @property
+    def seconds(self) -> float:
+        """All of it, medians, s."""
+        return sum(each.median for each in (self.forward, self.backward, self.update, self.other))
+
+
+class ModelCost(Checked):
+    """What a model takes on this machine.
+
+    Attributes:
+        model: which one, see `model_of`.
+        layers: that train or hand something on.
+        steps: as measured; forecasts interpolate between their rows.
+        memory: bytes of a step beside weights, gradients and optimizer, for one row.
+        slots: values that the optimizer keeps for each weight.
+    """
+
+    model: dict[str, JSON]
+    layers: tuple[LayerCost, ...]
+    steps: tuple[StepCost, ...]
+    memory: Count = 0
+    slots: Count = 0
+
+
+class CodecCost(Checked):
+    """What a compressor takes for a gradient.
+
+    Attributes:
+        compressor: as `Compressor.to_json` says it.
+        nbytes: of the gradient, as float32.
+        encode, decode: s; of what encodes in several calls, all of them.
+        payload: bytes.
+    """
+
+    compressor: dict[str, JSON]
+    nbytes: Count
+    encode: Spread
+    decode: Spread
+    payload: Count
+
+
+class CollectiveCost(Checked):
+    """An allreduce that was measured.
+
+    Attributes:
+        level: "memory", "host" (MPI within one host) or "link" (between hosts, or emulated).
+        algorithm: its name.
+        workers: ranks.
+        nbytes: of the buffer.
+        seconds: of the slowest rank.
+    """
+
+    level: Literal["memory", "host", "link"]
+    algorithm: str
+    workers: int = Field(gt=1)
+    nbytes: Count
+    seconds: Spread
+
+
+class Overhead(Checked):
+    """What labkit itself takes: `bucket`, `meeting`, `message`, `emulated`, …
+
+    Attributes:
+        what: its name.
+        workers: ranks that took part.
+        seconds: once.
+    """
+
+    what: str
+    workers: int = Field(gt=0)
+    seconds: Spread
+
+
+class InputCost(Checked):
+    """What it takes to read one row of a data set, s."""
+
+    dataset: str
+    seconds: Spread
+
+
+class Source(NamedTuple):
+    """Where a figure of a forecast is from: what it is, and how it is known."""
+
+    what: str
+    how: str
+
+
+class Calibration(Checked):
+    """All that was measured on a machine, kept in a file, with the machine and its versions.
+
+    Attributes:
+        made: when, ISO 8601, UTC.
+        machine: as `labkit.records.environment.machine` says it, beside versions.
+        models, codecs, collectives, overheads, inputs: what was measured.
+    """
+
+    schema_version: int = SCHEMA
+    made: str
+    machine: dict[str, JSON]
+    models: tuple[ModelCost, ...] = ()
+    codecs: tuple[CodecCost, ...] = ()
+    collectives: tuple[CollectiveCost, ...] = ()
+    overheads: tuple[Overhead, ...] = ()
+    inputs: tuple[InputCost, ...] = ()
+
+    @property
+    def hash8(self) -> str:
+        """Eight hexadecimal digits that name the content."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def save(self, path: Path) -> None:
+        """Write it, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.part")
+        beside.write_text(self.model_dump_json(indent=1))
+        beside.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read it.
+
+        Raises: InvalidInput, where there is no such file, or it is none of these.
+        """
+        if not path.is_file():
+            raise InvalidInput(f"{path.name!r} is no file; make one by `labkit calibrate -o FILE`")
+        try:
+            fields = json.loads(path.read_text())
+        except ValueError:
+            raise InvalidInput(f"{path.name!r} holds no calibration: it is not JSON") from None
+        if not isinstance(fields, dict) or fields.get("schema_version") != SCHEMA:
+            raise LabkitError(
+                f"{path.name!r} is a calibration of another labkit; make it anew by "
+                "`labkit calibrate`"
+            )
+        return cls(**fields)

@@ -1,0 +1,51 @@
+"""A calibration is kept whole, and what is none is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import labkit as lk
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.forecast import Calibration, Spread, model_of
+
+
+def calibration() -> Calibration:
+    return Calibration(made="2026-01-01T00:00:00+00:00", machine={"cpu": "some"})
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    made = calibration()
+    made.save(tmp_path / "machine.json")
+    assert Calibration.load(tmp_path / "machine.json") == made
+    assert [path.name for path in tmp_path.iterdir()] == ["machine.json"]
+
+
+def test_its_name_is_its_content() -> None:
+    assert calibration().hash8 == calibration().hash8
+    assert calibration().hash8 != calibration().model_copy(update={"made": "later"}).hash8
+
+
+def test_what_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="is no file; make one by `labkit calibrate -o FILE`"):
+        Calibration.load(tmp_path / "none.json")
+    (tmp_path / "text.json").write_text("no JSON")
+    with pytest.raises(InvalidInput, match="holds no calibration"):
+        Calibration.load(tmp_path / "text.json")
+    (tmp_path / "old.json").write_text('{"schema_version": 0}')
+    with pytest.raises(LabkitError, match="of another labkit; make it anew"):
+        Calibration.load(tmp_path / "old.json")
+
+
+def test_a_spread_is_the_median_and_the_middle_nine_tenths() -> None:
+    spread = Spread.of([float(each) for each in range(101)])
+    assert (spread.low, spread.median, spread.high, spread.count) == (5, 50, 95, 101)
+
+
+def test_rows_do_not_change_what_a_model_takes() -> None:
+    one, other = (
+        lk.Experiment(dataset="synthetic", dataset_options={"rows": rows}) for rows in (64, 128)
+    )
+    assert model_of(one) == model_of(other)
+    assert model_of(one) != model_of(one.replace(optimizer="adam"))
