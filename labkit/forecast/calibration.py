@@ -123,7 +123,7 @@ class ModelCost(Checked):
         slots: values that the optimizer keeps for each weight.
     """
 
-    model: dict[str, JSON]
+    model: dict[str, Any]
     layers: tuple[LayerCost, ...]
     steps: tuple[StepCost, ...]
     memory: Count = 0
@@ -140,7 +140,7 @@ class CodecCost(Checked):
         payload: bytes.
     """
 
-    compressor: dict[str, JSON]
+    compressor: dict[str, Any]
     nbytes: Count
     encode: Spread
     decode: Spread
@@ -204,7 +204,7 @@ class Calibration(Checked):
 
     schema_version: int = SCHEMA
     made: str
-    machine: dict[str, JSON]
+    machine: dict[str, Any]
     models: tuple[ModelCost, ...] = ()
     codecs: tuple[CodecCost, ...] = ()
     collectives: tuple[CollectiveCost, ...] = ()
