@@ -1,5 +1,6 @@
 """What an experiment would take anywhere: measured once on one machine, then computed."""
 
+from labkit.forecast.asked import PARTS, Asked, Taken
 from labkit.forecast.calibration import (
     Calibration,
     CodecCost,
@@ -15,6 +16,8 @@ from labkit.forecast.calibration import (
 )
 
 __all__ = [
+    "PARTS",
+    "Asked",
     "Calibration",
     "CodecCost",
     "CollectiveCost",
@@ -25,5 +28,6 @@ __all__ = [
     "Source",
     "Spread",
     "StepCost",
+    "Taken",
     "model_of",
 ]

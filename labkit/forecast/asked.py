@@ -1,0 +1,186 @@
+"""What a strategy is asked of a forecast, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.common.errors import InvalidInput
+from labkit.forecast.calibration import (
+    Calibration,
+    CodecCost,
+    ModelCost,
+    Source,
+    Spread,
+    StepCost,
+    model_of,
+)
+from labkit.network import Network
+
+if TYPE_CHECKING:
+    from labkit.compression import Compressor
+
+PARTS = ("forward", "backward", "update", "other", "input", "pack", "codec", "wire", "wait")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a way to train takes for one global batch: as long as all workers need for its rows.
+
+    Attributes:
+        parts: s of the rank that is last, by names of `PARTS`; they add up to the step.
+        spread: of the step, as a factor on its median: the middle nine tenths, of `Spread`.
+        nbytes: that cross each link in a step, by its name.
+        memory: bytes of the fullest rank, by kind: weights, gradients, optimizer, activations,
+            buffers.
+        sources: where figures are from.
+        more: what else a strategy knows, such as staleness or a bubble, by name.
+    """
+
+    parts: Mapping[str, float]
+    spread: tuple[float, float] = (1.0, 1.0)
+    nbytes: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, float] = field(default_factory=dict)
+    sources: tuple[Source, ...] = ()
+    more: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An experiment somewhere, and what is known of machines; interpolates what was measured.
+
+    Attributes:
+        experiment: what is asked about, an `Experiment`.
+        calibration: what was measured.
+        network: on which ranks are, real or emulated; None: all on the machine of the calibration.
+        emulated: whether ranks would run here and now on an emulated network, with its overheads,
+            all of them on this machine's cores; else each has a machine like that one to itself.
+    """
+
+    experiment: Any
+    calibration: Calibration
+    network: Network | None = None
+    emulated: bool = False
+
+    @property
+    def workers(self) -> int:
+        """Of the experiment."""
+        return int(self.experiment.workers)
+
+    @cached_property
+    def model(self) -> ModelCost:
+        """What its model takes.
+
+        Raises: InvalidInput, where nobody has measured it.
+        """
+        wanted = model_of(self.experiment)
+        for each in self.calibration.models:
+            if each.model == wanted:
+                return each
+        known = sorted({str(each.model["model"]) for each in self.calibration.models})
+        raise InvalidInput(
+            f"model={wanted['model']!r} with these options, rows, precision and optimizer is not "
+            f"in this calibration, which has {', '.join(known) or 'none'}; measure it by "
+            "`labkit calibrate`"
+        )
+
+    @property
+    def together(self) -> int:
+        """Ranks that compute on one machine at once."""
+        return self.workers if self.emulated or self.network is None else 1
+
+    def step(self, rows: float) -> StepCost:
+        """A rank's own step on so many rows, interpolated between those that were measured.
+
+        Times are lines between two measured numbers of rows, and go on beyond the last two.
+        """
+        threads = self.experiment.threads
+        steps = [each for each in self.model.steps if each.threads == threads]
+        if not steps:
+            known = sorted({each.threads for each in self.model.steps})
+            raise InvalidInput(
+                f"threads={threads} was not measured; the calibration has {known}: use these, or "
+                "measure it by `labkit calibrate`"
+            )
+        beside = min({each.together for each in steps}, key=lambda n: abs(n - self.together))
+        own = sorted((s for s in steps if s.together == beside), key=lambda each: each.rows)
+        names = ("forward", "backward", "update", "other")
+        found = {name: _between(rows, own, name) for name in names}
+        return StepCost(rows=max(1, round(rows)), threads=threads, together=beside, **found)
+
+    def codec(self, compressor: Compressor, nbytes: float) -> CodecCost:
+        """What a compressor takes for a gradient of so many bytes, from those beside it.
+
+        Raises: InvalidInput, where nobody has measured it.
+        """
+        wanted = compressor.to_json()
+        known = [each for each in self.calibration.codecs if each.compressor == wanted]
+        if not known:
+            raise InvalidInput(
+                f"{compressor} was not measured in this calibration; measure it by "
+                "`labkit calibrate`"
+            )
+        near = sorted(known, key=lambda each: abs(np.log(max(each.nbytes, 1) / max(nbytes, 1))))
+        scale = nbytes / max(near[0].nbytes, 1)
+        if len(near) == 1 or scale == 1:
+            return _scaled(near[0], nbytes, scale)
+        low, high = sorted(near[:2], key=lambda each: each.nbytes)
+        share = (nbytes - low.nbytes) / (high.nbytes - low.nbytes)
+        return CodecCost(
+            compressor=wanted,
+            nbytes=round(nbytes),
+            encode=_line(low.encode, high.encode, share),
+            decode=_line(low.decode, high.decode, share),
+            payload=round(low.payload + share * (high.payload - low.payload)),
+        )
+
+    def once(self, what: str) -> Spread:
+        """An overhead at the number of ranks that is nearest; nothing where none was measured."""
+        known = [each for each in self.calibration.overheads if each.what == what]
+        if not known:
+            return Spread(median=0.0, low=0.0, high=0.0)
+        return min(known, key=lambda each: abs(each.workers - self.workers)).seconds
+
+
+def _between(rows: float, own: list[StepCost], name: str) -> Spread:
+    """A part of a step at so many rows."""
+    if len(own) == 1:
+        return _times(getattr(own[0], name), rows / own[0].rows if name != "update" else 1.0)
+    place = int(np.clip(np.searchsorted([each.rows for each in own], rows), 1, len(own) - 1))
+    low, high = own[place - 1], own[place]
+    share = (rows - low.rows) / (high.rows - low.rows)
+    return _line(getattr(low, name), getattr(high, name), share)
+
+
+def _line(low: Spread, high: Spread, share: float) -> Spread:
+    """On the line through both, at this share of the way; never below nothing."""
+    median = max(0.0, low.median + share * (high.median - low.median))
+    near = low if share < 0.5 else high
+    factors = [each / near.median if near.median else 1.0 for each in (near.low, near.high)]
+    return Spread(
+        median=median, low=median * factors[0], high=median * factors[1], count=near.count
+    )
+
+
+def _times(spread: Spread, factor: float) -> Spread:
+    median, low, high = (factor * each for each in (spread.median, spread.low, spread.high))
+    return Spread(median=median, low=low, high=high, count=spread.count)
+
+
+def _scaled(known: CodecCost, nbytes: float, factor: float) -> CodecCost:
+    return CodecCost(
+        compressor=known.compressor,
+        nbytes=round(nbytes),
+        encode=_times(known.encode, factor),
+        decode=_times(known.decode, factor),
+        payload=round(known.payload * factor),
+    )
