@@ -14,6 +14,7 @@ from labkit.forecast.calibration import (
     StepCost,
     model_of,
 )
+from labkit.forecast.forecast import Forecast, Prices, forecast
 
 __all__ = [
     "PARTS",
@@ -21,13 +22,16 @@ __all__ = [
     "Calibration",
     "CodecCost",
     "CollectiveCost",
+    "Forecast",
     "InputCost",
     "LayerCost",
     "ModelCost",
     "Overhead",
+    "Prices",
     "Source",
     "Spread",
     "StepCost",
     "Taken",
+    "forecast",
     "model_of",
 ]
