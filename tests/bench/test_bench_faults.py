@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import labkit as lk
-from labkit.bench.faults import kills, parts, sown
+from labkit.bench.faults import comebacks, kills, parts, resumes, sown
 from labkit.bench.faults.claims import claimed, named
 from labkit.bench.faults.league import league, undisturbed
 from labkit.bench.faults.parts import summary, trouble
@@ -91,6 +91,23 @@ def test_a_rank_that_is_killed_at_a_random_moment_is_outlived_with_an_exact_ledg
     (row,) = kills.measure(1, known)
     assert row["struck"]
     assert (row["finished"], row["exact"], row["within"]) == (True, True, True), row
+
+
+def test_who_goes_on_by_a_copy_or_a_checkpoint_has_a_part_of_its_own() -> None:
+    waiting = {type(each.strategy).__name__ for each in resumes.kept() if each.clock == "wall"}
+    assert waiting >= {"Pipeline", "TensorParallel", "ParameterServer", "ParameterAveraging"}
+    assert "Peer" not in waiting
+
+
+@pytest.mark.slow
+def test_a_pipeline_whose_rank_is_killed_at_a_random_moment_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (pipeline,) = (each for each in resumes.kept() if type(each.strategy) is lk.Pipeline)
+    monkeypatch.setattr(comebacks, "kept", lambda: [pipeline.replace(epochs=40)])
+    rows = list(comebacks.measure(1, []))
+    assert (rows[-1]["finished"], rows[-1]["same"]) == (True, True), rows[-1]
+    assert rows[-1]["source"] in ("memory", "checkpoint", "the begin")
 
 
 @pytest.mark.slow

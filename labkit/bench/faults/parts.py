@@ -1,7 +1,8 @@
 """What faults do to trainings, tried many times at random, as parts of one command.
 
 The long form, `labkit bench faults --json PATH`, takes some hours of two quiet cores: 100 kills on
-four ranks 50 min, 100 resumes 40 min, 30 planted faults 5 min, the cost 3 min.
+four ranks 50 min, 39 that are come back from 20 min, 100 resumes 40 min, 30 planted faults 5 min,
+the cost 3 min.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.bench.faults import cost, kills, resumes, sown
+from labkit.bench.faults import comebacks, cost, kills, resumes, sown
 from labkit.bench.timing import Row
 
 
@@ -40,6 +41,13 @@ PARTS = {
         ("finished", "exact", "within"),
         "struck",
         ("seconds", "trace_s", "early_s"),
+    ),
+    "comebacks": Part(
+        comebacks.measure,
+        39,
+        ("finished", "same"),
+        "struck",
+        ("detect_s", "rebuild_s", "prepare_s", "repeat_s"),
     ),
     "planted": Part(sown.measure, 30, ("found",)),
     "resumes": Part(resumes.measure, 100, ("same",), "struck"),
