@@ -488,6 +488,45 @@ def faults(what: list[str], repeats: int | None, file: Path | None) -> None:
         raise LabkitError(f"failed: {'; '.join(failed)}")
 
 
+@bench.command()
+@click.option(
+    "--calibration",
+    "path",
+    type=click.Path(path_type=Path),
+    help="What `labkit calibrate -o FILE` has written; default: what is kept of this machine.",
+)
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
+@AS_JSON
+def forecasts(path: Path | None, repeats: int, file: Path | None) -> None:
+    """Hold forecasts against runs: settings and forecasts are written down before any run starts.
+
+    66 settings on two ranks, about 20 minutes; rows that FILE has already are not run again.
+    """
+    from labkit.bench.forecasts import compared, measure, summary, verify, worst
+    from labkit.common.errors import LabkitError
+    from labkit.forecast import Calibration
+
+    there = file is not None and file.exists()
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file and there else []
+    for row in measure(repeats, rows, Calibration.load(path)):
+        rows.append(row)
+        say(" ".join(f"{k}={_shown(k, v)}" for k, v in row.items() if k != "bench"), err=True)
+        if file is not None:  # whatever ends it
+            _keep(rows, file)
+    columns = {"case": "case", "network": "network", "predicted_ms": "predicted ms"}
+    columns |= {"measured_ms": "measured ms", "least_ms": "least", "most_ms": "most"}
+    columns |= {"error": "error", "held": "held", "group": "group"}
+    _show(compared(rows), columns, None)
+    errors = {f"error_{name}": f"{name} error" for name in ("median", "p90", "bias")}
+    _show(
+        summary(rows), {"group": "group", "settings": "settings"} | errors | {"held": "held"}, None
+    )
+    say("the worst:")
+    _show(worst(rows), columns, None)
+    if wrong := verify(rows):
+        raise LabkitError(f"the rows prove nothing: {'; '.join(wrong)}")
+
+
 EXCHANGE = {
     "case": "case",
     "what": "what",
