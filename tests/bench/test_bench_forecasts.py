@@ -10,7 +10,13 @@ from labkit.bench.forecasts import compared, seal, settings, summary, verify, wo
 
 
 def foreseen(number: int, predicted: float = 10.0) -> dict[str, Any]:
-    row: dict[str, Any] = {"what": "forecast", "case": "a way", "network": None, "workers": 2, "number": number}
+    row: dict[str, Any] = {
+        "what": "forecast",
+        "case": "a way",
+        "network": None,
+        "workers": 2,
+        "number": number,
+    }
     row |= {"predicted_ms": predicted, "low_ms": 0.9 * predicted, "high_ms": 1.1 * predicted}
     return row | {"seal": seal(row)}
 

@@ -1,0 +1,1 @@
+"""What forecasts say, beside what was measured."""

@@ -1,0 +1,138 @@
+"""Efficiency and speed over the number of workers: forecasts with bands, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from labkit.common.errors import InvalidInput
+from labkit.common.units import number_text, seconds_text
+from labkit.figures.kit.entries import lines
+from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.marks import line_with_band, points_with_bars, rule
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import sheet
+from labkit.forecast import Forecast
+from labkit.records.run import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from labkit.figures.kit.canvas import Figure
+
+Foreseen = Mapping[str, Sequence[Forecast]]  # by name, over the number of workers
+Measured = Mapping[str, Sequence[Run]]  # by the same names; one has a single worker
+FALLEN = 0.5  # efficiency below which ranks do more waiting than work
+
+
+def scaling_table(
+    foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
+) -> pd.DataFrame:
+    """A row a forecast or a run: name, workers, kind, efficiency, speed-up, samples/s, step, s.
+
+    Efficiency of runs is their rate over that of the run with one worker, by worker.
+
+    Raises: InvalidInput, where runs are given without one of one worker.
+    """
+    import pandas as pd
+
+    rows = [
+        {"name": name, "kind": "forecast", "workers": each.workers}
+        | _with_band("efficiency", each.weak if weak else each.strong, each)
+        | {"samples_per_s": each.samples_per_s, "step_s": each.seconds}
+        for name, own in foreseen.items()
+        for each in own
+    ]
+    for name, runs in (measured or {}).items():
+        alone = [run for run in runs if run.metrics["workers"] == 1]
+        if not alone:
+            raise InvalidInput(f"{name}: no run has one worker, against whom the others are held")
+        base = float(np.median([run.metrics["samples_per_second"] for run in alone]))
+        for run in runs:
+            count, rate = run.metrics["workers"], run.metrics["samples_per_second"]
+            step = run.metrics["step_ms"]
+            rows.append(
+                {"name": name, "kind": "measured", "workers": count}
+                | {"efficiency": rate / base / count, "samples_per_s": rate}
+                | {"efficiency_low": rate / base / count * step["median"] / step["p90"]}
+                | {"efficiency_high": rate / base / count * step["median"] / step["p10"]}
+                | {"step_s": step["median"] / 1e3, "open": bool(run.metrics["oversubscribed"])}
+            )
+    return pd.DataFrame(rows)
+
+
+def forecast_scaling(
+    foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
+) -> Figure:
+    """Efficiency over workers: a line a name with the band of its interval, markers as measured.
+
+    Open markers: ranks had to share cores.
+
+    Args:
+        foreseen: forecasts by name.
+        measured: runs by the same names, one of them of one worker.
+        weak: each rank keeps its part of the batch; else they divide one batch.
+    """
+    table = scaling_table(foreseen, measured, weak)
+    looks = lines(table["name"])
+    table["hover"] = [
+        f"{row.name}, {row.workers:,} workers: {row.efficiency:.1%}, {row.kind}; step "
+        f"{seconds_text(row.step_s)}, {number_text(row.samples_per_s)} samples/s"
+        for row in table.set_index("name", drop=False).itertuples(index=False)
+    ]
+    ahead, seen = table[table["kind"] == "forecast"], table[table["kind"] == "measured"]
+    edges = [float(table["workers"].min()), float(table["workers"].max())]
+    traces: list[Trace] = [
+        *line_with_band(ahead, "workers", "efficiency", looks, by="name"),
+        *(points_with_bars(seen, "workers", "efficiency", looks, by="name") if len(seen) else []),
+        rule(edges, [FALLEN, FALLEN], "dash"),
+    ]
+    kind = "weak: each rank keeps its rows" if weak else "strong: ranks divide one batch"
+    panel = Panel(
+        title=f"Efficiency, {kind}\nlines: forecast, band: nine in ten steps; markers: measured",
+        x="workers",
+        y="efficiency",
+        traces=traces,
+        x_axis={"type": "log"},
+        y_axis={"tickformat": ".0%", "rangemode": "tozero"},
+    )
+    first = next(each for own in foreseen.values() for each in own)
+    title = f"Scaling · forecast · {first.where}"
+    remark = f"calibration {first.calibration}"
+    words = [str(finding.sentence) for finding in _findings(table)]
+    return sheet([[panel]], looks.values(), title, [remark], words, plot=320)
+
+
+def scaling_reading(
+    foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
+) -> Markdown:
+    """Where each falls below a half, how it ends, and how far measured ones are from forecasts."""
+    return sentences(_findings(scaling_table(foreseen, measured, weak)))
+
+
+def _findings(table: pd.DataFrame) -> list[Finding]:
+    found = []
+    for name, own in table.groupby("name", sort=False):
+        ahead = own[own["kind"] == "forecast"].sort_values("workers")
+        above = ahead[ahead["efficiency"] >= FALLEN]
+        last = ahead.iloc[-1]
+        most = "no number of workers" if above.empty else f"{above['workers'].max():,} workers"
+        said = [f"at {last['workers']:,} workers {last['efficiency']:.0%}"]
+        both = own[own["kind"] == "measured"].merge(ahead, on="workers", suffixes=("", "_ahead"))
+        if len(both):
+            error = (both["step_s_ahead"] / both["step_s"] - 1).abs()
+            said.append(f"{len(both)} measured, the forecast off by {error.median():.0%} (median)")
+        head = f"**{name}** keeps half of its efficiency up to"
+        found.append(Finding(head, said=(most, *said)))
+    return found
+
+
+def _with_band(name: str, value: float, each: Forecast) -> dict[str, float]:
+    low, high = each.interval
+    band = {f"{name}_low": value * each.seconds / high, f"{name}_high": value * each.seconds / low}
+    return {name: value} | band
+
+
+__all__ = ["forecast_scaling", "scaling_reading", "scaling_table"]
