@@ -50,7 +50,8 @@ def test_a_small_model_is_calibrated_on_ranks(cluster: lk.Cluster) -> None:
     experiment = lk.Experiment(model="mlp", model_options={"widths": [8]}, dataset="digits")
     lines: list[str] = []
     bench = Bench(cluster, threads=1, workers=2, effort=TINY, told=lines.append)
-    found = merged(bench.models([experiment], [8, 32]), bench.messages())
+    found = bench.models([experiment], [8, 32])
+    found = merged(found, bench.messages(found.models))
     found = merged(found, bench.codecs([lk.TopK(ratio=0.1)]))
     assert differences(found) == []
     assert lines[0] == "round 1 of 1: 8 rows of mlp on digits"
@@ -70,6 +71,8 @@ def test_a_small_model_is_calibrated_on_ranks(cluster: lk.Cluster) -> None:
     assert {each.what for each in found.overheads} == {
         *("meeting", "bucket", "overlap", "message", "emulated")
     }
+    sizes = {each.nbytes for each in found.overheads if each.what == "bucket"}
+    assert sizes == {64, 4 * (64 * 8 + 8 + 8 * 10 + 10)}
     assert set(fits(found)) == {"memory", "host", "link"}
     (codec,) = found.codecs
     assert (codec.nbytes, codec.compressor["name"]) == (4096, "TopK")
