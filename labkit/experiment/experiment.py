@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +19,7 @@ from pydantic import (
 
 from labkit import datasets, models
 from labkit.common.checked import Checked
-from labkit.common.content import JSON, as_json, label_of
+from labkit.common.content import JSON, as_json, digest, label_of
 from labkit.common.errors import InvalidInput, short
 from labkit.common.options import lookup
 from labkit.common.shards import IID, concentration
@@ -457,11 +455,6 @@ def parse_strategy(value: Any) -> Any:
         fields = dict(value)
         return lookup(STRATEGIES, fields.pop("name", None), "strategy")(**fields)
     return value
-
-
-def digest(record: JSON) -> str:
-    """SHA-256 of a JSON value."""
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def leaves(value: Any) -> list[Any]:
