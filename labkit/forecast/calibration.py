@@ -26,12 +26,29 @@ SIZES = ("rows", "test_rows")  # options of data sets that say nothing of a row
 class Modelled(Protocol):
     """What an experiment says of its model, its rows, and how it is trained on one rank."""
 
-    model: Any
-    model_options: dict[str, Any]
-    dataset: Any
-    dataset_options: dict[str, Any]
-    precision: str
-    optimizer: str
+    @property
+    def model(self) -> Any:
+        """See `labkit.Experiment`, as for the others."""
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """Of a named one."""
+
+    @property
+    def dataset(self) -> Any:
+        """Its data."""
+
+    @property
+    def dataset_options(self) -> dict[str, Any]:
+        """Of a named one."""
+
+    @property
+    def precision(self) -> str:
+        """Its policy."""
+
+    @property
+    def optimizer(self) -> str:
+        """Its name."""
 
 
 def model_of(experiment: Modelled) -> dict[str, JSON]:
@@ -214,7 +231,7 @@ class Calibration(Checked):
 
     Attributes:
         made: when, ISO 8601, UTC.
-        machine: as `labkit.records.environment.machine` says it, beside versions.
+        machine: hardware and versions, see `labkit.forecast.kept.this_machine`.
         models, codecs, collectives, overheads, inputs: what was measured.
     """
 
