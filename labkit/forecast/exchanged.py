@@ -7,7 +7,7 @@ Buckets are those of `labkit.exchange`, served in its order; what one of them ta
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import zip_longest
@@ -19,18 +19,17 @@ from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.compression import Compressor, Gather, Mean, SparseMean
 from labkit.exchange import SCHEDULES
-from labkit.exchange.bucket import Bucket, holders
+from labkit.exchange.bucket import Bucket
 from labkit.exchange.gradient import Gradient
 from labkit.exchange.layout import in_buckets
-from labkit.exchange.order import by_priority
 from labkit.forecast.asked import Asked, Taken, times
 from labkit.forecast.calibration import Source, Spread, StepCost
+from labkit.forecast.line import Line
 from labkit.forecast.load import Load
 from labkit.forecast.slowest import Alike, Draws, drawn, slowest, spread_of, strata
 from labkit.forecast.sums import NOTHING, Carried, Sums, both
 
 COMPUTED = ("forward", "backward", "update", "other")
-ROUNDS = 8  # steps after which those that reach into each other take as long as all that follow
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,8 @@ class Exchanged:
         own, computing = self.own, slowest(self._ranks())
         last = float(np.median(computing))
         line = sum(each.seconds for each in self.served)
-        exposed = self._exposed(last / own.seconds if own.seconds else 1.0)
+        late = last / own.seconds if own.seconds else 1.0
+        exposed = self._line(late).exposed(SCHEDULES[self.schedule], self.asked.workers)
         share = exposed / line if line else 0.0
         parts = {name: getattr(own, name).median for name in COMPUTED}
         parts["wait"] = last - own.seconds
@@ -173,6 +173,9 @@ class Exchanged:
         if asked.virtual:
             return Served(NOTHING, *self._exchange(bucket))
         pack = asked.once("bucket", bucket.nbytes)
+        # Ranks agree on their weights, once a step or with each bucket; not in memory they share.
+        if self.compressor is not None or (number == 0 and self.sums.chosen != "shared_memory"):
+            pack = both(pack, asked.once("meeting"))
         if number and not SCHEDULES[self.schedule].after:
             pack = both(pack, asked.once("overlap"))
         return Served(pack, *self._exchange(bucket))
@@ -212,53 +215,16 @@ class Exchanged:
         for asks in zip_longest(*every):
             yield [each for each in asks if each is not None]
 
-    def _exposed(self, late: float) -> float:
-        """Seconds of the line for which nothing is computed, where that takes so much longer."""
-        seconds = [each.seconds for each in self.served]
-        schedule = SCHEDULES[self.schedule]
-        if schedule.after or not seconds:
-            return sum(seconds)
+    def _line(self, late: float) -> Line:
+        """What serves the buckets, while computing takes so much longer."""
         layers = self.asked.model.layers
-        back = late * self.own.backward.median * np.array([each.backward for each in layers])
-        ready = self._ready(back)
-        if not schedule.into_next or self.asked.workers == 1:
-            return max(0.0, _finish(range(len(seconds)), ready, seconds, 0.0)[-1] - back.sum())
-        urgency = [min(slot.variable for slot in bucket.slots) for bucket in self.buckets]
-        order = by_priority([each - min(ready) for each in ready], seconds, urgency)
-        fore = late * self.own.forward.median * np.array([each.forward for each in layers])
-        return self._into_next(order, ready, seconds, fore, float(back.sum()))
-
-    def _ready(self, back: Draws) -> list[float]:
-        """When each bucket is packed, from the begin of the backward pass, the last layer first."""
-        done = np.cumsum(back[::-1])[::-1]
-        return [
-            float(done[min(self._layer_of[slot.variable] for slot in bucket.slots)])
-            for bucket in self.buckets
-        ]
-
-    def _into_next(
-        self,
-        order: Sequence[int],
-        ready: Sequence[float],
-        seconds: Sequence[float],
-        fore: Draws,
-        back: float,
-    ) -> float:
-        """What a step waits for the one before, layer by layer, once all steps are alike."""
-        needs: list[set[int]] = [set() for _ in fore]
-        for variable, layer in enumerate(self._layer_of):
-            needs[layer] |= set(holders(self.buckets, variable))
-        finish, free, now, waited = [0.0] * len(seconds), 0.0, 0.0, 0.0
-        for _ in range(ROUNDS):
-            waited = 0.0
-            for layer, own in enumerate(fore.tolist()):
-                there = max((finish[each] for each in needs[layer]), default=0.0)
-                waited += max(0.0, there - now)
-                now = max(now, there) + own
-            finish = _finish(order, [now + each for each in ready], seconds, free)
-            free = max(finish)
-            now += back
-        return waited
+        return Line(
+            self.buckets,
+            [each.seconds for each in self.served],
+            self._layer_of,
+            late * self.own.forward.median * np.array([each.forward for each in layers]),
+            late * self.own.backward.median * np.array([each.backward for each in layers]),
+        )
 
     def _links(self) -> dict[str, float]:
         found: Counter[str] = Counter()
@@ -278,18 +244,8 @@ class Exchanged:
         if self.compressor is not None:
             yield Source(f"{self.compressor}", "measured, on a line between sizes")
         known = {each.what for each in self.asked.calibration.overheads}
-        for what in ("bucket", *(() if SCHEDULES[self.schedule].after else ("overlap",))):
+        for what in ("bucket", "meeting", *([] if SCHEDULES[self.schedule].after else ["overlap"])):
             yield Source(what, "measured" if what in known else "not measured: counted as nothing")
-
-
-def _finish(
-    order: Iterable[int], ready: Sequence[float], seconds: Sequence[float], free: float
-) -> list[float]:
-    """When each bucket is done on a line that serves them in this order."""
-    finish = [0.0] * len(seconds)
-    for bucket in order:
-        free = finish[bucket] = max(ready[bucket], free) + seconds[bucket]
-    return finish
 
 
 def _factors(computing: Draws, exchange: Spread, middle: float) -> tuple[float, float]:

@@ -72,43 +72,45 @@ class Way(NamedTuple):
     rounds: tuple[float, ...] = ()
 
 
-def carried(name: str, size: int, load: Load, network: Network) -> Way:
+def carried(name: str, size: int, load: Load, network: Network, gamma: float = 0.0) -> Way:
     """By a schedule of this name among so many ranks.
 
     Among more than `FEW` ranks by `labkit.simulate.exact_form`, where that is exact, else row by
     row; sparse vectors and payloads of more than `MANY` ranks count as all that they come to in
-    every message, but on a ring.
+    every message, but on a ring. gamma: s to add a byte.
     """
     # A network has dictionaries, which no cache takes for a key.
-    return _carried(name, size, load, json.dumps(network.model_dump(mode="json")))
+    return _carried(name, size, load, json.dumps(network.model_dump(mode="json")), gamma)
 
 
-def sum_seconds(name: str, size: int, nbytes: float, network: Network) -> float | None:
+def sum_seconds(
+    name: str, size: int, nbytes: float, network: Network, gamma: float = 0.0
+) -> float | None:
     """Of a dense buffer; None where there are so many ranks that its rows would take minutes."""
-    form = exact_form(name, size, nbytes, network)
+    form = exact_form(name, size, nbytes, network, gamma)
     if form is None and (size <= MANY or name in SHORT):
-        return carried(name, size, Load("sum", nbytes), network).seconds
+        return carried(name, size, Load("sum", nbytes), network, gamma).seconds
     return form
 
 
 @lru_cache(maxsize=4096)
-def _carried(name: str, size: int, load: Load, key: str) -> Way:
+def _carried(name: str, size: int, load: Load, key: str, gamma: float) -> Way:
     network = Network(**json.loads(key))
     equal = size > FEW or exact_form(name, size, load.nbytes, network) is not None
     if load.kind != "sum" and name == "ring" and equal:
-        return _carried(name, size, _on_a_ring(load, size), key)
+        return _carried(name, size, _on_a_ring(load, size), key, gamma)
     if load.kind != "sum" and size > MANY:
-        return _carried(name, size, Load("sum", load.whole(size)), key)
+        return _carried(name, size, Load("sum", load.whole(size)), key, gamma)
     schedule, nbytes = network.schedule(name), load.nbytes
     if load.kind != "sum":
         rounds = list(grown(schedule, size, load))
         schedule, nbytes = (lambda _: rounds), count_chunks(rounds)
-    elif size > FEW and (form := exact_form(name, size, nbytes, network)) is not None:
+    elif size > FEW and (form := exact_form(name, size, nbytes, network, gamma)) is not None:
         layout = {} if network.hosts is None else {"hosts": network.hosts}
         counts = named(name).counts(size, **layout)
         sent = counts.volume * (nbytes / counts.chunks)
         return Way(form, {"busiest rank out": float(sent.max())}, float(sent.sum()))
-    found = simulate(schedule, size, nbytes, network)
+    found = simulate(schedule, size, nbytes, network, gamma=gamma)
     links = dict(zip(found.links, found.carried.tolist(), strict=True))
     if size > FEW:
         return Way(found.seconds, _busiest(links), float(found.sent.sum()))

@@ -14,10 +14,11 @@ from labkit.communicator.algorithms import UNMETERED, refuse_unmetered
 from labkit.exchange.choice import least
 from labkit.forecast.asked import Asked, by_bytes, times
 from labkit.forecast.calibration import Source, Spread
+from labkit.forecast.known import fits
 from labkit.forecast.load import FEW, Load, carried, sum_seconds
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
-from labkit.simulate import exact_form
+from labkit.simulate import Fit, exact_form
 
 NOTHING = Spread(median=0.0, low=0.0, high=0.0)
 
@@ -64,6 +65,17 @@ class Sums:
         return prompt.model_copy(update={"sharing": "fifo"}) if self.turns else prompt
 
     @cached_property
+    def fits(self) -> dict[str, Fit]:
+        """Latency, speed and adding by level of this machine."""
+        return fits(self.asked.calibration)
+
+    @cached_property
+    def gamma(self) -> float:
+        """Seconds to add a byte, as fitted; what emulating a network takes has it already."""
+        fit = self.fits.get("host")
+        return 0.0 if fit is None or self.asked.emulated or self.asked.virtual else fit.gamma
+
+    @cached_property
     def chosen(self) -> str:
         """The algorithm, as `labkit.exchange.choice` finds it where it is "auto".
 
@@ -77,10 +89,9 @@ class Sums:
         if not self.dense and not self.asked.emulated:
             return "mpi"
         if network is None:
-            known = {e.algorithm for e in self.asked.calibration.collectives if self._here(e.level)}
-            names = [name for name in ("mpi", "ring", "shared_memory") if name in known]
+            names = [name for name in ("mpi", "ring", "shared_memory") if self._known(name)]
             seconds = {name: self._measured(name, self.largest).median for name in names}
-            return least(seconds, "measured").algorithm if names else "mpi"
+            return least(seconds, "measured").algorithm if names else "shared_memory"
         if self.asked.emulated:
             names = list(ALLREDUCE)
         else:
@@ -89,7 +100,7 @@ class Sums:
         seconds = {
             name: found
             for name in names
-            if (found := sum_seconds(name, size, self.largest, network)) is not None
+            if (found := sum_seconds(name, size, self.largest, network, self.gamma)) is not None
         }
         return least(seconds, f"simulated on {network}").algorithm
 
@@ -100,12 +111,15 @@ class Sums:
         if self.asked.workers == 1:
             return Source("sums", "one rank has nothing to add up")
         if network is None:
-            return Source(f"sums by {self.chosen}", "measured, on a line between sizes")
+            known = self._known(self.chosen)
+            how = "measured, on a line between sizes" if known else "fitted to what was measured"
+            return Source(f"sums by {self.chosen}", how)
         size, name = self.asked.workers, self._schedule
         form = size > FEW and exact_form(name, size, self.largest, network) is not None
         how = "by its closed form, which is exact here" if form else "row by row"
         stands = ", which stands for the MPI library's own" if self.chosen in UNMETERED else ""
         added = ", and what emulating it takes longer, measured" if self.asked.emulated else ""
+        added += ", adding a byte as fitted" if self.gamma else ""
         return Source(f"sums by {name}{stands}", f"simulated on {network}, {how}{added}")
 
     def take(self, load: Load) -> Carried:
@@ -121,7 +135,8 @@ class Sums:
         name = self._schedule
         if load.kind == "gather" and ALLREDUCE[name].gathers is not None:
             name, load = "allgather_ring", Load("sum", size * load.nbytes)
-        seconds, links, sent, rounds = carried(name, size, load, self.network)
+        gamma = self.gamma if load.kind == "sum" else 0.0
+        seconds, links, sent, rounds = carried(name, size, load, self.network, gamma)
         spread = Spread(median=seconds, low=seconds, high=seconds)
         if self.asked.emulated:
             for nbytes in rounds:
@@ -133,27 +148,35 @@ class Sums:
         """What is simulated; the library does not say what it sends: the ring sends the least."""
         return "ring" if self.chosen == "mpi" else self.chosen
 
-    def _here(self, level: str) -> bool:
-        return level in ("memory", "host")
-
     def _measured(self, name: str, load: Load | float) -> Spread:
         """On this machine. Payloads of all ranks travel as half of a sum of as many bytes does."""
         if isinstance(load, Load) and load.kind != "sum":
             whole = load.whole(self.asked.workers)
             return times(self._measured("mpi" if name in UNMETERED else name, whole), 0.5)
         nbytes = load.nbytes if isinstance(load, Load) else load
-        known = [
-            (each.nbytes, each.seconds)
-            for each in self.asked.calibration.collectives
-            if self._here(each.level)
-            and (each.algorithm, each.workers) == (name, self.asked.workers)
-        ]
-        if not known:
+        if known := self._known(name):
+            return by_bytes(known, nbytes)
+        fit = self.fits.get("memory" if name == "shared_memory" else "host")
+        schedule = "ring" if name == "shared_memory" else name
+        if fit is None or not fit.beta or schedule not in ALLREDUCE:
             raise InvalidInput(
                 f"algorithm={name!r} among {self.asked.workers} ranks of one machine was not "
                 "measured; measure it by `labkit calibrate`, or give a network"
             )
-        return by_bytes(known, nbytes)
+        load = Load("sum", nbytes)
+        seconds = carried(schedule, self.asked.workers, load, fit.network(), fit.gamma).seconds
+        return Spread(
+            median=seconds, low=seconds * max(0.0, 1 - fit.worst), high=seconds * (1 + fit.worst)
+        )
+
+    def _known(self, name: str) -> list[tuple[float, Spread]]:
+        """Bytes and seconds of this algorithm among as many ranks of this machine."""
+        wanted = name, self.asked.workers
+        return [
+            (each.nbytes, each.seconds)
+            for each in self.asked.calibration.collectives
+            if each.level != "link" and (each.algorithm, each.workers) == wanted
+        ]
 
 
 def both(one: Spread, other: Spread) -> Spread:
