@@ -21,10 +21,14 @@ HEAD = (
 )
 
 
+def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> list[int] | None:
+    return None if text is None else numbers(ctx, option, text)
+
+
 @click.command()
 @click.argument("experiment", default="mlp")
 @click.option("-p", "fields", metavar="NAME VALUE", nargs=2, multiple=True, help="One field.")
-@click.option("--workers", callback=numbers, default="1,2,4,8,16,32,64", show_default=True)
+@click.option("--workers", callback=_numbers, help="Such as 1,2,4; default: up to 64, or its own.")
 @click.option(
     "--network",
     help="Between machines like the measured one: a name, or a .yaml or .json file with the fields "
@@ -40,7 +44,7 @@ HEAD = (
 def forecast(
     experiment: str,
     fields: tuple[tuple[str, str], ...],
-    workers: list[int],
+    workers: list[int] | None,
     network: str | None,
     calibration: Path | None,
     as_json: bool,
@@ -58,7 +62,8 @@ def forecast(
 
     asked = experiment_named(experiment, dict(fields))
     world = None if network is None else network_of(network)
-    found = [asked.forecast(each, world, calibration, **prices) for each in workers]
+    counts = workers or ([2**k for k in range(7)] if world else sorted({1, asked.workers}))
+    found = [asked.forecast(each, world, calibration, **prices) for each in counts]
     if as_json:
         say(json.dumps([each.to_json() for each in found], indent=1, allow_nan=False))
         return
