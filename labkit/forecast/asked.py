@@ -143,12 +143,21 @@ class Asked:
             payload=round(low.payload + share * (high.payload - low.payload)),
         )
 
-    def once(self, what: str) -> Spread:
-        """An overhead at the number of ranks that is nearest; nothing where none was measured."""
+    def once(self, what: str, nbytes: float = 0) -> Spread:
+        """An overhead at the number of ranks that is nearest; nothing where none was measured.
+
+        Between two sizes that were measured, and beyond the last two, it is on their line.
+        """
         known = [each for each in self.calibration.overheads if each.what == what]
         if not known:
             return Spread(median=0.0, low=0.0, high=0.0)
-        return min(known, key=lambda each: abs(each.workers - self.workers)).seconds
+        near = min({each.workers for each in known}, key=lambda n: abs(n - self.workers))
+        own = sorted((e for e in known if e.workers == near), key=lambda each: each.nbytes)
+        if len(own) == 1 or nbytes <= own[0].nbytes:
+            return own[0].seconds
+        place = int(np.clip(np.searchsorted([e.nbytes for e in own], nbytes), 1, len(own) - 1))
+        low, high = own[place - 1], own[place]
+        return _line(low.seconds, high.seconds, (nbytes - low.nbytes) / (high.nbytes - low.nbytes))
 
 
 def _between(rows: float, own: list[StepCost], name: str) -> Spread:

@@ -153,6 +153,7 @@ class CollectiveCost(Checked):
     Attributes:
         level: "memory", "host" (MPI within one host) or "link" (between hosts, or emulated).
         algorithm: its name.
+        network: that was emulated; None: the machine's own.
         workers: ranks.
         nbytes: of the buffer.
         seconds: of the slowest rank.
@@ -160,22 +161,30 @@ class CollectiveCost(Checked):
 
     level: Literal["memory", "host", "link"]
     algorithm: str
+    network: str | None = None
     workers: int = Field(gt=1)
     nbytes: Count
     seconds: Spread
 
 
 class Overhead(Checked):
-    """What labkit itself takes: `bucket`, `meeting`, `message`, `emulated`, …
+    """What labkit itself takes, once, beside computing and carrying bytes.
+
+    meeting: a barrier. bucket: a bucket handed to the exchange and back, packed, without its
+    allreduce. overlap: the same of a further bucket while backpropagation goes on. message: one
+    of programs, from its post until it is read. emulated: what a round on an emulated network
+    takes longer than that network.
 
     Attributes:
         what: its name.
         workers: ranks that took part.
+        nbytes: of the bucket or message.
         seconds: once.
     """
 
     what: str
     workers: int = Field(gt=0)
+    nbytes: Count = 0
     seconds: Spread
 
 
