@@ -25,8 +25,8 @@ ORDER = (
     *(
         "programs",
         "keras",
-        "strategies",
         "forecast",
+        "strategies",
         "experiment",
         "records",
         "deployment",

@@ -14,13 +14,16 @@ from labkit.forecast.calibration import (
     StepCost,
     model_of,
 )
+from labkit.forecast.programs import MOST, Crowd, of_program, shapes_of
 
 __all__ = [
+    "MOST",
     "PARTS",
     "Asked",
     "Calibration",
     "CodecCost",
     "CollectiveCost",
+    "Crowd",
     "InputCost",
     "LayerCost",
     "ModelCost",
@@ -30,4 +33,6 @@ __all__ = [
     "StepCost",
     "Taken",
     "model_of",
+    "of_program",
+    "shapes_of",
 ]

@@ -9,6 +9,7 @@ from pydantic import field_validator, model_validator
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Transport
+from labkit.forecast import MOST, Asked, Crowd, Taken, of_program
 from labkit.programs import Parts, Program, Roles
 from labkit.schedules import ALLREDUCE
 from labkit.strategies.refusals import one_of, refuse_in_parts
@@ -78,6 +79,18 @@ class Replicas(Strategy):
     def train(self, session: Session) -> None:
         """Play the programs of all workers."""
         session.play(self)
+
+    def cycle(self, experiment: Question) -> int:
+        """Steps after which what workers exchange begins anew."""
+        return 1
+
+    def crowd(self, workers: int) -> Crowd | None:
+        """A few in the place of so many, in a forecast; None: all."""
+        return Crowd(self, MOST, workers / MOST) if self.central else None
+
+    def forecast(self, asked: Asked) -> Taken:
+        """By playing its programs."""
+        return of_program(asked, self, self.cycle(asked.experiment), self.crowd(asked.workers))
 
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[Parts]:
         """No server holds anything."""
