@@ -6,7 +6,8 @@ import hashlib
 import json
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Literal, Self, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import (
@@ -30,6 +31,9 @@ from labkit.network import ComputeTime, Fault, Network, Slowdown
 from labkit.schedules.grid import Layer
 from labkit.strategies import STRATEGIES, AllReduce, Played, Strategy
 from labkit.strategies.refusals import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from labkit.forecast import Calibration, Forecast
 
 SCHEMA = 1
 UNSAID = (  # where they are not given
@@ -398,6 +402,40 @@ class Experiment(Checked):
         if isinstance(self.dataset, str):
             record |= datasets.recorded(self.dataset, self.dataset_options)
         return record
+
+    def forecast(
+        self,
+        workers: int | None = None,
+        network: str | Network | None = None,
+        calibration: Calibration | str | Path | None = None,
+        *,
+        emulated: bool | None = None,
+        **prices: float | None,
+    ) -> Forecast:
+        """What it would take, computed from what was measured: nothing is started.
+
+        Args:
+            workers: ranks; None: its own.
+            network: between machines like the measured one; None: its own, or one machine.
+            calibration: what was measured, or the file that `labkit calibrate` has written; None:
+                what is kept of this machine.
+            emulated: whether the network is emulated, with all ranks on one machine; None: its own
+                network is, one that is given here is not.
+            prices: see `labkit.forecast.Prices`: node_hour, gigabyte, watts, ranks_a_node and
+                target_steps.
+
+        Raises:
+            InvalidInput: something was not measured, or the strategy has no forecast.
+        """
+        from labkit.forecast import Calibration, Prices, forecast
+
+        asked = self if workers is None else self.replace(workers=workers)
+        found = Network.parse(self.network if network is None else network)
+        if not isinstance(calibration, Calibration):
+            calibration = Calibration.load(None if calibration is None else Path(calibration))
+        if emulated is None:
+            emulated = network is None and found is not None
+        return forecast(asked, calibration, found, emulated, Prices(**prices))
 
     def __repr__(self) -> str:
         return brief(self)

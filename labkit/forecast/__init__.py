@@ -14,6 +14,7 @@ from labkit.forecast.calibration import (
     StepCost,
     model_of,
 )
+from labkit.forecast.forecast import Forecast, Prices, forecast
 from labkit.forecast.programs import MOST, Crowd, of_program, shapes_of
 
 __all__ = [
@@ -24,14 +25,17 @@ __all__ = [
     "CodecCost",
     "CollectiveCost",
     "Crowd",
+    "Forecast",
     "InputCost",
     "LayerCost",
     "ModelCost",
     "Overhead",
+    "Prices",
     "Source",
     "Spread",
     "StepCost",
     "Taken",
+    "forecast",
     "model_of",
     "of_program",
     "shapes_of",

@@ -98,11 +98,26 @@ class Asked:
         """Ranks that compute on one machine at once."""
         return self.workers if self.emulated or self.network is None else 1
 
-    def step(self, rows: float) -> StepCost:
+    def memory(self, rows: float) -> dict[str, float]:
+        """Bytes that a rank with the whole model holds in a step on so many rows, by kind."""
+        weights = 4.0 * self.model.parameters
+        return {
+            "weights": weights,
+            "gradients": weights,
+            "optimizer": self.model.slots * weights,
+            "activations": self.model.memory * rows,
+        }
+
+    def step(self, rows: float, together: int | None = None) -> StepCost:
         """A rank's own step on so many rows, interpolated between those that were measured.
 
         Times are lines between two measured numbers of rows, and go on beyond the last two.
+
+        Args:
+            rows: of this rank's batch.
+            together: ranks that compute beside it, itself among them; None: as it is asked for.
         """
+        together = self.together if together is None else together
         threads = self.experiment.threads
         steps = [each for each in self.model.steps if each.threads == threads]
         if not steps:
@@ -111,7 +126,7 @@ class Asked:
                 f"threads={threads} was not measured; the calibration has {known}: use these, or "
                 "measure it by `labkit calibrate`"
             )
-        beside = min({each.together for each in steps}, key=lambda n: abs(n - self.together))
+        beside = min({each.together for each in steps}, key=lambda n: abs(n - together))
         own = sorted((s for s in steps if s.together == beside), key=lambda each: each.rows)
         names = ("forward", "backward", "update", "other")
         found = {name: _between(rows, own, name) for name in names}

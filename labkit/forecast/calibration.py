@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
@@ -128,6 +129,11 @@ class ModelCost(Checked):
     steps: tuple[StepCost, ...]
     memory: Count = 0
     slots: Count = 0
+
+    @property
+    def parameters(self) -> int:
+        """Weights that train."""
+        return sum(math.prod(shape) for layer in self.layers for shape in layer.weights)
 
 
 class CodecCost(Checked):

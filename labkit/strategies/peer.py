@@ -51,6 +51,7 @@ class Peer(Strategy):
 
     scheduling: ClassVar[tuple[str, ...]] = ("overlap", "sequential")
     paper: ClassVar[str] = "Li 2020, arXiv 2006.15704"
+    unforeseen: ClassVar[str] = "leaves its steps to another framework, which shows no part of them"
 
     framework: Literal["ddp", "fsdp", "horovod", "jax"] = Field("ddp", kw_only=False)
 

@@ -16,6 +16,7 @@ from typing import (
 )
 
 from labkit.common.checked import Checked
+from labkit.common.errors import InvalidInput
 from labkit.compression import FAMILIES, samples
 from labkit.strategies.taxonomy import PLACED, Cell, check_places
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from labkit.compression import Compressor
     from labkit.exchange import Exchange, Guard, Seen, Timeline
     from labkit.exchange import Layer as Packed
+    from labkit.forecast import Asked, Taken
     from labkit.frameworks.child import Child
     from labkit.frameworks.environments import Found
     from labkit.model_parallel.memory import Memory
@@ -305,6 +307,7 @@ class Strategy(Checked):
         emulated: whether a network is emulated between its ranks; else it uses one of its own.
         goes_on: whether its training on ranks, where it is no program, can be taken up again: it
             says what it `keeps`.
+        unforeseen: why there is no forecast of it, as words behind its name.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("collective",)
@@ -315,6 +318,7 @@ class Strategy(Checked):
     normalizes_globally: ClassVar[bool] = False
     emulated: ClassVar[bool] = True
     goes_on: ClassVar[bool] = False
+    unforeseen: ClassVar[str] = "does not say of what its steps are made up"
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse places that no axis has, where the class is written."""
@@ -467,6 +471,20 @@ class Strategy(Checked):
     def train(self, session: Session) -> None:
         """Train this rank's model."""
         raise NotImplementedError(f"{type(self).__name__} does not say how a rank trains")
+
+    def forecast(self, asked: Asked) -> Taken:
+        """What a step takes, made up of what was measured and what the simulator says.
+
+        Raises:
+            InvalidInput: it has no forecast, or something was not measured; the words say what.
+        """
+        from labkit.strategies import STRATEGIES
+
+        known = [n for n, kind in STRATEGIES.items() if kind.forecast is not Strategy.forecast]
+        raise InvalidInput(
+            f"{type(self).__name__} {self.unforeseen}, so that there is no forecast of it; there "
+            f"is one of {', '.join(known)}"
+        )
 
     def to_json(self) -> dict[str, JSON]:
         """Name and fields."""

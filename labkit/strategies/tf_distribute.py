@@ -129,6 +129,7 @@ class TFDistribute(Strategy):
     architecture: ClassVar[tuple[str, ...]] = ("collective", "parameter servers")
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "asynchronous")
     paper: ClassVar[str] = "Abadi 2016, arXiv 1605.08695"
+    unforeseen: ClassVar[str] = "leaves its steps to TensorFlow, which shows no part of them"
     emulated: ClassVar[bool] = False
 
     kind: Literal["mirrored", "central_storage", "multi_worker_mirrored", "parameter_server"] = (
