@@ -123,6 +123,7 @@ class _HollowTogether(Together):
         rounds = messages.max()
         if self._pace.overheads and rounds:
             clock = clock + rounds * self._pace.once("emulated", wire.max() / rounds)
+        self._tally.add("sent", self._now, float(wire.sum()))
         return clock + decode, messages, wire
 
     def _simulated(self, name: str, nbytes: float, network: Network, came: Seconds) -> Simulation:
@@ -154,6 +155,7 @@ class HollowWorld(VirtualWorld):
         pace: how long things take.
         tally: takes down bytes by link, and what else was spent.
         crowded: how many ranks' traffic each of these places stands for; 1 elsewhere.
+        many: how many workers each one stands for.
     """
 
     def __init__(
@@ -167,10 +169,12 @@ class HollowWorld(VirtualWorld):
         network: Network | None = None,
         shapes: Sequence[tuple[int, ...]] = (),
         crowded: Mapping[int, float] | None = None,
+        many: float = 1.0,
     ) -> None:
         super().__init__(programs, hosts, scenes, diary, pace, network, shapes)
         self._together = _HollowTogether(len(programs), network, shapes, pace, tally)
-        self._pace, self._tally, self._crowded = pace, tally, crowded or {}
+        self._pace, self._tally = pace, tally
+        self._crowded, self._many = crowded or {}, many
         self._links = Links(network, 1 + max(hosts)) if network is not None else None
         self._ways: dict[tuple[int, int], list[tuple[str, float]]] = {}
 
@@ -220,7 +224,9 @@ class HollowWorld(VirtualWorld):
 
     def _send(self, source: int, to: int, message: Message) -> None:
         ends = self._hosts[source], self._hosts[to]
-        if self._links is not None and message.values is not None and ends[0] != ends[1]:
-            for link, crowd in self._way(*ends):
-                self._tally.add(f"link {link}", self.now, crowd * message.values.nbytes)
+        if message.values is not None and ends[0] != ends[1]:
+            nbytes = message.values.nbytes
+            self._tally.add("sent", self.now, self._many * nbytes)
+            for link, crowd in self._way(*ends) if self._links is not None else ():
+                self._tally.add(f"link {link}", self.now, crowd * nbytes)
         super()._send(source, to, message)

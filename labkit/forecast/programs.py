@@ -24,7 +24,7 @@ from labkit.programs.times import Laws
 from labkit.programs.virtual import VirtualWorld
 
 WARM, STEPS = 5, 30  # of each worker, before and while it is looked at
-MOST = 64  # workers that are played with so many steps
+MOST = 16  # workers that are played with so many steps
 
 
 class Plays(Protocol):
@@ -165,36 +165,38 @@ def of_program(asked: Asked, strategy: Plays, cycle: int = 1, crowd: Crowd | Non
         asked: what is asked.
         strategy: the program.
         cycle: steps of a worker after which what it exchanges begins anew.
-        crowd: who is played where workers are many; None: all.
+        crowd: who is played where workers are more, and the network is one switch; None: all.
     """
-    crowd = crowd if crowd is not None and asked.workers > MOST else Crowd(strategy, asked.workers)
+    plain = asked.network is None or (asked.network.hosts, asked.network.links) == (None, None)
+    if crowd is None or crowd.workers >= asked.workers or not plain:
+        crowd = Crowd(strategy, asked.workers)
     found = play(asked, cycle, crowd)
     step = asked.step(asked.experiment.batch_size / asked.workers)
     looked = [row for now, row in found.rows if found.begin < now <= found.end]
-    seconds = sum(row["seconds"] for row in looked)
-    scale = found.seconds / seconds if seconds else 0.0
     spent = found.tally.between(found.begin, found.end)
     sums = {
-        name: scale * sum(row[f"{name}_seconds"] for row in looked)
+        name: sum(row[f"{name}_seconds"] for row in looked)
         for name in ("compute", "codec", "communicate", "wait")
     }
-    coded, update = (scale * spent.get(name, 0.0) for name in ("codec", "update"))
     own = {name: getattr(step, name).median for name in ("forward", "backward", "other")}
-    whole = sum(own.values()) or 1.0
-    parts = {name: sums["compute"] * each / whole for name, each in own.items()}
-    if not any(own.values()):
-        parts["backward"] = sums["compute"]
+    whole = sum(own.values())
+    shares = {n: each / whole for n, each in own.items()} if whole else {"backward": 1.0}
+    parts = {name: share * sums["compute"] for name, share in shares.items()}
+    update, coded = (spent.get(name, 0.0) for name in ("update", "codec"))
     parts |= {"update": update, "codec": sums["codec"] + coded, "wait": sums["wait"]}
-    parts["wire"] = found.seconds - sum(parts.values())
-    middle = np.quantile(found.of_batches, (0.05, 0.5, 0.95)) if len(looked) else np.ones(3)
+    parts["wire"] = max(0.0, sums["communicate"] - update - coded)
+    scale = found.seconds / (sum(parts.values()) or 1.0)
+    parts = {name: scale * each for name, each in parts.items()}
+    periods = found.of_batches.reshape(-1, cycle).mean(1)
+    low, middle, high = np.quantile(periods, (0.05, 0.5, 0.95)).tolist()
     links = found.tally.between(found.begin, found.end, "link ")
     return Taken(
         parts=parts,
-        spread=(float(middle[0] / middle[1]), float(middle[2] / middle[1])),
+        spread=(low / middle, high / middle) if middle else (1.0, 1.0),
         nbytes={name: each / found.batches for name, each in links.items()},
         memory=_memory(asked, found.roles, crowd),
         sources=_sources(asked, crowd, found),
-        more=_more(found, asked.workers),
+        more=_more(found, spent.get("sent", 0.0), asked.workers),
     )
 
 
@@ -219,9 +221,10 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
         network=network,
         shapes=shapes_of(asked),
         crowded=crowded,
+        many=asked.workers / workers,
     )
     stage.now = lambda: world.now
-    warm, steps = (WARM, STEPS) if asked.workers <= MOST or crowd.workers < asked.workers else (1, 1)
+    warm, steps = (WARM, STEPS) if workers <= MOST else (1, 1)
     warm, steps = (cycle * math.ceil(each / cycle) for each in (warm, steps))
     last = (warm + steps) * workers
 
@@ -321,8 +324,7 @@ def _crowded(
     for place, factor in crowded.items():
         law = slow.get(place, Slowdown())
         slow[place] = law.model_copy(update={"transfer": law.transfer * factor})
-    sharing = network.sharing if asked.workers <= MOST else "fifo"
-    return network.model_copy(update={"slow": slow, "sharing": sharing}), crowded
+    return network.model_copy(update={"slow": slow}), crowded
 
 
 def _memory(asked: Asked, roles: Roles, crowd: Crowd) -> dict[str, float]:
@@ -340,9 +342,9 @@ def _memory(asked: Asked, roles: Roles, crowd: Crowd) -> dict[str, float]:
     return max((worker, server), key=lambda each: sum(each.values()))
 
 
-def _more(found: Play, workers: int) -> dict[str, float]:
+def _more(found: Play, sent: float, workers: int) -> dict[str, float]:
     events = [e for e in found.diary.events if found.begin < e["applied"] <= found.end]
-    more = {"played_workers": float(found.roles.workers), "played_batches": float(found.batches)}
+    more = {"played_workers": float(found.roles.workers), "sent": sent / found.batches}
     late = [each["staleness"] for each in events]
     if late and found.roles.workers == workers:
         more["staleness"] = float(np.mean(late))

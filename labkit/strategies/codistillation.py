@@ -83,7 +83,7 @@ class Codistillation(Replicas):
 
     def crowd(self, workers: int) -> Crowd:
         """All speak to all."""
-        return Crowd(self, MOST, everyone=(workers - 1) / (MOST - 1))
+        return Crowd(self, MOST // 2, everyone=(workers - 1) / (MOST // 2 - 1))
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """A worker: periods in which it learns from what was said at the begin of the last one."""
