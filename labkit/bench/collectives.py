@@ -22,7 +22,7 @@ MOST = 1024  # repeats, and ranks whose rounds fit into memory
 SLICE = 0.25  # seconds spent on one algorithm and size in one repeat
 
 
-class _Case(NamedTuple):
+class Case(NamedTuple):
     """What the ranks have measured of one algorithm and size.
 
     seconds: of single calls, an array a repeat; correct: whether all sums were right.
@@ -62,7 +62,9 @@ def measure(
     chosen = list(algorithms or (ALLREDUCE if network is not None else ALGORITHMS))
     refuse_impossible(network, chosen, sizes, repeats)
     with Cluster(workers=workers) as cluster:
-        found = cluster.call(_sweep, chosen, list(sizes), repeats, ranks=workers, network=network)
+        found = cluster.call(
+            timed_calls, chosen, list(sizes), repeats, ranks=workers, network=network
+        )
     rows = [_row(case, workers, Network.parse(network), repeats) for case in found[0]]
     return rows if network is not None else _with_ratios(rows)
 
@@ -89,9 +91,9 @@ def refuse_impossible(
         raise InvalidInput(f"{short(simulated)} ranks cannot be simulated: give 2 to {MOST:,}")
 
 
-def _sweep(
+def timed_calls(
     communicator: Communicator, algorithms: list[str], sizes: list[int], repeats: int
-) -> list[_Case]:
+) -> list[Case]:
     """Time single calls on each rank, by repeat; a call lasts as long as on the slowest rank."""
     cases: dict[tuple[str, int], list[np.ndarray]] = {}
     correct: dict[tuple[str, int], bool] = {}
@@ -115,10 +117,10 @@ def _sweep(
                 first = timed(communicator, algorithm, buffer, 1)
                 calls = int(np.clip(SLICE / first[0], 3, 50))
                 cases.setdefault(case, []).append(timed(communicator, algorithm, buffer, calls))
-    return [_Case(*case, seconds, correct[case]) for case, seconds in cases.items()]
+    return [Case(*case, seconds, correct[case]) for case, seconds in cases.items()]
 
 
-def _row(case: _Case, workers: int, network: Network | None, repeats: int) -> Row:
+def _row(case: Case, workers: int, network: Network | None, repeats: int) -> Row:
     medians = [float(np.median(seconds)) for seconds in case.seconds]
     single = np.concatenate(case.seconds)
     median = float(np.median(medians))

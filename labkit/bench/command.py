@@ -28,7 +28,8 @@ def bench() -> None:
     """Measure this machine; medians of interleaved repeats, with their spread."""
 
 
-def _numbers(_: click.Context, __: click.Parameter, text: str) -> list[int]:
+def numbers(_: click.Context, __: click.Parameter, text: str) -> list[int]:
+    """An option's numbers, with commas between them."""
     try:
         # By way of float, so that 1e6 is a number of bytes.
         return [int(float(part)) for part in text.split(",")]
@@ -37,14 +38,14 @@ def _numbers(_: click.Context, __: click.Parameter, text: str) -> list[int]:
 
 
 def _sizes(context: click.Context, option: click.Parameter, text: str | None) -> list[int]:
-    return _numbers(context, option, text) if text else []
+    return numbers(context, option, text) if text else []
 
 
 @bench.command()
 @click.option("--workers", default=2, show_default=True, help="MPI ranks.")
 @NETWORK
 @click.option("--algorithms", default=None, help="Names with commas; default: all that can run.")
-@click.option("--bytes", "sizes", default="1048576,4194304,16777216", callback=_numbers)
+@click.option("--bytes", "sizes", default="1048576,4194304,16777216", callback=numbers)
 @click.option("--repeats", default=5, show_default=True)
 @AS_JSON
 def collectives(
@@ -72,7 +73,7 @@ def collectives(
 @bench.command()
 @click.option("--rate", default="100Mb,1Gb", show_default=True, help="Bits/s; several with commas.")
 @click.option("--algorithms", default="ring,master_worker", show_default=True)
-@click.option("--bytes", "sizes", default="65536,262144,1048576,4194304", callback=_numbers)
+@click.option("--bytes", "sizes", default="65536,262144,1048576,4194304", callback=numbers)
 @click.option("--repeats", default=5, show_default=True)
 @AS_JSON
 @click.option("--simgrid", is_flag=True, help="Hold flows against SimGrid instead, where it is.")
@@ -302,7 +303,7 @@ def transport(
 
 
 @bench.command()
-@click.option("--workers", default="16,64", show_default=True, callback=_numbers)
+@click.option("--workers", default="16,64", show_default=True, callback=numbers)
 @click.option("--ranks", default=2, show_default=True, help="Of the wall clock.")
 @click.option("--repeats", default=5, show_default=True)
 @AS_JSON
@@ -366,7 +367,7 @@ def records(listed: int, compared: int, repeats: int, file: Path | None) -> None
 
 @bench.command()
 @click.argument("folder", metavar="RUNS", type=click.Path(path_type=Path))
-@click.option("--counts", default="2,14,200,1000", show_default=True, callback=_numbers)
+@click.option("--counts", default="2,14,200,1000", show_default=True, callback=numbers)
 @AS_JSON
 def report(folder: Path, counts: list[int], file: Path | None) -> None:
     """Make reports of so many runs, taken from RUNS, and open them in a browser without a network.

@@ -105,6 +105,12 @@ def layers(elements: int) -> list[tuple[int, ...]]:
     return [(784, h), (h,), (h, h), (h,), (h, 10), (10,)]
 
 
+def named(compressor: Compressor) -> str:
+    """As rows call it: the name alone, where all fields are as they are by default."""
+    ordinary = not compressor.model_dump(exclude_defaults=True)
+    return type(compressor).__name__ if ordinary else repr(compressor)
+
+
 class _Case:
     """A compressor and its data, in the process that measures."""
 
@@ -181,15 +187,14 @@ class _Case:
 
     def rows(self) -> list[Row]:
         """What came out, a row a kind of work."""
-        # The name alone, where all fields are as they are by default.
-        ordinary = not self.compressor.model_dump(exclude_defaults=True)
-        name = type(self.compressor).__name__ if ordinary else repr(self.compressor)
         return [
-            head("compression", name, what, 1, repeats=len(seconds))
+            head("compression", named(self.compressor), what, 1, repeats=len(seconds))
             | spread(seconds)
             | {
                 "bytes": self.bytes,
                 "ratio": self.raw.nbytes / self.bytes,
+                "p5_ms": 1e3 * float(np.percentile(seconds, 5)),
+                "p95_ms": 1e3 * float(np.percentile(seconds, 95)),
                 "to_copy": float(np.median(self.ratios[what])),
                 "error": self.error,
                 "elements": self.raw.size,
@@ -213,17 +218,23 @@ def _seconds(work: Work) -> float:
     return time.perf_counter() - start
 
 
-def main() -> None:
-    """`python -m labkit.bench.compression TASK`: measures, and writes the rows as one line."""
-    task = json.loads(sys.argv[1])
-    cases = [_Case(parse(each), task["elements"]) for each in task["compressors"]]
+def in_this_process(
+    compressors: Sequence[Mapping[str, JSON]], elements: int, repeats: int
+) -> list[Row]:
+    """The rows of `measure`, with as many threads as this process has."""
+    cases = [_Case(parse(each), elements) for each in compressors]
     for case in cases:
         for work in case.works.values():
             work()  # compiles what is not yet
-    for _ in range(task["repeats"]):
+    for _ in range(repeats):
         for case in cases:
             case.repeat()
-    print(json.dumps([row for case in cases for row in case.rows()]))
+    return [row for case in cases for row in case.rows()]
+
+
+def main() -> None:
+    """`python -m labkit.bench.compression TASK`: measures, and writes the rows as one line."""
+    print(json.dumps(in_this_process(**json.loads(sys.argv[1]))))
 
 
 if __name__ == "__main__":

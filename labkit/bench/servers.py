@@ -176,7 +176,7 @@ def _carry(communicator: Communicator, repeats: int) -> dict[str, Row]:
     found: dict[str, list[float]] = {name: [] for name in carriers}
     for number in range(1 + repeats):
         for name, carrier in carriers.items():
-            seconds = [_there_and_back(communicator, carrier, values) for _ in range(20)]
+            seconds = [there_and_back(communicator, carrier, values) for _ in range(20)]
             if number:  # the first ones touch their memory
                 found[name].append(float(np.median(seconds)))
     for carrier in carriers.values():
@@ -186,7 +186,7 @@ def _carry(communicator: Communicator, repeats: int) -> dict[str, Row]:
     return rows
 
 
-def _there_and_back(communicator: Communicator, mailbox: Carrier, values: Vector) -> float:
+def there_and_back(communicator: Communicator, mailbox: Carrier, values: Vector) -> float:
     """Seconds until rank 0 has what rank 1 sent for what it got."""
     letters: list[Letter] = []
     patience = communicator.patience

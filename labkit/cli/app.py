@@ -16,6 +16,8 @@ import click
 
 from labkit.bench.command import bench
 from labkit.cli.asked import PARAMETER, OfNotebook, Target
+from labkit.cli.calibrate import calibrate
+from labkit.cli.experiments import experiment_of
 from labkit.cli.gallery import gallery
 from labkit.cli.kubernetes import container, kubernetes
 from labkit.cli.peers import peers
@@ -31,7 +33,6 @@ from labkit.records.endings import by_whom, terminate
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON
-    from labkit.experiment import Experiment
     from labkit.jobs.following import Follow
     from labkit.records.run import Run
 
@@ -71,6 +72,7 @@ def app() -> None:
 
 
 app.add_command(bench)
+app.add_command(calibrate)
 app.add_command(container)
 app.add_command(gallery)
 app.add_command(kubernetes)
@@ -361,7 +363,7 @@ def _run_experiment(
     from labkit.jobs.listing import run_row, shown, table
     from labkit.records.checkpoints import RESUMES
 
-    experiment = _experiment(path, given)
+    experiment = experiment_of(path, given)
     estimate.refuse(experiment.ranks, force)
     say(estimate.of_experiment(experiment.to_json(), root, experiment.ranks), err=True)
     if check:
@@ -380,20 +382,6 @@ def _run_experiment(
         raise kind(f"{error}; record: {shown(folder)}") from error
     say(table([run_row(done, done.name)]))
     say(f"result: {shown(done.path)}")
-
-
-def _experiment(path: Path, given: dict[str, JSON]) -> Experiment:
-    """The experiment of a file, with other values for some fields."""
-    from labkit.common.errors import short
-    from labkit.experiment import Experiment
-    from labkit.experiment.experiment import SCHEMA
-    from labkit.jobs.parameters import read_text, read_yaml, value_of
-
-    fields = read_yaml(read_text(path), str(path))
-    # The experiment.json of a run is a file to start from, too.
-    if (schema := fields.pop("schema", SCHEMA)) not in range(1, SCHEMA + 1):
-        raise InvalidInput(f"{path} has schema {short(schema)}; allowed: 1 to {SCHEMA}")
-    return Experiment(**fields | {name: value_of(value) for name, value in given.items()})
 
 
 def _ready(output: Path) -> Path:

@@ -22,13 +22,14 @@ from labkit.cluster.resumed import Resumed, checked, earlier, keeping, path_of
 from labkit.cluster.start import Start
 from labkit.cluster.submitted import Submitted, run_seeds
 from labkit.cluster.visited import Visited
+from labkit.common.content import digest
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.limits import Limits
 from labkit.common.places import fingerprint, runtime_folder
 from labkit.common.units import plural
 from labkit.communicator import Communicator
 from labkit.communicator.sheet import ENDED
-from labkit.experiment.experiment import Experiment, digest
+from labkit.experiment.experiment import Experiment
 from labkit.network import Network
 from labkit.records import store
 from labkit.records.checkpoints import Checkpoint, Keeping

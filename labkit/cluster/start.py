@@ -15,10 +15,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from labkit.common.content import digest
 from labkit.common.errors import InvalidInput, LabkitError, short
 from labkit.common.units import plural
 from labkit.communicator import launcher
-from labkit.experiment.experiment import digest
 from labkit.hosts import reach
 from labkit.hosts.host_list import Host, hosts_of
 from labkit.hosts.probe import OF_MPI, probe

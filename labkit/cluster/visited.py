@@ -11,9 +11,9 @@ from pathlib import Path
 from labkit.cluster.kept import Connection
 from labkit.cluster.launch import State
 from labkit.cluster.start import Start
+from labkit.common.content import digest
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.places import fingerprint, runtime_folder
-from labkit.experiment.experiment import digest
 from labkit.hosts.reach import answers
 from labkit.records.endings import End
 

@@ -44,6 +44,11 @@ def as_json(value: Any) -> JSON:
     return known
 
 
+def digest(record: JSON) -> str:
+    """SHA-256 of a JSON value."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
 def is_number(value: JSON) -> TypeGuard[float]:
     """Whether a value is a number; True, which Python counts among them, is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +19,7 @@ from pydantic import (
 
 from labkit import datasets, models
 from labkit.common.checked import Checked
-from labkit.common.content import JSON, as_json, label_of
+from labkit.common.content import JSON, as_json, digest, label_of
 from labkit.common.errors import InvalidInput, short
 from labkit.common.options import lookup
 from labkit.common.shards import IID, concentration
@@ -428,11 +426,14 @@ class Experiment(Checked):
             InvalidInput: something was not measured, or the strategy has no forecast.
         """
         from labkit.forecast import Calibration, Prices, forecast
+        from labkit.forecast.kept import here
 
         asked = self if workers is None else self.replace(workers=workers)
         found = Network.parse(self.network if network is None else network)
-        if not isinstance(calibration, Calibration):
-            calibration = Calibration.load(None if calibration is None else Path(calibration))
+        if calibration is None:
+            calibration = here()
+        elif not isinstance(calibration, Calibration):
+            calibration = Calibration.load(Path(calibration))
         if emulated is None:
             emulated = network is None and found is not None
         return forecast(asked, calibration, found, emulated, Prices(**prices))
@@ -457,11 +458,6 @@ def parse_strategy(value: Any) -> Any:
         fields = dict(value)
         return lookup(STRATEGIES, fields.pop("name", None), "strategy")(**fields)
     return value
-
-
-def digest(record: JSON) -> str:
-    """SHA-256 of a JSON value."""
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def leaves(value: Any) -> list[Any]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
 
@@ -25,12 +26,29 @@ SIZES = ("rows", "test_rows")  # options of data sets that say nothing of a row
 class Modelled(Protocol):
     """What an experiment says of its model, its rows, and how it is trained on one rank."""
 
-    model: Any
-    model_options: dict[str, Any]
-    dataset: Any
-    dataset_options: dict[str, Any]
-    precision: str
-    optimizer: str
+    @property
+    def model(self) -> Any:
+        """See `labkit.Experiment`, as for the others."""
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """Of a named one."""
+
+    @property
+    def dataset(self) -> Any:
+        """Its data."""
+
+    @property
+    def dataset_options(self) -> dict[str, Any]:
+        """Of a named one."""
+
+    @property
+    def precision(self) -> str:
+        """Its policy."""
+
+    @property
+    def optimizer(self) -> str:
+        """Its name."""
 
 
 def model_of(experiment: Modelled) -> dict[str, JSON]:
@@ -213,7 +231,7 @@ class Calibration(Checked):
 
     Attributes:
         made: when, ISO 8601, UTC.
-        machine: as `labkit.records.environment.machine` says it, beside versions.
+        machine: hardware and versions, see `labkit.forecast.kept.this_machine`.
         models, codecs, collectives, overheads, inputs: what was measured.
     """
 
@@ -226,7 +244,7 @@ class Calibration(Checked):
     overheads: tuple[Overhead, ...] = ()
     inputs: tuple[InputCost, ...] = ()
 
-    @property
+    @cached_property
     def hash8(self) -> str:
         """Eight hexadecimal digits that name the content."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit.common.content import JSON, is_number
 from labkit.common.errors import InvalidInput, LabkitError, Pruned, short
+from labkit.common.machine import machine
 from labkit.common.privacy import scrub
 from labkit.jobs import parameters
-from labkit.records import environment, store
+from labkit.records import store
 from labkit.records.plain_yaml import read_plain_file
 from labkit.records.run import Run
 from labkit.records.shape import FIELDS, wrong_field
@@ -108,7 +109,7 @@ class Log:
         self._seconds: dict[int, float] = {}  # at which points of curves came
         self._seed = experiment.get("seed")
         self._begun, self._written = time.monotonic(), 0.0
-        store.start(directory, experiment, environment.machine())
+        store.start(directory, experiment, machine())
         self._live = directory / FOLDER  # what it tells while it runs, as ranks do
         self._live.mkdir()
         self._writer = Writer(self._live, 0, store.this_process())
@@ -247,7 +248,7 @@ def keep_failed(job: Path, cause: str, rank: int | None = None) -> None:
     """Keep a run of a job that failed before it made one: a comparison of a sweep lacks nobody."""
     if not any(job.glob("*/experiment.json")) and (job / "output.ipynb").exists():
         run = store.new_run_directory(job, "failed")
-        store.start(run, experiment(*parameters_of_job(job)), environment.machine())
+        store.start(run, experiment(*parameters_of_job(job)), machine())
         store.fail(run, cause, rank)
 
 

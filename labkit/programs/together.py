@@ -50,14 +50,7 @@ class Together:
     ) -> None:
         self._workers, self._shapes, self._seed = workers, shapes, seed
         # How slow a rank computes is in the moment at which it comes.
-        self._network = network and network.model_copy(
-            update={
-                "slow": {
-                    rank: slow.model_copy(update={"compute": 1.0, "law": "constant"})
-                    for rank, slow in network.slow.items()
-                }
-            }
-        )
+        self._network = network and network.prompt
         self._here: dict[int, tuple[AllReduce, float]] = {}
         self._states: dict[tuple[int, int, int], State] = {}
 

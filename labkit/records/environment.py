@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import platform
-from importlib.metadata import version
 
 from labkit.common.content import JSON
+from labkit.common.machine import machine
 
 
 def describe() -> dict[str, JSON]:
@@ -24,33 +23,3 @@ def describe() -> dict[str, JSON]:
         "mpi": MPI.Get_library_version().split(",")[0].strip(),
         "threads": os.environ.get("TF_NUM_INTRAOP_THREADS", "unset"),
     }
-
-
-def machine() -> dict[str, JSON]:
-    """What any process may say of its machine, without TensorFlow and MPI."""
-    import numpy
-    import psutil
-
-    from labkit.common.places import fingerprint
-
-    return {
-        "labkit": version("labkit"),
-        # The version stays the same while somebody works on the source.
-        "labkit_source": fingerprint()[:16],
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu(),
-        "cores": psutil.cpu_count(logical=True),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "numpy": numpy.__version__,
-    }
-
-
-def _cpu() -> str:
-    # `platform.processor` is empty on many a Linux.
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    return platform.processor() or "unknown"

@@ -10,11 +10,12 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
+from labkit.common.content import digest
 from labkit.common.places import cache_folder, fingerprint
 from labkit.communicator import Communicator
 from labkit.compression import Compressor
 from labkit.exchange.seam import seam
-from labkit.experiment.experiment import Experiment, digest
+from labkit.experiment.experiment import Experiment
 from labkit.keras.by_nature import Division, why_not
 from labkit.programs import Talk
 from labkit.records.result import Place, Verdict, told

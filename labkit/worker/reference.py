@@ -11,13 +11,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from labkit.common.content import JSON
+from labkit.common.content import JSON, digest
 from labkit.common.places import cache_folder, fingerprint
 from labkit.common.shards import IID
 from labkit.communicator import alone
 from labkit.exchange.seam import Hook, Rows, Variables, seam
 from labkit.experiment.batches import plan_of
-from labkit.experiment.experiment import Experiment, digest
+from labkit.experiment.experiment import Experiment
 from labkit.strategies import AllReduce
 from labkit.worker.feed import Source, global_batches
 from labkit.worker.session import TrainingSession

@@ -8,7 +8,7 @@ from labkit.model_parallel.stages.model_blocks import INPUTS, Blocks, Chain, Par
 from labkit.model_parallel.stages.open_time import open_time
 from labkit.model_parallel.stages.partition import by_hand, by_parameters, cheapest
 from labkit.model_parallel.stages.passing import Links, OwnLosses
-from labkit.model_parallel.stages.probe import block_seconds, kept_bytes
+from labkit.model_parallel.stages.probe import block_passes, block_seconds, kept_bytes
 from labkit.model_parallel.stages.recurrent import RecurrentStage
 from labkit.model_parallel.stages.runner import Runner
 from labkit.model_parallel.stages.stage import Stage
@@ -27,6 +27,7 @@ __all__ = [
     "RecurrentStage",
     "Runner",
     "Stage",
+    "block_passes",
     "block_seconds",
     "by_hand",
     "by_parameters",

@@ -22,7 +22,14 @@ PASSES = 5
 def block_seconds(
     model: keras.Model, rows: int, clock: Clock, blocks: Blocks | None = None
 ) -> list[float]:
-    """Seconds of a forward and backward pass of each block: the median of five.
+    """Seconds of a forward and backward pass of each block, see `block_passes`."""
+    return [forward + backward for forward, backward in block_passes(model, rows, clock, blocks)]
+
+
+def block_passes(
+    model: keras.Model, rows: int, clock: Clock, blocks: Blocks | None = None
+) -> list[tuple[float, float]]:
+    """Seconds of a pass forward and of one back of each block: medians of five.
 
     Each block is compiled and run as a `Stage` of its own; the loss is in none of them. Inputs are
     random, between 0 and 1. Weights, statistics and the state of random layers are
@@ -44,12 +51,15 @@ def block_seconds(
             stage = Stage(block, read=[source.stage == INPUTS for source in takes])
             passes = []
             for _ in range(WARM + PASSES):
-                start = clock.now()
+                times = [clock.now()]
                 y = listed(stage.forward(0, plain([values[source] for source in takes]), 1.0))
+                times.append(clock.now())
                 stage.backward(0, [tf.ones_like(each) for each in y])
-                passes.append(clock.now() - start)
+                times.append(clock.now())
+                passes.append(np.diff(times))
                 stage.take_gradients()
-            found.append(float(np.median(passes[WARM:])))
+            forward, backward = np.median(passes[WARM:], axis=0)
+            found.append((float(forward), float(backward)))
             values |= {Source(number, place): each for place, each in enumerate(y)}
     return found
 

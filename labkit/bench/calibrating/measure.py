@@ -1,0 +1,205 @@
+"""One calibration, from experiments to what is kept."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import reduce
+from typing import NamedTuple
+
+from labkit import datasets
+from labkit.bench.calibrating.codecs import codecs
+from labkit.bench.calibrating.messages import collectives, emulated, overheads
+from labkit.bench.calibrating.model import ModelSeen, look
+from labkit.cluster import Cluster
+from labkit.common.content import JSON, label_of
+from labkit.common.errors import InvalidInput
+from labkit.communicator import Communicator
+from labkit.compression import Compressor
+from labkit.experiment import Experiment
+from labkit.forecast import Calibration, CodecCost, InputCost, ModelCost, Overhead, Spread, model_of
+from labkit.forecast.kept import merged, this_machine
+from labkit.strategies import AllReduce
+
+KIB, MIB = 2**10, 2**20
+
+
+class Effort(NamedTuple):
+    """How much is measured.
+
+    Attributes:
+        rounds: over all models and numbers of rows, in each of which everything is traced anew.
+        seconds: of steps, for a model and number of rows in a round.
+        repeats: of messages and codecs.
+        sizes: bytes of the buffers of allreduces.
+        gradients: bytes of what codecs encode.
+    """
+
+    rounds: int
+    seconds: float
+    repeats: int
+    sizes: tuple[int, ...]
+    gradients: tuple[int, ...]
+
+
+FULL = Effort(
+    3, 8.0, 5, (4 * KIB, 64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB), (64 * KIB, MIB, 4 * MIB)
+)
+QUICK = Effort(1, 3.0, 2, (4 * KIB, 256 * KIB, 4 * MIB), (64 * KIB, 2 * MIB))
+
+
+def measure(
+    experiments: Sequence[Experiment],
+    threads: Sequence[int] = (1,),
+    batches: Sequence[int] = (16, 64, 256),
+    workers: int = 2,
+    compressors: Sequence[Compressor] = (),
+    effort: Effort = FULL,
+    told: Callable[[str], None] = lambda line: None,
+) -> Calibration:
+    """Measure on this machine what forecasts of these experiments are made from.
+
+    Args:
+        experiments: whose model, data set, precision and optimizer count, see `model_of`.
+        threads: of a rank; each wants engines of its own.
+        batches: rows of a rank's batch.
+        workers: ranks that compute at once, at most: 1 to so many.
+        compressors: to time.
+        effort: how much is measured.
+        told: is told what is measured next.
+
+    Returns:
+        All of it; nothing is kept yet.
+
+    Raises:
+        InvalidInput: a value that cannot be.
+    """
+    for name, given in (("threads", threads), ("batches", batches), ("workers", (workers,))):
+        if not given or min(given) < 1:
+            raise InvalidInput(f"{name}={list(given)}: give whole numbers from 1 on")
+    found = []
+    for count in threads:
+        told(f"starting {workers} ranks, threads={count}")
+        with Cluster(workers=workers, threads=count) as cluster:
+            bench = Bench(cluster, count, workers, effort, told)
+            found.append(bench.models(experiments, batches))
+            if len(found) == 1:  # the rest is done by one thread, whatever training has
+                found.append(bench.messages())
+                if compressors:
+                    found.append(bench.codecs(compressors))
+    return reduce(merged, found)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Calibrations of parts, by ranks that are up.
+
+    Attributes:
+        cluster: of as many threads a rank.
+        threads, workers, effort, told: see `measure`.
+    """
+
+    cluster: Cluster
+    threads: int
+    workers: int
+    effort: Effort
+    told: Callable[[str], None]
+
+    def models(self, experiments: Sequence[Experiment], batches: Sequence[int]) -> Calibration:
+        """Steps of all, interleaved; layers and memory at the largest batch."""
+        asked = [_alone(each, self.threads) for each in experiments]
+        seen: dict[int, dict[int, list[ModelSeen]]] = {
+            number: defaultdict(list) for number in range(len(asked))
+        }
+        for turn in range(self.effort.rounds):
+            for rows in sorted(batches)[:: -1 if turn % 2 else 1]:
+                for number, each in enumerate(asked):
+                    what = f"{rows} rows of {_name(each.model)} on {_data(each)}"
+                    self.told(f"round {turn + 1} of {self.effort.rounds}: {what}")
+                    last = turn == self.effort.rounds - 1 and rows == max(batches)
+                    given = each, rows, self.effort.seconds, last
+                    seen[number][rows] += self.cluster.call(look, *given, ranks=self.workers)[:1]
+        costs = [_model(each, self.threads, seen[number]) for number, each in enumerate(asked)]
+        inputs = [_input(each, seen[number]) for number, each in enumerate(asked)]
+        return self._made(models=costs, inputs=inputs)
+
+    def messages(self) -> Calibration:
+        """Allreduces by level, and overheads, of 2, 3, … ranks."""
+        sums, more = [], []
+        for ranks in range(2, self.workers + 1):
+            self.told(f"messages of {ranks} ranks")
+            given = ranks, list(self.effort.sizes), self.effort.repeats
+            found = collectives(self.cluster, *given)
+            own: list[Overhead] = self.cluster.call(overheads, self.effort.repeats, ranks=ranks)[0]
+            sums += found
+            more += [*own, *emulated(found)]
+        return self._made(collectives=sums, overheads=more)
+
+    def codecs(self, compressors: Sequence[Compressor]) -> Calibration:
+        """What compressors take."""
+        self.told(f"{len(compressors)} compressors")
+        given = list(compressors), self.effort.gradients, self.effort.repeats
+        own: list[CodecCost] = self.cluster.call(codecs, *given, ranks=self.workers)[0]
+        return self._made(codecs=own)
+
+    def _made(self, **fields: Sequence[object]) -> Calibration:
+        told = self.cluster.call(_seen_by_rank, ranks=1)[0] | this_machine()
+        return Calibration(
+            made=datetime.now(UTC).isoformat(timespec="seconds"),
+            machine=told,
+            **{name: tuple(each) for name, each in fields.items()},
+        )
+
+
+def _seen_by_rank(communicator: Communicator) -> dict[str, JSON]:
+    from labkit.records import environment
+
+    return {name: each for name, each in environment.describe().items() if name != "threads"}
+
+
+def _alone(experiment: Experiment, threads: int) -> Experiment:
+    """Its model on one rank, trained as `AllReduce` does."""
+    fields = {name: getattr(experiment, name) for name in TRAINED}
+    return Experiment(strategy=AllReduce(), threads=threads, gate=False, **fields)
+
+
+TRAINED = (
+    *("model", "model_options", "dataset", "dataset_options", "precision"),
+    *("optimizer", "optimizer_options", "loss", "metrics", "learning_rate"),
+)
+
+
+def _model(experiment: Experiment, threads: int, seen: dict[int, list[ModelSeen]]) -> ModelCost:
+    from labkit.bench.calibrating.parts import cost
+
+    steps = []
+    for rows, turns in sorted(seen.items()):
+        for together in turns[0].steps:
+            seconds: dict[str, list[float]] = defaultdict(list)
+            for each in turns:
+                for kind, found in each.steps[together].items():
+                    seconds[kind] += found
+            steps.append(cost(rows, threads, together, seconds))
+    last = next(each for turns in seen.values() for each in turns if each.layers)
+    return ModelCost(
+        model=model_of(experiment),
+        layers=last.layers,
+        steps=tuple(steps),
+        memory=last.memory,
+        slots=last.slots,
+    )
+
+
+def _input(experiment: Experiment, seen: dict[int, list[ModelSeen]]) -> InputCost:
+    reads = [second for each in seen[max(seen)] for second in each.reads]
+    return InputCost(dataset=_data(experiment), seconds=Spread.of(reads))
+
+
+def _data(experiment: Experiment) -> str:
+    return datasets.label(_name(experiment.dataset))
+
+
+def _name(value: object) -> str:
+    return value if isinstance(value, str) else label_of(value)

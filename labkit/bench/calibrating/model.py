@@ -1,0 +1,122 @@
+"""What a rank tells of a model: its steps by rows, its layers, its memory, its input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING
+
+from labkit.common.errors import InvalidInput
+from labkit.communicator import Clock, Communicator
+from labkit.experiment import Experiment
+from labkit.forecast import LayerCost
+
+if TYPE_CHECKING:
+    import keras
+
+    from labkit.worker.session import TrainingSession
+
+
+@dataclass
+class ModelSeen:
+    """Of one model and number of rows.
+
+    Attributes:
+        steps: by the ranks at once, and by kind: s, a median a turn.
+        reads: s to read a row of the input, of each batch.
+        layers: of the model.
+        memory: bytes of activations of a row.
+        slots: values that the optimizer keeps for each weight.
+    """
+
+    steps: dict[int, dict[str, list[float]]]
+    reads: list[float]
+    layers: tuple[LayerCost, ...] = field(default_factory=tuple)
+    memory: int = 0
+    slots: int = 0
+
+
+def look(
+    communicator: Communicator, experiment: Experiment, rows: int, seconds: float, whole: bool
+) -> ModelSeen:
+    """On each rank: time a model's steps; with `whole` see also what does not depend on rows."""
+    from labkit.bench.calibrating.steps import measured
+    from labkit.keras import use_one_device
+    from labkit.worker.session import restore
+
+    use_one_device(communicator)
+    try:
+        found = measured(communicator, experiment, rows, seconds)
+        seen = ModelSeen(found.steps, found.reads)
+        if whole and communicator.rank == 0:
+            model = found.session.model
+            seen.layers = layers(model, rows, communicator.clock)
+            seen.memory, seen.slots = _memory(found.session, rows), _slots(model)
+        communicator.meet("the end of a model's calibration")
+        return seen
+    finally:
+        restore()
+
+
+def layers(model: keras.Model, rows: int, clock: Clock) -> tuple[LayerCost, ...]:
+    """Shares of the passes, block by block; a model that cannot be cut is one block.
+
+    What a call of a block takes by itself, as of one that does nothing, is no share.
+    """
+    from labkit.model_parallel.stages import Blocks, block_passes, footprint
+
+    try:
+        blocks = Blocks(model)
+        passes = block_passes(model, rows, clock, blocks)
+        parts, names = blocks.split(range(len(blocks) + 1)).models, blocks.names()
+    except InvalidInput:
+        return (LayerCost(name=model.name, weights=_weights(model), forward=1, backward=1, out=0),)
+    calls = _call(clock)
+    forward, backward = (_shares([each[way] - calls[way] for each in passes]) for way in (0, 1))
+    return tuple(
+        LayerCost(
+            name=name,
+            weights=_weights(part),
+            forward=forward[number],
+            backward=backward[number],
+            out=footprint.a_row(part.outputs),
+        )
+        for number, (name, part) in enumerate(zip(names, parts, strict=True))
+    )
+
+
+def _call(clock: Clock) -> tuple[float, float]:
+    """Seconds of both passes of a block that does nothing."""
+    import keras
+
+    from labkit.model_parallel.stages import block_passes
+
+    nothing = keras.Sequential([keras.Input((1,)), keras.layers.Identity()])
+    return block_passes(nothing, 1, clock)[0]
+
+
+def _shares(seconds: Sequence[float]) -> list[float]:
+    own = [max(0.0, each) for each in seconds]
+    total = sum(own)
+    return [each / total if total else 1 / len(own) for each in own]
+
+
+def _weights(part: keras.Model) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(each.shape) for each in part.trainable_variables)
+
+
+def _slots(model: keras.Model) -> int:
+    """Values of the optimizer's state for each weight."""
+    kept = sum(prod(each.shape) for each in model.optimizer.variables if each.shape)
+    trained = sum(prod(each.shape) for each in model.trainable_variables)
+    return round(float(kept / max(1, trained)))
+
+
+def _memory(session: TrainingSession, rows: int) -> int:
+    """Bytes of activations of a row; 0 where nobody knows."""
+    from labkit.model_parallel import memory
+
+    model = session.model
+    found = memory.by_kind(model, model, model.optimizer, session.optimizer(), rows, look=True)
+    return (found.measured["activations"] or 0) // rows

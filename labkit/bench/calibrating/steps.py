@@ -1,0 +1,197 @@
+"""Training steps of one rank, taken apart, while others compute beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from labkit.bench.calibrating.parts import KINDS
+from labkit.common.errors import InvalidInput
+from labkit.communicator import Communicator
+from labkit.experiment import Experiment
+from labkit.worker.feed import read
+from labkit.worker.recorder import Recorder
+from labkit.worker.session import TrainingSession
+
+if TYPE_CHECKING:
+    from labkit.worker.feed import Feed
+
+WARM = 5  # whole steps, of which the first one is traced
+TURN = 0.2  # s
+LENGTHS = (10, 5, 2, 1)  # steps of a turn of one kind: the most that fit into its seconds
+LEAST, MOST = 3, 50  # turns
+BATCHES = 20  # read to see what the input takes
+
+
+class Found(NamedTuple):
+    """What a rank has seen of a model at one number of rows.
+
+    Attributes:
+        steps: by the ranks that computed at once: seconds of the slowest, by kind, a median a turn.
+        reads: s to read a row of the input, of each batch.
+        session: that has trained, for what else its model tells.
+    """
+
+    steps: dict[int, dict[str, list[float]]]
+    reads: list[float]
+    session: TrainingSession
+
+
+def measured(
+    communicator: Communicator, experiment: Experiment, rows: int, seconds: float
+) -> Found:
+    """Train on this rank alone as `AllReduce` does, with 1, 2, … ranks at once, in turns.
+
+    Between the steps of `fit` the same model's pass forward, its gradients and its updates are
+    taken by themselves. Each step begins on all ranks that compute at once; the others wait.
+
+    Args:
+        communicator: all ranks that may compute at once.
+        experiment: of one worker.
+        rows: of the batch.
+        seconds: after which no further turns begin.
+    """
+    alone = communicator.split(communicator.rank)
+    circles = {
+        count: communicator.split(int(communicator.rank >= count))
+        for count in range(1, communicator.size + 1)
+    }
+    source = read(experiment, alone)
+    most = WARM + MOST * len(circles) * LENGTHS[0] + 2  # steps; turns end the training
+    fields: dict[str, Any] = {"batch_size": rows}
+    if not callable(source.train):
+        # Whole batches only.
+        steps = max(1, source.rows(alone) // rows)
+        fields |= {"steps": steps, "epochs": -(-most // steps)}
+    asked = experiment.replace(**fields)
+    try:
+        session = TrainingSession(asked, alone, source)
+        session.feed.validation = None
+        reads = _reads(session.feed, rows)
+        recorder = session.recorder = Recorder(alone, lambda kind, records: None, lambda: False)
+        turns = Turns(communicator, circles, session, recorder, seconds)
+        session.callbacks = [turns, recorder]
+        asked.strategy.train(session)
+        return Found(turns.steps, reads, session)
+    finally:
+        for circle in [*circles.values(), alone]:
+            circle.close()
+
+
+class Turns(keras.callbacks.Callback):
+    """Lets kinds of steps take turns, between those of `fit` that the recorder behind it times."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        circles: Mapping[int, Communicator],
+        session: TrainingSession,
+        recorder: Recorder,
+        seconds: float,
+    ) -> None:
+        super().__init__()
+        self._communicator, self._circles, self._seconds = communicator, circles, seconds
+        self._session, self._recorder = session, recorder
+        self._script = self._plan()
+        self.steps: dict[int, dict[str, list[float]]] = {
+            count: {kind: [] for kind in KINDS} for count in circles
+        }
+
+    def set_model(self, model: keras.Model) -> None:
+        """Trace the parts before anything else is put around the model."""
+        super().set_model(model)
+        batch = next(iter(self._session.feed.train))
+        wanted, given = self._session.experiment.batch_size, len(keras.tree.flatten(batch)[0])
+        if given != wanted:
+            raise InvalidInput(
+                f"a batch of {wanted} rows was asked for, and the data give {given}; calibrate "
+                "smaller batches, or more rows"
+            )
+        self._parts = parts(model, self._session.optimizer(), batch)
+        for part in self._parts.values():
+            part()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Do what comes before the next step of `fit`; end the training behind the last one."""
+        if next(self._script, "the end") == "the end":
+            self.model.stop_training = True
+
+    def _plan(self) -> Iterator[None]:
+        """Everything in order; yields where a step of `fit` is to be taken."""
+        for _ in range(WARM):
+            yield
+        slowest = self._communicator.allgather(self._recorder.rows[-1]["seconds"])
+        length = next((n for n in LENGTHS if n * max(slowest) <= TURN), 1)
+        begin = self._communicator.clock.now()
+        for number in range(MOST):
+            for count in list(self._circles)[:: -1 if number % 2 else 1]:
+                own: dict[str, list[float]] = {kind: [] for kind in KINDS}
+                if self._communicator.rank < count:
+                    circle = self._circles[count]
+                    for kind in KINDS[:: -1 if number % 2 else 1]:
+                        for _ in range(length):
+                            circle.meet("the next step of a calibration")
+                            if kind == "fit":
+                                yield
+                                own[kind].append(self._recorder.rows[-1]["seconds"])
+                            else:
+                                own[kind].append(self._timed(self._parts[kind]))
+                told = self._communicator.allgather(own)[:count]
+                for kind in KINDS:
+                    # A step lasts as long as on its slowest rank.
+                    most = np.max([each[kind] for each in told], axis=0)
+                    self.steps[count][kind].append(float(np.median(most)))
+            taken = self._communicator.allgather(self._communicator.clock.now() - begin)
+            if number + 1 >= LEAST and max(taken) > self._seconds:
+                return
+
+    def _timed(self, part: Callable[[], object]) -> float:
+        clock = self._communicator.clock
+        start = clock.now()
+        part()
+        return clock.now() - start
+
+
+def parts(
+    model: keras.Model, optimizer: keras.optimizers.Optimizer, batch: Any
+) -> dict[str, Callable[[], object]]:
+    """The kinds of steps beside `fit`, each compiled by itself, on one batch."""
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+    variables = model.trainable_variables
+    optimizer.build(variables)
+
+    def loss() -> tf.Tensor:
+        return model.compute_loss(x, y, model(x, training=True), weight, training=True)
+
+    def gradients() -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            value = loss()
+        return value, tape.gradient(value, variables)
+
+    def updated() -> tf.Tensor:
+        value, found = gradients()
+        optimizer.apply(found, variables)
+        return value
+
+    made = {"forward": loss, "gradient": gradients, "updated": updated}
+    traced = {kind: tf.function(function) for kind, function in made.items()}
+
+    def waited(function: Callable[[], Any]) -> Callable[[], object]:
+        return lambda: keras.tree.flatten(function())[0].numpy()
+
+    return {kind: waited(function) for kind, function in traced.items()}
+
+
+def _reads(feed: Feed, rows: int) -> list[float]:
+    """Seconds a row of reading, batch by batch, with what lies ready used up first."""
+    from labkit.communicator.clock import WALL
+
+    found = []
+    for _ in zip(range(BATCHES), feed.train, strict=False):
+        found.append(WALL.now())
+    return [(after - before) / rows for before, after in pairwise(found[2:])]

@@ -1,0 +1,100 @@
+"""`labkit calibrate`: measure once what forecasts of this machine are made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from labkit.bench.command import numbers
+from labkit.common.terminal import say
+
+if TYPE_CHECKING:
+    from labkit.compression import Compressor
+    from labkit.forecast import Calibration
+
+
+@click.command()
+@click.argument("models", metavar="[MODEL]...", nargs=-1)
+@click.option(
+    "-p", "fields", metavar="NAME VALUE", nargs=2, multiple=True, help="Of all experiments."
+)
+@click.option("-o", "output", type=click.Path(path_type=Path), help="Write it here instead.")
+@click.option("--threads", default="1", show_default=True, callback=numbers, help="Of a rank.")
+@click.option("--batches", default="16,64,256", show_default=True, callback=numbers)
+@click.option("--workers", default=2, show_default=True, help="Ranks at once, at most.")
+@click.option(
+    "--compressors",
+    default="",
+    help="Further ones, beside all that need no fields: '{name: TopK, ratio: 0.001}'.",
+)
+@click.option("--quick", is_flag=True, help="Fewer repeats and sizes: about a minute.")
+@click.option("--show", is_flag=True, help="Only show what this machine, or -o FILE, has.")
+def calibrate(
+    models: tuple[str, ...],
+    fields: tuple[tuple[str, str], ...],
+    output: Path | None,
+    threads: list[int],
+    batches: list[int],
+    workers: int,
+    compressors: str,
+    quick: bool,
+    show: bool,
+) -> None:
+    """Measure what steps, messages and compressors take here, for `labkit forecast`.
+
+    MODEL is a name, or the YAML file of an experiment, whose model, data set, precision and
+    optimizer count; -p sets these of all: labkit calibrate mlp cnn -p dataset mnist. What is
+    measured is kept with this machine and its versions, beside what was measured before.
+    """
+    from labkit.bench.calibrating import FULL, QUICK, measure
+    from labkit.bench.compression import without_fields
+    from labkit.cli.experiments import experiment_named
+    from labkit.forecast import Calibration
+    from labkit.forecast.kept import differences, here, merged, place
+    from labkit.jobs.listing import shown
+
+    path = output or place()
+    if show:
+        _show(Calibration.load(path) if output else here())
+        return
+    experiments = [experiment_named(model, dict(fields)) for model in models or ("mlp",)]
+    found = measure(
+        experiments,
+        threads,
+        batches,
+        workers,
+        [*without_fields(), *_compressors(compressors)],
+        QUICK if quick else FULL,
+        lambda line: say(line, err=True),
+    )
+    if path.is_file() and not differences(before := Calibration.load(path)):
+        found = merged(before, found)
+    found.save(path)
+    _show(found)
+    say(f"calibration {found.hash8}: {shown(path) if output else 'kept for this machine'}")
+
+
+def _compressors(text: str) -> list[Compressor]:
+    from labkit.compression import parse
+    from labkit.records.plain_yaml import read_plain
+
+    given = read_plain(f"[{text}]")
+    assert isinstance(given, list)  # as brackets say
+    return [parse(each) for each in given]
+
+
+def _show(calibration: Calibration) -> None:
+    """Where each figure is from, and latency and speed of each level."""
+    from labkit.common.units import seconds_text
+    from labkit.forecast.known import fits, sources
+    from labkit.jobs.listing import table
+
+    say(table(sources(calibration), ("figure", "known by")))
+    rows = [
+        (level, seconds_text(fit.alpha), f"{fit.beta:.2e}", f"{fit.gamma:.2e}", f"{fit.error:.0%}")
+        for level, fit in fits(calibration).items()
+    ]
+    if rows:
+        say(table(rows, ("level", "a message", "s a byte sent", "s a byte added", "off by")))

