@@ -15,11 +15,13 @@ from labkit.forecast.calibration import (
     model_of,
 )
 from labkit.forecast.forecast import Forecast, Prices, forecast
-from labkit.forecast.programs import MOST, Crowd, of_program, shapes_of
+from labkit.forecast.programs import MEET, MOST, STEPS, Crowd, of_program, shapes_of
 
 __all__ = [
+    "MEET",
     "MOST",
     "PARTS",
+    "STEPS",
     "Asked",
     "Calibration",
     "CodecCost",

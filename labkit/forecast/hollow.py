@@ -15,8 +15,8 @@ class Hollow(NDArrayOperatorsMixin):
 
         (weights - rate * gradient)[2:5].nbytes      as if all were there
 
-    Whatever NumPy makes of it is hollow, too; a single number of it is 1, a sum over it 0, and where
-    an array must be, one of zeros.
+    Whatever NumPy makes of it is hollow, too; a single number of it is 1, a sum over it 0, and
+    where an array must be, one of zeros.
 
     Args:
         size: elements.

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from labkit.compression import Compressor
+from labkit.compression import Compressor, Mean
 from labkit.forecast.asked import Asked
 from labkit.forecast.hollow import Hollow
+from labkit.forecast.load import FEW, Load
+from labkit.forecast.sums import Sums
 from labkit.network import Links, Network
 from labkit.network.topology import Seconds
 from labkit.programs import Code, Diary, Message, Predict, Scenes, Talk, Update
@@ -90,13 +92,18 @@ class Pace:
         key = id(compressor), nbytes
         if key not in self._known:
             cost = self.asked.codec(compressor, nbytes)
-            self._known[key] = cost.encode.median, cost.decode.median, cost.payload
+            seconds = (0.0, 0.0) if self.asked.virtual else (cost.encode.median, cost.decode.median)
+            self._known[key] = *seconds, cost.payload
         encode, decode, payload = self._known[key]
         return encode, decode, payload
 
 
 class _HollowTogether(Together):
-    """Allreduces whose values nobody has; those that were simulated once are known."""
+    """Allreduces whose values nobody has; those that were simulated once are known.
+
+    Among few on a network as on the virtual clock; elsewhere the last to come begins, and all are
+    done as `Sums` says.
+    """
 
     def __init__(
         self,
@@ -113,16 +120,25 @@ class _HollowTogether(Together):
         self._now = 0.0
 
     def _exchange(
-        self, kind: str, size: float, came: np.ndarray, algorithm: str
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        encode, decode = self._codec
-        self._codec = 0.0, 0.0
+        self, kind: str, size: float, came: Seconds, algorithm: str
+    ) -> tuple[Seconds, Seconds, Seconds]:
+        (encode, decode), self._codec = self._codec, (0.0, 0.0)
         self._now = float(came.max())
         self._tally.add("codec", self._now, (encode + decode) * len(came))
-        clock, messages, wire = super()._exchange(kind, size, came + encode, algorithm)
+        came, pace = came + encode, self._pace
+        if pace.asked.workers > FEW or (self._network is None and not pace.asked.virtual):
+            taken = Sums(pace.asked, algorithm, size).take(
+                Load("sum" if kind == "sum" else "gather", size)
+            )
+            for link, nbytes in taken.links.items():
+                self._tally.add(f"link {link}", self._now, nbytes)
+            self._tally.add("sent", self._now, taken.sent)
+            none = np.zeros(len(came))
+            return np.full(len(came), came.max() + taken.seconds.median + decode), none, none
+        clock, messages, wire = super()._exchange(kind, size, came, algorithm)
         rounds = messages.max()
-        if self._pace.overheads and rounds:
-            clock = clock + rounds * self._pace.once("emulated", wire.max() / rounds)
+        if pace.overheads and rounds:
+            clock = clock + rounds * pace.once("emulated", wire.max() / rounds)
         self._tally.add("sent", self._now, float(wire.sum()))
         return clock + decode, messages, wire
 
@@ -131,24 +147,28 @@ class _HollowTogether(Together):
         if key not in self._simulations:
             self._simulations[key] = super()._simulated(name, nbytes, network, came)
         found = self._simulations[key]
-        carried = found.occupied * Links(network, len(came)).bandwidth
-        for link, each in zip(found.links, carried.tolist(), strict=True):
+        for link, each in zip(found.links, found.carried.tolist(), strict=True):
             self._tally.add(f"link {link}", self._now, each)
         return found
 
     def _compressed(
         self, compressor: Compressor, weighted: Sequence[Vector], fragment: int
     ) -> tuple[Vector, list[tuple[str, float]]]:
-        *self._codec, payload = self._pace.codec(compressor, weighted[0].nbytes)
-        if not compressor.linear:  # each rank decodes what all have sent
-            self._codec = self._codec[0], self._codec[1] * len(weighted)
-        return weighted[0], [("sum" if compressor.linear else "gather", float(payload))]
+        nbytes = weighted[0].nbytes
+        encode, decode, payload = self._pace.codec(compressor, nbytes)
+        sends, decoded = [], 1
+        for start, stop, shape in self._pieces(compressor, weighted[0].size):
+            for kind, size in compressor.asks(shape, payload * (stop - start) / weighted[0].size):
+                sends.append(("sum" if kind is Mean else "gather", float(size)))
+                decoded += 0 if kind is Mean else self._pace.asked.workers
+        self._codec = encode, decode * decoded
+        return weighted[0], sends
 
 
 class HollowWorld(VirtualWorld):
     """Plays programs on the virtual clock with hollow values: only times and bytes are true.
 
-    Beside what `VirtualWorld` counts, codecs take what was measured.
+    Beside what `VirtualWorld` counts, codecs take what was measured, where the clock is the wall's.
 
     Args:
         programs, hosts, scenes, diary, network, shapes: see there.

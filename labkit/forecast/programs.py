@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,8 +22,10 @@ from labkit.programs.diary import Row
 from labkit.programs.times import Laws
 from labkit.programs.virtual import VirtualWorld
 
-WARM, STEPS = 5, 30  # of each worker, before and while it is looked at
-MOST = 16  # workers that are played with so many steps
+WARM, STEPS = 10, 30  # of each worker, before and while it is looked at
+MOST = 16  # workers that are played, where these speak to each other one by one
+WIDEST = 0.3  # σ of what is drawn: few repeats on a busy machine say more
+MEET = 512  # likewise, where all meet
 
 
 class Plays(Protocol):
@@ -63,7 +64,7 @@ class Crowd(NamedTuple):
     everyone: float = 1.0
 
 
-class _Enough(Exception):  # noqa: N818 - no error: what shall be looked at has been played
+class _Enough(Exception):
     """All steps that are looked at are over."""
 
 
@@ -168,10 +169,10 @@ def of_program(asked: Asked, strategy: Plays, cycle: int = 1, crowd: Crowd | Non
         crowd: who is played where workers are more, and the network is one switch; None: all.
     """
     plain = asked.network is None or (asked.network.hosts, asked.network.links) == (None, None)
-    if crowd is None or crowd.workers >= asked.workers or not plain:
+    if crowd is None or not plain:
         crowd = Crowd(strategy, asked.workers)
     found = play(asked, cycle, crowd)
-    step = asked.step(asked.experiment.batch_size / asked.workers)
+    step = asked.computed(asked.experiment.batch_size / asked.workers)
     looked = [row for now, row in found.rows if found.begin < now <= found.end]
     spent = found.tally.between(found.begin, found.end)
     sums = {
@@ -224,7 +225,7 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
         many=asked.workers / workers,
     )
     stage.now = lambda: world.now
-    warm, steps = (WARM, STEPS) if workers <= MOST else (1, 1)
+    warm, steps = (WARM, STEPS) if workers <= 4 * MOST else (1, 1)
     warm, steps = (cycle * math.ceil(each / cycle) for each in (warm, steps))
     last = (warm + steps) * workers
 
@@ -232,10 +233,8 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
         if len(stage.rows) >= last:
             raise _Enough
 
-    try:
+    with suppress(_Enough):
         world.play(enough)
-    except _Enough:
-        pass
     ends = np.sort([now for now, _ in stage.rows])[workers - 1 : last : workers]
     ends = ends[warm - 1 :]
     return Play(
@@ -255,6 +254,7 @@ def roles_of(asked: Asked, strategy: Plays, workers: int) -> Roles:
     slow = {each: law for each, law in experiment.slowed.items() if each < workers}
     dtype = "float64" if experiment.precision == "float64" else "float32"
     weights: Any = Hollow(sum(map(math.prod, shapes)), dtype)
+    sizes = [sum(map(math.prod, layer.weights)) for layer in asked.model.layers if layer.weights]
     return Roles(
         workers,
         list(strategy.parts(shapes)),
@@ -264,7 +264,9 @@ def roles_of(asked: Asked, strategy: Plays, workers: int) -> Roles:
         list(strategy.hosts(workers)),
         experiment.seed,
         slower=slower_than_fastest(slow, workers),
-        layers=[sum(map(math.prod, layer.weights)) for layer in asked.model.layers if layer.weights],
+        layers=[
+            sum(map(math.prod, layer.weights)) for layer in asked.model.layers if layer.weights
+        ],
         rate=experiment.learning_rate or 0.01,
     )
 
@@ -291,7 +293,7 @@ def _pace(asked: Asked, roles: Roles, rows: Sequence[int], crowd: Crowd) -> Pace
     return Pace(
         *(asked, [known[each] for each in rows], sizes),
         *(crowd.servers, crowd.servers * crowd.workers / asked.workers, crowd.everyone),
-        overheads=asked.emulated or asked.network is None,
+        overheads=not asked.virtual and (asked.emulated or asked.network is None),
     )
 
 
@@ -300,8 +302,9 @@ def _law(given: ComputeTime, spread: Spread) -> ComputeTime:
     if given.law != "constant" or spread.low <= 0 or spread.high <= spread.low:
         return given
     sigma = math.log(spread.high / spread.low) / (2 * 1.6449)
+    sigma = min(sigma, WIDEST)
     mean = spread.median * math.exp(sigma**2 / 2)
-    return ComputeTime(seconds=mean, law="lognormal", spread=min(sigma, 5.0), update=given.update)
+    return ComputeTime(seconds=mean, law="lognormal", spread=sigma, update=given.update)
 
 
 def _together(spreads: Sequence[Spread]) -> Spread:
@@ -309,9 +312,7 @@ def _together(spreads: Sequence[Spread]) -> Spread:
     return Spread(**{n: sum(getattr(s, n) for s in spreads) for n in ("median", "low", "high")})
 
 
-def _crowded(
-    asked: Asked, roles: Roles, crowd: Crowd
-) -> tuple[Network | None, dict[int, float]]:
+def _crowded(asked: Asked, roles: Roles, crowd: Crowd) -> tuple[Network | None, dict[int, float]]:
     """The network on which few have the traffic of many, and whose it is."""
     network = asked.network
     if network is None:

@@ -12,8 +12,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from labkit.common.errors import InvalidInput
 from labkit.compression import Nested
-from labkit.network import slower_than_fastest
 from labkit.forecast import Asked, Taken, of_program
+from labkit.network import slower_than_fastest
 from labkit.programs import (
     Adopt,
     AllReduce,
@@ -183,7 +183,7 @@ class ParameterAveraging(Meeting):
     def forecast(self, asked: Asked) -> Taken:
         """By playing its programs, behind what warms up."""
         steady = self.model_copy(update={"warmup": 0})
-        return of_program(asked, steady, self.cycle(asked.experiment))
+        return of_program(asked, steady, self.cycle(asked.experiment), steady.crowd(asked.workers))
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """A replica: steps of its own, and meetings when they are due."""

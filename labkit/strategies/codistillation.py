@@ -81,9 +81,10 @@ class Codistillation(Replicas):
         """What is said in one period is used in the next."""
         return 2 * self.period
 
-    def crowd(self, workers: int) -> Crowd:
+    def crowd(self, workers: int) -> Crowd | None:
         """All speak to all."""
-        return Crowd(self, MOST // 2, everyone=(workers - 1) / (MOST // 2 - 1))
+        few = MOST // 2
+        return Crowd(self, few, everyone=(workers - 1) / (few - 1)) if workers > few else None
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """A worker: periods in which it learns from what was said at the begin of the last one."""

@@ -175,7 +175,8 @@ class Gossip(Replicas):
 
     def crowd(self, workers: int) -> Crowd | None:
         """Neighbours are as many, however many there are."""
-        return Crowd(self, MOST) if isinstance(self.topology, str) else None
+        many = isinstance(self.topology, str) and workers > MOST
+        return Crowd(self, MOST) if many else None
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """What this one does, from its begin or from a mark that it has set."""

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast import Asked, Taken, of_program, shapes_of
+from labkit.forecast import STEPS, Asked, Taken, of_program, shapes_of
 from labkit.programs import (
     Adopt,
     AllReduce,
@@ -100,7 +100,8 @@ class ScheduledBlocks(Meeting):
         size = sum(map(prod, shapes_of(asked)))
         count = layers if self.block == "layer" else -(-size // self.block)
         plain = self.model_copy(update={"dependency": None})
-        return of_program(asked, plain, min(30, -(-count // self.parallel)))
+        cycle = min(STEPS, -(-count // self.parallel))
+        return of_program(asked, plain, cycle, plain.crowd(asked.workers))
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """Every worker does the same."""

@@ -245,16 +245,19 @@ class Servers(Strategy):
         """By playing its programs; of many workers with a few, whose servers have as much to do."""
         return of_program(asked, self, self.cycle, self._crowd(asked))
 
-    def _crowd(self, asked: Asked) -> Crowd:
-        """As many servers, if they stand beside workers, as few workers have in proportion.
+    def _crowd(self, asked: Asked) -> Crowd | None:
+        """Fewer workers, and as many servers, if they stand beside workers, in proportion.
 
         The load is that of the fullest server.
         """
-        shapes, scale = shapes_of(asked), MOST / asked.workers
-        count = max(1, round(self.servers * scale)) if self.colocated else 1
+        if asked.workers <= MOST and asked.workers * self.servers <= 2 * MOST:
+            return None
+        few = min(asked.workers, MOST if self.servers < MOST or not self.colocated else MOST // 2)
+        shapes, scale = shapes_of(asked), few / asked.workers
+        count = max(1, min(few, round(self.servers * scale))) if self.colocated else 1
         fullest = max(part.size for part in self.parts(shapes)) / sum(map(prod, shapes))
         fields = {"servers": count, "placement": "sharded", **self._fewer(scale)}
-        return Crowd(self.model_copy(update=fields), MOST, fullest * count / scale)
+        return Crowd(self.model_copy(update=fields), few, fullest * count / scale)
 
     def _fewer(self, scale: float) -> dict[str, Any]:
         """Fields that count workers, for so many times as many."""
