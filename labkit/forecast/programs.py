@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -264,9 +265,7 @@ def roles_of(asked: Asked, strategy: Plays, workers: int) -> Roles:
         list(strategy.hosts(workers)),
         experiment.seed,
         slower=slower_than_fastest(slow, workers),
-        layers=[
-            sum(map(math.prod, layer.weights)) for layer in asked.model.layers if layer.weights
-        ],
+        layers=sizes,
         rate=experiment.learning_rate or 0.01,
     )
 
