@@ -34,12 +34,14 @@ class Taken:
 
     Attributes:
         parts: s of the rank that is last, by names of `PARTS`; they add up to the step.
-        spread: of the step, as a factor on its median: the middle nine tenths, of `Spread`.
+        spread: of the typical step of a run, as factors on its median: the middle nine tenths,
+            as what was measured spreads from repeat to repeat.
         nbytes: that cross each link in a step, by its name.
         memory: bytes of the fullest rank, by kind: weights, gradients, optimizer, activations,
             buffers.
         sources: where figures are from.
-        more: what else a strategy knows, such as staleness or a bubble, by name.
+        more: what else a strategy knows, such as staleness or a bubble, by name; of single steps
+            the middle nine tenths, `step_low` and `step_high`, s.
     """
 
     parts: Mapping[str, float]

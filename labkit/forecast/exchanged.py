@@ -26,7 +26,7 @@ from labkit.forecast.asked import Asked, Taken, times
 from labkit.forecast.calibration import Source, Spread, StepCost
 from labkit.forecast.line import Line
 from labkit.forecast.load import Load
-from labkit.forecast.slowest import Alike, Draws, drawn, slowest, spread_of, strata
+from labkit.forecast.slowest import Alike, slowest
 from labkit.forecast.sums import NOTHING, Carried, Sums, both
 
 COMPUTED = ("forward", "backward", "update", "other")
@@ -80,9 +80,14 @@ class Exchanged:
             each = [times(getattr(served, name), share) for served in self.served]
             parts[name] = sum(one.median for one in each)
             spreads += each
+        computed = reduce(both, (getattr(own, name) for name in COMPUTED))
+        whole = reduce(both, spreads, times(computed, late))
+        low, high = np.quantile(computing, (0.05, 0.95)) + exposed
         return Taken(
             parts=parts,
-            spread=_factors(computing, reduce(both, spreads, NOTHING), sum(parts.values())),
+            spread=(whole.low / whole.median, whole.high / whole.median)
+            if whole.median
+            else (1.0, 1.0),
             nbytes=self._links(),
             memory=self.asked.memory(max(self.rows))
             | {"buffers": float(sum(each.nbytes for each in self.buckets))},
@@ -91,6 +96,8 @@ class Exchanged:
                 "sent": sum(one.sent for each in self.served for one in each.carried),
                 "buckets": len(self.buckets),
                 "hidden": max(0.0, line - exposed),
+                "step_low": float(low),
+                "step_high": float(high),
             },
         )
 
@@ -103,8 +110,18 @@ class Exchanged:
 
     @cached_property
     def own(self) -> StepCost:
-        """A step of the rank that has most rows, as if there were no others to wait for."""
-        return self.asked.computed(max(self.rows))
+        """A step of the rank that has most rows, as if there were no others to wait for.
+
+        Raises: InvalidInput, where more ranks have one machine together than were measured.
+        """
+        found, wanted = self.asked.computed(max(self.rows)), self.asked.together
+        if wanted > found.together and self.asked.experiment.compute is None:
+            raise InvalidInput(
+                f"{wanted} ranks at once on one machine were not measured, {found.together} at "
+                f"most; measure them by `labkit calibrate --workers {wanted}`, or give a network "
+                "between machines"
+            )
+        return found
 
     @cached_property
     def buckets(self) -> list[Bucket]:
@@ -152,7 +169,7 @@ class Exchanged:
         return [number for number, layer in layers for _ in layer.weights]
 
     def _ranks(self) -> list[Alike]:
-        """Those that compute alike."""
+        """Those that compute alike; of ranks of one machine the slowest was measured already."""
         asked, experiment = self.asked, self.asked.experiment
         slow = {**(asked.network.slow if asked.network else {}), **experiment.slow}
         alike = Counter((rows, slow.get(rank)) for rank, rows in enumerate(self.rows))
@@ -165,7 +182,7 @@ class Exchanged:
                 seconds = times(seconds, slower.compute)
             elif slower is not None:
                 laws = (*laws, slower)
-            found.append(Alike(seconds, count, laws))
+            found.append(Alike(seconds, count if laws else -(-count // step.together), laws))
         return found
 
     def _serve(self, number: int, bucket: Bucket) -> Served:
@@ -246,12 +263,3 @@ class Exchanged:
         known = {each.what for each in self.asked.calibration.overheads}
         for what in ("bucket", "meeting", *([] if SCHEDULES[self.schedule].after else ["overlap"])):
             yield Source(what, "measured" if what in known else "not measured: counted as nothing")
-
-
-def _factors(computing: Draws, exchange: Spread, middle: float) -> tuple[float, float]:
-    """The middle nine tenths of both, one after the other, as factors on the median."""
-    if not middle:
-        return 1.0, 1.0
-    whole = computing + drawn(exchange, strata(np.random.default_rng(1)))
-    spread = spread_of(whole)
-    return min(1.0, spread.low / middle), max(1.0, spread.high / middle)

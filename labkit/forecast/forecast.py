@@ -83,7 +83,7 @@ class Forecast:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Seconds between which nine tenths of the steps are, as the measured ones spread."""
+        """Seconds between which the typical step of a run is, nine times in ten."""
         low, high = self.taken.spread
         return self.seconds * low, self.seconds * high
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -15,11 +16,12 @@ from numpy.typing import NDArray
 from labkit.network import Network
 from labkit.schedules import Round, count_chunks, named
 from labkit.schedules.round import Schedule
-from labkit.simulate import exact_form, simulate
+from labkit.simulate import closed_form, exact_form, simulate
 
 FEW = 64  # ranks up to which every link is told
 MANY = 1024  # ranks up to which schedules of many rounds are simulated without being asked for
 SHORT = ("tree", "butterfly", "rabenseifner", "hierarchical")
+AHEAD = 0.95  # of a closed form: more than messages that share a link are ever ahead of it
 VALUE, INDEX = 4, 4  # bytes
 
 
@@ -83,14 +85,22 @@ def carried(name: str, size: int, load: Load, network: Network, gamma: float = 0
     return _carried(name, size, load, json.dumps(network.model_dump(mode="json")), gamma)
 
 
-def sum_seconds(
-    name: str, size: int, nbytes: float, network: Network, gamma: float = 0.0
-) -> float | None:
-    """Of a dense buffer; None where there are so many ranks that its rows would take minutes."""
-    form = exact_form(name, size, nbytes, network, gamma)
-    if form is None and (size <= MANY or name in SHORT):
-        return carried(name, size, Load("sum", nbytes), network, gamma).seconds
-    return form
+def candidates(
+    names: Iterable[str], size: int, nbytes: float, network: Network, gamma: float = 0.0
+) -> dict[str, float]:
+    """Seconds of a dense buffer by those schedules that may be the fastest.
+
+    Left out are those that even their closed form has far behind another one, which is exact, and
+    those of so many rounds and ranks that their rows would take minutes.
+    """
+    forms = {name: exact_form(name, size, nbytes, network, gamma) for name in names}
+    found = {name: form for name, form in forms.items() if form is not None}
+    best, flat = min(found.values(), default=inf), not (network.hosts or network.links)
+    for name in forms:
+        behind = flat and AHEAD * closed_form(name, size, nbytes, network, gamma) > best
+        if name not in found and not behind and (size <= MANY or name in SHORT):
+            found[name] = carried(name, size, Load("sum", nbytes), network, gamma).seconds
+    return {name: found[name] for name in forms if name in found}
 
 
 @lru_cache(maxsize=4096)

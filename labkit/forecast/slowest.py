@@ -61,11 +61,6 @@ def strata(rng: np.random.Generator) -> Draws:
     return (rng.permutation(DRAWS) + 0.5) / DRAWS
 
 
-def spread_of(draws: Draws) -> Spread:
-    """Their median, and the middle nine tenths."""
-    return Spread.of(draws.tolist())
-
-
 def _last(group: Alike, rng: np.random.Generator) -> Draws:
     if not group.laws:
         return drawn(group.seconds, strata(rng) ** (1 / group.count))

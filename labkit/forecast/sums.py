@@ -15,7 +15,7 @@ from labkit.exchange.choice import least
 from labkit.forecast.asked import Asked, by_bytes, times
 from labkit.forecast.calibration import Source, Spread
 from labkit.forecast.known import fits
-from labkit.forecast.load import FEW, Load, carried, sum_seconds
+from labkit.forecast.load import FEW, Load, candidates, carried
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import Fit, exact_form
@@ -97,11 +97,7 @@ class Sums:
         else:
             between = [n for n, each in ALLREDUCE.items() if each.between is not None]
             names = ["ring", *(between if network.hosts is not None else ())]
-        seconds = {
-            name: found
-            for name in names
-            if (found := sum_seconds(name, size, self.largest, network, self.gamma)) is not None
-        }
+        seconds = candidates(names, size, self.largest, network, self.gamma)
         return least(seconds, f"simulated on {network}").algorithm
 
     @cached_property
