@@ -12,7 +12,7 @@ import numpy as np
 from labkit.compression import Compressor, Mean
 from labkit.forecast.asked import Asked
 from labkit.forecast.hollow import Hollow
-from labkit.forecast.load import FEW, Load
+from labkit.forecast.load import FEW, VALUE, Load
 from labkit.forecast.sums import Sums
 from labkit.network import Links, Network
 from labkit.network.topology import Seconds
@@ -154,8 +154,7 @@ class _HollowTogether(Together):
     def _compressed(
         self, compressor: Compressor, weighted: Sequence[Vector], fragment: int
     ) -> tuple[Vector, list[tuple[str, float]]]:
-        nbytes = weighted[0].nbytes
-        encode, decode, payload = self._pace.codec(compressor, nbytes)
+        encode, decode, payload = self._pace.codec(compressor, VALUE * weighted[0].size)
         sends, decoded = [], 1
         for start, stop, shape in self._pieces(compressor, weighted[0].size):
             for kind, size in compressor.asks(shape, payload * (stop - start) / weighted[0].size):
@@ -223,8 +222,7 @@ class HollowWorld(VirtualWorld):
         """What a call of one end of a talk takes, s, and what it gives."""
         if talk.compressor is None:
             return 0.0, getattr(talk, what)(values)
-        nbytes = talk.size * 4  # as float32, which codecs are measured by
-        encode, decode, payload = self._pace.codec(talk.compressor, nbytes)
+        encode, decode, payload = self._pace.codec(talk.compressor, VALUE * talk.size)
         if what in ("push", "answer"):
             return encode, Hollow(payload, np.uint8)
         return decode, Hollow(talk.size, talk.dtype)

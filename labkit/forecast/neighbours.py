@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import reduce
 
 import numpy as np
 
-from labkit.forecast.asked import Asked
+from labkit.forecast.asked import Asked, times
+from labkit.forecast.calibration import Spread, StepCost
 from labkit.forecast.load import Load
-from labkit.forecast.sums import Carried, Sums
+from labkit.forecast.sums import NOTHING, Carried, Sums, both
 from labkit.network import Links, Network
 from labkit.schedules import Round
 from labkit.simulate import simulate
 
 Message = tuple[int, int, float]  # from, to, bytes
+COMPUTED = ("forward", "backward", "update", "other")
 ENDLESS = 1e15  # bytes/s of what takes as long for any number of bytes
 
 
@@ -90,3 +93,24 @@ def by_link(asked: Asked, messages: Iterable[Message]) -> dict[str, float]:
             if link[0] >= 0:
                 found[links.names[int(link[0])]] += nbytes
     return dict(found)
+
+
+def typical(
+    step: StepCost, parts: Mapping[str, float], wire: Spread = NOTHING
+) -> tuple[float, float]:
+    """What the typical step of a run may be, as factors: what was measured spreads.
+
+    Args:
+        step: what was measured of computing.
+        parts: of the step.
+        wire: what was measured of messages, which spreads with those of the step.
+    """
+    own = reduce(both, (getattr(step, name) for name in COMPUTED))
+    spent, sent = sum(parts.get(name, 0.0) for name in COMPUTED), parts.get("wire", 0.0)
+    known = [
+        times(each, of / each.median) for each, of in ((own, spent), (wire, sent)) if each.median
+    ]
+    found = reduce(both, known, NOTHING)
+    whole = sum(parts.values())
+    rest = whole - found.median
+    return ((found.low + rest) / whole, (found.high + rest) / whole) if whole else (1.0, 1.0)

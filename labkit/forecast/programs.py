@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +17,9 @@ from labkit.forecast.asked import Asked, Taken
 from labkit.forecast.calibration import Source, Spread
 from labkit.forecast.hollow import Hollow
 from labkit.forecast.hollow_world import HollowWorld, Pace, Tally
+from labkit.forecast.neighbours import typical
+from labkit.forecast.slowest import TAIL
+from labkit.forecast.sums import NOTHING, both
 from labkit.network import ComputeTime, Network, Slowdown, slower_than_fastest
 from labkit.programs import Diary, Gradient, Parts, Program, Roles
 from labkit.programs.actions import Passed, Place, Vector
@@ -26,6 +30,7 @@ from labkit.programs.virtual import VirtualWorld
 WARM, STEPS = 10, 30  # of each worker, before and while it is looked at
 MOST = 16  # workers that are played, where these speak to each other one by one
 WIDEST = 0.3  # σ of what is drawn: few repeats on a busy machine say more
+UNLIKE = 0.02  # likewise, of ranks that share a machine
 MEET = 512  # likewise, where all meet
 
 
@@ -143,6 +148,7 @@ class Play:
         of_batches: s that each of these took.
         tally, diary: of all that was played.
         roles: who has played.
+        overheads: whether messages took what labkit adds to them here.
     """
 
     rows: Sequence[tuple[float, Row]]
@@ -153,6 +159,7 @@ class Play:
     tally: Tally
     diary: Diary
     roles: Roles
+    overheads: bool
 
     @property
     def seconds(self) -> float:
@@ -190,15 +197,16 @@ def of_program(asked: Asked, strategy: Plays, cycle: int = 1, crowd: Crowd | Non
     scale = found.seconds / (sum(parts.values()) or 1.0)
     parts = {name: scale * each for name, each in parts.items()}
     periods = found.of_batches.reshape(-1, cycle).mean(1)
-    low, middle, high = np.quantile(periods, (0.05, 0.5, 0.95)).tolist()
+    low, high = np.quantile(periods, (0.05, 0.95)).tolist()
+    message = asked.once("message") if found.overheads else NOTHING
     links = found.tally.between(found.begin, found.end, "link ")
     return Taken(
         parts=parts,
-        spread=(low / middle, high / middle) if middle else (1.0, 1.0),
+        spread=typical(step, parts, message),
         nbytes={name: each / found.batches for name, each in links.items()},
         memory=_memory(asked, found.roles, crowd),
         sources=_sources(asked, crowd, found),
-        more=_more(found, spent.get("sent", 0.0), asked.workers),
+        more={**_more(found, spent, asked.workers), "step_low": low, "step_high": high},
     )
 
 
@@ -217,9 +225,10 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
     stage = _Stage(rows, roles.weights.size, str(roles.weights.dtype), asked.model.slots, outputs)
     diary, tally = Diary(stage, roles.steps, writers=range(workers)), Tally()
     network, crowded = _crowded(asked, roles, crowd)
+    pace = _pace(asked, roles, rows, crowd)
     world = HollowWorld(
         {number: strategy.program(roles, number) for number in range(len(roles.hosts))},
-        *(roles.hosts, stage, diary, _pace(asked, roles, rows, crowd), tally),
+        *(roles.hosts, stage, diary, pace, tally),
         network=network,
         shapes=shapes_of(asked),
         crowded=crowded,
@@ -240,7 +249,7 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
     ends = ends[warm - 1 :]
     return Play(
         *(stage.rows, float(ends[0]), float(ends[-1]), len(ends) - 1),
-        *(np.diff(ends), tally, diary, roles),
+        *(np.diff(ends), tally, diary, roles, pace.overheads),
     )
 
 
@@ -281,8 +290,8 @@ def _pace(asked: Asked, roles: Roles, rows: Sequence[int], crowd: Crowd) -> Pace
         law, seconds, update = given, 0.0, given.update or 0.0
         if measures:
             step = asked.step(max(1, each))
-            spread = _together([step.forward, step.backward, step.other])
-            law, seconds = _law(given, spread), spread.median
+            spread = reduce(both, (step.forward, step.backward, step.other))
+            law, seconds = _law(asked, given, spread), spread.median
             update = step.update.median if given.update is None else given.update
         more = law, experiment.slowed, experiment.seed, seconds, update, later
         known[each] = Laws(*more, experiment.faults)
@@ -296,19 +305,17 @@ def _pace(asked: Asked, roles: Roles, rows: Sequence[int], crowd: Crowd) -> Pace
     )
 
 
-def _law(given: ComputeTime, spread: Spread) -> ComputeTime:
-    """Lognormal with the median and the middle nine tenths that were measured."""
-    if given.law != "constant" or spread.low <= 0 or spread.high <= spread.low:
+def _law(asked: Asked, given: ComputeTime, spread: Spread) -> ComputeTime:
+    """Lognormal with the median and the middle nine tenths that were measured.
+
+    Of ranks of one machine the slowest was measured; they differ by so little as no two are alike.
+    """
+    if given.law != "constant":
         return given
-    sigma = math.log(spread.high / spread.low) / (2 * 1.6449)
-    sigma = min(sigma, WIDEST)
+    wide = math.log(spread.high / spread.low) / (2 * TAIL) if spread.low > 0 else WIDEST
+    sigma = min(wide, WIDEST if asked.together == 1 else UNLIKE)
     mean = spread.median * math.exp(sigma**2 / 2)
     return ComputeTime(seconds=mean, law="lognormal", spread=sigma, update=given.update)
-
-
-def _together(spreads: Sequence[Spread]) -> Spread:
-    """Of what comes one after the other, and is slow at once."""
-    return Spread(**{n: sum(getattr(s, n) for s in spreads) for n in ("median", "low", "high")})
 
 
 def _crowded(asked: Asked, roles: Roles, crowd: Crowd) -> tuple[Network | None, dict[int, float]]:
@@ -342,9 +349,12 @@ def _memory(asked: Asked, roles: Roles, crowd: Crowd) -> dict[str, float]:
     return max((worker, server), key=lambda each: sum(each.values()))
 
 
-def _more(found: Play, sent: float, workers: int) -> dict[str, float]:
+def _more(found: Play, spent: Mapping[str, float], workers: int) -> dict[str, float]:
     events = [e for e in found.diary.events if found.begin < e["applied"] <= found.end]
-    more = {"played_workers": float(found.roles.workers), "sent": sent / found.batches}
+    more = {
+        "played_workers": float(found.roles.workers),
+        "sent": spent.get("sent", 0.0) / found.batches,
+    }
     late = [each["staleness"] for each in events]
     if late and found.roles.workers == workers:
         more["staleness"] = float(np.mean(late))

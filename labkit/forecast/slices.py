@@ -1,4 +1,4 @@
-"""What models take whose layers are cut over ranks: in slices by units, or over a grid of machines."""
+"""What models take whose layers are cut: in slices by units, or over a grid of machines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import prod
 from labkit.common.errors import InvalidInput
 from labkit.forecast.asked import Asked, Taken
 from labkit.forecast.calibration import LayerCost, Source, StepCost
-from labkit.forecast.neighbours import Group, by_link
+from labkit.forecast.neighbours import Group, by_link, typical
 from labkit.schedules.grid import Grid, crossing, held
 
 SCORES = 3  # sums of a number a row by which slices share a loss
@@ -127,7 +127,7 @@ def of_tensor_parallel(asked: Asked, slices: int, algorithm: str) -> Taken:
     whole = asked.memory(rows)
     return Taken(
         parts=parts,
-        spread=spread_of_step(step),
+        spread=typical(step, parts),
         memory={n: each if n == "activations" else share * each for n, each in whole.items()},
         sources=(
             Source("forward, backward, update, other", "measured, by the shares of layers"),
@@ -181,15 +181,16 @@ def of_grid(asked: Asked, grid: Grid) -> Taken:
         for a, b, nbytes in messages
     ]
     share = (kernels + rest / machines) / max(1.0, kernels + rest)
+    parts = {
+        "forward": forward,
+        "backward": backward,
+        "other": step.other.median,
+        "update": share * step.update.median,
+        "wire": wire,
+    }
     return Taken(
-        parts={
-            "forward": forward,
-            "backward": backward,
-            "other": step.other.median,
-            "update": share * step.update.median,
-            "wire": wire,
-        },
-        spread=spread_of_step(step),
+        parts=parts,
+        spread=typical(step, parts),
         nbytes=by_link(asked, all_messages),
         memory={n: each / machines for n, each in asked.memory(rows).items()},
         sources=(
@@ -218,10 +219,3 @@ def _size(layer: LayerCost) -> int:
 
 def _kind_of(layer: LayerCost) -> int:
     return len(layer.weights[0]) if layer.weights else 0
-
-
-def spread_of_step(step: StepCost) -> tuple[float, float]:
-    """Of computing, which is slow at once."""
-    each = (step.forward, step.backward, step.update, step.other)
-    low, middle, high = (sum(getattr(s, n) for s in each) for n in ("low", "median", "high"))
-    return (low / middle, high / middle) if middle else (1.0, 1.0)

@@ -12,8 +12,8 @@ import numpy as np
 from labkit.common.errors import InvalidInput
 from labkit.forecast.asked import Asked, Taken
 from labkit.forecast.calibration import LayerCost, Source, StepCost
-from labkit.forecast.neighbours import Group, by_link
-from labkit.forecast.slices import VALUE, Cost, of_slices, spread_of_step
+from labkit.forecast.neighbours import Group, by_link, typical
+from labkit.forecast.slices import VALUE, Cost, of_slices
 from labkit.schedules.pipeline import Table
 from labkit.schedules.pipeline.held import in_flight, stashed
 from labkit.schedules.pipeline.partition import by_hand, cheapest
@@ -82,19 +82,20 @@ def of_stages(
     busy = float(free.busy.max()) / count
     ahead = float(forward.sum() / (forward.sum() + backward.sum() or 1.0))
     rank = int(free.busy.argmax())
-    coll = sum(part * each.wire for each in costs[rank::ranks]) * table.microbatches
-    coll = min(busy, coll if not goes_on else coll / table.microbatches)
+    shared = sum(part * each.wire for each in costs[rank::ranks]) * table.microbatches
+    shared = min(busy, shared if not goes_on else shared / table.microbatches)
     messages = _messages(table, nbytes / count, ranks, slices, replicas)
+    parts = {
+        "forward": ahead * (busy - shared),
+        "backward": (1 - ahead) * (busy - shared),
+        "update": updates * share * step.update.median,
+        "other": step.other.median,
+        "wire": whole - alone + shared + updates * mean,
+        "wait": max(0.0, alone - busy),
+    }
     return Taken(
-        parts={
-            "forward": ahead * (busy - coll),
-            "backward": (1 - ahead) * (busy - coll),
-            "update": updates * share * step.update.median,
-            "other": step.other.median,
-            "wire": whole - alone + coll + updates * mean,
-            "wait": max(0.0, alone - busy),
-        },
-        spread=spread_of_step(step),
+        parts=parts,
+        spread=typical(step, parts),
         nbytes=by_link(asked, messages),
         memory=_memory(asked, table, stages, rows, recompute),
         sources=(
