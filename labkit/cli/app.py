@@ -18,6 +18,7 @@ from labkit.bench.command import bench
 from labkit.cli.asked import PARAMETER, OfNotebook, Target
 from labkit.cli.calibrate import calibrate
 from labkit.cli.experiments import experiment_of
+from labkit.cli.forecast import forecast
 from labkit.cli.gallery import gallery
 from labkit.cli.kubernetes import container, kubernetes
 from labkit.cli.peers import peers
@@ -74,6 +75,7 @@ def app() -> None:
 app.add_command(bench)
 app.add_command(calibrate)
 app.add_command(container)
+app.add_command(forecast)
 app.add_command(gallery)
 app.add_command(kubernetes)
 app.add_command(peers)

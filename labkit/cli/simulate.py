@@ -30,7 +30,7 @@ def simulate(algorithm: str, workers: int, nbytes: float, network: str, gamma: f
     from labkit.simulate import closed_form
     from labkit.simulate import simulate as predict
 
-    world = _network(network)
+    world = network_of(network)
     result = predict(algorithm, workers, nbytes, world, gamma=gamma)
     say(
         f"{algorithm}, {workers} ranks, {nbytes:,.0f} bytes, {world}, simulated: "
@@ -42,7 +42,7 @@ def simulate(algorithm: str, workers: int, nbytes: float, network: str, gamma: f
         say(f"closed form: {1e3 * form:,.3f} ms")
 
 
-def _network(given: str) -> Network:
+def network_of(given: str) -> Network:
     """The network of this name, or of this file. Raises: InvalidInput, in words."""
     from labkit.jobs.parameters import read_text, read_yaml
     from labkit.network import Network

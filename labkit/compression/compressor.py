@@ -191,6 +191,15 @@ class Compressor(Checked):
             sent, mean = decode(payload), self.average((yield Gather(payload)))
         return Reduced(mean, sent, next_key(state))
 
+    def asks(self, shape: Sequence[int], payload: float) -> tuple[tuple[type[Request], float], ...]:
+        """What `reduce` asks for of a tensor of this shape, and the bytes that a rank brings to it.
+
+        Args:
+            shape: of the tensor, float32.
+            payload: bytes of what `encode` makes of it.
+        """
+        return ((Mean if self.linear else Gather, payload),)
+
     def unsaid(self) -> str:
         """Why servers and workers cannot say vectors to each other so; "" where they can."""
         if self.votes:

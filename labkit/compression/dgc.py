@@ -13,6 +13,7 @@ from labkit.compression.compressor import (
     Compressor,
     Reduced,
     Reduction,
+    Request,
     SparseMean,
     State,
     compiled,
@@ -101,6 +102,10 @@ class DGC(Compressor):
         # Momentum factor masking: what was sent shall not push once more.
         velocity = tf.tensor_scatter_nd_update(velocity, indices[:, None], nothing)
         return Reduced(mean, sent, (next_key(key), velocity, waiting - sent, limit))
+
+    def asks(self, shape: Sequence[int], payload: float) -> tuple[tuple[type[Request], float], ...]:
+        """A sum of sparse vectors."""
+        return ((SparseMean, payload),)
 
     def accumulate(
         self, tensor: Tensor, velocity: Tensor, waiting: Tensor, limit: Tensor

@@ -12,6 +12,7 @@ from labkit.compression.compressor import (
     Nested,
     Reduced,
     Reduction,
+    Request,
     State,
     Told,
 )
@@ -95,6 +96,10 @@ class ErrorFeedback(Compressor):
         # The inner one asks for its own collectives; this one never needs to know which.
         mean, sent, inner = yield from self.inner.reduce(corrected, inner)
         return Reduced(mean, sent, (corrected - tf.cast(sent, tensor.dtype), inner))
+
+    def asks(self, shape: Sequence[int], payload: float) -> tuple[tuple[type[Request], float], ...]:
+        """What the inner one asks for."""
+        return self.inner.asks(shape, payload)
 
     def unsaid(self) -> str:
         """As of the inner one."""

@@ -13,6 +13,7 @@ from labkit.compression.compressor import (
     Mean,
     Reduced,
     Reduction,
+    Request,
     State,
     Told,
     compiled,
@@ -79,6 +80,12 @@ class PowerSGD(Compressor):
         q = yield Mean(own)
         mean, sent = compiled(self, "expand")(tensor, p, q, own)
         return Reduced(mean, sent, (next_key(key), q))
+
+    def asks(self, shape: Sequence[int], payload: float) -> tuple[tuple[type[Request], float], ...]:
+        """Both factors, one after the other; or the whole, where these would be as large."""
+        if self.elements(shape) == prod(shape):
+            return ((Mean, 4.0 * prod(shape)),)
+        return tuple((Mean, 4.0 * self.approximation_rank * side) for side in _matrix(shape))
 
     def say(self, tensor: Tensor, state: State) -> Told:
         """One rank's factors; here they travel themselves, with the layer's rows and columns."""

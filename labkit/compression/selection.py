@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from labkit.compression.compressor import (
     Compressor,
     Reduced,
     Reduction,
+    Request,
     SparseMean,
     State,
     compiled,
@@ -44,6 +46,10 @@ class Sparse(Compressor):
         payload = compiled(self, "encode")(tensor, state)
         mean = yield SparseMean(payload["indices"], payload["values"], tensor.shape[0])
         return Reduced(mean, self.decode(payload), next_key(state))
+
+    def asks(self, shape: Sequence[int], payload: float) -> tuple[tuple[type[Request], float], ...]:
+        """A sum of sparse vectors."""
+        return ((SparseMean, payload),)
 
 
 def count(ratio: float, length: int) -> int:

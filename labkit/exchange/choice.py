@@ -5,6 +5,7 @@ What is fastest here: measured on real ranks, computed on an emulated network.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +82,7 @@ def _simulated(communicator: Communicator, nbytes: int) -> Choice:
     seconds = {
         name: simulate(name, communicator.size, nbytes, network).seconds for name in ALLREDUCE
     }
-    return _least(seconds, f"simulated for {nbytes / 1e6:.3g} MB on {network}")
+    return least(seconds, f"simulated for {nbytes / 1e6:.3g} MB on {network}")
 
 
 def _measured(communicator: Communicator, candidates: list[str], nbytes: int) -> Choice:
@@ -97,10 +98,11 @@ def _measured(communicator: Communicator, candidates: list[str], nbytes: int) ->
         name: float(np.median(np.max(communicator.allgather(own[1:]), axis=0)))
         for name, own in times.items()
     }
-    return _least(slowest, f"measured for {nbytes / 1e6:.3g} MB on {communicator.size} ranks")
+    return least(slowest, f"measured for {nbytes / 1e6:.3g} MB on {communicator.size} ranks")
 
 
-def _least(seconds: dict[str, float], how: str) -> Choice:
+def least(seconds: Mapping[str, float], how: str) -> Choice:
+    """Who takes least of these, by name; the first of those that take as long."""
     ranked = sorted(seconds, key=lambda name: seconds[name])
     told = ", ".join(f"{name} {1e3 * seconds[name]:.3g} ms" for name in ranked[:3])
     return Choice(ranked[0], f"{how}: {told}")

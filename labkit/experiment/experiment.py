@@ -426,11 +426,14 @@ class Experiment(Checked):
             InvalidInput: something was not measured, or the strategy has no forecast.
         """
         from labkit.forecast import Calibration, Prices, forecast
+        from labkit.forecast.kept import here
 
         asked = self if workers is None else self.replace(workers=workers)
         found = Network.parse(self.network if network is None else network)
-        if not isinstance(calibration, Calibration):
-            calibration = Calibration.load(None if calibration is None else Path(calibration))
+        if calibration is None:
+            calibration = here()
+        elif not isinstance(calibration, Calibration):
+            calibration = Calibration.load(Path(calibration))
         if emulated is None:
             emulated = network is None and found is not None
         return forecast(asked, calibration, found, emulated, Prices(**prices))

@@ -15,13 +15,20 @@ from labkit.forecast.calibration import (
     model_of,
 )
 from labkit.forecast.forecast import Forecast, Prices, forecast
+from labkit.forecast.programs import MEET, MOST, STEPS, Crowd, of_program, shapes_of
+from labkit.forecast.slices import of_grid, of_tensor_parallel
+from labkit.forecast.stages import of_stages
 
 __all__ = [
+    "MEET",
+    "MOST",
     "PARTS",
+    "STEPS",
     "Asked",
     "Calibration",
     "CodecCost",
     "CollectiveCost",
+    "Crowd",
     "Forecast",
     "InputCost",
     "LayerCost",
@@ -34,4 +41,9 @@ __all__ = [
     "Taken",
     "forecast",
     "model_of",
+    "of_grid",
+    "of_program",
+    "of_stages",
+    "of_tensor_parallel",
+    "shapes_of",
 ]

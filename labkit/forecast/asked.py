@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from labkit.forecast.calibration import (
     model_of,
 )
 from labkit.network import Network
+from labkit.programs.virtual import FORWARDS
 
 if TYPE_CHECKING:
     from labkit.compression import Compressor
@@ -33,12 +34,14 @@ class Taken:
 
     Attributes:
         parts: s of the rank that is last, by names of `PARTS`; they add up to the step.
-        spread: of the step, as a factor on its median: the middle nine tenths, of `Spread`.
+        spread: of the typical step of a run, as factors on its median: the middle nine tenths,
+            as what was measured spreads from repeat to repeat.
         nbytes: that cross each link in a step, by its name.
         memory: bytes of the fullest rank, by kind: weights, gradients, optimizer, activations,
             buffers.
         sources: where figures are from.
-        more: what else a strategy knows, such as staleness or a bubble, by name.
+        more: what else a strategy knows, such as staleness or a bubble, by name; of single steps
+            the middle nine tenths, `step_low` and `step_high`, s.
     """
 
     parts: Mapping[str, float]
@@ -96,7 +99,14 @@ class Asked:
     @property
     def together(self) -> int:
         """Ranks that compute on one machine at once."""
+        if self.virtual:
+            return 1
         return self.workers if self.emulated or self.network is None else 1
+
+    @property
+    def virtual(self) -> bool:
+        """Whether one process would play all ranks, on a clock without overheads."""
+        return bool(self.experiment.clock == "virtual")
 
     def memory(self, rows: float) -> dict[str, float]:
         """Bytes that a rank with the whole model holds in a step on so many rows, by kind."""
@@ -107,6 +117,13 @@ class Asked:
             "optimizer": self.model.slots * weights,
             "activations": self.model.memory * rows,
         }
+
+    def alone(self, rows: float) -> float:
+        """Seconds of one rank's own step on so many rows, nobody beside it."""
+        law = self.experiment.compute
+        if law is not None and law.mean is not None:  # it says what a rank takes for its part
+            return float(law.mean * rows * self.workers / self.experiment.batch_size)
+        return self.step(rows, together=1).seconds
 
     def step(self, rows: float, together: int | None = None) -> StepCost:
         """A rank's own step on so many rows, interpolated between those that were measured.
@@ -132,6 +149,25 @@ class Asked:
         found = {name: _between(rows, own, name) for name in names}
         return StepCost(rows=max(1, round(rows)), threads=threads, together=beside, **found)
 
+    def computed(self, rows: float) -> StepCost:
+        """The same in the experiment's own time: as measured, or the mean of what it says.
+
+        Of what it says a third is the way forward, as on the virtual clock.
+        """
+        law = self.experiment.compute
+        if law is None or law.mean is None:
+            return self.step(rows)
+        spreads = {
+            name: Spread(median=seconds, low=seconds, high=seconds)
+            for name, seconds in (
+                ("forward", law.mean * FORWARDS),
+                ("backward", law.mean * (1 - FORWARDS)),
+                ("update", law.update or 0.0),
+                ("other", 0.0),
+            )
+        }
+        return StepCost(rows=max(1, round(rows)), threads=1, together=1, **spreads)
+
     def codec(self, compressor: Compressor, nbytes: float) -> CodecCost:
         """What a compressor takes for a gradient of so many bytes, from those beside it.
 
@@ -153,8 +189,8 @@ class Asked:
         return CodecCost(
             compressor=wanted,
             nbytes=round(nbytes),
-            encode=_line(low.encode, high.encode, share),
-            decode=_line(low.decode, high.decode, share),
+            encode=line_through(low.encode, high.encode, share),
+            decode=line_through(low.decode, high.decode, share),
             payload=round(low.payload + share * (high.payload - low.payload)),
         )
 
@@ -167,25 +203,30 @@ class Asked:
         if not known:
             return Spread(median=0.0, low=0.0, high=0.0)
         near = min({each.workers for each in known}, key=lambda n: abs(n - self.workers))
-        own = sorted((e for e in known if e.workers == near), key=lambda each: each.nbytes)
-        if len(own) == 1 or nbytes <= own[0].nbytes:
-            return own[0].seconds
-        place = int(np.clip(np.searchsorted([e.nbytes for e in own], nbytes), 1, len(own) - 1))
-        low, high = own[place - 1], own[place]
-        return _line(low.seconds, high.seconds, (nbytes - low.nbytes) / (high.nbytes - low.nbytes))
+        return by_bytes([(e.nbytes, e.seconds) for e in known if e.workers == near], nbytes)
+
+
+def by_bytes(known: Iterable[tuple[float, Spread]], nbytes: float) -> Spread:
+    """On the line between two measured sizes, or beyond the last two; not below the least."""
+    own = sorted(known, key=lambda each: each[0])
+    if len(own) == 1 or nbytes <= own[0][0]:
+        return own[0][1]
+    place = int(np.clip(np.searchsorted([size for size, _ in own], nbytes), 1, len(own) - 1))
+    (low, less), (high, more) = own[place - 1], own[place]
+    return line_through(less, more, (nbytes - low) / (high - low))
 
 
 def _between(rows: float, own: list[StepCost], name: str) -> Spread:
     """A part of a step at so many rows."""
     if len(own) == 1:
-        return _times(getattr(own[0], name), rows / own[0].rows if name != "update" else 1.0)
+        return times(getattr(own[0], name), rows / own[0].rows if name != "update" else 1.0)
     place = int(np.clip(np.searchsorted([each.rows for each in own], rows), 1, len(own) - 1))
     low, high = own[place - 1], own[place]
     share = (rows - low.rows) / (high.rows - low.rows)
-    return _line(getattr(low, name), getattr(high, name), share)
+    return line_through(getattr(low, name), getattr(high, name), share)
 
 
-def _line(low: Spread, high: Spread, share: float) -> Spread:
+def line_through(low: Spread, high: Spread, share: float) -> Spread:
     """On the line through both, at this share of the way; never below nothing."""
     median = max(0.0, low.median + share * (high.median - low.median))
     near = low if share < 0.5 else high
@@ -195,7 +236,8 @@ def _line(low: Spread, high: Spread, share: float) -> Spread:
     )
 
 
-def _times(spread: Spread, factor: float) -> Spread:
+def times(spread: Spread, factor: float) -> Spread:
+    """A spread of so many times as long."""
     median, low, high = (factor * each for each in (spread.median, spread.low, spread.high))
     return Spread(median=median, low=low, high=high, count=spread.count)
 
@@ -204,7 +246,7 @@ def _scaled(known: CodecCost, nbytes: float, factor: float) -> CodecCost:
     return CodecCost(
         compressor=known.compressor,
         nbytes=round(nbytes),
-        encode=_times(known.encode, factor),
-        decode=_times(known.decode, factor),
+        encode=times(known.encode, factor),
+        decode=times(known.decode, factor),
         payload=round(known.payload * factor),
     )

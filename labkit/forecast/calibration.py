@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
 
@@ -243,7 +244,7 @@ class Calibration(Checked):
     overheads: tuple[Overhead, ...] = ()
     inputs: tuple[InputCost, ...] = ()
 
-    @property
+    @cached_property
     def hash8(self) -> str:
         """Eight hexadecimal digits that name the content."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)

@@ -83,7 +83,7 @@ class Forecast:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Seconds between which nine tenths of the steps are, as the measured ones spread."""
+        """Seconds between which the typical step of a run is, nine times in ten."""
         low, high = self.taken.spread
         return self.seconds * low, self.seconds * high
 
@@ -218,6 +218,7 @@ def forecast(
         InvalidInput: its strategy has no forecast, or something was not measured.
     """
     prices = prices or Prices()
+    emulated = emulated and network is not None and experiment.clock == "wall"
     asked = Asked(experiment, calibration, network, emulated)
     steps = prices.target_steps
     if steps is None and experiment.epoch_steps is not None:
@@ -232,8 +233,8 @@ def forecast(
         workers=asked.workers,
         rows=rows,
         taken=taken,
-        alone=asked.step(rows, together=1).seconds,
-        own=asked.step(rows / asked.workers, together=1).seconds,
+        alone=asked.alone(rows),
+        own=asked.alone(rows / asked.workers),
         prices=prices,
         steps=steps,
         calibration=calibration.hash8,

@@ -51,15 +51,23 @@ class ComputeTime(Checked):
             return cls(values=value)
         return cls(**value) if isinstance(value, dict) else value
 
+    @property
+    def mean(self) -> float | None:
+        """Seconds on average; None: as measured."""
+        return self.seconds if self.values is None else float(np.mean(self.values))
+
     def of(self, worker: int, step: int, seed: int, measured: float) -> float:
         """What this step takes a worker; `measured` stands for seconds that were not given."""
         if self.values is not None:
             own = self.values[worker % len(self.values)] if _nested(self.values) else self.values
             return float(own[step % len(own)])  # type: ignore[index,arg-type]
+        return self.quantile(float(uniform(seed, 1, worker, step)[0]), measured)
+
+    def quantile(self, number: float, measured: float) -> float:
+        """Seconds below which the law is with a probability in [0, 1): a number draws by it."""
         mean = measured if self.seconds is None else self.seconds
         if self.law == "constant":
             return mean
-        number = float(uniform(seed, 1, worker, step)[0])
         if self.law == "exponential":
             return float(-mean * np.log1p(-number))
         z = NormalDist().inv_cdf(min(max(number, 1e-12), 1 - 1e-12))

@@ -206,6 +206,13 @@ class Network(Checked):
             }
         return self.model_copy(update=seen)
 
+    @property
+    def prompt(self) -> Network:
+        """The same, on which ranks compute at full speed, while their links are as slow."""
+        calm = {"compute": 1.0, "law": "constant", "pause": None}
+        slow = {rank: each.model_copy(update=calm) for rank, each in self.slow.items()}
+        return self.model_copy(update={"slow": slow})
+
     def compute_factor(self, rank: int, number: int) -> float:
         """Factor on the rank's compute time number `number` (a step, a pass)."""
         if rank not in self.slow:

@@ -168,7 +168,7 @@ class _Pieces:
         return list(zip(self._roles.members(worker), parts, self.latest[worker], strict=True))
 
     def _joined(self, found: Sequence[Message]) -> Vector:
-        flat = np.empty(self._own.size, self._roles.weights.dtype)
+        flat = np.empty_like(self._roles.weights, shape=self._own.size)
         for own, each in zip(self._shared, found, strict=True):
             if each.values is not None:
                 own.put(each.values, flat)

@@ -26,6 +26,10 @@ class Talk:
         roles: who holds what, and what all begin with.
         worker, server: their numbers.
 
+    Attributes:
+        compressor: as given.
+        size, dtype: of what is said, in elements.
+
     Source: H. Tang, C. Yu, X. Lian, T. Zhang, J. Liu, DoubleSqueeze, 2019, arXiv 1905.05957, which
     compresses both directions with feedback at both ends. Differs from it: answers say weights, not
     mean gradients, as each worker of an asynchronous server has others.
@@ -34,25 +38,25 @@ class Talk:
     def __init__(
         self, compressor: Compressor | None, roles: Roles, worker: int, server: int
     ) -> None:
-        self._compressor, self._worker, self._server = compressor, worker, server
-        self._seed, self._dtype = roles.seed, roles.weights.dtype
+        self.compressor, self._worker, self._server = compressor, worker, server
+        self._seed, self.dtype = roles.seed, roles.weights.dtype
         part = roles.part(server)
-        self._shapes = part.shapes
+        self._shapes, self.size = part.shapes, part.size
         self._followed: Vector = roles.weights[:0]
         if compressor is not None:  # else each talk would keep a copy for nothing
             self._followed = part.take(roles.weights)  # what the worker has
 
     def push(self, gradient: Vector) -> Vector:
         """What a worker sends for the gradient of this part."""
-        return gradient if self._compressor is None else self._pushes.say(gradient)
+        return gradient if self.compressor is None else self._pushes.say(gradient)
 
     def pushed(self, said: Vector) -> Vector:
         """The gradient that the server understands."""
-        return said if self._compressor is None else self._heard.hear(said)
+        return said if self.compressor is None else self._heard.hear(said)
 
     def answer(self, weights: Vector) -> Vector:
         """What the server sends for its weights."""
-        if self._compressor is None:
+        if self.compressor is None:
             return weights
         said = self._answers.say(weights - self._followed)
         self._followed = self._followed + self._answers.sent
@@ -60,11 +64,11 @@ class Talk:
 
     def has(self, answered: Vector) -> Vector:
         """What the worker has of the weights that the server has just answered."""
-        return answered if self._compressor is None else self._followed
+        return answered if self.compressor is None else self._followed
 
     def answered(self, said: Vector) -> Vector:
         """The weights that the worker has then."""
-        if self._compressor is None:
+        if self.compressor is None:
             return said
         self._followed = self._followed + self._told.hear(said)
         return self._followed
@@ -77,7 +81,7 @@ class Talk:
 
     @cached_property
     def _heard(self) -> Listener:
-        return Listener(self._by_gradient, self._shapes, self._dtype)
+        return Listener(self._by_gradient, self._shapes, self.dtype)
 
     @cached_property
     def _answers(self) -> Speaker:
@@ -85,12 +89,12 @@ class Talk:
 
     @cached_property
     def _told(self) -> Listener:
-        return Listener(self._by_gradient.forgetful, self._shapes, self._dtype)
+        return Listener(self._by_gradient.forgetful, self._shapes, self.dtype)
 
     @property
     def _by_gradient(self) -> Compressor:
-        assert self._compressor is not None  # for the type checker
-        return self._compressor
+        assert self.compressor is not None  # for the type checker
+        return self.compressor
 
     def _speaker(self, compressor: Compressor, number: int, to: int) -> Speaker:
         return Speaker(compressor, self._shapes, number, self._seed + TENSORS * to)

@@ -11,8 +11,9 @@ import numpy as np
 from labkit.compression import Compressor, Gather, Mean, Request, State, nbytes
 from labkit.compression.lockstep import reduce_all
 from labkit.network import Network
+from labkit.network.topology import Seconds
 from labkit.programs.actions import AllReduce, Gradient, Vector
-from labkit.simulate import simulate
+from labkit.simulate import Simulation, simulate
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,7 @@ class Together:
     ) -> None:
         self._workers, self._shapes, self._seed = workers, shapes, seed
         # How slow a rank computes is in the moment at which it comes.
-        self._network = network and network.model_copy(
-            update={
-                "slow": {
-                    rank: slow.model_copy(update={"compute": 1.0, "law": "constant"})
-                    for rank, slow in network.slow.items()
-                }
-            }
-        )
+        self._network = network and network.prompt
         self._here: dict[int, tuple[AllReduce, float]] = {}
         self._states: dict[tuple[int, int, int], State] = {}
 
@@ -102,8 +96,12 @@ class Together:
         name = algorithm if kind == "sum" else "allgather_ring"
         # Gathered are payloads of all ranks, of which each brings one.
         whole = size if kind == "sum" else size * len(came)
-        found = simulate(name, len(came), whole, self._network, compute=came - first)
+        found = self._simulated(name, whole, self._network, came - first)
         return first + found.finish, found.messages, found.sent
+
+    def _simulated(self, name: str, nbytes: float, network: Network, came: Seconds) -> Simulation:
+        """A collective of ranks that come at these moments, s."""
+        return simulate(name, len(came), nbytes, network, compute=came)
 
     def _mean(self, actions: Sequence[AllReduce]) -> tuple[Vector, list[tuple[str, float]]]:
         """The mean of all gradients, and what travelled for it: whether summed, and bytes."""

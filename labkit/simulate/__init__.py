@@ -2,7 +2,7 @@
 
 from labkit.schedules import Cost
 from labkit.simulate.calibrate import Fit, Measurement, calibrate
-from labkit.simulate.costs import closed_form, modelled, textbook
+from labkit.simulate.costs import closed_form, exact_form, modelled, textbook
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
 from labkit.simulate.predict import Prediction, predict
 from labkit.simulate.published import PUBLISHED, SOFTSYNC, SOFTSYNC_LATER, Scaling, Softsync
@@ -24,6 +24,7 @@ __all__ = [
     "Trace",
     "calibrate",
     "closed_form",
+    "exact_form",
     "modelled",
     "predict",
     "simulate",

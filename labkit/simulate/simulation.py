@@ -21,14 +21,16 @@ class Simulation:
     """What a schedule does on a network.
 
     Args: finish: when each rank is done, shape (size,), s; messages, sent: number and bytes that
-    each rank sent, shape (size,); links: their names; occupied: for how long each was, counted at
-    its full rate, shape (links,), s; trace: every message, where asked for.
+    each rank sent, shape (size,); links: their names; carried: bytes, shape (links,); occupied: for
+    how long each was, counted at its full rate, shape (links,), s; trace: every message, where
+    asked for.
     """
 
     finish: Seconds
     messages: Seconds
     sent: Seconds
     links: list[str]
+    carried: Seconds
     occupied: Seconds
     trace: Trace | None = None
 
@@ -95,5 +97,5 @@ def simulate(
         world.run(rounds(size), chunk)
     bandwidth, tally = world.links.bandwidth, world.tally
     kept = Trace.of(world.log, world.segments, bandwidth) if trace else None
-    occupied = tally.carried / bandwidth
-    return Simulation(world.clock, tally.messages, tally.sent, world.links.names, occupied, kept)
+    counts = tally.messages, tally.sent, world.links.names, tally.carried
+    return Simulation(world.clock, *counts, tally.carried / bandwidth, kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -17,6 +17,9 @@ from labkit.schedules import ALLREDUCE
 from labkit.strategies.refusals import one_of, refuse_around, refuse_given, refuse_in_parts
 from labkit.strategies.strategy import Kept, Question, Session, Strategy
 from labkit.strategies.taxonomy import Cell
+
+if TYPE_CHECKING:
+    from labkit.forecast import Asked, Taken
 
 
 class AllReduce(Strategy):
@@ -174,6 +177,15 @@ class AllReduce(Strategy):
     def _scheduled(self) -> str:
         """An algorithm with a schedule that the simulator can carry out."""
         return self.algorithm if self.algorithm in ALLREDUCE else "ring"
+
+    def forecast(self, asked: Asked) -> Taken:
+        """Its buckets on a line, beside or behind the backward pass of the slowest rank."""
+        from labkit.forecast.exchanged import Exchanged
+
+        plan = self.algorithm, self.schedule, self.bucket_bytes, self.compressor
+        if asked.virtual and self.algorithm == "auto":
+            plan = (self._scheduled(), *plan[1:])
+        return Exchanged(asked, *plan).taken()
 
     def train(self, session: Session) -> None:
         """`model.fit` with the exchange inside the optimizer; on the virtual clock a program."""

@@ -21,6 +21,7 @@ from labkit.programs import (
 )
 from labkit.programs.actions import Vector
 from labkit.strategies.replicas import Replicas
+from labkit.strategies.strategy import Question
 from labkit.strategies.taxonomy import Cell
 
 
@@ -67,6 +68,10 @@ class AsynchronousDiLoCo(Replicas):
     def central(self) -> bool:
         """The server holds what workers begin with."""
         return True
+
+    def cycle(self, experiment: Question) -> int:
+        """H."""
+        return self.period
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """What a worker does, or the server."""

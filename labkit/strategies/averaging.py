@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from labkit.common.errors import InvalidInput
 from labkit.compression import Nested
+from labkit.forecast import Asked, Taken, of_program
 from labkit.network import slower_than_fastest
 from labkit.programs import (
     Adopt,
@@ -172,6 +173,17 @@ class ParameterAveraging(Meeting):
                 f"leaves none to a worker that is {max(slower):g} times slower; use a period of "
                 f"{math.ceil(max(slower))} or more"
             )
+
+    def cycle(self, experiment: Question) -> int:
+        """A period, which is never longer."""
+        if self.period == "epoch":
+            return experiment.epoch_steps or 1
+        return self.period
+
+    def forecast(self, asked: Asked) -> Taken:
+        """By playing its programs, behind what warms up."""
+        steady = self.model_copy(update={"warmup": 0})
+        return of_program(asked, steady, self.cycle(asked.experiment), steady.crowd(asked.workers))
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """A replica: steps of its own, and meetings when they are due."""

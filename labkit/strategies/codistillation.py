@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from labkit.common.errors import InvalidInput
+from labkit.forecast import MOST, Crowd
 from labkit.programs import (
     Compute,
     Mark,
@@ -75,6 +76,15 @@ class Codistillation(Replicas):
     def copies(self, workers: int) -> Sequence[int]:
         """All have weights of their own, of which the first one's count."""
         return [0]
+
+    def cycle(self, experiment: Question) -> int:
+        """What is said in one period is used in the next."""
+        return 2 * self.period
+
+    def crowd(self, workers: int) -> Crowd | None:
+        """All speak to all."""
+        few = MOST // 2
+        return Crowd(self, few, everyone=(workers - 1) / (few - 1)) if workers > few else None
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """A worker: periods in which it learns from what was said at the begin of the last one."""

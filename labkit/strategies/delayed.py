@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field, PositiveInt
 
+from labkit.forecast import Asked, Taken, of_stages
 from labkit.schedules.pipeline import Table
 from labkit.schedules.pipeline.delayed import delayed
 from labkit.strategies.lane import recorder
@@ -58,6 +59,10 @@ class DelayedGradients(Staged):
     def table(self, ranks: int, iterations: int = 1) -> Table:
         """The schedule of one replica through so many iterations."""
         return delayed(ranks, iterations)
+
+    def forecast(self, asked: Asked) -> Taken:
+        """By its table, when all modules are under way."""
+        return of_stages(asked, self, goes_on=True)
 
     def train(self, session: Session) -> None:
         """Forward in sequence, backward in parallel, an optimizer a module."""

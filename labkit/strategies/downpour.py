@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, ClassVar
 
@@ -79,6 +80,11 @@ class Downpour(Servers):
                 f"fetch_every={self.fetch_every}, push_every={self.push_every}: a replica would "
                 "train alone; allowed: 1 to 10000"
             )
+
+    @property
+    def cycle(self) -> int:
+        """Pushes and fetches."""
+        return math.lcm(self.push_every, self.fetch_every)
 
     def work(self, roles: Roles, number: int, mark: Any) -> Program:
         """A replica: compute, step, push and fetch when it is time."""

@@ -127,6 +127,10 @@ class ElasticAveraging(Meeting):
         """The centre: that of the server, or worker 0's."""
         return [workers if self.central else 0]
 
+    def cycle(self, experiment: Question) -> int:
+        """From one pull to the next."""
+        return self.period
+
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """What a worker does, or the server."""
         if number == roles.workers:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from labkit.common.errors import InvalidInput
+from labkit.forecast import MOST, Crowd
 from labkit.programs import (
     Adopt,
     AllReduce,
@@ -166,6 +167,16 @@ class Gossip(Replicas):
             squares = np.mean([each.T @ each for each in turn], axis=0)
             return float(1 - math.sqrt(np.linalg.eigvalsh(squares)[-2]))
         return float(1 - np.sort(np.abs(np.linalg.eigvals(self.mixing(workers, 0))))[-2])
+
+    def cycle(self, experiment: Question) -> int:
+        """Until graphs begin anew."""
+        turns = self.topology == "exponential" and experiment.workers > 1
+        return math.ceil(math.log2(experiment.workers)) if turns else 1
+
+    def crowd(self, workers: int) -> Crowd | None:
+        """Neighbours are as many, however many there are."""
+        many = isinstance(self.topology, str) and workers > MOST
+        return Crowd(self, MOST) if many else None
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """What this one does, from its begin or from a mark that it has set."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, PositiveInt, field_validator
 
+from labkit.forecast import Asked, Taken, of_grid
 from labkit.schedules.grid import Grid, check_fit, squarest
 from labkit.strategies.intra_layer import IntraLayer, Objective
 from labkit.strategies.refusals import Given, rows_and_columns
@@ -66,6 +67,10 @@ class LocallyConnected(IntraLayer):
         """Refuse what does not fit together, before any rank starts."""
         super().check(experiment)
         check_fit(self.of(experiment.workers), experiment.workers, experiment.planes or ())
+
+    def forecast(self, asked: Asked) -> Taken:
+        """By what crosses between tiles."""
+        return of_grid(asked, self.of(asked.workers))
 
     def of(self, workers: int) -> Grid:
         """The grid of one replica."""

@@ -111,6 +111,9 @@ class ParameterServer(Servers):
                 f"for; allowed: 0 to {experiment.workers - 1}"
             )
 
+    def _fewer(self, scale: float) -> dict[str, Any]:
+        return {"backups": round(self.backups * scale)}
+
     def serve(self, roles: Roles, number: int, mark: Any) -> Program:
         """What a server does."""
         if self.synchronous:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field, PositiveInt, field_validator
 
 from labkit.common.errors import InvalidInput
+from labkit.forecast import Asked, Taken, of_stages
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline import Table, gpipe
 from labkit.schedules.pipeline.wavefront import stretches
@@ -197,6 +198,10 @@ class Pipeline(Staged):
                 model, loss, recompute=recompute, stretches=self.microbatches, read=read
             )
         return super().stage(model, loss, read, recompute)
+
+    def forecast(self, asked: Asked) -> Taken:
+        """By its table."""
+        return of_stages(asked, self, self.recompute)
 
     def train(self, session: Session) -> None:
         """Steps by the schedule, an optimizer a rank."""

@@ -9,6 +9,7 @@ from pydantic import field_validator, model_validator
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Transport
+from labkit.forecast import MEET, MOST, Asked, Crowd, Taken, of_program
 from labkit.programs import Parts, Program, Roles
 from labkit.schedules import ALLREDUCE
 from labkit.strategies.refusals import one_of, refuse_in_parts
@@ -79,6 +80,19 @@ class Replicas(Strategy):
         """Play the programs of all workers."""
         session.play(self)
 
+    def cycle(self, experiment: Question) -> int:
+        """Steps after which what workers exchange begins anew."""
+        return 1
+
+    def crowd(self, workers: int) -> Crowd | None:
+        """A few in the place of so many, in a forecast; None: all."""
+        many = self.central and workers > MOST
+        return Crowd(self, MOST, workers / MOST) if many else None
+
+    def forecast(self, asked: Asked) -> Taken:
+        """By playing its programs."""
+        return of_program(asked, self, self.cycle(asked.experiment), self.crowd(asked.workers))
+
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[Parts]:
         """No server holds anything."""
         return []
@@ -105,6 +119,11 @@ class Meeting(Replicas):
     @classmethod
     def _algorithm(cls, value: str) -> str:
         return one_of("algorithm", value, ("auto", *ALLREDUCE))
+
+    def crowd(self, workers: int) -> Crowd | None:
+        """As many as bring one that is late."""
+        central = super().crowd(workers)
+        return central or (Crowd(self, MEET) if workers > MEET and not self.central else None)
 
     @property
     def scheduled(self) -> str:

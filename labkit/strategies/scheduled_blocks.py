@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from math import prod
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from labkit.common.errors import InvalidInput
+from labkit.forecast import STEPS, Asked, Taken, of_program, shapes_of
 from labkit.programs import (
     Adopt,
     AllReduce,
@@ -91,6 +93,15 @@ class ScheduledBlocks(Meeting):
     def copies(self, workers: int) -> Sequence[int]:
         """All hold the same weights; those of the first one count."""
         return [0]
+
+    def forecast(self, asked: Asked) -> Taken:
+        """By playing its rounds; which blocks depend on each other only their curvature tells."""
+        layers = sum(bool(layer.weights) for layer in asked.model.layers)
+        size = sum(map(prod, shapes_of(asked)))
+        count = layers if self.block == "layer" else -(-size // self.block)
+        plain = self.model_copy(update={"dependency": None})
+        cycle = min(STEPS, -(-count // self.parallel))
+        return of_program(asked, plain, cycle, plain.crowd(asked.workers))
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """Every worker does the same."""

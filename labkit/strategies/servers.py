@@ -13,6 +13,7 @@ from pydantic import Field, PositiveInt, field_validator
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Transport
 from labkit.compression import Compressor, Nested
+from labkit.forecast import MOST, Asked, Crowd, Taken, of_program, shapes_of
 from labkit.programs import (
     Code,
     Compute,
@@ -232,6 +233,35 @@ class Servers(Strategy):
     def train(self, session: Session) -> None:
         """Play the programs of workers and servers."""
         session.play(self)
+
+    # --- a forecast ---------------------------------------------------------------------------
+
+    @property
+    def cycle(self) -> int:
+        """Steps of a worker after which what it exchanges begins anew."""
+        return 1
+
+    def forecast(self, asked: Asked) -> Taken:
+        """By playing its programs; of many workers with a few, whose servers have as much to do."""
+        return of_program(asked, self, self.cycle, self._crowd(asked))
+
+    def _crowd(self, asked: Asked) -> Crowd | None:
+        """Fewer workers, and as many servers, if they stand beside workers, in proportion.
+
+        The load is that of the fullest server.
+        """
+        if asked.workers <= MOST and asked.workers * self.servers <= 2 * MOST:
+            return None
+        few = min(asked.workers, MOST if self.servers < MOST or not self.colocated else MOST // 2)
+        shapes, scale = shapes_of(asked), few / asked.workers
+        count = max(1, min(few, round(self.servers * scale))) if self.colocated else 1
+        fullest = max(part.size for part in self.parts(shapes)) / sum(map(prod, shapes))
+        fields = {"servers": count, "placement": "sharded", **self._fewer(scale)}
+        return Crowd(self.model_copy(update=fields), few, fullest * count / scale)
+
+    def _fewer(self, scale: float) -> dict[str, Any]:
+        """Fields that count workers, for so many times as many."""
+        return {}
 
     # --- the programs ------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
+from labkit.forecast import MOST
 from labkit.programs import (
     Code,
     Drop,
@@ -272,6 +273,9 @@ class SoftSync(Stale):
                 f"splits={self.splits} are more updates than workers={experiment.workers} have "
                 f"gradients; allowed: 1 to {experiment.workers}"
             )
+
+    def _fewer(self, scale: float) -> dict[str, Any]:
+        return {"splits": min(self.splits, MOST)}
 
     def serve(self, roles: Roles, number: int, mark: Any) -> Program:
         """A server that answers first, and updates when enough have come."""

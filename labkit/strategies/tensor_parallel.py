@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field, PositiveInt, field_validator
 
 from labkit.communicator import ALGORITHMS, refuse_unmetered
+from labkit.forecast import Asked, Taken, of_tensor_parallel
 from labkit.strategies.intra_layer import IntraLayer, Objective
 from labkit.strategies.refusals import one_of, refuse_narrow, refuse_remainder
 from labkit.strategies.strategy import Question
@@ -70,6 +71,10 @@ class TensorParallel(IntraLayer):
         workers, slices = experiment.workers, self.ranks(experiment.workers)
         refuse_remainder("slices", slices, workers)
         refuse_narrow(slices, experiment)
+
+    def forecast(self, asked: Asked) -> Taken:
+        """By what slices of each layer add up and gather."""
+        return of_tensor_parallel(asked, self.ranks(asked.workers), self.algorithm)
 
     def ranks(self, workers: int) -> int:
         """Of one replica."""

@@ -6,12 +6,12 @@ from labkit.model_parallel.stages.ledger import Ledger
 from labkit.model_parallel.stages.microbatches import Batch
 from labkit.model_parallel.stages.model_blocks import INPUTS, Blocks, Chain, Parts, split_model
 from labkit.model_parallel.stages.open_time import open_time
-from labkit.model_parallel.stages.partition import by_hand, by_parameters, cheapest
 from labkit.model_parallel.stages.passing import Links, OwnLosses
 from labkit.model_parallel.stages.probe import block_passes, block_seconds, kept_bytes
 from labkit.model_parallel.stages.recurrent import RecurrentStage
 from labkit.model_parallel.stages.runner import Runner
 from labkit.model_parallel.stages.stage import Stage
+from labkit.schedules.pipeline.partition import by_hand, by_parameters, cheapest
 
 __all__ = [
     "INPUTS",

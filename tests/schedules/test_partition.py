@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
-from labkit.model_parallel.stages import by_hand, by_parameters, cheapest
-
-pytestmark = pytest.mark.heavy  # models are built
+from labkit.schedules.pipeline.partition import by_hand, by_parameters, cheapest
 
 
 def test_by_hand_counts_blocks() -> None:

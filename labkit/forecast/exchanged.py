@@ -1,0 +1,268 @@
+"""A step of replicas that exchange gradients: computing, and buckets on a line beside or behind it.
+
+Buckets are those of `labkit.exchange`, served in its order; what one of them takes is said by
+`Sums` and by the codec that was measured.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from itertools import zip_longest
+from math import prod
+
+import numpy as np
+
+from labkit.common.errors import InvalidInput
+from labkit.common.rows import cut
+from labkit.compression import Compressor, Gather, Mean, Request, SparseMean
+from labkit.exchange import SCHEDULES
+from labkit.exchange.bucket import Bucket
+from labkit.exchange.gradient import Gradient
+from labkit.exchange.layout import in_buckets
+from labkit.forecast.asked import Asked, Taken, times
+from labkit.forecast.calibration import Source, Spread, StepCost
+from labkit.forecast.line import Line
+from labkit.forecast.load import Kind, Load
+from labkit.forecast.slowest import Alike, slowest
+from labkit.forecast.sums import NOTHING, Carried, Sums, both
+
+KINDS: tuple[tuple[type[Request], Kind], ...] = (
+    *((Mean, "sum"), (Gather, "gather"), (SparseMean, "sparse")),
+)
+COMPUTED = ("forward", "backward", "update", "other")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the line needs for a bucket: to pack it, to say it in fewer bytes, to carry it."""
+
+    pack: Spread
+    codec: Spread
+    wire: Spread
+    carried: tuple[Carried, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.pack.median + self.codec.median + self.wire.median
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """The step of `AllReduce`.
+
+    Args:
+        asked: the experiment, and what was measured.
+        algorithm, schedule, bucket_bytes, compressor: as of `labkit.exchange.Exchange`.
+    """
+
+    asked: Asked
+    algorithm: str
+    schedule: str
+    bucket_bytes: int
+    compressor: Compressor | None = None
+
+    def taken(self) -> Taken:
+        """What it takes.
+
+        Raises: InvalidInput, for what was not measured.
+        """
+        own, computing = self.own, slowest(self._ranks())
+        last = float(np.median(computing))
+        line = sum(each.seconds for each in self.served)
+        late = last / own.seconds if own.seconds else 1.0
+        exposed = self._line(late).exposed(SCHEDULES[self.schedule], self.asked.workers)
+        share = exposed / line if line else 0.0
+        parts = {name: getattr(own, name).median for name in COMPUTED}
+        parts["wait"] = last - own.seconds
+        spreads = []
+        for name in ("pack", "codec", "wire"):
+            each = [times(getattr(served, name), share) for served in self.served]
+            parts[name] = sum(one.median for one in each)
+            spreads += each
+        computed = reduce(both, (getattr(own, name) for name in COMPUTED))
+        whole = reduce(both, spreads, times(computed, late))
+        low, high = np.quantile(computing, (0.05, 0.95)) + exposed
+        return Taken(
+            parts=parts,
+            spread=(whole.low / whole.median, whole.high / whole.median)
+            if whole.median
+            else (1.0, 1.0),
+            nbytes=self._links(),
+            memory=self.asked.memory(max(self.rows))
+            | {"buffers": float(sum(each.nbytes for each in self.buckets))},
+            sources=tuple(self._sources()),
+            more={
+                "sent": sum(one.sent for each in self.served for one in each.carried),
+                "buckets": len(self.buckets),
+                "hidden": max(0.0, line - exposed),
+                "step_low": float(low),
+                "step_high": float(high),
+            },
+        )
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """Of each rank's part of the batch."""
+        experiment = self.asked.experiment
+        capacities = experiment.capacities or [1.0] * self.asked.workers
+        return np.diff(cut(experiment.batch_size, capacities)).tolist()
+
+    @cached_property
+    def own(self) -> StepCost:
+        """A step of the rank that has most rows, as if there were no others to wait for.
+
+        Raises: InvalidInput, where more ranks have one machine together than were measured.
+        """
+        found, wanted = self.asked.computed(max(self.rows)), self.asked.together
+        if wanted > found.together and self.asked.experiment.compute is None:
+            raise InvalidInput(
+                f"{wanted} ranks at once on one machine were not measured, {found.together} at "
+                f"most; measure them by `labkit calibrate --workers {wanted}`, or give a network "
+                "between machines"
+            )
+        return found
+
+    @cached_property
+    def buckets(self) -> list[Bucket]:
+        """As the exchange lays them out; none where there is nothing to exchange."""
+        if self.asked.workers == 1 and self.compressor is None:
+            return []
+        found = SCHEDULES[self.schedule]
+        dtype = np.dtype("float64" if self.asked.experiment.precision == "float64" else "float32")
+        shapes = [shape for layer in self.asked.model.layers for shape in layer.weights]
+        if not shapes:
+            raise InvalidInput(
+                "the layers of this model were not measured, so that nobody knows its gradients; "
+                "measure it by `labkit calibrate`"
+            )
+        signature = [Gradient(f"{n}", shape, dtype.name) for n, shape in enumerate(shapes)]
+        by_layer = self.compressor is not None and self.compressor.by_layer
+        return in_buckets(
+            signature,
+            [dtype] * len(shapes),
+            None if found.after else self.bucket_bytes,
+            cut=not (found.after or by_layer),
+            groups=self._layer_of if found.into_next and self.asked.workers > 1 else None,
+        )
+
+    @cached_property
+    def sums(self) -> Sums:
+        """What carries them."""
+        return Sums(
+            self.asked,
+            self.algorithm,
+            float(max((each.nbytes for each in self.buckets), default=0)),
+            dense=self.compressor is None,
+            turns=SCHEDULES[self.schedule].turns,
+        )
+
+    @cached_property
+    def served(self) -> list[Served]:
+        """What each bucket takes."""
+        return [self._serve(number, bucket) for number, bucket in enumerate(self.buckets)]
+
+    @cached_property
+    def _layer_of(self) -> list[int]:
+        """The layer of each variable."""
+        layers = enumerate(self.asked.model.layers)
+        return [number for number, layer in layers for _ in layer.weights]
+
+    def _ranks(self) -> list[Alike]:
+        """Those that compute alike; of ranks of one machine the slowest was measured already."""
+        asked, experiment = self.asked, self.asked.experiment
+        slow = {**(asked.network.slow if asked.network else {}), **experiment.slow}
+        alike = Counter((rows, slow.get(rank)) for rank, rows in enumerate(self.rows))
+        found = []
+        for (rows, slower), count in alike.items():
+            step = asked.computed(rows)
+            seconds = reduce(both, (getattr(step, name) for name in COMPUTED))
+            laws = () if experiment.compute is None else (experiment.compute,)
+            if slower is not None and slower.law == "constant":
+                seconds = times(seconds, slower.compute)
+            elif slower is not None:
+                laws = (*laws, slower)
+            found.append(Alike(seconds, count if laws else -(-count // step.together), laws))
+        return found
+
+    def _serve(self, number: int, bucket: Bucket) -> Served:
+        asked = self.asked
+        if asked.virtual:
+            return Served(NOTHING, *self._exchange(bucket))
+        pack = asked.once("bucket", bucket.nbytes)
+        # Ranks agree on their weights, once a step or with each bucket; not in memory they share.
+        if self.compressor is not None or (number == 0 and self.sums.chosen != "shared_memory"):
+            pack = both(pack, asked.once("meeting"))
+        if number and not SCHEDULES[self.schedule].after:
+            pack = both(pack, asked.once("overlap"))
+        return Served(pack, *self._exchange(bucket))
+
+    def _exchange(self, bucket: Bucket) -> tuple[Spread, Spread, tuple[Carried, ...]]:
+        """What its codec takes, what carrying it takes, and all that is carried."""
+        if self.compressor is None:
+            carried = self.sums.take(Load("sum", bucket.nbytes))
+            return NOTHING, carried.seconds, (carried,)
+        cost = self.asked.codec(self.compressor, bucket.nbytes)
+        decoded, wires = 1, []
+        for asks in self._turns(bucket, cost.payload):
+            for kind, name in KINDS:
+                nbytes = sum(size for each, size in asks if each is kind)
+                if not nbytes:
+                    continue
+                dense = bucket.nbytes if name == "sparse" else 0.0
+                wires.append(self.sums.take(Load(name, nbytes, dense)))
+                if kind is Gather:
+                    decoded += self.asked.workers
+                elif kind is Mean and not self.compressor.by_layer:
+                    decoded += 1
+        codec = both(cost.encode, times(cost.decode, decoded))
+        wire = reduce(both, (each.seconds for each in wires), NOTHING)
+        return codec, wire, tuple(wires)
+
+    def _turns(self, bucket: Bucket, payload: float) -> Iterable[list[tuple[type, float]]]:
+        """What all that is compressed by itself asks for together, time after time."""
+        assert self.compressor is not None
+        shapes = [shape for layer in self.asked.model.layers for shape in layer.weights]
+        tensors = [shapes[slot.variable] for slot in bucket.slots]
+        if not self.compressor.by_layer:
+            tensors = [(bucket.length,)]
+        every = [
+            self.compressor.asks(shape, payload * prod(shape) / bucket.length) for shape in tensors
+        ]
+        for asks in zip_longest(*every):
+            yield [each for each in asks if each is not None]
+
+    def _line(self, late: float) -> Line:
+        """What serves the buckets, while computing takes so much longer."""
+        layers = self.asked.model.layers
+        return Line(
+            self.buckets,
+            [each.seconds for each in self.served],
+            self._layer_of,
+            late * self.own.forward.median * np.array([each.forward for each in layers]),
+            late * self.own.backward.median * np.array([each.backward for each in layers]),
+        )
+
+    def _links(self) -> dict[str, float]:
+        found: Counter[str] = Counter()
+        for each in self.served:
+            for one in each.carried:
+                found.update(one.links)
+        return dict(found)
+
+    def _sources(self) -> Iterable[Source]:
+        own = self.own
+        yield Source(
+            "forward, backward, update, other",
+            f"measured on {own.together} ranks at once, {own.forward.count} repeats, on a line "
+            "between batches",
+        )
+        yield self.sums.source
+        if self.compressor is not None:
+            yield Source(f"{self.compressor}", "measured, on a line between sizes")
+        known = {each.what for each in self.asked.calibration.overheads}
+        for what in ("bucket", "meeting", *([] if SCHEDULES[self.schedule].after else ["overlap"])):
+            yield Source(what, "measured" if what in known else "not measured: counted as nothing")

@@ -1,0 +1,116 @@
+"""What some ranks of an experiment exchange by themselves: messages, and sums among a few."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import reduce
+
+import numpy as np
+
+from labkit.forecast.asked import Asked, times
+from labkit.forecast.calibration import Spread, StepCost
+from labkit.forecast.load import Load
+from labkit.forecast.sums import NOTHING, Carried, Sums, both
+from labkit.network import Links, Network
+from labkit.schedules import Round
+from labkit.simulate import simulate
+
+Message = tuple[int, int, float]  # from, to, bytes
+COMPUTED = ("forward", "backward", "update", "other")
+ENDLESS = 1e15  # bytes/s of what takes as long for any number of bytes
+
+
+@dataclass(frozen=True)
+class Group(Asked):
+    """Some ranks of an experiment, alone; they are called 0, 1, … there.
+
+    Attributes:
+        ranks: their numbers in the experiment.
+    """
+
+    ranks: Sequence[int] = (0,)
+
+    @classmethod
+    def of(cls, asked: Asked, ranks: Iterable[int]) -> Group:
+        """These ranks of what is asked."""
+        own, network = tuple(ranks), asked.network
+        known = {each.name: getattr(asked, each.name) for each in fields(Asked)}
+        if network is not None:
+            slow = {**network.slow, **asked.experiment.slow}
+            network = network.model_copy(update={"slow": slow})
+            if own != tuple(range(asked.workers)):
+                network = network.part(own, asked.workers)
+        return cls(**known | {"network": network}, ranks=own)
+
+    @property
+    def workers(self) -> int:
+        """How many they are."""
+        return len(self.ranks)
+
+    def total(self, nbytes: float, algorithm: str = "", kind: str = "sum") -> Carried:
+        """What they take for a sum of so many bytes, or to gather what each has of them."""
+        chosen = algorithm if algorithm not in ("", "auto") else "ring" if self.network else "mpi"
+        share = nbytes if kind == "sum" else nbytes / self.workers
+        load = Load("sum" if kind == "sum" else "gather", share)
+        return Sums(self, chosen, nbytes).take(load)
+
+    def between(self, nbytes: float) -> Network:
+        """The network of their messages, of about so many bytes, with what labkit adds to each."""
+        first, more = (self.once("message", each).median for each in (0.0, nbytes))
+        if self.network is None:
+            rate = nbytes / (more - first) if more > first else ENDLESS
+            slow = self.experiment.slow
+            slow = {self.ranks.index(rank): slow[rank] for rank in slow if rank in self.ranks}
+            return Network(latency=first, bandwidth=rate, slow=slow)
+        added = more if self.emulated else 0.0
+        return self.network.model_copy(update={"latency": self.network.latency + added})
+
+    def exchange(self, messages: Sequence[Message]) -> float:
+        """Seconds until messages have come that all leave at once."""
+        if not messages:
+            return 0.0
+        source, to, nbytes = (np.array(column) for column in zip(*messages, strict=True))
+        spans = np.maximum(1, np.rint(nbytes)).astype(np.int64)
+        rounds = [Round(source, to, 0, spans, reduce=False)]
+        network = self.between(float(spans.max())).prompt
+        return simulate(lambda _: rounds, self.workers, float(spans.max()), network).seconds
+
+
+def by_link(asked: Asked, messages: Iterable[Message]) -> dict[str, float]:
+    """Bytes of messages between ranks of an experiment that cross each link."""
+    if asked.network is None:
+        return {}
+    found: Counter[str] = Counter()
+    links = Links(asked.network, asked.workers)
+    sums: Counter[tuple[int, int]] = Counter()
+    for source, to, nbytes in messages:
+        sums[source, to] += nbytes
+    for (source, to), nbytes in sums.items():
+        way = links.way(np.array([source]), np.array([to]))
+        for link in (*way.departure, *way.arrival):
+            if link[0] >= 0:
+                found[links.names[int(link[0])]] += nbytes
+    return dict(found)
+
+
+def typical(
+    step: StepCost, parts: Mapping[str, float], wire: Spread = NOTHING
+) -> tuple[float, float]:
+    """What the typical step of a run may be, as factors: what was measured spreads.
+
+    Args:
+        step: what was measured of computing.
+        parts: of the step.
+        wire: what was measured of messages, which spreads with those of the step.
+    """
+    own = reduce(both, (getattr(step, name) for name in COMPUTED))
+    spent, sent = sum(parts.get(name, 0.0) for name in COMPUTED), parts.get("wire", 0.0)
+    known = [
+        times(each, of / each.median) for each, of in ((own, spent), (wire, sent)) if each.median
+    ]
+    found = reduce(both, known, NOTHING)
+    whole = sum(parts.values())
+    rest = whole - found.median
+    return ((found.low + rest) / whole, (found.high + rest) / whole) if whole else (1.0, 1.0)

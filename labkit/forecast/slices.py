@@ -1,0 +1,221 @@
+"""What models take whose layers are cut: in slices by units, or over a grid of machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from labkit.common.errors import InvalidInput
+from labkit.forecast.asked import Asked, Taken
+from labkit.forecast.calibration import LayerCost, Source, StepCost
+from labkit.forecast.neighbours import Group, by_link, typical
+from labkit.schedules.grid import Grid, crossing, held
+
+SCORES = 3  # sums of a number a row by which slices share a loss
+VALUE = 4  # bytes
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What one slice of a layer does, a row: its share of the work, and what slices exchange.
+
+    Attributes:
+        share: of the layer's time and weights.
+        total, gather: bytes that are added up, or gathered, on the way forward.
+        back: bytes that are added up on the way back.
+        sums: how many sums those are, forward.
+    """
+
+    share: float = 1.0
+    total: float = 0.0
+    gather: float = 0.0
+    back: float = 0.0
+    sums: int = 1
+
+
+def sliced(layers: Sequence[LayerCost], size: int, shares_scores: bool) -> list[Slice]:
+    """How each layer of a chain is cut, by the rules of `labkit.model_parallel.tensor`.
+
+    Two layers of one kind, Dense or Conv2D, behind each other are a pair; so is attention by
+    itself. Layers are told by the shapes of their weights.
+    """
+    found = [Slice() for _ in layers]
+    trained = [number for number, each in enumerate(layers) if each.weights]
+    paired: set[int] = set()
+    for number in trained:
+        layer, kind = layers[number], _kind(layers[number])
+        before = float(layers[number - 1].out) if trained[0] < number else 0.0
+        if number in paired or not kind or layer.weights[0][-1] < size:
+            continue
+        behind = [each for each in trained if each > number]
+        between = [each for each in behind if _kind(layers[each]) == "units"]
+        behind = [each for each in behind if each not in between]
+        share = 1 / size
+        if kind == "heads":
+            found[number] = Slice(share, total=layer.out, back=before)
+        elif kind == "words":
+            found[number] = Slice(share, total=layer.out)
+        elif behind and _kind(layers[behind[0]]) == kind:
+            row = behind[0]
+            found[number] = Slice(share, back=before)
+            found[row] = Slice(share, total=layers[row].out)
+            paired |= {row}
+            for each in between:
+                found[each] = Slice(share) if each < row else found[each]
+        elif shares_scores and number == len(layers) - 1:
+            found[number] = Slice(share, total=SCORES * VALUE, back=before, sums=SCORES)
+        else:
+            found[number] = Slice(share, gather=layer.out, back=before)
+    return found
+
+
+def _kind(layer: LayerCost) -> str:
+    """What kind of layer has weights of these shapes; nothing for one that has no slices."""
+    first, count = len(layer.weights[0]), len(layer.weights)
+    if first == 3:
+        return "heads"
+    if first == 2:
+        return "words" if count == 1 else "dense"
+    return {1: "units", 4: "images"}.get(first, "")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a slice, s: computing forward and back, the waits for others; bytes that it sends."""
+
+    forward: float
+    backward: float
+    wire: float
+    sent: float
+
+
+def of_slices(
+    group: Group, layers: Sequence[LayerCost], step: StepCost, rows: float, algorithm: str = ""
+) -> Cost:
+    """What ranks take that share these layers, on batches of so many rows."""
+    scores = group.experiment.loss is None and bool(layers) and layers[-1] is group.model.layers[-1]
+    forward = backward = wire = sent = 0.0
+    for layer, own in zip(layers, sliced(layers, group.workers, scores), strict=True):
+        forward += own.share * layer.forward * step.forward.median
+        backward += own.share * layer.backward * step.backward.median
+        sums = [("sum", own.total / own.sums)] * own.sums
+        for kind, nbytes in (*sums, ("gather", own.gather), ("sum", own.back)):
+            taken = group.total(nbytes * rows, algorithm, kind)
+            wire, sent = wire + taken.seconds.median, sent + taken.sent
+    return Cost(forward, backward, wire, sent)
+
+
+def of_tensor_parallel(asked: Asked, slices: int, algorithm: str) -> Taken:
+    """The step of `TensorParallel`: slices of all layers, replicas of these."""
+    replicas, model = asked.workers // slices, asked.model
+    rows = asked.experiment.batch_size / replicas
+    step = asked.step(rows)
+    group = Group.of(asked, range(slices))
+    cost = of_slices(group, model.layers, step, rows, algorithm)
+    shared = sliced(model.layers, slices, asked.experiment.loss is None)
+    held = sum(s.share * _size(layer) for s, layer in zip(shared, model.layers, strict=True))
+    share = held / max(1, sum(map(_size, model.layers)))
+    mean = Group.of(asked, range(0, asked.workers, slices)).total(VALUE * held)
+    parts = {
+        "forward": cost.forward,
+        "backward": cost.backward,
+        "other": step.other.median,
+        "update": share * step.update.median,
+        "wire": cost.wire + mean.seconds.median,
+    }
+    whole = asked.memory(rows)
+    return Taken(
+        parts=parts,
+        spread=typical(step, parts),
+        memory={n: each if n == "activations" else share * each for n, each in whole.items()},
+        sources=(
+            Source("forward, backward, update, other", "measured, by the shares of layers"),
+            Source("what slices exchange", "the rules of a chain, by the shapes of weights"),
+        ),
+        more={"sent": replicas * cost.sent + slices * mean.sent, "held": share},
+    )
+
+
+def of_grid(asked: Asked, grid: Grid) -> Taken:
+    """The step of `LocallyConnected`: tiles of all layers, what crosses before each of them.
+
+    Raises: InvalidInput, for a model of which nobody knows the planes.
+    """
+    planes, machines = asked.experiment.planes, grid[0] * grid[1]
+    if planes is None:
+        raise InvalidInput(
+            "a grid has a forecast for named models and data sets alone, of which the borders of "
+            "tiles are known; give model='locally_connected' or another name"
+        )
+    replicas = asked.workers // machines
+    rows = asked.experiment.batch_size / replicas
+    step, group = asked.step(rows), Group.of(asked, range(machines))
+    crosses = crossing(planes, grid)
+    forward = backward = wire = 0.0
+    messages = []
+    for number in range(1, len(planes)):
+        here = crosses.layer == number
+        out = zip(
+            *(crosses.source[here].tolist(), crosses.destination[here].tolist()),
+            *(crosses.values[here].tolist(), crosses.values_back[here].tolist()),
+            strict=True,
+        )
+        ways = [(a, b, VALUE * rows * n, VALUE * rows * back) for a, b, n, back in out]
+        there = [(a, b, n) for a, b, n, _ in ways]
+        back = [(b, a, n) for a, b, _, n in ways if n]
+        messages += [*there, *back]
+        wire += group.exchange(there) + group.exchange(back)
+    shares = [*_tiles(asked, grid)]
+    forward = sum(each * layer.forward for each, layer in shares) * step.forward.median
+    backward = sum(each * layer.backward for each, layer in shares) * step.backward.median
+    kernels = sum(VALUE * _size(layer) for _, layer in shares if _kind_of(layer) == 4)
+    rest = VALUE * sum(map(_size, asked.model.layers)) - kernels
+    kernel = group.total(kernels)
+    mean = Group.of(asked, range(0, asked.workers, machines)).total(kernels + rest / machines)
+    wire += kernel.seconds.median + mean.seconds.median
+    sent = sum(each for *_, each in messages)
+    all_messages = [
+        (machines * replica + a, machines * replica + b, nbytes)
+        for replica in range(replicas)
+        for a, b, nbytes in messages
+    ]
+    share = (kernels + rest / machines) / max(1.0, kernels + rest)
+    parts = {
+        "forward": forward,
+        "backward": backward,
+        "other": step.other.median,
+        "update": share * step.update.median,
+        "wire": wire,
+    }
+    return Taken(
+        parts=parts,
+        spread=typical(step, parts),
+        nbytes=by_link(asked, all_messages),
+        memory={n: each / machines for n, each in asked.memory(rows).items()},
+        sources=(
+            Source("forward, backward, update, other", "measured, by the largest tile"),
+            Source("what crosses", "the messages of the grid, all of a layer at once"),
+        ),
+        more={"sent": replicas * (sent + kernel.sent) + machines * mean.sent},
+    )
+
+
+def _tiles(asked: Asked, grid: Grid) -> Iterator[tuple[float, LayerCost]]:
+    """Of each layer: the share of its values that the machine with most of them has."""
+    known = {each.name: each for each in asked.experiment.planes}
+    for layer in asked.model.layers:
+        plane, share = known.get(layer.name), 1 / (grid[0] * grid[1])
+        if plane is not None:
+            boxes = held(plane, grid)
+            most = (boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1).max()
+            share = float(most / prod(plane.shape))
+        yield share, layer
+
+
+def _size(layer: LayerCost) -> int:
+    return sum(map(prod, layer.weights))
+
+
+def _kind_of(layer: LayerCost) -> int:
+    return len(layer.weights[0]) if layer.weights else 0
