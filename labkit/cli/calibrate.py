@@ -48,32 +48,29 @@ def calibrate(
     optimizer count; -p sets these of all: labkit calibrate mlp cnn -p dataset mnist. What is
     measured is kept with this machine and its versions, beside what was measured before.
     """
-    from labkit.bench.calibrating import FULL, QUICK, measure
+    from labkit.bench.calibrating import calibrate as measure
     from labkit.bench.compression import without_fields
     from labkit.cli.experiments import experiment_named
     from labkit.forecast import Calibration
-    from labkit.forecast.kept import differences, here, merged, place
+    from labkit.forecast.kept import here
     from labkit.jobs.listing import shown
 
-    path = output or place()
     if show:
-        _show(Calibration.load(path) if output else here())
+        _show(Calibration.load(output) if output else here())
         return
     experiments = [experiment_named(model, dict(fields)) for model in models or ("mlp",)]
     found = measure(
         experiments,
-        threads,
-        batches,
         workers,
+        batches,
+        threads,
         [*without_fields(), *_compressors(compressors)],
-        QUICK if quick else FULL,
-        lambda line: say(line, err=True),
+        quick,
+        file=output,
+        told=lambda line: say(line, err=True),
     )
-    if path.is_file() and not differences(before := Calibration.load(path)):
-        found = merged(before, found)
-    found.save(path)
     _show(found)
-    say(f"calibration {found.hash8}: {shown(path) if output else 'kept for this machine'}")
+    say(f"calibration {found.hash8}: {shown(output) if output else 'kept for this machine'}")
 
 
 def _compressors(text: str) -> list[Compressor]:

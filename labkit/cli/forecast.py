@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -48,7 +48,7 @@ def forecast(
     network: str | None,
     calibration: Path | None,
     as_json: bool,
-    **prices: float | None,
+    **prices: Any,
 ) -> None:
     """Forecast a step, its parts and price, up to 10,000 workers, from what was measured.
 

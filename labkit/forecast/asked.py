@@ -122,7 +122,7 @@ class Asked:
         """Seconds of one rank's own step on so many rows, nobody beside it."""
         law = self.experiment.compute
         if law is not None and law.mean is not None:  # it says what a rank takes for its part
-            return law.mean * rows * self.workers / self.experiment.batch_size
+            return float(law.mean * rows * self.workers / self.experiment.batch_size)
         return self.step(rows, together=1).seconds
 
     def step(self, rows: float, together: int | None = None) -> StepCost:

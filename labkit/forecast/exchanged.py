@@ -17,7 +17,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
-from labkit.compression import Compressor, Gather, Mean, SparseMean
+from labkit.compression import Compressor, Gather, Mean, Request, SparseMean
 from labkit.exchange import SCHEDULES
 from labkit.exchange.bucket import Bucket
 from labkit.exchange.gradient import Gradient
@@ -25,10 +25,13 @@ from labkit.exchange.layout import in_buckets
 from labkit.forecast.asked import Asked, Taken, times
 from labkit.forecast.calibration import Source, Spread, StepCost
 from labkit.forecast.line import Line
-from labkit.forecast.load import Load
+from labkit.forecast.load import Kind, Load
 from labkit.forecast.slowest import Alike, slowest
 from labkit.forecast.sums import NOTHING, Carried, Sums, both
 
+KINDS: tuple[tuple[type[Request], Kind], ...] = (
+    *((Mean, "sum"), (Gather, "gather"), (SparseMean, "sparse")),
+)
 COMPUTED = ("forward", "backward", "update", "other")
 
 
@@ -205,7 +208,7 @@ class Exchanged:
         cost = self.asked.codec(self.compressor, bucket.nbytes)
         decoded, wires = 1, []
         for asks in self._turns(bucket, cost.payload):
-            for kind, name in ((Mean, "sum"), (Gather, "gather"), (SparseMean, "sparse")):
+            for kind, name in KINDS:
                 nbytes = sum(size for each, size in asks if each is kind)
                 if not nbytes:
                     continue

@@ -10,7 +10,7 @@ from labkit.common.content import JSON, digest
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.machine import HARDWARE, installed, machine
 from labkit.common.places import cache_folder
-from labkit.forecast.calibration import Calibration, ModelCost
+from labkit.forecast.calibration import SCHEMA, Calibration, ModelCost
 
 T = TypeVar("T")
 ANEW = "measure anew by `labkit calibrate`"
@@ -24,7 +24,8 @@ def this_machine() -> dict[str, JSON]:
 def place() -> Path:
     """The file of this machine's own calibration; machines that share a folder have one each."""
     own = machine()
-    return cache_folder("calibrations") / f"{digest([own[each] for each in HARDWARE])[:8]}.json"
+    named = digest([SCHEMA, *(own[each] for each in HARDWARE)])[:8]
+    return cache_folder("calibrations") / f"{named}.json"
 
 
 def here() -> Calibration:

@@ -23,6 +23,7 @@ MANY = 1024  # ranks up to which schedules of many rounds are simulated without 
 SHORT = ("tree", "butterfly", "rabenseifner", "hierarchical")
 AHEAD = 0.95  # of a closed form: more than messages that share a link are ever ahead of it
 VALUE, INDEX = 4, 4  # bytes
+Kind = Literal["sum", "gather", "sparse"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Load:
         dense: bytes that it has at most, of sparse ones.
     """
 
-    kind: Literal["sum", "gather", "sparse"]
+    kind: Kind
     nbytes: float
     dense: float = 0.0
 

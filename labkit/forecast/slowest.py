@@ -44,7 +44,8 @@ def slowest(groups: Sequence[Alike]) -> Draws:
     stratified, and of a fixed seed: the same question has the same answer.
     """
     rng = np.random.default_rng(0)
-    return np.max([_last(each, rng) for each in groups], axis=0)
+    found: Draws = np.max([_last(each, rng) for each in groups], axis=0)
+    return found
 
 
 def drawn(spread: Spread, number: Draws) -> Draws:
@@ -53,7 +54,8 @@ def drawn(spread: Spread, number: Draws) -> Draws:
     up = np.log(max(spread.high, middle) / middle) / TAIL
     down = np.log(middle / max(min(spread.low, middle), 1e-300)) / TAIL
     z = np.interp(number, _BELOW, _GRID)
-    return spread.median * np.exp(np.where(z > 0, up, min(down, 5.0)) * z)
+    seconds: Draws = spread.median * np.exp(np.where(z > 0, up, min(down, 5.0)) * z)
+    return seconds
 
 
 def strata(rng: np.random.Generator) -> Draws:

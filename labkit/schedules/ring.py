@@ -7,11 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from labkit.schedules.collective import SUM, at_home, collective, everywhere
-from labkit.schedules.formulas import by_parts, by_parts_cost, everybody
+from labkit.schedules.formulas import Cost, by_parts, by_parts_cost, everybody
 from labkit.schedules.round import Integers, Round
 
 
-@collective(at_home(SUM), lambda p: everybody(p, p - 1, p))
+@collective(
+    at_home(SUM),
+    lambda p: everybody(p, p - 1, p),
+    lambda p: Cost(p - 1, (p - 1) / p, (p - 1) / p),
+)
 def reduce_scatter_ring(size: int) -> Iterator[Round]:
     """Rank r ends with the sum of chunk r: partial sums travel once around the ring.
 
@@ -29,7 +33,9 @@ def reduce_scatter_ring(size: int) -> Iterator[Round]:
 
 
 @collective(
-    lambda size, chunks: np.tile(np.arange(chunks), (size, 1)), lambda p: everybody(p, p - 1, p)
+    lambda size, chunks: np.tile(np.arange(chunks), (size, 1)),
+    lambda p: everybody(p, p - 1, p),
+    lambda p: Cost(p - 1, (p - 1) / p),
 )
 def allgather_ring(size: int) -> Iterator[Round]:
     """Every rank ends with chunk i of rank i, for all i: chunks travel once around the ring.

@@ -31,6 +31,7 @@ from labkit.compression import (
     to_bytes,
 )
 from labkit.compression.compressor import compiled
+from labkit.programs.together import handed
 
 LENGTHS = [0, 1, 7, 8, 1000, 1001]
 DTYPES = ["float32", "float64"]
@@ -372,3 +373,28 @@ def test_impossible_fields_are_refused(
 ) -> None:
     with pytest.raises(InvalidInput, match=told):
         kind(**fields)
+
+
+ASKS: list[Any] = [
+    *("Float16", "RandomK", "OneBit", "TopK", "DGC", "PowerSGD"),
+    {"name": "ErrorFeedback", "inner": "PowerSGD"},
+    {"name": "Chain", "first": "TopK", "second": "QSGD"},
+]
+
+
+def test_what_it_asks_for_is_known_without_tensors() -> None:
+    shape = (64, 48)
+    values = np.random.default_rng(0).normal(size=shape).astype("float32")
+    for compressor in map(parse, ASKS):
+        given = values if compressor.by_layer else values.reshape(-1)
+        state = compressor.start(given.shape, 0, 0, 2)
+        seen: list[tuple[type, float]] = []
+        reduce_all(
+            compressor,
+            [given, given],
+            [state, compressor.start(given.shape, 1, 0, 2)],
+            lambda requests: seen.append((type(requests[0]), handed(requests[0]))),  # noqa: B023
+        )
+        told = compressor.asks(given.shape, seen[0][1])
+        assert [kind for kind, _ in told] == [kind for kind, _ in seen], compressor
+        assert [size for _, size in told] == pytest.approx([size for _, size in seen]), compressor

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
-from labkit.network import Network
+from labkit.network import Network, Slowdown
 from labkit.schedules import ALLREDUCE
-from labkit.simulate import Cost, closed_form, modelled, simulate, textbook
+from labkit.simulate import Cost, closed_form, exact_form, modelled, simulate, textbook
 
 NET = Network(latency=0.5, bandwidth=4.0)
 
@@ -83,3 +85,27 @@ def test_an_unknown_name_is_answered_with_the_names() -> None:
     for form in (textbook, modelled):
         with pytest.raises(InvalidInput, match=r"'mpi': choose one of .*ring"):
             form("mpi", 2)
+
+
+@pytest.mark.parametrize("sharing", ["fair", "fifo"])
+def test_an_exact_form_is_what_the_rows_take(sharing: str) -> None:
+    names = [*ALLREDUCE, "allgather_ring", "reduce_scatter_ring"]
+    for hosts, sizes in ((None, (2, 3, 4, 7, 12, 16)), (2, (2, 4, 6)), (3, (6, 9)), (4, (4, 12))):
+        uplinks = {} if hosts is None else {"host_latency": 1e-6, "host_bandwidth": 3e9}
+        network = Network(latency=1e-5, bandwidth=1e9, hosts=hosts, sharing=sharing, **uplinks)
+        told = set()
+        for name, size, gamma in product(names, sizes, (0.0, 1e-10)):
+            form = exact_form(name, size, 1e6, network, gamma)
+            if form is not None:
+                told.add(name)
+                seconds = simulate(name, size, 1e6, network, gamma=gamma).seconds
+                assert form == pytest.approx(seconds, rel=1e-9), (name, size, hosts)
+        wanted = {"two_level"} if sharing == "fair" else set()
+        power = {"hierarchical"} if hosts in (2, 4) else set()
+        assert told == (set(names) if hosts is None else wanted | power)
+
+
+def test_there_is_no_exact_form_where_links_differ() -> None:
+    plain = Network(latency=1e-5, bandwidth=1e9)
+    for update in ({"jitter": 1e-3}, {"slow": {0: Slowdown(transfer=2)}}, {"hosts": 3}):
+        assert exact_form("ring", 4, 1e6, plain.model_copy(update=update)) is None

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
+from pathlib import Path
 from typing import NamedTuple
 
 from labkit import datasets
 from labkit.bench.calibrating.codecs import codecs
 from labkit.bench.calibrating.messages import collectives, emulated, overheads
 from labkit.bench.calibrating.model import ModelSeen, look
+from labkit.bench.compression import without_fields
 from labkit.cluster import Cluster
 from labkit.common.content import JSON, label_of
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
-from labkit.compression import Compressor
+from labkit.compression import Compressor, parse
 from labkit.experiment import Experiment
-from labkit.forecast import Calibration, CodecCost, InputCost, ModelCost, Overhead, Spread, model_of
-from labkit.forecast.kept import merged, this_machine
+from labkit.forecast import (
+    Calibration,
+    CodecCost,
+    CollectiveCost,
+    InputCost,
+    ModelCost,
+    Overhead,
+    Spread,
+    model_of,
+)
+from labkit.forecast.kept import differences, merged, place, this_machine
 from labkit.strategies import AllReduce
 
 KIB, MIB = 2**10, 2**20
@@ -50,6 +61,44 @@ FULL = Effort(
 QUICK = Effort(1, 3.0, 2, (4 * KIB, 256 * KIB, 4 * MIB), (64 * KIB, 2 * MIB))
 
 
+def calibrate(
+    experiments: Sequence[Experiment],
+    workers: int = 2,
+    batches: Sequence[int] = (16, 64, 256),
+    threads: Sequence[int] = (1,),
+    compressors: Sequence[Compressor | Mapping[str, JSON] | str] | None = None,
+    quick: bool = False,
+    keep: bool = True,
+    file: Path | None = None,
+    told: Callable[[str], None] = lambda line: None,
+) -> Calibration:
+    """Measure on this machine what forecasts are made from, and keep it.
+
+    Args:
+        experiments: whose model, data set, precision and optimizer count.
+        workers: ranks that compute at once, at most: 1 to so many.
+        batches: rows of a rank's batch.
+        threads: of a rank; each wants engines of its own.
+        compressors: to time; None: all that need no fields.
+        quick: measure fewer repeats and sizes.
+        keep: as this machine's calibration, beside what was measured before with these versions.
+        file: keep it there instead.
+        told: is told what is measured next.
+
+    Raises:
+        InvalidInput: a value that cannot be.
+    """
+    chosen = without_fields() if compressors is None else [parse(each) for each in compressors]
+    effort = QUICK if quick else FULL
+    found = measure(experiments, threads, batches, workers, chosen, effort, told)
+    path = file or place()
+    if keep or file:
+        if path.is_file() and not differences(before := Calibration.load(path)):
+            found = merged(before, found)
+        found.save(path)
+    return found
+
+
 def measure(
     experiments: Sequence[Experiment],
     threads: Sequence[int] = (1,),
@@ -59,23 +108,7 @@ def measure(
     effort: Effort = FULL,
     told: Callable[[str], None] = lambda line: None,
 ) -> Calibration:
-    """Measure on this machine what forecasts of these experiments are made from.
-
-    Args:
-        experiments: whose model, data set, precision and optimizer count, see `model_of`.
-        threads: of a rank; each wants engines of its own.
-        batches: rows of a rank's batch.
-        workers: ranks that compute at once, at most: 1 to so many.
-        compressors: to time.
-        effort: how much is measured.
-        told: is told what is measured next.
-
-    Returns:
-        All of it; nothing is kept yet.
-
-    Raises:
-        InvalidInput: a value that cannot be.
-    """
+    """All of a calibration; nothing is kept yet. See `calibrate`."""
     for name, given in (("threads", threads), ("batches", batches), ("workers", (workers,))):
         if not given or min(given) < 1:
             raise InvalidInput(f"{name}={list(given)}: give whole numbers from 1 on")
@@ -86,7 +119,7 @@ def measure(
             bench = Bench(cluster, count, workers, effort, told)
             found.append(bench.models(experiments, batches))
             if len(found) == 1:  # the rest is done by one thread, whatever training has
-                found.append(bench.messages())
+                found.append(bench.messages(found[0].models))
                 if compressors:
                     found.append(bench.codecs(compressors))
     return reduce(merged, found)
@@ -110,6 +143,9 @@ class Bench:
     def models(self, experiments: Sequence[Experiment], batches: Sequence[int]) -> Calibration:
         """Steps of all, interleaved; layers and memory at the largest batch."""
         asked = [_alone(each, self.threads) for each in experiments]
+        for each in asked:
+            if isinstance(each.dataset, str):
+                datasets.ensure(each.dataset)
         seen: dict[int, dict[int, list[ModelSeen]]] = {
             number: defaultdict(list) for number in range(len(asked))
         }
@@ -125,14 +161,16 @@ class Bench:
         inputs = [_input(each, seen[number]) for number, each in enumerate(asked)]
         return self._made(models=costs, inputs=inputs)
 
-    def messages(self) -> Calibration:
-        """Allreduces by level, and overheads, of 2, 3, … ranks."""
-        sums, more = [], []
+    def messages(self, models: Sequence[ModelCost]) -> Calibration:
+        """Allreduces by level, and overheads for these models, of 2, 3, … ranks."""
+        gradients = [[w for layer in each.layers for w in layer.weights] for each in models]
+        sums: list[CollectiveCost] = []
+        more: list[Overhead] = []
         for ranks in range(2, self.workers + 1):
             self.told(f"messages of {ranks} ranks")
             given = ranks, list(self.effort.sizes), self.effort.repeats
             found = collectives(self.cluster, *given)
-            own: list[Overhead] = self.cluster.call(overheads, self.effort.repeats, ranks=ranks)[0]
+            own = self.cluster.call(overheads, gradients, self.effort.repeats, ranks=ranks)[0]
             sums += found
             more += [*own, *emulated(found)]
         return self._made(collectives=sums, overheads=more)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -24,6 +25,7 @@ LINK = "1GbE"  # is emulated
 MEETINGS = 200
 SMALL, LARGE = 64, 2**22  # bytes
 PARCELS = 5  # small buckets of an exchange that overlaps
+Shapes: TypeAlias = Sequence[tuple[int, ...]]  # of the weights of a model
 
 
 def collectives(
@@ -32,10 +34,8 @@ def collectives(
     """Allreduces in shared memory, by MPI within the host, and on an emulated link."""
     found = []
     for network, algorithms in ((None, [*LEVELS]), (LINK, ["ring", "butterfly"])):
-        cases = cluster.call(timed_calls, algorithms, sizes, repeats, ranks=ranks, network=network)[
-            0
-        ]
-        for case in cases:
+        given = algorithms, sizes, repeats
+        for case in cluster.call(timed_calls, *given, ranks=ranks, network=network)[0]:
             cost = CollectiveCost(
                 level="link" if network else LEVELS[case.algorithm],
                 algorithm=case.algorithm,
@@ -66,9 +66,14 @@ def emulated(costs: list[CollectiveCost]) -> list[Overhead]:
     return found
 
 
-def overheads(communicator: Communicator, repeats: int) -> list[Overhead]:
-    """On each rank: meetings, buckets of the exchange, messages of programs."""
-    found = [("meeting", 0, _meetings(communicator, repeats)), *_buckets(communicator, repeats)]
+def overheads(
+    communicator: Communicator, gradients: Sequence[Shapes], repeats: int
+) -> list[Overhead]:
+    """On each rank: meetings, buckets of such gradients in the exchange, messages of programs."""
+    found = [
+        ("meeting", 0, _meetings(communicator, repeats)),
+        *_buckets(communicator, gradients, repeats),
+    ]
     if communicator.size == 2:
         found += _messages(communicator, repeats)
     return [
@@ -87,43 +92,48 @@ def _meetings(communicator: Communicator, repeats: int) -> list[float]:
     return found
 
 
-def _buckets(communicator: Communicator, repeats: int) -> Iterator[tuple[str, int, list[float]]]:
+def _buckets(
+    communicator: Communicator, gradients: Sequence[Shapes], repeats: int
+) -> Iterator[tuple[str, int, list[float]]]:
     """What an exchange adds to a step that does nothing, less the time in which it sums."""
     import tensorflow as tf
 
     from labkit.exchange import Exchange
 
-    def step(exchange: Exchange | None, nbytes: int, count: int = 1) -> Step:
-        given = [tf.Variable(tf.ones(nbytes // 4)) for _ in range(count)]
-        names = [f"gradient {number}" for number in range(count)]
+    def step(shapes: Shapes, exchange: Exchange | None = None) -> Step:
+        given = [tf.Variable(tf.ones(shape)) for shape in shapes]
+        names = [f"gradient {number}" for number in range(len(shapes))]
 
         def call() -> list[tf.Tensor]:
-            gradients = [each + 1.0 for each in given]
-            means = gradients if exchange is None else exchange.mean(gradients, 1, names)
-            return [each[0] for each in means if each is not None]
+            own = [each + 1.0 for each in given]
+            means = own if exchange is None else exchange.mean(own, 1, names)
+            return [tf.reshape(each, [-1])[0] for each in means if each is not None]
 
         traced = tf.function(call)
         return lambda: [each.numpy() for each in traced()]
 
-    kinds = {
-        "small": (Exchange(communicator, "shared_memory"), SMALL, 1),
-        "large": (Exchange(communicator, "shared_memory"), LARGE, 1),
-        "one": (Exchange(communicator, "shared_memory", "overlap", SMALL), SMALL, 1),
-        "several": (Exchange(communicator, "shared_memory", "overlap", SMALL), SMALL, PARCELS),
-    }
-    steps = {kind: step(*given) for kind, given in kinds.items()}
-    bare = {"local": step(None, SMALL), "local large": step(None, LARGE)}
+    several = ((SMALL // 4,),) * PARCELS
+    one = Exchange(communicator, "shared_memory", "overlap", LARGE)
+    apart = Exchange(communicator, "shared_memory", "overlap", SMALL)
+    exchanges = {"local": None, "one": one, "apart": apart}
+    steps = {kind: step(several, exchange) for kind, exchange in exchanges.items()}
+    sizes = {4 * sum(map(prod, shapes)): shapes for shapes in (several[:1], *gradients)}
+    for nbytes, shapes in sizes.items():
+        exchange = exchanges[f"{nbytes} exchanged"] = Exchange(communicator, "shared_memory")
+        steps |= {f"{nbytes}": step(shapes), f"{nbytes} exchanged": step(shapes, exchange)}
     taken = take(
-        bare | steps,
+        steps,
         lambda: communicator.meet("the next step of a benchmark"),
         lambda own: np.array(communicator.allgather(own)),
         repeats,
     ).added
-    sums = {kind: _summing(exchange, repeats) for kind, (exchange, *_) in kinds.items()}
-    own = {kind: np.array(taken[kind]) - sums[kind] for kind in kinds}
-    yield "bucket", SMALL, _positive(own["small"])
-    yield "bucket", LARGE, _positive(own["large"] - np.array(taken["local large"]))
-    yield "overlap", SMALL, _positive((own["several"] - own["one"]) / (PARCELS - 1))
+    own = {
+        kind: np.array(taken[kind]) - (0.0 if exchange is None else _summing(exchange, repeats))
+        for kind, exchange in (dict.fromkeys(steps) | exchanges).items()
+    }
+    yield "overlap", SMALL, _positive((own["apart"] - own["one"]) / (PARCELS - 1))
+    for nbytes in sizes:
+        yield "bucket", nbytes, _positive(own[f"{nbytes} exchanged"] - own[f"{nbytes}"])
 
 
 def _summing(exchange: Exchange, repeats: int) -> float:

@@ -1,0 +1,83 @@
+"""A calibration of a small model on ranks, and the parts of a step."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+import labkit as lk
+from labkit.bench.calibrating import Effort, measure
+from labkit.bench.calibrating.measure import Bench
+from labkit.bench.calibrating.parts import cost
+from labkit.cli.app import app
+from labkit.common.errors import InvalidInput
+from labkit.forecast import Asked
+from labkit.forecast.kept import differences, merged, place
+from labkit.forecast.known import fits, sources
+
+TINY = Effort(rounds=1, seconds=0.0, repeats=1, sizes=(4096, 65536), gradients=(4096,))
+
+
+def test_parts_add_up_to_the_step() -> None:
+    seconds = {"forward": [1.0, 1.2, 1.1], "gradient": [3.0, 3.1, 3.3]}
+    seconds |= {"updated": [3.0, 3.0, 3.0], "fit": [4.0, 4.5, 4.1]}
+    found = cost(16, 1, 2, seconds)
+    assert found.seconds == pytest.approx(4.1)
+    assert found.update.median == 0  # faster than what it holds: too small to be seen
+    for part in (found.forward, found.backward, found.update, found.other):
+        assert part.low <= part.median <= part.high
+        assert part.count == 3
+
+
+@pytest.mark.parametrize("wrong", [{"threads": [0]}, {"batches": []}, {"workers": 0}])
+def test_what_cannot_be_measured_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(InvalidInput, match=f"{next(iter(wrong))}=.*: give whole numbers from 1 on"):
+        measure([lk.Experiment()], **wrong)  # type: ignore[arg-type]
+
+
+def test_the_command_refuses_before_anything_starts() -> None:
+    unknown = CliRunner().invoke(app, ["calibrate", "nothing-of-this-name"])
+    assert unknown.exit_code == 2
+    assert "nothing-of-this-name" in unknown.output
+    place().unlink(missing_ok=True)
+    none = CliRunner().invoke(app, ["calibrate", "--show"])
+    assert none.exit_code == 2
+    assert "nothing has been measured on this machine" in none.output
+
+
+@pytest.mark.slow
+def test_a_small_model_is_calibrated_on_ranks(cluster: lk.Cluster) -> None:
+    experiment = lk.Experiment(model="mlp", model_options={"widths": [8]}, dataset="digits")
+    lines: list[str] = []
+    bench = Bench(cluster, threads=1, workers=2, effort=TINY, told=lines.append)
+    found = bench.models([experiment], [8, 32])
+    found = merged(found, bench.messages(found.models))
+    found = merged(found, bench.codecs([lk.TopK(ratio=0.1)]))
+    assert differences(found) == []
+    assert lines[0] == "round 1 of 1: 8 rows of mlp on digits"
+
+    (model,) = found.models
+    assert {(each.rows, each.together) for each in model.steps} == {
+        *((8, 1), (8, 2)),
+        *((32, 1), (32, 2)),
+    }
+    assert all(each.seconds > 0 for each in model.steps)
+    trained = [layer.weights for layer in model.layers if layer.weights]
+    assert trained == [((64, 8), (8,)), ((8, 10), (10,))]
+    for way in ("forward", "backward"):
+        assert sum(getattr(layer, way) for layer in model.layers) == pytest.approx(1)
+    assert (model.memory, model.slots) == (4 * (64 + 8 + 10), 0)
+
+    assert {each.what for each in found.overheads} == {
+        *("meeting", "bucket", "overlap", "message", "emulated")
+    }
+    sizes = {each.nbytes for each in found.overheads if each.what == "bucket"}
+    assert sizes == {64, 4 * (64 * 8 + 8 + 8 * 10 + 10)}
+    assert set(fits(found)) == {"memory", "host", "link"}
+    (codec,) = found.codecs
+    assert (codec.nbytes, codec.compressor["name"]) == (4096, "TopK")
+    assert codec.encode.median > 0
+    assert {row.what for row in sources(found)} >= {"steps of mlp on digits", "input digits"}
+
+    asked = Asked(experiment.replace(workers=2), found)
+    assert asked.step(16).seconds > 0

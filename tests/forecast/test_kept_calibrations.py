@@ -1,0 +1,112 @@
+"""A machine keeps one calibration; a stale one is refused, and one made elsewhere is named so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.forecast import (
+    Calibration,
+    CollectiveCost,
+    InputCost,
+    LayerCost,
+    ModelCost,
+    Spread,
+    StepCost,
+)
+from labkit.forecast.kept import differences, here, merged, place, this_machine
+from labkit.forecast.known import fits, sources
+
+NOW = "2026-01-01T00:00:00+00:00"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+
+
+def spread(seconds: float) -> Spread:
+    return Spread.of([seconds])
+
+
+def made(**fields: Any) -> Calibration:
+    return Calibration(made=NOW, **{"machine": this_machine()} | fields)
+
+
+def model(name: str, *rows: int, seconds: float = 1.0) -> ModelCost:
+    parts = dict.fromkeys(("forward", "backward", "update", "other"), spread(seconds))
+    steps = [StepCost(rows=each, threads=1, together=1, **parts) for each in rows]
+    layers = (LayerCost(name="dense", forward=1, backward=1, out=4),)
+    return ModelCost(model={"model": name, "dataset": "digits"}, layers=layers, steps=tuple(steps))
+
+
+def test_without_one_it_is_said_how_to_get_one() -> None:
+    with pytest.raises(InvalidInput, match=r"nothing has been measured.*`labkit calibrate MODEL`"):
+        here()
+
+
+def test_this_machines_own_is_found() -> None:
+    kept = made()
+    kept.save(place())
+    assert here() == kept
+    assert differences(kept) == []
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "labkit_source", "openmpi", "cores"])
+def test_a_stale_one_is_refused_with_what_differs(name: str) -> None:
+    own = this_machine()
+    made(machine=own | {name: "another"}).save(place())
+    said = f"stale: {name} was another, is {own[name]}; measure anew by `labkit calibrate`"
+    with pytest.raises(LabkitError, match=said):
+        here()
+
+
+def test_one_of_another_machine_is_named_so() -> None:
+    away = made(machine=this_machine() | {"cpu": "Deep Thought"}, models=(model("mlp", 8),))
+    (row,) = sources(away)
+    assert row.what == "steps of mlp on digits"
+    assert row.how.startswith("measured elsewhere (Deep Thought), 2026-01-01: rows 8; threads 1")
+    assert sources(made(models=away.models))[0].how.startswith("measured here, ")
+
+
+def test_what_is_added_joins_what_was_measured_before() -> None:
+    old = made(models=(model("mlp", 8, 16), model("cnn", 8)), inputs=(input_of("a", 1.0),))
+    new = made(models=(model("mlp", 16, 32, seconds=2.0),), inputs=(input_of("a", 3.0),))
+    both = merged(old, new)
+    assert [each.model["model"] for each in both.models] == ["mlp", "cnn"]
+    found = {step.rows: step.forward.median for step in both.models[0].steps}
+    assert found == {8: 1.0, 16: 2.0, 32: 2.0}
+    assert [each.seconds.median for each in both.inputs] == [3.0]
+    with pytest.raises(InvalidInput, match="do not add up"):
+        merged(old, new.model_copy(update={"machine": {"cpu": "another"}}))
+
+
+def input_of(name: str, seconds: float) -> InputCost:
+    return InputCost(dataset=name, seconds=spread(seconds))
+
+
+def test_latency_and_speed_of_each_level_are_those_that_made_the_times() -> None:
+    alpha, beta, gamma = 1e-4, 1e-9, 2e-10
+    sums = []
+    for nbytes in (1e3, 1e6):
+        # Of 2 ranks: two rounds of half the bytes, or one of all; the bytes are added once each.
+        ring = 2 * alpha + nbytes * (beta + gamma / 2)
+        times = {"ring": ring, "butterfly": alpha + nbytes * (beta + gamma), "mpi": 1e3}
+        sums += [
+            cost("host", algorithm, int(nbytes), seconds) for algorithm, seconds in times.items()
+        ]
+        sums.append(cost("memory", "shared_memory", int(nbytes), 2 * alpha + nbytes * beta))
+    found = fits(made(collectives=tuple(sums)))
+    assert set(found) == {"memory", "host"}  # no link was measured
+    host = found["host"]
+    assert (host.alpha, host.beta, host.gamma) == pytest.approx((alpha, beta, gamma), rel=1e-6)
+    assert found["memory"].alpha == pytest.approx(alpha)
+
+
+def cost(level: Any, algorithm: str, nbytes: int, seconds: float) -> CollectiveCost:
+    return CollectiveCost(
+        level=level, algorithm=algorithm, workers=2, nbytes=nbytes, seconds=spread(seconds)
+    )
