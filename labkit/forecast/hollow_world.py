@@ -201,7 +201,8 @@ class HollowWorld(VirtualWorld):
         pace = self._pace
         match action:
             case Code(call) if isinstance(call, partial):
-                spent, found = self._said(call.func.__self__, call.func.__name__, *call.args)
+                end: Any = call.func  # of what a worker and a server say: a method of a `Talk`
+                spent, found = self._said(end.__self__, end.__name__, *call.args)
                 if not spent:
                     return True, found
                 self._diary.coded(number, spent)
@@ -218,7 +219,7 @@ class HollowWorld(VirtualWorld):
         pace.factor = 1.0
         return done
 
-    def _said(self, talk: Talk, what: str, values: Vector) -> tuple[float, Vector]:
+    def _said(self, talk: Talk, what: str, values: Vector) -> tuple[float, Any]:
         """What a call of one end of a talk takes, s, and what it gives."""
         if talk.compressor is None:
             return 0.0, getattr(talk, what)(values)

@@ -95,7 +95,8 @@ class _Stage:
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
         """As long as the model's outputs."""
-        return self._of(round(self._soft * self._rows[worker]))
+        found: Vector = self._of(round(self._soft * self._rows[worker]))
+        return found
 
     def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
         """A row a block."""
@@ -113,7 +114,8 @@ class _Stage:
 
     def states(self, worker: int) -> Vector:
         """As long as the optimizer's slots."""
-        return self._of(self._slots * self._size)
+        found: Vector = self._of(self._slots * self._size)
+        return found
 
     def adopt(self, worker: int, weights: Vector, states: Vector | None) -> Vector:
         """As they are."""
@@ -247,10 +249,9 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
         world.play(enough)
     ends = np.sort([now for now, _ in stage.rows])[workers - 1 : last : workers]
     ends = ends[warm - 1 :]
-    return Play(
-        *(stage.rows, float(ends[0]), float(ends[-1]), len(ends) - 1),
-        *(np.diff(ends), tally, diary, roles, pace.overheads),
-    )
+    begin, end, batches = float(ends[0]), float(ends[-1]), len(ends) - 1
+    of_batches, overheads = np.diff(ends), pace.overheads
+    return Play(stage.rows, begin, end, batches, of_batches, tally, diary, roles, overheads)
 
 
 def shapes_of(asked: Asked) -> list[tuple[int, ...]]:
