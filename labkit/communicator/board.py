@@ -15,7 +15,7 @@ from labkit.common.errors import LabkitError
 from labkit.common.limits import Limits
 from labkit.communicator.clock import Clock
 from labkit.communicator.relay import Relay
-from labkit.communicator.sheet import ENDED, PLACE, HostRanks, Sheet
+from labkit.communicator.sheet import ENDED, PEERS, PLACE, HostRanks, Sheet
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -260,6 +260,18 @@ class Board:
             words = f"rank {rank} {where}{which} for {now - rows['since'][rank]:.0f} s"
             told[there == place].append(f"{words} ({seen})" if seen else words)
         return "; ".join(told[0] + told[1])
+
+    def tally(self, kind: str, peer: int) -> None:
+        """Count a message that was "sent" to a rank, or that this one has "got" from it."""
+        if peer < PEERS:
+            self._own[kind][0, peer] += 1
+
+    def lost(self) -> str:
+        """Who has sent more to whom than has been received, as words; "" where nobody has."""
+        rows = self._sheet.rows[:PEERS]
+        pairs = np.argwhere(rows["sent"][:, : len(rows)] != rows["got"][:, : len(rows)].T)
+        told = ", ".join(f"from rank {source} to rank {to}" for source, to in pairs.tolist())
+        return f"; sent and not received: a message {told}" if told else ""
 
     def abandon(self) -> None:
         """Leave the window as it is: a rank is gone, without whom it cannot be freed."""

@@ -92,7 +92,7 @@ class Mailbox:
     def post(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> None:
         """Begin to send; nobody writes into the values any more."""
         to, ticket = self._hosts[route[1]], 0.0
-        sent = self._wire.outgoing(values)
+        sent = self._wire.outgoing(values, to)
         if sent is None:
             return
         if self._emulation:

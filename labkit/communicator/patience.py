@@ -98,6 +98,11 @@ class Patience:
         """Meter a message to a rank."""
         self.count(nbytes, 0 if peer in self.board.ranks else nbytes)
 
+    def tally(self, kind: str, peer: int) -> None:
+        """Count a message "sent" to a rank, or "got" from it; those of parts are not counted."""
+        if self._outer is None:
+            self.board.tally(kind, peer)
+
     def inside_host(self) -> Patience:
         """That of this host's ranks among themselves, by their order (collective)."""
         from mpi4py import MPI
@@ -247,7 +252,7 @@ class Patience:
                 each.board.check()
             around = waited > self.board.deadlocked_after and self._collective
             if around and (calls := self.board.deadlock()):
-                told = _different(calls)
+                told = _different(calls) + self.board.lost()
                 self.board.fail(f"Mismatch: {told}")  # whoever looks later is told the same
                 raise Mismatch(told)
             if waited > limits.look and not self._asked:
@@ -256,7 +261,7 @@ class Patience:
             if waited > limits.wait:
                 raise WaitTooLong(
                     f"rank {self.rank} has waited {waited:.0f} s in {self.place}: "
-                    f"{self.board.everyone(self.place)}; "
+                    f"{self.board.everyone(self.place)}{self.board.lost()}; "
                     f"a longer wait is allowed by limit={2 * self.limit:.0f}"
                 )
         except LabkitError as error:

@@ -18,6 +18,7 @@ PLACE = 120  # bytes for the name of a call
 LOOK = 160  # bytes for what a process was seen doing
 CAUSE = 352  # bytes for the reason of a failure
 ENDED = "its process has ended"  # the cause of a rank that could not say one
+PEERS = 64  # ranks, of whose messages counts are kept where these have checksums
 COUNTS = 5  # numbers that a rank may tell of itself
 NEVER = np.iinfo(np.int64).max
 
@@ -40,6 +41,8 @@ ROW = np.dtype(
         ("stop", "i8"),
         ("last", "i8"),
         ("keep", "i8"),
+        ("sent", "u4", (PEERS,)),  # messages, by rank
+        ("got", "u4", (PEERS,)),
         ("counts", "i8", (COUNTS,)),  # of what it has behind it, the caller's
         ("stands", "i8"),  # still, at the standstill of this number; 0: it moves
         ("mark", "i8"),  # rises with whatever other hosts must have seen
@@ -91,7 +94,7 @@ class Sheet:
 
     def clear(self, now: float) -> None:
         """Begin: nobody waits, has failed or wants to stop."""
-        self.rows[...] = (b"the start", b"", b"", now, NEVER, NEVER, NEVER, *(0,) * 8)
+        self.rows[...] = (b"the start", b"", b"", now, NEVER, NEVER, NEVER, *(0,) * 10)
         self.seen[...], self.heard[...], self.turned[...] = 0, now, now
         self.seen[self.here], self.heard[self.here] = NEVER, math.inf
 

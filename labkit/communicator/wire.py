@@ -55,8 +55,9 @@ class Wire:
     ) -> None:
         self.comm, self._rules, self._patience = comm, rules or Rules(), patience
 
-    def outgoing(self, data: np.ndarray) -> np.ndarray | None:
-        """What leaves in the place of these values; None: nothing does."""
+    def outgoing(self, data: np.ndarray, peer: int) -> np.ndarray | None:
+        """What leaves in the place of these values for a rank; None: nothing does."""
+        self._tally("sent", peer)
         injector = self._rules.injector
         return data if injector is None else injector.outgoing(data)
 
@@ -66,7 +67,7 @@ class Wire:
         Args:
             number: of the round; a message of another one has another checksum.
         """
-        sent = self.outgoing(data)
+        sent = self.outgoing(data, peer)
         if sent is None:
             return []
         requests = [self.comm.Isend(sent, peer, tag)]
@@ -94,6 +95,7 @@ class Wire:
 
     def compare(self, data: np.ndarray, told: int, peer: int, number: int | None = None) -> None:
         """Raise Corrupted where a message from a rank is not what was sent."""
+        self._tally("got", peer)
         if not self._rules.checks or told == checksum(data, number or 0):
             return
         place = "" if self._patience is None else f" in {self._patience.place}"
@@ -106,6 +108,11 @@ class Wire:
         if self._patience is not None:
             self._patience.trouble = error  # TensorFlow hides it in an error of its own
         raise error
+
+    def _tally(self, kind: str, peer: int) -> None:
+        """Count messages where they have checksums, so that a lost one has a name in the end."""
+        if self._rules.checks and self._patience is not None:
+            self._patience.tally(kind, peer)
 
 
 def checksum(data: np.ndarray, number: int = 0) -> int:

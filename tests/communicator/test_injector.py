@@ -109,3 +109,16 @@ def test_a_lost_message_is_found_by_the_checksum_of_the_one_behind_it(cluster: C
     with pytest.raises(RankError, match="round 1 is not what was sent") as error:
         cluster.call(lose, ranks=2)
     assert "a message before it was lost" in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_lost_message_that_none_comes_behind_has_a_name_when_the_wait_is_too_long() -> None:
+    def lose(communicator: Any) -> None:
+        communicator.rules.checks = True
+        communicator.plant(Injector([Fault("drop", rank=1, step=0, message=1)], communicator.rank))
+        communicator.rules.injector.begins(0)
+        communicator.allreduce(np.ones(8, np.float32), "ring")
+
+    with Cluster(workers=2, limit=4) as short, pytest.raises(RankError) as error:
+        short.call(lose)
+    assert "sent and not received: a message from rank 1 to rank 0" in str(error.value)

@@ -21,7 +21,7 @@ from labkit.hosts.scripts import AGENT_VARIABLE
 
 ASKED, BEGUN, STEPS, TOLD = "asked", "begun", "steps", "told"  # files; a rank's with its number
 HANG = 120.0  # seconds of a training, after which every thread says where it is
-START = 120.0  # seconds in which ranks come up
+START = 300.0  # seconds in which ranks come up, whoever else computes here
 
 
 class Ranks:

@@ -59,7 +59,8 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
     Returns: rows "band", one a seed that nobody disturbed, and rows "kills", one a kill: whether
         the run `finished` with equal weights on all that live, whether its ledger is `exact`, its
-        `accuracy` and whether that is `within` the band of the seeds; `seconds` from
+        `accuracy` and whether that is `within` the band of the seeds, which its own joins, without
+        a kill, where it is not; `seconds` from
         the kill to the end of the next step that the others took, without `trace_s`, or `early_s`
         where they had not traced theirs yet.
     """
@@ -90,7 +91,15 @@ def _on(place: str, bed: Testbed | None, wanted: int, there: list[Row]) -> Itera
         bands = list(_bands(place, bed, strategy, there))
         yield from bands
         band = _band(place, strategy, [*there, *bands])
-        for row in _killed(place, bed, strategy, number, min(EACH, wanted - struck), band):
+        rows = list(_killed(place, bed, strategy, number, min(EACH, wanted - struck), band))
+        if rows[0]["finished"] and not rows[0]["within"]:
+            # Perhaps it is the seed, and not the kill: it joins those that nobody disturbs.
+            more = list(_undisturbed(place, bed, strategy, [int(rows[0]["seed"] or 0)]))
+            yield from more
+            wider = _band(place, strategy, [*there, *bands, *more])
+            for row in rows:
+                row["within"] = bool(wider.low <= float(row["accuracy"] or 0) <= wider.high)
+        for row in rows:
             struck += bool(row["struck"])
             yield row
         number += 1
@@ -103,7 +112,14 @@ def _bands(
     lossy = lossy_name(strategy)
     if any(_is_band(row, lossy, place) for row in there):
         return
-    asked = [(str(seed), question(strategy, SIZE, seed, EPOCHS)) for seed in range(SEEDS[place])]
+    yield from _undisturbed(place, bed, strategy, range(SEEDS[place]))
+
+
+def _undisturbed(
+    place: str, bed: Testbed | None, strategy: Strategy, seeds: Sequence[int]
+) -> Iterator[Row]:
+    """A row "band" a seed."""
+    asked = [(str(seed), question(strategy, SIZE, seed, EPOCHS)) for seed in seeds]
     with Ranks(asked, bed) as ranks:
         if not ranks.ended():
             raise LabkitError(f"{named(strategy)} on {place} hangs undisturbed: {ranks.said()}")
@@ -114,7 +130,8 @@ def _bands(
             if 0 not in told:
                 raise LabkitError(f"{named(strategy)} failed undisturbed: {ranks.said()}")
             seconds = moments[-1] - float((own / f"{BEGUN}0").read_text())
-            row = head("faults", lossy, "band", SIZE, place, seed=int(name))
+            case = lossy_name(strategy)
+            row = head("faults", case, "band", SIZE, place, seed=int(name))
             yield row | {"accuracy": float(told[0]["accuracy"]), "seconds": seconds}
 
 
@@ -142,7 +159,8 @@ def _killed(
     draw = np.random.default_rng([number, len(place)])
     victims = [int(each) for each in draw.permutation(SIZE)[:count]]
     delays = sorted(float(each) for each in draw.uniform(0, band.seconds, count))
-    with Ranks([("0", question(strategy, SIZE, int(draw.integers(1000)), EPOCHS))], bed) as ranks:
+    seed = int(draw.integers(1000))
+    with Ranks([("0", question(strategy, SIZE, seed, EPOCHS))], bed) as ranks:
         own = ranks.folder / "0"
         if not ranks.wait_for(lambda: len([*own.glob(f"{BEGUN}*")]) == SIZE):
             raise LabkitError(f"{named(strategy)} on {place} did not begin: {ranks.said()}")
@@ -162,6 +180,7 @@ def _killed(
         accuracy = whole.get("accuracy", float("nan"))
         common: Row = {
             "number": number,
+            "seed": seed,
             "finished": finished,
             "exact": account.is_exact,
             "lost": account.lost,
