@@ -494,7 +494,7 @@ def faults(what: list[str], repeats: int | None, file: Path | None) -> None:
     "--calibration",
     "path",
     type=click.Path(path_type=Path),
-    help="What `labkit calibrate -o FILE` has written; default: what is kept of this machine.",
+    help="What `labkit calibrate -o FILE` has written; default: measured first, beside the rows.",
 )
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
 @AS_JSON
@@ -503,13 +503,12 @@ def forecasts(path: Path | None, repeats: int, file: Path | None) -> None:
 
     66 settings on two ranks, about 20 minutes; rows that FILE has already are not run again.
     """
-    from labkit.bench.forecasts import compared, measure, summary, verify, worst
+    from labkit.bench.forecasts import calibrated, compared, measure, summary, verify, worst
     from labkit.common.errors import LabkitError
-    from labkit.forecast import Calibration
 
     there = file is not None and file.exists()
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file and there else []
-    for row in measure(repeats, rows, Calibration.load(path)):
+    for row in measure(repeats, rows, calibrated(path, file)):
         rows.append(row)
         say(" ".join(f"{k}={_shown(k, v)}" for k, v in row.items() if k != "bench"), err=True)
         if file is not None:  # whatever ends it

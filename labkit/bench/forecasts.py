@@ -6,9 +6,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 
+from labkit.bench.calibrating.measure import calibrate
 from labkit.bench.faults.claims import own_runs
 from labkit.bench.timing import Row, head
 from labkit.cluster import Cluster
@@ -46,6 +48,7 @@ WAYS: dict[str, Strategy] = {
     "server": ParameterServer(colocated=True),
     "pipeline": Pipeline(microbatches=4),
 }
+BATCHES = (8, 32, 128)  # rows that are calibrated: none of a setting's
 FEATURES = 64
 SECONDS = 2.5  # that a run is to train, by its forecast
 STEPS = (40, 200)  # least and most of a run
@@ -73,6 +76,21 @@ def settings() -> list[tuple[str, Experiment]]:
         for model, each, (way, strategy) in product(MODELS, NETWORKS, WAYS.items())
     ]
     return found + [(f"{model}, alone", base(model)) for model in MODELS]
+
+
+def calibrated(path: Path | None, rows: Path | None) -> Calibration:
+    """What a file holds; else what was measured beside these rows, or is measured now."""
+    beside = rows.with_suffix(".calibration.json") if rows is not None else None
+    if path is not None or (beside is not None and beside.is_file()):
+        return Calibration.load(path or beside or Path())
+    return calibrate(
+        [base(model) for model in MODELS],
+        workers=WORKERS,
+        batches=BATCHES,
+        compressors=[way.lossy for way in WAYS.values() if way.lossy is not None],
+        keep=False,
+        file=beside,
+    )
 
 
 def measure(repeats: int, known: Sequence[Row], calibration: Calibration) -> Iterator[Row]:
