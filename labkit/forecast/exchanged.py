@@ -70,8 +70,10 @@ class Exchanged:
 
         Raises: InvalidInput, for what was not measured.
         """
-        own, computing = self.own, slowest(self._ranks())
-        last = float(np.median(computing))
+        own, ranks = self.own, self._ranks()
+        computing = slowest(ranks)
+        # Of a law the mean, which a whole training takes; of what varies by chance the typical one.
+        last = float(np.mean(computing) if any(e.laws for e in ranks) else np.median(computing))
         line = sum(each.seconds for each in self.served)
         late = last / own.seconds if own.seconds else 1.0
         exposed = self._line(late).exposed(SCHEDULES[self.schedule], self.asked.workers)
