@@ -26,17 +26,18 @@ class Hollow(NDArrayOperatorsMixin):
     ndim = 1
 
     def __init__(self, size: int, dtype: Any = np.float32) -> None:
-        self.size, self.dtype = size, np.dtype(dtype)
+        self.size = size
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
 
     @property
     def nbytes(self) -> int:
         """As an array has."""
-        return self.size * self.dtype.itemsize
+        return self.size * self.itemsize
 
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return self.dtype.itemsize
+        return int(self.dtype.itemsize)
 
     @property
     def shape(self) -> tuple[int]:

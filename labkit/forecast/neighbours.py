@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
@@ -82,9 +82,9 @@ def by_link(asked: Asked, messages: Iterable[Message]) -> dict[str, float]:
     """Bytes of messages between ranks of an experiment that cross each link."""
     if asked.network is None:
         return {}
-    found: Counter[str] = Counter()
+    found: dict[str, float] = defaultdict(float)
     links = Links(asked.network, asked.workers)
-    sums: Counter[tuple[int, int]] = Counter()
+    sums: dict[tuple[int, int], float] = defaultdict(float)
     for source, to, nbytes in messages:
         sums[source, to] += nbytes
     for (source, to), nbytes in sums.items():

@@ -25,8 +25,13 @@ AHEAD = 8  # iterations of a schedule that goes on, behind as many as there are 
 class Lanes(Protocol):
     """What is asked of a strategy with stages; see `labkit.strategies.staged.Staged`."""
 
-    partition: str | tuple[int, ...]
-    slices: int
+    @property
+    def partition(self) -> str | tuple[int, ...]:
+        """How blocks are divided."""
+
+    @property
+    def slices(self) -> int:
+        """Ranks that share a stage."""
 
     def ranks(self, workers: int) -> int:
         """Of one lane."""
