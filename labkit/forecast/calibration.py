@@ -197,7 +197,7 @@ class Overhead(Checked):
     meeting: a barrier. bucket: a bucket handed to the exchange and back, packed, without its
     allreduce. overlap: the same of a further bucket while backpropagation goes on. message: one
     of programs, from its post until it is read. emulated: what a round on an emulated network
-    takes longer than that network.
+    takes longer than that network. replicas: what a step of replicas that exchange takes besides.
 
     Attributes:
         what: its name.

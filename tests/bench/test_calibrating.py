@@ -69,7 +69,7 @@ def test_a_small_model_is_calibrated_on_ranks(cluster: lk.Cluster) -> None:
     assert (model.memory, model.slots) == (4 * (64 + 8 + 10), 0)
 
     assert {each.what for each in found.overheads} == {
-        *("meeting", "bucket", "overlap", "message", "emulated")
+        *("meeting", "bucket", "overlap", "message", "emulated", "replicas")
     }
     sizes = {each.nbytes for each in found.overheads if each.what == "bucket"}
     assert sizes == {64, 4 * (64 * 8 + 8 + 8 * 10 + 10)}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labkit import datasets
+from labkit.bench.calibrating import replicas
 from labkit.bench.calibrating.codecs import codecs
 from labkit.bench.calibrating.messages import collectives, emulated, overheads
 from labkit.bench.calibrating.model import ModelSeen, look
@@ -164,15 +165,17 @@ class Bench:
     def messages(self, models: Sequence[ModelCost]) -> Calibration:
         """Allreduces by level, and overheads for these models, of 2, 3, … ranks."""
         gradients = [[w for layer in each.layers for w in layer.weights] for each in models]
+        given = [replicas.SHAPES, *gradients], self.effort.repeats
         sums: list[CollectiveCost] = []
         more: list[Overhead] = []
         for ranks in range(2, self.workers + 1):
             self.told(f"messages of {ranks} ranks")
-            given = ranks, list(self.effort.sizes), self.effort.repeats
-            found = collectives(self.cluster, *given)
-            own = self.cluster.call(overheads, gradients, self.effort.repeats, ranks=ranks)[0]
+            found = collectives(self.cluster, ranks, [*self.effort.sizes], self.effort.repeats)
+            own = self.cluster.call(overheads, *given, ranks=ranks)[0]
             sums += found
             more += [*own, *emulated(found)]
+            seconds = self.effort.seconds, self.effort.rounds
+            more.append(replicas.measured(self.cluster, ranks, *seconds, found, own))
         return self._made(collectives=sums, overheads=more)
 
     def codecs(self, compressors: Sequence[Compressor]) -> Calibration:

@@ -59,6 +59,22 @@ def look(
         restore()
 
 
+def exchanged(
+    communicator: Communicator, experiment: Experiment, rows: int, seconds: float
+) -> list[float]:
+    """On each rank: seconds of steps in which all train together, a median a turn."""
+    from labkit.bench.calibrating.steps import measured
+    from labkit.keras import use_one_device
+    from labkit.worker.session import restore
+
+    use_one_device(communicator)
+    try:
+        found = measured(communicator, experiment, rows, seconds, exchanges=True)
+        return found.steps[communicator.size]["fit"]
+    finally:
+        restore()
+
+
 def layers(model: keras.Model, rows: int, clock: Clock) -> tuple[LayerCost, ...]:
     """Shares of the passes, block by block; a model that cannot be cut is one block.
 

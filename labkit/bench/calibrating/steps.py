@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,9 +43,13 @@ class Found(NamedTuple):
 
 
 def measured(
-    communicator: Communicator, experiment: Experiment, rows: int, seconds: float
+    communicator: Communicator,
+    experiment: Experiment,
+    rows: int,
+    seconds: float,
+    exchanges: bool = False,
 ) -> Found:
-    """Train on this rank alone as `AllReduce` does, with 1, 2, … ranks at once, in turns.
+    """Train as `AllReduce` does, each rank alone, with 1, 2, … ranks at once, in turns.
 
     Between the steps of `fit` the same model's pass forward, its gradients and its updates are
     taken by themselves. Each step begins on all ranks that compute at once; the others wait.
@@ -53,34 +57,35 @@ def measured(
     Args:
         communicator: all ranks that may compute at once.
         experiment: of one worker.
-        rows: of the batch.
+        rows: of the batch of a rank.
         seconds: after which no further turns begin.
+        exchanges: let all ranks train together instead, only by `fit`.
     """
+    size = communicator.size
+    parts = [communicator.split(int(communicator.rank >= n)) for n in range(1, size + 1)]
     alone = communicator.split(communicator.rank)
-    circles = {
-        count: communicator.split(int(communicator.rank >= count))
-        for count in range(1, communicator.size + 1)
-    }
-    source = read(experiment, alone)
-    most = WARM + MOST * len(circles) * LENGTHS[0] + 2  # steps; turns end the training
-    fields: dict[str, Any] = {"batch_size": rows}
-    if not callable(source.train):
-        # Whole batches only.
-        steps = max(1, source.rows(alone) // rows)
-        fields |= {"steps": steps, "epochs": -(-most // steps)}
-    asked = experiment.replace(**fields)
     try:
-        session = TrainingSession(asked, alone, source)
+        own = communicator if exchanges else alone
+        circles = {size: parts[-1]} if exchanges else dict(enumerate(parts, start=1))
+        source = read(experiment, own)
+        fields: dict[str, Any] = {"workers": own.size, "batch_size": own.size * rows}
+        if not callable(source.train):
+            # Whole batches only, as many as turns may take; they end the training.
+            steps = max(1, source.rows(own) // fields["batch_size"])
+            most = WARM + MOST * len(circles) * LENGTHS[0] + 2
+            fields |= {"steps": steps, "epochs": -(-most // steps)}
+        session = TrainingSession(experiment.replace(**fields), own, source)
         session.feed.validation = None
         reads = _reads(session.feed, rows)
-        recorder = session.recorder = Recorder(alone, lambda kind, records: None, lambda: False)
-        turns = Turns(communicator, circles, session, recorder, seconds)
+        recorder = session.recorder = Recorder(own, lambda kind, records: None, lambda: False)
+        kinds = KINDS[-1:] if exchanges else KINDS
+        turns = Turns(communicator, circles, session, kinds, seconds)
         session.callbacks = [turns, recorder]
-        asked.strategy.train(session)
+        session.experiment.strategy.train(session)
         return Found(turns.steps, reads, session)
     finally:
-        for circle in [*circles.values(), alone]:
-            circle.close()
+        for part in [*parts, alone]:
+            part.close()
 
 
 class Turns(keras.callbacks.Callback):
@@ -91,28 +96,31 @@ class Turns(keras.callbacks.Callback):
         communicator: Communicator,
         circles: Mapping[int, Communicator],
         session: TrainingSession,
-        recorder: Recorder,
+        kinds: Sequence[str],
         seconds: float,
     ) -> None:
         super().__init__()
         self._communicator, self._circles, self._seconds = communicator, circles, seconds
-        self._session, self._recorder = session, recorder
+        assert session.recorder is not None
+        self._session, self._recorder, self._kinds = session, session.recorder, kinds
         self._script = self._plan()
         self.steps: dict[int, dict[str, list[float]]] = {
-            count: {kind: [] for kind in KINDS} for count in circles
+            count: {kind: [] for kind in kinds} for count in circles
         }
 
     def set_model(self, model: keras.Model) -> None:
         """Trace the parts before anything else is put around the model."""
         super().set_model(model)
-        batch = next(iter(self._session.feed.train))
-        wanted, given = self._session.experiment.batch_size, len(keras.tree.flatten(batch)[0])
+        batch, asked = next(iter(self._session.feed.train)), self._session.experiment
+        wanted, given = asked.batch_size // asked.workers, len(keras.tree.flatten(batch)[0])
         if given != wanted:
             raise InvalidInput(
                 f"a batch of {wanted} rows was asked for, and the data give {given}; calibrate "
                 "smaller batches, or more rows"
             )
-        self._parts = parts(model, self._session.optimizer(), batch)
+        self._parts = (
+            {} if len(self._kinds) == 1 else parts(model, self._session.optimizer(), batch)
+        )
         for part in self._parts.values():
             part()
 
@@ -130,10 +138,10 @@ class Turns(keras.callbacks.Callback):
         begin = self._communicator.clock.now()
         for number in range(MOST):
             for count in list(self._circles)[:: -1 if number % 2 else 1]:
-                own: dict[str, list[float]] = {kind: [] for kind in KINDS}
+                own: dict[str, list[float]] = {kind: [] for kind in self._kinds}
                 if self._communicator.rank < count:
                     circle = self._circles[count]
-                    for kind in KINDS[:: -1 if number % 2 else 1]:
+                    for kind in self._kinds[:: -1 if number % 2 else 1]:
                         for _ in range(length):
                             circle.meet("the next step of a calibration")
                             if kind == "fit":
@@ -142,7 +150,7 @@ class Turns(keras.callbacks.Callback):
                             else:
                                 own[kind].append(self._timed(self._parts[kind]))
                 told = self._communicator.allgather(own)[:count]
-                for kind in KINDS:
+                for kind in self._kinds:
                     # A step lasts as long as on its slowest rank.
                     most = np.max([each[kind] for each in told], axis=0)
                     self.steps[count][kind].append(float(np.median(most)))
