@@ -133,6 +133,8 @@ class Asked:
         Args:
             rows: of this rank's batch.
             together: ranks that compute beside it, itself among them; None: as it is asked for.
+
+        Raises: InvalidInput, for more ranks at once, or other threads, than were measured.
         """
         together = self.together if together is None else together
         threads = self.experiment.threads
@@ -142,6 +144,13 @@ class Asked:
             raise InvalidInput(
                 f"threads={threads} was not measured; the calibration has {known}: use these, or "
                 "measure it by `labkit calibrate`"
+            )
+        most = max(each.together for each in steps)
+        if together > most:
+            raise InvalidInput(
+                f"{together} ranks at once on one machine were not measured, {most} at most; "
+                f"measure them by `labkit calibrate --workers {together}`, or give a network "
+                "between machines"
             )
         beside = min({each.together for each in steps}, key=lambda n: abs(n - together))
         own = sorted((s for s in steps if s.together == beside), key=lambda each: each.rows)

@@ -13,6 +13,7 @@ from labkit.common.html import card, folded, line, pairs, table
 from labkit.common.units import bytes_text, duration_text, number_text, seconds_text
 from labkit.forecast.asked import PARTS, Asked, Taken
 from labkit.forecast.calibration import Calibration, Source
+from labkit.forecast.known import origin
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON
@@ -63,6 +64,7 @@ class Forecast:
         prices: as given.
         steps: to the target; None: nobody knows.
         calibration: eight hexadecimal digits of what was measured.
+        origin: where and when that was.
     """
 
     label: str
@@ -75,6 +77,7 @@ class Forecast:
     prices: Prices
     steps: int | None
     calibration: str
+    origin: str
 
     @property
     def seconds(self) -> float:
@@ -132,7 +135,7 @@ class Forecast:
     @property
     def sources(self) -> tuple[Source, ...]:
         """Which figure is from where."""
-        return self.taken.sources
+        return (Source(f"calibration {self.calibration}", self.origin), *self.taken.sources)
 
     def to_json(self) -> dict[str, JSON]:
         """All of it."""
@@ -238,4 +241,5 @@ def forecast(
         prices=prices,
         steps=steps,
         calibration=calibration.hash8,
+        origin=origin(calibration),
     )

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from labkit.compression import Compressor, Mean
-from labkit.forecast.asked import Asked
 from labkit.forecast.hollow import Hollow
 from labkit.forecast.load import FEW, VALUE, Load
+from labkit.forecast.pace import Pace
 from labkit.forecast.sums import Sums
 from labkit.network import Links, Network
 from labkit.network.topology import Seconds
 from labkit.programs import Code, Diary, Message, Predict, Scenes, Talk, Update
 from labkit.programs.actions import Action, Program, Vector
-from labkit.programs.times import Laws
 from labkit.programs.together import Together
 from labkit.programs.virtual import VirtualWorld
 from labkit.simulate import Simulation
@@ -41,61 +39,6 @@ class Tally:
             for name, own in self._found.items()
             if name.startswith(prefix)
         }
-
-
-@dataclass
-class Pace:
-    """How long things take: laws by worker, and what a message takes beside its network.
-
-    Attributes:
-        asked: whose calibration says what codecs and messages take.
-        laws: by worker.
-        shares: of all weights, what each holder updates.
-        alone, mean: factors on a server's update by one gradient, and by the mean of several.
-        predictions: on the time of one prediction.
-        overheads: whether messages take what they take on this machine.
-    """
-
-    asked: Asked
-    laws: Sequence[Laws]
-    shares: Mapping[int, float]
-    alone: float = 1.0
-    mean: float = 1.0
-    predictions: float = 1.0
-    overheads: bool = False
-    factor: float = 1.0  # on what is done next
-    _known: dict[tuple[object, ...], Any] = field(default_factory=dict)
-
-    def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """See `labkit.programs.virtual.Times`."""
-        return self.laws[worker].computed(worker, step, start, self.factor * share)
-
-    def updated(self, holder: int, start: float) -> float:
-        """See there."""
-        return start + self.factor * self.shares.get(holder, 1.0) * self.laws[0].update
-
-    def late(self, to: int, message: Message) -> float:
-        """See there."""
-        late = self.laws[0].late(to, message)
-        nbytes = 0 if message.values is None else message.values.nbytes
-        return late + self.once("message", nbytes) if self.overheads else late
-
-    def once(self, what: str, nbytes: float) -> float:
-        """The median of an overhead, s."""
-        key = what, nbytes
-        if key not in self._known:
-            self._known[key] = self.asked.once(what, nbytes).median
-        return float(self._known[key])
-
-    def codec(self, compressor: Compressor, nbytes: float) -> tuple[float, float, int]:
-        """Seconds to encode and to decode, and bytes."""
-        key = id(compressor), nbytes
-        if key not in self._known:
-            cost = self.asked.codec(compressor, nbytes)
-            seconds = (0.0, 0.0) if self.asked.virtual else (cost.encode.median, cost.decode.median)
-            self._known[key] = *seconds, cost.payload
-        encode, decode, payload = self._known[key]
-        return encode, decode, payload
 
 
 class _HollowTogether(Together):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,8 +17,12 @@ T = TypeVar("T")
 ANEW = "measure anew by `labkit calibrate`"
 
 
+@cache
 def this_machine() -> dict[str, JSON]:
-    """Hardware and versions that decide what training takes, as a calibration keeps them."""
+    """Hardware and versions that decide what training takes, as a calibration keeps them.
+
+    Asked once: they stay while this process runs.
+    """
     return machine() | installed()
 
 

@@ -42,7 +42,7 @@ def fits(calibration: Calibration) -> dict[str, Fit]:
 
 def sources(calibration: Calibration) -> list[Source]:
     """What is known by it, and how: measured or fitted, here or elsewhere, at which points."""
-    by = f"measured {_where(calibration)}, {calibration.made[:10]}"
+    by = origin(calibration)
     rows = []
     for model in calibration.models:
         name = f"{_name(model.model['model'])} on {_name(model.model['dataset'])}"
@@ -67,11 +67,12 @@ def sources(calibration: Calibration) -> list[Source]:
     return rows
 
 
-def _where(calibration: Calibration) -> str:
-    changed = differences(calibration)
-    if not changed:
-        return "here"
-    return f"elsewhere ({calibration.machine.get('cpu', 'an unknown machine')})"
+def origin(calibration: Calibration) -> str:
+    """Where and when it was measured: here, with these versions, or elsewhere."""
+    where = "here"
+    if differences(calibration):
+        where = f"elsewhere ({calibration.machine.get('cpu', 'an unknown machine')})"
+    return f"measured {where}, {calibration.made[:10]}"
 
 
 def _name(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -14,23 +14,21 @@ import numpy as np
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.forecast.asked import Asked, Taken
-from labkit.forecast.calibration import Source, Spread
+from labkit.forecast.calibration import Source
 from labkit.forecast.hollow import Hollow
-from labkit.forecast.hollow_world import HollowWorld, Pace, Tally
+from labkit.forecast.hollow_stage import HollowStage
+from labkit.forecast.hollow_world import HollowWorld, Tally
 from labkit.forecast.neighbours import typical
-from labkit.forecast.slowest import TAIL
+from labkit.forecast.pace import Pace, drawn_law
 from labkit.forecast.sums import NOTHING, both
 from labkit.network import ComputeTime, Network, Slowdown, slower_than_fastest
-from labkit.programs import Diary, Gradient, Parts, Program, Roles
-from labkit.programs.actions import Passed, Place, Vector
+from labkit.programs import Diary, Parts, Program, Roles
 from labkit.programs.diary import Row
 from labkit.programs.times import Laws
 from labkit.programs.virtual import VirtualWorld
 
 WARM, STEPS = 10, 30  # of each worker, before and while it is looked at
 MOST = 16  # workers that are played, where these speak to each other one by one
-WIDEST = 0.3  # σ of what is drawn: few repeats on a busy machine say more
-UNLIKE = 0.02  # likewise, of ranks that share a machine
 MEET = 512  # likewise, where all meet
 
 
@@ -72,71 +70,6 @@ class Crowd(NamedTuple):
 
 class _Enough(Exception):
     """All steps that are looked at are over."""
-
-
-class _Stage:
-    """Computes hollow gradients, and notes when steps end; see `labkit.programs.diary.Scenes`."""
-
-    def __init__(self, rows: Sequence[int], size: int, dtype: str, slots: int, soft: float) -> None:
-        self._rows, self._size, self._dtype = rows, size, dtype
-        self._slots, self._soft = slots, soft
-        self._steps = [0] * len(rows)
-        self.now: Callable[[], float] = lambda: 0.0
-        self.rows: list[tuple[float, Row]] = []  # by when they were over
-
-    def gradient(self, worker: int, weights: Vector) -> Gradient:
-        """Of a worker's next batch."""
-        step, self._steps[worker] = self._steps[worker], self._steps[worker] + 1
-        return Gradient(self._of(self._size), self._rows[worker], 1.0, step)
-
-    def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
-        """The same."""
-        return self.gradient(worker, weights)
-
-    def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
-        """As long as the model's outputs."""
-        found: Vector = self._of(round(self._soft * self._rows[worker]))
-        return found
-
-    def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
-        """A row a block."""
-        return Gradient(self._of(self._size * (len(ends) - 1)), self._rows[worker], 0.0, 0)
-
-    def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
-        raise InvalidInput("a forecast does not know what members of a replica pass on; see there")
-
-    def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
-        raise InvalidInput("a forecast does not know what members of a replica pass on; see there")
-
-    def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
-        """As long as the gradient."""
-        return gradient
-
-    def states(self, worker: int) -> Vector:
-        """As long as the optimizer's slots."""
-        found: Vector = self._of(self._slots * self._size)
-        return found
-
-    def adopt(self, worker: int, weights: Vector, states: Vector | None) -> Vector:
-        """As they are."""
-        return weights
-
-    def forget(self, worker: int) -> None:
-        """There is nothing."""
-
-    def step(self, row: Row) -> None:
-        """A worker's step is over."""
-        self.rows.append((self.now(), row))
-
-    def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
-        """Nobody looks."""
-
-    def stops(self) -> bool:
-        """Nobody wants to."""
-        return False
-
-    def _of(self, size: int) -> Any:
-        return Hollow(size, self._dtype)
 
 
 @dataclass(frozen=True)
@@ -206,8 +139,8 @@ def of_program(asked: Asked, strategy: Plays, cycle: int = 1, crowd: Crowd | Non
         parts=parts,
         spread=typical(step, parts, message),
         nbytes={name: each / found.batches for name, each in links.items()},
-        memory=_memory(asked, found.roles, crowd),
-        sources=_sources(asked, crowd, found),
+        memory=_memory(asked, strategy),
+        sources=_sources(asked, crowd),
         more={**_more(found, spent, asked.workers), "step_low": low, "step_high": high},
     )
 
@@ -224,7 +157,9 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
     shares = experiment.capacities or [1.0] * asked.workers
     rows = np.diff(cut(experiment.batch_size, shares)).tolist()[:workers]
     outputs = asked.model.layers[-1].out / 4 if asked.model.layers else 1.0
-    stage = _Stage(rows, roles.weights.size, str(roles.weights.dtype), asked.model.slots, outputs)
+    stage = HollowStage(
+        rows, roles.weights.size, str(roles.weights.dtype), asked.model.slots, outputs
+    )
     diary, tally = Diary(stage, roles.steps, writers=range(workers)), Tally()
     network, crowded = _crowded(asked, roles, crowd)
     pace = _pace(asked, roles, rows, crowd)
@@ -259,10 +194,17 @@ def shapes_of(asked: Asked) -> list[tuple[int, ...]]:
     return [shape for layer in asked.model.layers for shape in layer.weights]
 
 
+def _slowed(asked: Asked, workers: int) -> dict[int, Slowdown]:
+    """Who is slow; where few are played in the place of many, the first ones."""
+    slow = {**(asked.network.slow if asked.network else {}), **asked.experiment.slow}
+    if workers == asked.workers:
+        return slow
+    return dict(enumerate(law for _, law in sorted(slow.items())[:workers]))
+
+
 def roles_of(asked: Asked, strategy: Plays, workers: int) -> Roles:
     """Who is there, with hollow weights."""
     experiment, shapes = asked.experiment, shapes_of(asked)
-    slow = {each: law for each, law in experiment.slowed.items() if each < workers}
     dtype = "float64" if experiment.precision == "float64" else "float32"
     weights: Any = Hollow(sum(map(math.prod, shapes)), dtype)
     sizes = [sum(map(math.prod, layer.weights)) for layer in asked.model.layers if layer.weights]
@@ -274,7 +216,7 @@ def roles_of(asked: Asked, strategy: Plays, workers: int) -> Roles:
         weights,
         list(strategy.hosts(workers)),
         experiment.seed,
-        slower=slower_than_fastest(slow, workers),
+        slower=slower_than_fastest(_slowed(asked, workers), workers),
         layers=sizes,
         rate=experiment.learning_rate or 0.01,
     )
@@ -286,15 +228,16 @@ def _pace(asked: Asked, roles: Roles, rows: Sequence[int], crowd: Crowd) -> Pace
     given = experiment.compute or ComputeTime()
     measures = given.seconds is None and given.values is None
     known: dict[int, Laws] = {}
+    slow = _slowed(asked, crowd.workers)
     later = {(worker, step): seconds for worker, step, seconds in experiment.later}
     for each in set(rows):
         law, seconds, update = given, 0.0, given.update or 0.0
         if measures:
             step = asked.step(max(1, each))
             spread = reduce(both, (step.forward, step.backward, step.other))
-            law, seconds = _law(asked, given, spread), spread.median
+            law, seconds = drawn_law(asked, given, spread), spread.median
             update = step.update.median if given.update is None else given.update
-        more = law, experiment.slowed, experiment.seed, seconds, update, later
+        more = law, slow, experiment.seed, seconds, update, later
         known[each] = Laws(*more, experiment.faults)
     sizes = {n: roles.part(n).size / max(1, roles.weights.size) for n in roles.servers}
     if not measures:
@@ -306,19 +249,6 @@ def _pace(asked: Asked, roles: Roles, rows: Sequence[int], crowd: Crowd) -> Pace
     )
 
 
-def _law(asked: Asked, given: ComputeTime, spread: Spread) -> ComputeTime:
-    """Lognormal with the median and the middle nine tenths that were measured.
-
-    Of ranks of one machine the slowest was measured; they differ by so little as no two are alike.
-    """
-    if given.law != "constant":
-        return given
-    wide = math.log(spread.high / spread.low) / (2 * TAIL) if spread.low > 0 else WIDEST
-    sigma = min(wide, WIDEST if asked.together == 1 else UNLIKE)
-    mean = spread.median * math.exp(sigma**2 / 2)
-    return ComputeTime(seconds=mean, law="lognormal", spread=sigma, update=given.update)
-
-
 def _crowded(asked: Asked, roles: Roles, crowd: Crowd) -> tuple[Network | None, dict[int, float]]:
     """The network on which few have the traffic of many, and whose it is."""
     network = asked.network
@@ -328,25 +258,24 @@ def _crowded(asked: Asked, roles: Roles, crowd: Crowd) -> tuple[Network | None, 
     crowded = dict.fromkeys(places, crowd.everyone) if crowd.everyone > 1 else {}
     if crowd.servers != 1:
         crowded |= {roles.hosts[n]: crowd.servers for n in range(roles.workers, len(roles.hosts))}
-    slow = {rank: law for rank, law in network.slow.items() if rank in places}
+    slow = {rank: law for rank, law in _slowed(asked, crowd.workers).items() if rank in places}
     for place, factor in crowded.items():
         law = slow.get(place, Slowdown())
         slow[place] = law.model_copy(update={"transfer": law.transfer * factor})
     return network.model_copy(update={"slow": slow}), crowded
 
 
-def _memory(asked: Asked, roles: Roles, crowd: Crowd) -> dict[str, float]:
+def _memory(asked: Asked, strategy: Plays) -> dict[str, float]:
     """Of the fullest rank: a worker with its activations, or a server with its optimizer."""
-    whole, model = float(roles.weights.nbytes), asked.model
-    owns = bool(crowd.strategy.copies(roles.workers)) or not roles.parts
-    rows = asked.experiment.batch_size / asked.workers
-    worker = {"weights": whole, "gradients": whole, "activations": rows * model.memory}
-    worker |= {"optimizer": owns * model.slots * whole, "buffers": whole}
-    if not roles.parts:
+    worker = asked.memory(asked.experiment.batch_size / asked.workers)
+    worker["buffers"] = worker["weights"]
+    parts = strategy.parts(shapes_of(asked))
+    if not parts:
         return worker
-    most = max(part.size for part in roles.parts) * float(roles.weights.itemsize)
-    server = {"weights": most, "gradients": most, "optimizer": model.slots * most}
-    server |= {"activations": 0.0, "buffers": asked.workers * most}
+    most = max(part.size for part in parts) / max(1, asked.model.parameters)
+    server = {name: most * worker[name] for name in ("weights", "gradients", "optimizer")}
+    server["buffers"] = asked.workers * server["weights"]
+    worker["optimizer"] = 0.0
     return max((worker, server), key=lambda each: sum(each.values()))
 
 
@@ -363,7 +292,7 @@ def _more(found: Play, spent: Mapping[str, float], workers: int) -> dict[str, fl
     return more
 
 
-def _sources(asked: Asked, crowd: Crowd, found: Play) -> tuple[Source, ...]:
+def _sources(asked: Asked, crowd: Crowd) -> tuple[Source, ...]:
     given = asked.experiment.compute
     said = given is not None and (given.seconds is not None or given.values is not None)
     known = [
