@@ -35,6 +35,17 @@ from .exchange.transports import (
     transport_times,
     transport_training,
 )
+from .forecasts.answers import (
+    break_even_reading,
+    codec_table,
+    sources_table,
+    steps_table,
+    steps_to,
+    study_answers,
+    verified_table,
+)
+from .forecasts.scaling import forecast_scaling, scaling_reading, scaling_table
+from .forecasts.winners import winners_map, winners_reading
 from .graphs.break_even import break_even, break_even_table
 from .graphs.collapse import collapsed
 from .graphs.layered import layered
@@ -86,7 +97,9 @@ __all__ = [
     "batch_reading",
     "blocks_reading",
     "break_even",
+    "break_even_reading",
     "break_even_table",
+    "codec_table",
     "codistillation_reading",
     "codistillation_table",
     "collapsed",
@@ -114,6 +127,7 @@ __all__ = [
     "fault_league",
     "fault_reading",
     "fault_table",
+    "forecast_scaling",
     "framework_reading",
     "framework_table",
     "gossip_table",
@@ -176,6 +190,8 @@ __all__ = [
     "readable",
     "reading",
     "ready_animation",
+    "scaling_reading",
+    "scaling_table",
     "scatter",
     "search_history",
     "seed_by_seed",
@@ -189,6 +205,7 @@ __all__ = [
     "show",
     "slow_worker_reading",
     "softsync_published",
+    "sources_table",
     "speedup",
     "staleness",
     "staleness_by_clock",
@@ -198,6 +215,9 @@ __all__ = [
     "staleness_reading",
     "step_parts",
     "step_picture",
+    "steps_table",
+    "steps_to",
+    "study_answers",
     "table",
     "taxonomy_map",
     "thread_reading",
@@ -213,4 +233,7 @@ __all__ = [
     "transport_table",
     "transport_times",
     "transport_training",
+    "verified_table",
+    "winners_map",
+    "winners_reading",
 ]

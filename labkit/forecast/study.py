@@ -35,8 +35,9 @@ class Place(NamedTuple):
     seconds: dict[str, float]
 
     def to_target(self, steps: Mapping[str, float]) -> Place:
-        """The same with the seconds to a target, to which each needs so many steps."""
-        return self._replace(seconds={n: s * steps[n] for n, s in self.seconds.items()})
+        """The same with the seconds to a target, of those that are known to come there in steps."""
+        there = {n: s * steps[n] for n, s in self.seconds.items() if n in steps}
+        return self._replace(seconds=there)
 
 
 @dataclass(frozen=True)
@@ -85,18 +86,22 @@ class Study:
         """Weak or strong, as the study is."""
         return found.weak if self.weak else found.strong
 
-    def workers_until(self, efficiency: float, most: int = MOST) -> int | None:
+    def workers_until(
+        self, efficiency: float, strategy: Strategy | None = None, most: int = MOST
+    ) -> int | None:
         """The most workers up to which efficiency does not fall below this; None: it never does.
 
         It is taken to fall all the way: halves are searched.
         """
-        return _last(lambda n: self.efficiency(self.at(n)) >= efficiency, most)
+        return _last(lambda n: self.efficiency(self.at(n, strategy=strategy)) >= efficiency, most)
 
-    def servers_needed(self, servers: Sequence[Strategy], within: float = 0.05) -> Strategy:
+    def servers_needed(
+        self, servers: Sequence[Strategy], workers: int | None = None, within: float = 0.05
+    ) -> Strategy:
         """Of the same with ever more servers, the first that is so close to the fastest."""
         if not servers:
             raise InvalidInput("no servers to choose from; give strategies with ever more of them")
-        times = [self.at(strategy=each).seconds for each in servers]
+        times = [self.at(workers, strategy=each).seconds for each in servers]
         return next(
             each
             for each, seconds in zip(servers, times, strict=True)
@@ -152,9 +157,12 @@ class Study:
             seconds = {name: self.at(count, link, way).seconds for name, way in ways.items()}
             yield Place(latency, count, bandwidth, seconds)
 
-    def slow_rank(self, factor: float, workers: int | None = None) -> float:
+    def slow_rank(
+        self, factor: float, workers: int | None = None, strategy: Strategy | None = None
+    ) -> float:
         """By which share a step is longer where one rank computes so many times as long."""
-        return self.at(workers, slow=factor).seconds / self.at(workers).seconds - 1
+        usual = self.at(workers, strategy=strategy).seconds
+        return self.at(workers, strategy=strategy, slow=factor).seconds / usual - 1
 
 
 def _last(holds: Callable[[int], bool], most: int) -> int | None:

@@ -79,7 +79,7 @@ def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -
     }
     legend = [_legend(name, place) for place, name in enumerate(names)]
     title = f"Who is fastest · forecast · {of}"
-    found = _findings(table, usual)
+    found = winners_findings(places, usual)
     alt = ". ".join([title, where, *(each.sentence for each in found)])
     rows = table.drop(columns="hover").assign(
         latency=table["latency"].map(seconds_text),
@@ -91,10 +91,12 @@ def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -
 
 def winners_reading(places: Sequence[Place], usual: str) -> Markdown:
     """In how many places somebody gains, who, and where it gains most."""
-    return sentences(_findings(winners_table(places, usual), usual))
+    return sentences(winners_findings(places, usual))
 
 
-def _findings(table: pd.DataFrame, usual: str) -> list[Finding]:
+def winners_findings(places: Sequence[Place], usual: str) -> list[Finding]:
+    """In how many places somebody gains, who, and where most."""
+    table = winners_table(places, usual)
     gains = table[table["winner"] != usual]
     found = [
         Finding(
