@@ -497,8 +497,9 @@ def faults(what: list[str], repeats: int | None, file: Path | None) -> None:
     help="What `labkit calibrate -o FILE` has written; default: measured first, beside the rows.",
 )
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
+@click.option("--figure", type=click.Path(path_type=Path), help="Draw the diagonal, as HTML.")
 @AS_JSON
-def forecasts(path: Path | None, repeats: int, file: Path | None) -> None:
+def forecasts(path: Path | None, repeats: int, figure: Path | None, file: Path | None) -> None:
     """Hold forecasts against runs: settings and forecasts are written down before any run starts.
 
     66 settings on two ranks, about 20 minutes; rows that FILE has already are not run again.
@@ -521,6 +522,10 @@ def forecasts(path: Path | None, repeats: int, file: Path | None) -> None:
     _show(
         summary(rows), {"group": "group", "settings": "settings"} | errors | {"held": "held"}, None
     )
+    if figure is not None:
+        from labkit.figures import forecast_diagonal
+
+        forecast_diagonal(compared(rows), str(rows[0]["calibration"])).write_html(figure)
     say("the worst:")
     _show(worst(rows), columns, None)
     if wrong := verify(rows):

@@ -204,7 +204,8 @@ def compared(rows: Sequence[Row]) -> list[Row]:
         predicted = float(row["predicted_ms"] or 0)
         inside = (float(row["low_ms"] or 0) <= times) & (times <= float(row["high_ms"] or 0))
         found.append(
-            {name: row[name] for name in ("case", "network", "workers", "number", "predicted_ms")}
+            {name: row[name] for name in ("case", "network", "workers", "number")}
+            | {name: row[name] for name in ("predicted_ms", "low_ms", "high_ms")}
             | {"measured_ms": median, "least_ms": low, "most_ms": high}
             | {"error": predicted / median - 1, "held": float(inside.mean()), "group": group}
         )

@@ -44,6 +44,7 @@ from .forecasts.answers import (
     study_answers,
     verified_table,
 )
+from .forecasts.diagonal import diagonal_reading, forecast_diagonal
 from .forecasts.scaling import forecast_scaling, scaling_reading, scaling_table
 from .forecasts.winners import winners_map, winners_reading
 from .graphs.break_even import break_even, break_even_table
@@ -120,6 +121,7 @@ __all__ = [
     "dependencies",
     "deployment",
     "deployment_reading",
+    "diagonal_reading",
     "downpour_reading",
     "drawn_step",
     "exchange_reading",
@@ -127,6 +129,7 @@ __all__ = [
     "fault_league",
     "fault_reading",
     "fault_table",
+    "forecast_diagonal",
     "forecast_scaling",
     "framework_reading",
     "framework_table",

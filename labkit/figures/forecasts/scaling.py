@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.common.units import number_text, seconds_text
+from labkit.common.units import number_text, plural, seconds_text
 from labkit.figures.kit.entries import lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import line_with_band, points_with_bars, rule
@@ -91,7 +91,7 @@ def forecast_scaling(
     ]
     kind = "weak: each rank keeps its rows" if weak else "strong: ranks divide one batch"
     panel = Panel(
-        title=f"Efficiency, {kind}\nlines: forecast, band: nine in ten steps; markers: measured",
+        title=f"Efficiency, {kind}\nlines: forecast, with its interval; markers: measured",
         x="workers",
         y="efficiency",
         traces=traces,
@@ -118,7 +118,7 @@ def _findings(table: pd.DataFrame) -> list[Finding]:
         ahead = own[own["kind"] == "forecast"].sort_values("workers")
         above = ahead[ahead["efficiency"] >= FALLEN]
         last = ahead.iloc[-1]
-        most = "no number of workers" if above.empty else f"{above['workers'].max():,} workers"
+        most = "none" if above.empty else plural(int(above["workers"].max()), "worker")
         said = [f"at {last['workers']:,} workers {last['efficiency']:.0%}"]
         both = own[own["kind"] == "measured"].merge(ahead, on="workers", suffixes=("", "_ahead"))
         if len(both):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from labkit.figures.kit.frames import Animation
 
 GAIN = 0.05  # of the time of the way that is held against: less is no gain
-CELL = 34  # pixels of a row
+CELL, AXIS = 34, 56  # pixels of a row, and of the axis above
 
 
 def winners_table(places: Iterable[Place], usual: str) -> pd.DataFrame:
@@ -62,7 +62,8 @@ def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -
         of: what is trained, in words.
         where: what else is to be known of the machines.
     """
-    from labkit.figures.kit.frames import played
+    from labkit.figures.kit.canvas import HEAD
+    from labkit.figures.kit.frames import CONTROLS, LEGEND, played
 
     names = list(places[0].seconds)
     table = winners_table(places, usual)
@@ -72,10 +73,13 @@ def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -
         [_cells(table[table["latency"] == latency], names, bandwidths, workers)]
         for latency in latencies
     ]
+    height = CELL * len(workers) + AXIS
     layout: Trace = {
-        "height": CELL * len(workers) + 90,
-        "xaxis": {"title": "bandwidth of a link", "type": "category"},
-        "yaxis": {"title": "workers", "type": "category"},
+        "height": height,
+        "margin": {"t": HEAD, "b": LEGEND + CONTROLS, "l": 76, "r": 16, "pad": 0},
+        # Above, for buttons and slider are below.
+        "xaxis": {"title": "bandwidth of a link", "type": "category", "side": "top"},
+        "yaxis": {"title": "workers", "type": "category", "domain": [0, 1 - AXIS / height]},
     }
     legend = [_legend(name, place) for place, name in enumerate(names)]
     title = f"Who is fastest · forecast · {of}"
@@ -86,7 +90,16 @@ def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -
         bandwidth=table["bandwidth"].map(bits_text),
         gain=table["gain"].map("{:.0%}".format),
     )
-    return played(legend, states, layout, title, alt, rows.to_html(index=False), "latency ")
+    return played(
+        legend,
+        states,
+        layout,
+        title,
+        alt,
+        rows.to_html(index=False),
+        "latency ",
+        names=[*map(seconds_text, latencies)],
+    )
 
 
 def winners_reading(places: Sequence[Place], usual: str) -> Markdown:

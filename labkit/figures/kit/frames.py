@@ -47,6 +47,7 @@ def played(
     step: str,
     first: int = 0,
     shown: int = 0,
+    names: Sequence[str] = (),
 ) -> Animation:
     """A figure with a frame for each state, all of the same number of traces.
 
@@ -55,12 +56,12 @@ def played(
         layout: axes and shapes, with the height of what stands between title and legend.
         title, alt: of the figure; table: its frames as HTML.
         step: what stands before a frame's number, which counts from `first`; shown: which frame
-            stands there until the figure is played.
+            stands there until the figure is played; names: of frames, in place of numbers.
     """
     places = list(range(len(fixed), len(fixed) + len(states[0])))
     frames = [
-        go.Frame(name=str(number), data=state, traces=places)
-        for number, state in enumerate(states, first)
+        go.Frame(name=names[at] if names else str(first + at), data=state, traces=places)
+        for at, state in enumerate(states)
     ]
     # The frames' traces come last: a frame names those that it replaces by their place.
     figure = Animation(data=[*fixed, *states[shown]], frames=frames)
