@@ -84,7 +84,7 @@ def _told(rows: list[Reproduction]) -> Iterator[str]:
 
 def _allreduce(algorithm: str, workers: int, nbytes: float, network: str, gamma: float) -> None:
     """One allreduce, simulated and by its closed form."""
-    from labkit.schedules import ALLREDUCE
+    from labkit.schedules import ALLREDUCE, IN_NETWORK
     from labkit.simulate import closed_form
     from labkit.simulate import simulate as predict
 
@@ -95,7 +95,8 @@ def _allreduce(algorithm: str, workers: int, nbytes: float, network: str, gamma:
         f"{1e3 * result.seconds:,.3f} ms; most messages of a rank {result.messages.max():,.0f}, "
         f"most bytes sent by a rank {result.sent.max():,.0f}"
     )
-    if algorithm in ALLREDUCE and not (world.hosts or world.links or world.slow or world.jitter):
+    known = algorithm in ALLREDUCE | IN_NETWORK
+    if known and not (world.hosts or world.links or world.slow or world.jitter):
         form = closed_form(algorithm, workers, nbytes, world, gamma)
         say(f"closed form: {1e3 * form:,.3f} ms")
 

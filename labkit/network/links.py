@@ -28,25 +28,35 @@ class Transfers(NamedTuple):
 class Links:
     """The links of a network among `size` ranks, and the numbers of their messages.
 
-    Attributes: names: of the links; bandwidth: bytes/s, shape (links,); hops: of the longest way.
+    Args: switches: nodes that take part, numbered after the ranks.
+
+    Attributes: nodes: ranks and switches; names: of the links; bandwidth: bytes/s, shape
+    (links,); hops: of the longest way.
     """
 
-    def __init__(self, network: Network, size: int) -> None:
+    def __init__(self, network: Network, size: int, switches: int = 0) -> None:
         """Raises: InvalidInput, where hosts, links or slow ranks do not fit the size."""
         absent = [rank for rank in network.slow if rank >= size]
         if absent:
             raise InvalidInput(f"slow ranks {absent}: there are only ranks 0 to {size - 1}")
         self.network = network
         self.size = size
-        self._topology = topology(network, size)
+        self._ends: tuple[Integers, Integers] = np.full(1, -1), np.full(1, -1)
+        self.nodes = size + switches
+        self._topology = topology(network, size, switches)
         self.names = self._topology.names
         self.bandwidth = self._topology.bandwidth
         self.hops = self._topology.hops
-        self.numbers: Integers = np.zeros(size, np.int64)  # messages sent by each rank
+        self.numbers: Integers = np.zeros(self.nodes, np.int64)  # messages sent by each
 
     def way(self, source: Integers, destination: Integers) -> Way:
-        """The links of each message, in columns."""
-        return self._topology.way(source, destination)
+        """The links of each message, in columns; the same object where messages repeat."""
+        if not (
+            np.array_equal(self._ends[0], source) and np.array_equal(self._ends[1], destination)
+        ):
+            self._ends = source, destination
+            self._between = self._topology.way(source, destination)
+        return self._between
 
     def __getstate__(self) -> dict[str, Any]:
         """With arrays of its own: it writes into them."""
@@ -82,12 +92,13 @@ def positions(groups: Integers) -> Integers:
 class Uncontended(Links):
     """Links, of which each carries one message at a time, and until when; a round is one step."""
 
-    def __init__(self, network: Network, size: int) -> None:
+    def __init__(self, network: Network, size: int, switches: int = 0) -> None:
         """Raises: InvalidInput, where hosts, links or slow ranks do not fit the size."""
-        super().__init__(network, size)
+        super().__init__(network, size, switches)
         # The last place belongs to no link: -1, where a way is shorter, finds it.
         self._speed = np.append(self.bandwidth, np.inf)
         self._free: Seconds = np.zeros(len(self._speed))
+        self._known: tuple[Way | None, bool, Seconds] = None, False, self._speed
 
     def send(
         self, source: Integers, destination: Integers, nbytes: Seconds, ready: Seconds
@@ -102,13 +113,12 @@ class Uncontended(Links):
         way = self.way(source, destination)
         links = [*way.departure, *way.arrival]
         start = np.maximum(ready, self._free[links[0]])
-        rate = self._speed[links[0]]
-        if np.bincount(np.concatenate(links) + 1)[1:].max(initial=0) > 1:
+        if self._known[0] is not way:
+            meet = bool(np.bincount(np.concatenate(links) + 1)[1:].max(initial=0) > 1)
+            self._known = way, meet, self._speed[np.stack(links)].min(axis=0)
+        _, meet, rate = self._known
+        if meet or any((self._free[link] > start).any() for link in links):
             return None
-        for link in links:
-            if (self._free[link] > start).any():
-                return None
-            rate = np.minimum(rate, self._speed[link])
         stop = start + nbytes / rate
         for link in links:
             self._free[link] = stop

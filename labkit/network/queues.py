@@ -29,9 +29,9 @@ class Queues(Links):
     Attributes: busy: s, shape (links,), may be replaced by an array in shared memory.
     """
 
-    def __init__(self, network: Network, size: int) -> None:
+    def __init__(self, network: Network, size: int, switches: int = 0) -> None:
         """Raises: InvalidInput, where hosts, links or slow ranks do not fit the size."""
-        super().__init__(network, size)
+        super().__init__(network, size, switches)
         self.busy: Seconds = np.zeros(len(self.names))
         self._ways: dict[tuple[int, int], tuple[list[int], list[int], float, float]] = {}
 
