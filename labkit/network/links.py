@@ -8,6 +8,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.network.draws import uniform
+from labkit.network.flows import drained
 from labkit.network.model import Network
 from labkit.network.topology import Seconds, Way, topology
 from labkit.schedules.round import Integers
@@ -90,7 +91,7 @@ def positions(groups: Integers) -> Integers:
 
 
 class Uncontended(Links):
-    """Links, of which each carries one message at a time, and until when; a round is one step."""
+    """Links, of which each carries messages of one round at a time, and until when."""
 
     def __init__(self, network: Network, size: int, switches: int = 0) -> None:
         """Raises: InvalidInput, where hosts, links or slow ranks do not fit the size."""
@@ -99,16 +100,23 @@ class Uncontended(Links):
         self._speed = np.append(self.bandwidth, np.inf)
         self._free: Seconds = np.zeros(len(self._speed))
         self._known: tuple[Way | None, bool, Seconds] = None, False, self._speed
+        self._latest: tuple[Way | None, Seconds, Seconds, Seconds] = None, *[self._free] * 3
 
     def send(
-        self, source: Integers, destination: Integers, nbytes: Seconds, ready: Seconds
+        self,
+        source: Integers,
+        destination: Integers,
+        nbytes: Seconds,
+        ready: Seconds,
+        shared: bool = True,
     ) -> Transfers | None:
-        """Deliver the messages of a round; None, where messages would meet on a link.
+        """Deliver the messages of a round; None, where they would meet another's on a link.
 
         A source's link carries one round after the other: a message leaves when those before it
         have left.
 
-        Args: columns of equal length; nbytes: bytes; ready: s, when the source hands it over.
+        Args: columns of equal length; nbytes: bytes; ready: s, when the source hands it over;
+        shared: messages of the round may meet each other; hops then say no shares.
         """
         way = self.way(source, destination)
         links = [*way.departure, *way.arrival]
@@ -117,11 +125,29 @@ class Uncontended(Links):
             meet = bool(np.bincount(np.concatenate(links) + 1)[1:].max(initial=0) > 1)
             self._known = way, meet, self._speed[np.stack(links)].min(axis=0)
         _, meet, rate = self._known
-        if meet or any((self._free[link] > start).any() for link in links):
+        if (meet and not shared) or any((self._free[link] > start).any() for link in links):
             return None
-        stop = start + nbytes / rate
-        for link in links:
-            self._free[link] = stop
+        if meet:
+            stop = self._shared(way, nbytes, start)
+            for link in links:
+                np.maximum.at(self._free, link, stop)
+        else:
+            stop = start + nbytes / rate
+            for link in links:
+                self._free[link] = stop
         self._free[-1] = 0.0
         hops = [(link, start, stop, rate / self._speed[link]) for link in links]
         return Transfers(start, stop + way.latency + self.jitters(source), hops)
+
+    def _shared(self, way: Way, nbytes: Seconds, start: Seconds) -> Seconds:
+        """When messages that share links have drained; as in the round before where it is alike."""
+        first = start.min()
+        known, size, wait, took = self._latest
+        if not (
+            known is way and np.array_equal(size, nbytes) and np.array_equal(wait, start - first)
+        ):
+            wait = start - first
+            links = np.stack([*way.departure, *way.arrival], axis=1)
+            took = drained(links, nbytes, wait, self.bandwidth)
+            self._latest = way, nbytes, wait, took
+        return first + took

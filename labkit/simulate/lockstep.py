@@ -50,8 +50,8 @@ class Lockstep:
     """Clocks of all ranks, and the links between them, after so many rounds.
 
     On links that serve one message after the other this is exact, those of an earlier round going
-    first. On links that are shared it is exact as long as no two messages meet on one, in a round
-    or across rounds; `run` says whether that was so.
+    first. On links that are shared it is exact as long as no messages of two rounds meet on one;
+    `run` says whether that was so. With a trace, those of one round may not meet either.
 
     Attributes: clock: s, shape (nodes,); links; tally; log: of the rounds; segments: none.
     """
@@ -85,7 +85,11 @@ class Lockstep:
 
     def _step(self, each: Round, nbytes: Seconds) -> bool:
         ready = self.clock[each.source]
-        transfers = self.links.send(each.source, each.destination, nbytes, ready)
+        given = each.source, each.destination, nbytes, ready
+        if isinstance(self.links, Queues):
+            transfers = self.links.send(*given)
+        else:
+            transfers = self.links.send(*given, shared=not self._trace)
         if transfers is None:
             return False
         np.maximum.at(self.clock, each.destination, transfers.delivery)

@@ -36,7 +36,7 @@ def test_two_ranks_as_drawn() -> None:
 def test_switches_are_numbered_after_the_ranks() -> None:
     assert switch_above(3).tolist() == [3, 3, 3, -1]
     assert switch_above(4, hosts=[[0, 3], [1, 2]]).tolist() == [4, 5, 5, 4, 6, 6, -1]
-    assert follow(partial(in_network, hosts=2), 4).names == ["0", "1", "2", "3", "S0", "S1", "S2"]
+    assert follow(partial(in_network, hosts=2), 4).labels == ["0", "1", "2", "3", "S0", "S1", "S2"]
 
 
 @pytest.mark.parametrize("hosts", [None, 2, 3])
