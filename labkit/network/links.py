@@ -100,7 +100,8 @@ class Uncontended(Links):
         self._speed = np.append(self.bandwidth, np.inf)
         self._free: Seconds = np.zeros(len(self._speed))
         self._known: tuple[Way | None, bool, Seconds] = None, False, self._speed
-        self._latest: tuple[Way | None, Seconds, Seconds, Seconds] = None, *[self._free] * 3
+        none: Seconds = np.empty(0)
+        self._latest: tuple[Way | None, Seconds, Seconds, Seconds] = None, none, none, none
 
     def send(
         self,
@@ -141,7 +142,7 @@ class Uncontended(Links):
 
     def _shared(self, way: Way, nbytes: Seconds, start: Seconds) -> Seconds:
         """When messages that share links have drained; as in the round before where it is alike."""
-        first = start.min()
+        first = float(start.min())
         known, size, wait, took = self._latest
         if not (
             known is way and np.array_equal(size, nbytes) and np.array_equal(wait, start - first)

@@ -36,11 +36,17 @@ class Queues(Links):
         self._ways: dict[tuple[int, int], tuple[list[int], list[int], float, float]] = {}
 
     def send(
-        self, source: Integers, destination: Integers, nbytes: Seconds, ready: Seconds
+        self,
+        source: Integers,
+        destination: Integers,
+        nbytes: Seconds,
+        ready: Seconds,
+        shared: bool = True,
     ) -> Transfers:
         """Deliver the messages of a round; a link serves in order of readiness, then of rows.
 
-        Args: columns of equal length; nbytes: bytes; ready: s, when the source hands it over.
+        Args: columns of equal length; nbytes: bytes; ready: s, when the source hands it over;
+        shared: as of `Uncontended.send`: those that meet wait for each other here.
         """
         way = self.way(source, destination)
         slowest = np.zeros(len(source))

@@ -86,10 +86,7 @@ class Lockstep:
     def _step(self, each: Round, nbytes: Seconds) -> bool:
         ready = self.clock[each.source]
         given = each.source, each.destination, nbytes, ready
-        if isinstance(self.links, Queues):
-            transfers = self.links.send(*given)
-        else:
-            transfers = self.links.send(*given, shared=not self._trace)
+        transfers = self.links.send(*given, shared=not self._trace)
         if transfers is None:
             return False
         np.maximum.at(self.clock, each.destination, transfers.delivery)

@@ -1,7 +1,8 @@
 """Scaling by allreduce: bytes and operations by the networks' shapes, times by closed forms.
 
-Compute times of networks were not published; they are taken as long as their operations, and only
-what is exchanged is fitted.
+Compute times of networks were not published: they are taken as their operations are, and only what
+exchange costs is fitted. How operations of Horovod's networks are counted was chosen with all
+figures in sight; both ways are shown.
 """
 
 from __future__ import annotations

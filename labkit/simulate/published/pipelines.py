@@ -37,7 +37,8 @@ def _rate_fit(known: Figures) -> Parameters:
 
 
 def _rate(parameters: Parameters, name: str) -> float:
-    return share("1f1b", *_places(name), parameters[MESSAGE])
+    stages, microbatches = _places(name)
+    return share("1f1b", stages, microbatches, parameters[MESSAGE])
 
 
 def _gpipe_bubble(parameters: Parameters, name: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Parameters: TypeAlias = Mapping[str, float]  # by name, with its unit
-Figures: TypeAlias = Mapping[str, float]
+Figures: TypeAlias = dict[str, float]
 Verdict: TypeAlias = Literal["predicted", "reproduced", "not reached"]
 NOTHING: Parameters = {}
 
