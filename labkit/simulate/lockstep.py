@@ -17,7 +17,7 @@ from labkit.simulate.trace import Entry
 class Tally:
     """What ranks have sent, and links carried.
 
-    Attributes: messages, sent: number and bytes, shape (size,); carried: bytes, shape (links,).
+    Attributes: messages, sent: number and bytes, shape (nodes,); carried: bytes, shape (links,).
     """
 
     def __init__(self, nodes: int, links: int) -> None:
