@@ -1,20 +1,26 @@
-"""`labkit simulate`: an allreduce on any network, without processes."""
+"""`labkit simulate`: an allreduce on any network, without processes; published curves."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from labkit.common.errors import InvalidInput
 from labkit.common.terminal import say
 
 if TYPE_CHECKING:
     from labkit.network import Network
+    from labkit.simulate.published import Reproduction
 
 
 @click.command()
-@click.argument("algorithm")
+@click.argument("algorithm", required=False)
 @click.option("--workers", default=8, show_default=True, help="Ranks; up to 10,000.")
 @click.option("--bytes", "nbytes", default=1e8, show_default=True, help="Of the buffer.")
 @click.option(
@@ -24,9 +30,61 @@ if TYPE_CHECKING:
     help="A name, or a .yaml or .json file with the fields of labkit.Network.",
 )
 @click.option("--gamma", default=0.0, show_default=True, help="Seconds to add one byte.")
-def simulate(algorithm: str, workers: int, nbytes: float, network: str, gamma: float) -> None:
+@click.option("--published", is_flag=True, help="Published figures beside ours, and their fits.")
+@click.option(
+    "--json", "file", type=click.Path(path_type=Path), help="Write these rows here, one a line."
+)
+def simulate(
+    algorithm: str | None,
+    workers: int,
+    nbytes: float,
+    network: str,
+    gamma: float,
+    published: bool,
+    file: Path | None,
+) -> None:
     """Predict an allreduce on any network and any number of ranks, without processes."""
-    from labkit.schedules import ALLREDUCE
+    if published == (algorithm is not None) or (file and not published):
+        raise InvalidInput(
+            f"algorithm={algorithm}, published={published}, json={file}: name an algorithm, or "
+            f"give --published, with --json FILE or without"
+        )
+    if algorithm is None:
+        _published(file)
+    else:
+        _allreduce(algorithm, workers, nbytes, network, gamma)
+
+
+def _published(file: Path | None) -> None:
+    """Tables of published figures, a study each."""
+    from labkit.simulate.published import reproduce
+
+    rows = reproduce()
+    for _, study in groupby(rows, lambda row: (row.source, row.study)):
+        say("\n".join(_told(list(study))) + "\n")
+    if file:
+        lines = (asdict(row) | {"error": row.error, "verdict": row.verdict} for row in rows)
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _told(rows: list[Reproduction]) -> Iterator[str]:
+    """A study in lines: what it is, what was fitted on what, and its figures."""
+    first = rows[0]
+    yield f"{first.source} [{first.mark}]: {first.study}; {first.unit}"
+    if first.parameters:
+        values = "; ".join(f"{name} = {value:.4g}" for name, value in first.parameters.items())
+        yield f"  fitted on {' · '.join(first.fitted)}: {values}"
+    yield f"  {'':28} {'predicted':>10} {'published':>10} {'error':>8}"
+    for row in rows:
+        ours = "—" if row.predicted is None else f"{row.predicted:.4g}"
+        unit = " points" if row.points else " %"
+        error = "" if row.error is None else f"{100 * row.error:+.1f}{unit}"
+        yield f"  {row.what:28} {ours:>10} {row.published:10.4g} {error:>12}  {row.verdict}"
+
+
+def _allreduce(algorithm: str, workers: int, nbytes: float, network: str, gamma: float) -> None:
+    """One allreduce, simulated and by its closed form."""
+    from labkit.schedules import ALLREDUCE, IN_NETWORK
     from labkit.simulate import closed_form
     from labkit.simulate import simulate as predict
 
@@ -37,7 +95,8 @@ def simulate(algorithm: str, workers: int, nbytes: float, network: str, gamma: f
         f"{1e3 * result.seconds:,.3f} ms; most messages of a rank {result.messages.max():,.0f}, "
         f"most bytes sent by a rank {result.sent.max():,.0f}"
     )
-    if algorithm in ALLREDUCE and not (world.hosts or world.links or world.slow or world.jitter):
+    known = algorithm in ALLREDUCE | IN_NETWORK
+    if known and not (world.hosts or world.links or world.slow or world.jitter):
         form = closed_form(algorithm, workers, nbytes, world, gamma)
         say(f"closed form: {1e3 * form:,.3f} ms")
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from labkit.common.errors import InvalidInput
 from labkit.network import Network
-from labkit.schedules import ALLREDUCE, Schedule
+from labkit.schedules import ALLREDUCE, IN_NETWORK, Schedule
 
 # What moves data without messages that labkit sends itself, so that no network can be emulated.
 UNMETERED = {
@@ -19,6 +19,11 @@ ALGORITHMS = (*UNMETERED, *ALLREDUCE)
 
 def check_algorithm(algorithm: str) -> None:
     """Raise InvalidInput, with all names, for one that is not known."""
+    if algorithm in IN_NETWORK:
+        raise InvalidInput(
+            f"algorithm={algorithm!r} adds in switches, which no rank is: it is simulated and "
+            f"drawn (labkit simulate {algorithm}); allowed on ranks: {', '.join(ALGORITHMS)}"
+        )
     if algorithm not in ALGORITHMS:
         raise InvalidInput(
             f"algorithm={algorithm!r} is not known; allowed: {', '.join(ALGORITHMS)}"

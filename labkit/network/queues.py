@@ -29,18 +29,24 @@ class Queues(Links):
     Attributes: busy: s, shape (links,), may be replaced by an array in shared memory.
     """
 
-    def __init__(self, network: Network, size: int) -> None:
+    def __init__(self, network: Network, size: int, switches: int = 0) -> None:
         """Raises: InvalidInput, where hosts, links or slow ranks do not fit the size."""
-        super().__init__(network, size)
+        super().__init__(network, size, switches)
         self.busy: Seconds = np.zeros(len(self.names))
         self._ways: dict[tuple[int, int], tuple[list[int], list[int], float, float]] = {}
 
     def send(
-        self, source: Integers, destination: Integers, nbytes: Seconds, ready: Seconds
+        self,
+        source: Integers,
+        destination: Integers,
+        nbytes: Seconds,
+        ready: Seconds,
+        shared: bool = True,
     ) -> Transfers:
         """Deliver the messages of a round; a link serves in order of readiness, then of rows.
 
-        Args: columns of equal length; nbytes: bytes; ready: s, when the source hands it over.
+        Args: columns of equal length; nbytes: bytes; ready: s, when the source hands it over;
+        shared: as of `Uncontended.send`: those that meet wait for each other here.
         """
         way = self.way(source, destination)
         slowest = np.zeros(len(source))

@@ -29,7 +29,9 @@ class Way(NamedTuple):
     latency: float | Seconds
 
 
-def topology(network: Network, size: int) -> _Switch | _Graph:
+def topology(network: Network, size: int, switches: int = 0) -> _Switch | _Graph | _Adding:
+    if switches:
+        return _Adding(network, size)
     if network.links is not None:
         return _Graph(network, size, network.links)
     if network.hosts is not None:
@@ -83,6 +85,39 @@ class _Hosts(_Switch):
         into = np.where(outside, 2 * self.size + self.count + home, -1)
         latency = np.where(outside, self.network.latency, self.inside)
         return Way([source, out], [into, self.size + destination], latency)
+
+
+class _Adding:
+    """A tree of switches that add (`schedules.in_network`): a link up and one down for each node.
+
+    A node's link up has its number, its link down follows behind those of all.
+    """
+
+    hops = 1
+
+    def __init__(self, network: Network, size: int) -> None:
+        if network.links is not None:
+            raise InvalidInput(
+                "switches that add stand in a tree of their own: give a network without links, "
+                "with hosts or without"
+            )
+        hosts = network.hosts
+        groups = list(map(list, hosts)) if isinstance(hosts, tuple) else hosts
+        self.above = schedules.switch_above(size, groups)
+        below, nodes = np.arange(len(self.above)) < size, len(self.above)
+        inner = network.host_bandwidth or network.bandwidth
+        factors = np.ones(nodes)
+        factors[:size] = [network.transfer_factor(rank) for rank in range(size)]
+        self.bandwidth: Seconds = np.tile(np.where(below, inner, network.bandwidth) / factors, 2)
+        near = network.latency if network.host_latency is None else network.host_latency
+        self.latency: Seconds = np.tile(np.where(below, near, network.latency), 2)
+        named = [f"rank {n}" if n < size else f"switch {n - size}" for n in range(nodes)]
+        self.names = [f"{name} {way}" for way in ("up", "down") for name in named]
+
+    def way(self, source: Integers, destination: Integers) -> Way:
+        up = self.above[source] == destination
+        link = np.where(up, source, len(self.above) + destination)
+        return Way([link], [], self.latency[link])
 
 
 class _Graph:

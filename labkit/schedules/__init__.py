@@ -3,10 +3,11 @@
 from labkit.common.errors import InvalidInput
 from labkit.schedules.all_to_all import all_to_all
 from labkit.schedules.butterfly import butterfly
-from labkit.schedules.collective import ANY, SUM, Collective, allreduce
+from labkit.schedules.collective import ANY, SUM, Collective, allreduce, count_switches
 from labkit.schedules.formulas import Cost, Counts
 from labkit.schedules.gather import gather
 from labkit.schedules.hierarchical import Hosts, hierarchical, host_groups
+from labkit.schedules.in_network import in_network, switch_above
 from labkit.schedules.master_worker import master_worker
 from labkit.schedules.pipeline import PIPELINE
 from labkit.schedules.rabenseifner import rabenseifner
@@ -32,6 +33,8 @@ ALLREDUCE: dict[str, Collective[...]] = {
     "two_level_butterfly": two_level_butterfly,
 }
 
+# Allreduces in which switches add: simulated and drawn, for no rank is a switch.
+IN_NETWORK: dict[str, Collective[...]] = {"in_network": in_network}
 
 COLLECTIVES: dict[str, Collective[...]] = {
     "reduce_tree": reduce_tree,
@@ -45,7 +48,7 @@ COLLECTIVES: dict[str, Collective[...]] = {
 
 def named(name: str) -> Collective[...]:
     """The allreduce or other collective of this name. Raises: InvalidInput, with all names."""
-    every = ALLREDUCE | COLLECTIVES
+    every = ALLREDUCE | COLLECTIVES | IN_NETWORK
     if name not in every:
         raise InvalidInput(f"no schedule is called {name!r}: choose one of {', '.join(every)}")
     return allreduce(every[name])
@@ -55,6 +58,7 @@ __all__ = [
     "ALLREDUCE",
     "ANY",
     "COLLECTIVES",
+    "IN_NETWORK",
     "PIPELINE",
     "SUM",
     "Collective",
@@ -70,9 +74,11 @@ __all__ = [
     "broadcast_tree",
     "butterfly",
     "count_chunks",
+    "count_switches",
     "gather",
     "hierarchical",
     "host_groups",
+    "in_network",
     "master_worker",
     "named",
     "pack",
@@ -83,6 +89,7 @@ __all__ = [
     "round_robin",
     "scatter",
     "spanning_trees",
+    "switch_above",
     "tree",
     "two_level",
     "two_level_butterfly",

@@ -76,8 +76,9 @@ def count(rounds: Iterable[Round], size: int) -> Counts:
     schedule = list(rounds)
     messages, volume = np.zeros(size, np.int64), np.zeros(size, np.int64)
     for each in schedule:
-        np.add.at(messages, each.source, 1)
-        np.add.at(volume, each.source, each.span)
+        own = each.source < size  # switches are not counted
+        np.add.at(messages, each.source[own], 1)
+        np.add.at(volume, each.source[own], each.span[own])
     return Counts(messages, volume, count_chunks(schedule))
 
 
@@ -92,12 +93,12 @@ def check(collective: Collective[...], size: int, expected: Counts | None = None
     Raises: ScheduleError, naming the rank and the chunk.
     """
     schedule = list(collective.schedule(size))
-    chunks = count_chunks(schedule)
+    chunks, switches = count_chunks(schedule), collective.switches(size)
     for number, each in enumerate(schedule):
-        _check_rows(each, size, number)
+        _check_rows(each, size + switches, number)
     ends = collective.ends(size, chunks)
-    _check_values(schedule, ends)
-    _check_bits(schedule, ends)
+    _check_values(schedule, ends, switches)
+    _check_bits(schedule, ends, switches)
     counted = count(schedule, size)
     if expected is not None and counted != expected:
         raise ScheduleError(f"{size} ranks send {counted}, the textbook says {expected}")
@@ -113,24 +114,30 @@ def _check_rows(each: Round, size: int, number: int) -> None:
             raise ScheduleError(f"round {number}: {row} leaves {size} ranks or has no chunk")
 
 
-def _check_values(schedule: list[Round], ends: Integers) -> None:
+def _check_values(schedule: list[Round], ends: Integers, switches: int) -> None:
     # Wide numbers: sums of other contributions are then never equal by chance.
     start = np.random.default_rng(0).integers(-(2**40), 2**40, ends.shape)
     total = start.sum(axis=0)
     owned = np.take_along_axis(start, np.maximum(ends, 0), axis=0)
     wanted = np.where(ends == SUM, total, owned)
-    wrong = (result(schedule, start) != wanted) & (ends != ANY)
+    wrong = (_of_ranks(schedule, start, switches) != wanted) & (ends != ANY)
     # The first one is enough.
     for rank, chunk in np.argwhere(wrong):
         promise = "the sum" if ends[rank, chunk] == SUM else f"that of rank {ends[rank, chunk]}"
         raise ScheduleError(f"rank {rank} does not end with {promise} in chunk {chunk}")
 
 
-def _check_bits(schedule: list[Round], ends: Integers, draws: int = 16) -> None:
+def _of_ranks(schedule: list[Round], start: Buffers, switches: int) -> Buffers:
+    """What ranks hold at the end; switches begin with zeros."""
+    zeros = np.zeros((switches, start.shape[1]), start.dtype)
+    return result(schedule, np.concatenate([start, zeros]))[: len(start)]
+
+
+def _check_bits(schedule: list[Round], ends: Integers, switches: int, draws: int = 16) -> None:
     """Many draws a chunk: another order of additions often rounds to the same bits."""
     size, chunks = ends.shape
     start = np.random.default_rng(1).normal(size=(size, chunks * draws)).astype(np.float32)
-    final = result(schedule, start).reshape(size, chunks, draws).view(np.uint32)
+    final = _of_ranks(schedule, start, switches).reshape(size, chunks, draws).view(np.uint32)
     for chunk in range(chunks):
         held = final[ends[:, chunk] == SUM, chunk]
         if len(held) and (held != held[0]).any():

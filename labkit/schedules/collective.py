@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import WRAPPER_ASSIGNMENTS
+from functools import WRAPPER_ASSIGNMENTS, partial
 from typing import Generic, Literal, NoReturn, ParamSpec, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -67,7 +67,8 @@ class Collective(Drawn, Generic[Call]):
     which it takes that; gathers: an allgather that carries each rank's own part to all, where the
     schedule ends with one; between: the rounds between hosts, of a schedule that begins and ends
     inside them: first the i-th ranks of hosts add up part i of the least host's many parts, last
-    they copy it to the others, as shared memory does, too.
+    they copy it to the others, as shared memory does, too; switches: how many nodes of the network
+    take part, numbered after the ranks.
     """
 
     schedule: Callable[Call, Iterable[Round]]
@@ -78,6 +79,7 @@ class Collective(Drawn, Generic[Call]):
     layout: Literal["hosts", "links"] | None = None
     gathers: Callable[[int], Iterable[Round]] | None = None
     between: Callable[..., Iterable[Round]] | None = None
+    switches: Callable[..., int] = lambda size, **_: 0
 
     def __post_init__(self) -> None:
         self.take_name(self.schedule)
@@ -132,12 +134,20 @@ def collective(
     layout: Literal["hosts", "links"] | None = None,
     gathers: Callable[[int], Iterable[Round]] | None = None,
     between: Callable[..., Iterable[Round]] | None = None,
+    switches: Callable[..., int] = lambda size, **_: 0,
 ) -> Callable[[Callable[Call, Iterable[Round]]], Collective[Call]]:
     """Stands above a schedule and says what is known of it, see `Collective`."""
-    known = (ends, counts, cost, ways, layout, gathers, between)
+    known = (ends, counts, cost, ways, layout, gathers, between, switches)
     return lambda drawing: Collective(drawing, *known)
 
 
 def allreduce(schedule: Callable[Call, Iterable[Round]]) -> Collective[Call]:
     """An allreduce promises the sum, everywhere; of anybody's own nothing else is known."""
     return schedule if isinstance(schedule, Collective) else Collective(schedule, everywhere(SUM))
+
+
+def count_switches(schedule: Callable[..., Iterable[Round]], size: int) -> int:
+    """How many switches take part in a schedule, laid out on hosts or not."""
+    given = schedule.keywords if isinstance(schedule, partial) else {}
+    drawn = schedule.func if isinstance(schedule, partial) else schedule
+    return drawn.switches(size, **given) if isinstance(drawn, Collective) else 0

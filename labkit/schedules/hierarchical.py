@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -63,16 +64,20 @@ def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
     groups = host_groups(size, hosts)
     yield from _inside(groups, reduce_tree)
     # Leaders alone take part: the others' links between hosts stay free.
+    leaders = np.array([group[0] for group in groups])
     for each in ring(len(groups)):
-        yield each.on([group[0] for group in groups])
+        yield each.on(leaders)
     yield from _inside(groups, broadcast_tree)
 
 
 def _inside(groups: Sequence[Sequence[int]], schedule: Schedule) -> Iterator[Round]:
-    def in_host(ranks: Sequence[int]) -> Iterator[Round]:
-        return (each.on(ranks, parts=len(groups)) for each in schedule(len(ranks)))
+    """In all hosts at once; of hosts as large as the one before it is drawn once."""
 
-    return beside(in_host(group) for group in groups)
+    def in_hosts(size: int, alike: Sequence[Sequence[int]]) -> Iterator[Round]:
+        names = np.array(alike)
+        return (each.on(names, parts=len(groups)) for each in schedule(size))
+
+    return beside(in_hosts(size, list(alike)) for size, alike in groupby(groups, len))
 
 
 def host_groups(size: int, hosts: Hosts | None = None) -> list[list[int]]:

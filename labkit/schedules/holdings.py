@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from labkit.schedules.check import execute
+from labkit.schedules.collective import count_switches
 from labkit.schedules.round import Integers, Round, Schedule, count_chunks
 
 
@@ -17,8 +18,9 @@ from labkit.schedules.round import Integers, Round, Schedule, count_chunks
 class Holdings:
     """A schedule as it goes.
 
-    Args: rounds: its messages; held: shape (rounds + 1, size, chunks, size): how often the value
-    of rank j is in chunk c of rank r after k rounds is held[k, r, c, j].
+    Args: rounds: its messages; held: shape (rounds + 1, nodes, chunks, size): how often the value
+    of rank j is in chunk c of rank r after k rounds is held[k, r, c, j]. Behind the ranks stand
+    the switches that take part.
     """
 
     rounds: list[Round]
@@ -30,6 +32,17 @@ class Holdings:
         return int(self.held.shape[2])
 
     @property
+    def names(self) -> list[str]:
+        """Of ranks, and of the switches behind them: `rank 0`, `rank 1`, `switch 0`."""
+        _, nodes, _, size = self.held.shape
+        return [f"rank {n}" if n < size else f"switch {n - size}" for n in range(nodes)]
+
+    @property
+    def labels(self) -> list[str]:
+        """The same, short: `0`, `1`, `S0`."""
+        return [name.removeprefix("rank ").replace("switch ", "S") for name in self.names]
+
+    @property
     def messages(self) -> int:
         """Messages of all rounds."""
         return sum(map(len, self.rounds))
@@ -37,10 +50,10 @@ class Holdings:
     @property
     def complete(self) -> bool:
         """Whether every rank ends with every value once in every chunk: the sum."""
-        return bool((self.held[-1] == 1).all())
+        return bool((self.held[-1, : self.held.shape[3]] == 1).all())
 
     def new(self, after: int) -> Integers:
-        """Shape (size, chunks, size): 1 where a value came in the last of so many rounds."""
+        """Shape (nodes, chunks, size): 1 where a value came in the last of so many rounds."""
         before = self.held[max(after - 1, 0)]
         came: Integers = (self.held[after] > before).astype(np.int64)
         return came
@@ -53,9 +66,10 @@ def follow(schedule: Schedule, size: int) -> Holdings:
     """
     rounds = list(schedule(size))
     chunks = count_chunks(rounds)
-    start = np.tile(np.eye(size, dtype=np.int64), chunks)  # (size, chunks · size)
+    nodes = size + count_switches(schedule, size)
+    start = np.tile(np.eye(nodes, size, dtype=np.int64), chunks)  # (nodes, chunks · size)
     states = [start, *(values for _, values in execute(rounds, start))]
-    return Holdings(rounds, np.stack(states).reshape(-1, size, chunks, size))
+    return Holdings(rounds, np.stack(states).reshape(-1, nodes, chunks, size))
 
 
 def chunk_name(chunk: int) -> str:

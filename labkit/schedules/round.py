@@ -94,15 +94,20 @@ class Round:
             line(f"and {rest} more") if rest else "",
         )
 
-    def on(self, ranks: ArrayLike, parts: int = 1, first: int = 0) -> Round:
+    def on(self, ranks: ArrayLike, parts: int = 1, first: ArrayLike = 0) -> Round:
         """The same messages among other ranks (0 becomes ranks[0], …), each chunk cut in parts.
 
-        Args: first: the chunk that takes the place of chunk 0.
+        Args: ranks: or several lists of them, shape (copies, ranks): the messages in each; first:
+        the chunk that takes the place of chunk 0, or one for each copy.
         """
         names = np.asarray(ranks, np.int64)
-        source, destination = names[self.source], names[self.destination]
-        chunk = first + self.chunk * parts
-        return Round(source, destination, chunk, self.span * parts, reduce=self.reduce)
+        source, destination = names[..., self.source], names[..., self.destination]
+        chunk = np.asarray(first)[..., None] + self.chunk * parts
+        columns = (source, destination, chunk, self.span * parts, self.reduce)
+        if names.ndim == 1 and chunk.ndim == 1:
+            return Round(*columns[:4], reduce=self.reduce)
+        flat = [np.broadcast_to(each, source.shape).ravel() for each in columns]
+        return Round(*flat[:4], reduce=flat[4])
 
 
 def messages_of(each: Round) -> list[list[str]]:

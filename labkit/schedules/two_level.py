@@ -13,7 +13,7 @@ from labkit.schedules.collective import SUM, Collective, collective, everywhere
 from labkit.schedules.formulas import Cost, Counts
 from labkit.schedules.hierarchical import Hosts, host_groups
 from labkit.schedules.ring import ring
-from labkit.schedules.round import Round, beside, circle, count_chunks, join
+from labkit.schedules.round import Round, circle, count_chunks, join
 
 Call = ParamSpec("Call")
 
@@ -50,13 +50,10 @@ def _butterfly_ways(size: int) -> tuple[Cost, ...]:
 def _between(by: Collective[[int]], size: int, hosts: Hosts | None = None) -> Iterator[Round]:
     """As many schedules beside each other as the least host has ranks, a part each."""
     groups = host_groups(size, hosts)
-    chunks = count_chunks(by(len(groups)))
-
-    def of_part(part: int) -> Iterator[Round]:
-        peers = [group[part] for group in groups]
-        return (each.on(peers, first=part * chunks) for each in by(len(groups)))
-
-    return beside(map(of_part, range(min(map(len, groups)))))
+    parts = min(map(len, groups))
+    peers = np.array([group[:parts] for group in groups]).T  # (parts, hosts)
+    first = np.arange(parts) * count_chunks(by(len(groups)))
+    return (each.on(peers, first=first) for each in by(len(groups)))
 
 
 def _levels(

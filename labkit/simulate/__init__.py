@@ -5,7 +5,15 @@ from labkit.simulate.calibrate import Fit, Measurement, calibrate
 from labkit.simulate.costs import closed_form, exact_form, modelled, textbook
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
 from labkit.simulate.predict import Prediction, predict
-from labkit.simulate.published import PUBLISHED, SOFTSYNC, SOFTSYNC_LATER, Scaling, Softsync
+from labkit.simulate.published import (
+    PUBLISHED,
+    SOFTSYNC,
+    SOFTSYNC_LATER,
+    Reproduction,
+    Scaling,
+    Softsync,
+    reproduce,
+)
 from labkit.simulate.simulation import Simulation, simulate
 from labkit.simulate.trace import Trace
 
@@ -18,6 +26,7 @@ __all__ = [
     "Measurement",
     "PipelineSimulation",
     "Prediction",
+    "Reproduction",
     "Scaling",
     "Simulation",
     "Softsync",
@@ -27,6 +36,7 @@ __all__ = [
     "exact_form",
     "modelled",
     "predict",
+    "reproduce",
     "simulate",
     "simulate_pipeline",
     "textbook",

@@ -11,7 +11,7 @@ from labkit.network import Flows, Links, Network, Transfers
 from labkit.network.flows import Segment
 from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers, Round
-from labkit.simulate.lockstep import Tally
+from labkit.simulate.lockstep import Tally, begin
 from labkit.simulate.trace import Entry
 
 ROW = 32  # bits of a flow's number that are its row; the others are its round
@@ -49,16 +49,21 @@ class Events:
     """
 
     def __init__(
-        self, network: Network, size: int, gamma: float, compute: ArrayLike, trace: bool
+        self,
+        network: Network,
+        size: int,
+        gamma: float,
+        compute: ArrayLike,
+        trace: bool,
+        switches: int = 0,
     ) -> None:
-        slowness = np.array([network.compute_factor(rank, 0) for rank in range(size)])
-        self.links = Links(network, size)
-        self.gamma = gamma * slowness
-        self.clock: Seconds = np.broadcast_to(np.asarray(compute, np.float64) * slowness, size)
-        self.clock = self.clock.copy()
-        self.tally = Tally(size, len(self.links.names))
+        self.links = Links(network, size, switches)
+        self.gamma, self.clock = begin(network, size, switches, gamma, compute)
+        self.tally = Tally(self.links.nodes, len(self.links.names))
         self._flows = Flows(self.links.bandwidth, self.links.hops, log=trace)
-        self._place: Integers = np.zeros(size, np.int64)  # number of the round of each rank
+        self._place: Integers = np.zeros(
+            self.links.nodes, np.int64
+        )  # number of the round of each rank
         self._wake = self.clock.copy()  # when it begins that round; inf: it has begun
         self._open: dict[int, _Open] = {}
         self._trace, self._kept = trace, list[_Open]()
@@ -120,7 +125,7 @@ class Events:
         each.latency[rows] = latency + self.links.jitters(source)
         each.ready[rows] = self._flows.now
         self._flows.start((number << ROW) + rows, way, np.full(len(rows), number), nbytes)
-        self.tally.add(source, nbytes, way.T)
+        self.tally.add(source, nbytes, list(way.T))
 
     def _deliver(self) -> None:
         """The next flows have drained."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,6 +12,7 @@ from numpy.typing import ArrayLike
 from labkit.common.errors import InvalidInput
 from labkit.network import Network
 from labkit.network.topology import Seconds
+from labkit.schedules import Collective, count_switches
 from labkit.schedules.round import Schedule, count_chunks
 from labkit.simulate.events import Events
 from labkit.simulate.lockstep import Lockstep
@@ -89,13 +92,28 @@ def simulate(
         )
     rounds = network.schedule(schedule) if isinstance(schedule, str) else schedule
     # A schedule is a pure function: to ask it twice is cheaper than to keep millions of rows.
-    chunk = nbytes / count_chunks(rounds(size))
-    given = network, size, gamma, compute, trace
+    chunk = nbytes / _count_chunks(rounds, size)
+    given = network, size, gamma, compute, trace, count_switches(rounds, size)
     world: Lockstep | Events = Lockstep(*given)
     if not world.run(rounds(size), chunk):
         world = Events(*given)
         world.run(rounds(size), chunk)
     bandwidth, tally = world.links.bandwidth, world.tally
     kept = Trace.of(world.log, world.segments, bandwidth) if trace else None
-    counts = tally.messages, tally.sent, world.links.names, tally.carried
-    return Simulation(world.clock, *counts, tally.carried / bandwidth, kept)
+    counts = tally.messages[:size], tally.sent[:size], world.links.names, tally.carried
+    return Simulation(world.clock[:size], *counts, tally.carried / bandwidth, kept)
+
+
+def _count_chunks(rounds: Schedule, size: int) -> int:
+    """As `count_chunks`; in a sweep over networks or bytes a collective is asked once."""
+    drawn, given = rounds, dict[str, Any]()
+    if isinstance(rounds, partial):
+        drawn, given = rounds.func, rounds.keywords
+    if isinstance(drawn, Collective) and all(isinstance(each, int) for each in given.values()):
+        return _chunks_of(drawn, size, **given)
+    return count_chunks(rounds(size))
+
+
+@lru_cache(maxsize=128)
+def _chunks_of(drawn: Collective[...], size: int, **given: int) -> int:
+    return count_chunks(drawn(size, **given))

@@ -62,3 +62,21 @@ def test_a_file_that_is_not_there_is_named():
     done = run("--network", "nowhere.yaml")
     assert done.exit_code == 2
     assert "nowhere.yaml cannot be read: No such file" in done.stderr
+
+
+def test_published_figures_stand_beside_ours(tmp_path):
+    file = tmp_path / "rows.json"
+    done = CliRunner().invoke(app, ["simulate", "--published", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {row["verdict"] for row in rows} == {"predicted", "reproduced", "not reached"}
+    for row in rows:
+        assert row["what"] in done.output
+    assert "fitted on InceptionV3: " in done.output
+
+
+@pytest.mark.parametrize("words", [[], ["ring", "--published"], ["ring", "--json", "rows"]])
+def test_an_algorithm_or_published_figures(words):
+    done = CliRunner().invoke(app, ["simulate", *words])
+    assert done.exit_code != 0
+    assert "name an algorithm, or give --published" in done.output

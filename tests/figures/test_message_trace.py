@@ -76,6 +76,14 @@ def test_a_networks_hosts_lay_out_the_schedule() -> None:
     assert "3 to 1 adds" in figure.alt
 
 
+def test_a_switch_that_adds_is_drawn_behind_the_ranks() -> None:
+    figure = message_trace("in_network", 3)
+    assert [arrows(frame.data) for frame in figure.frames] == [0, 3, 3]
+    assert cells(figure.frames[0].data) == ["a0", "a1", "a2", ""]
+    assert cells(figure.frames[1].data) == ["a0", "a1", "a2", "Σa"]
+    assert "0 to S0 adds" in figure.alt
+
+
 def test_the_words_say_rounds_messages_and_the_end() -> None:
     alt = message_trace("ring", 3).alt
     assert "Ring allreduce, 3 ranks: 4 rounds, 12 messages" in alt

@@ -78,3 +78,10 @@ def test_messages_carry_the_values_from_before_the_round() -> None:
 def test_a_replaced_chunk_receives_nothing_else(order: list[bool]) -> None:
     with pytest.raises(ScheduleError, match="rank 2 replaces chunk 0 and receives it again"):
         result([Round([0, 1], [2, 2], reduce=order)], np.zeros((3, 4)))
+
+
+def test_messages_are_copied_among_several_lists_of_ranks() -> None:
+    pair = Round([0, 1], [1, 0], [0, 1], reduce=True)
+    both = pair.on([[4, 5], [8, 9]], parts=2, first=[0, 10])
+    each = [pair.on([4, 5], 2, 0).rows(), pair.on([8, 9], 2, 10).rows()]
+    assert both.rows() == [*each[0], *each[1]]

@@ -13,7 +13,7 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.frames import played, table
 from labkit.figures.schedules import trace_frames
 from labkit.network import Network
-from labkit.schedules import ALLREDUCE, named
+from labkit.schedules import ALLREDUCE, IN_NETWORK, named
 from labkit.schedules.check import execute
 from labkit.schedules.holdings import Holdings, follow, message_size, span_name, sum_name
 from labkit.schedules.round import Round, Schedule
@@ -62,9 +62,9 @@ def message_trace(
         for number, caption in enumerate(captions)
     ]
     return played(
-        fixed=[trace_frames.ranks(size), *trace_frames.LEGEND],
+        fixed=[trace_frames.ranks(holdings.labels), *trace_frames.LEGEND],
         states=states,
-        layout=trace_frames.layout(size, holdings.chunks),
+        layout=trace_frames.layout(holdings.names, holdings.chunks),
         title=title,
         alt=_in_words(title, holdings, captions),
         table=_as_table(holdings, texts),
@@ -77,13 +77,13 @@ def message_trace(
 def _title(name: str) -> str:
     """`ring allreduce`; another collective is called what it is."""
     words = name.replace("_", " ")
-    return f"{words} allreduce" if name in ALLREDUCE else words
+    return f"{words} allreduce" if name in ALLREDUCE | IN_NETWORK else words
 
 
 def _schedule(algorithm: str | Schedule, network: Network | None) -> Schedule:
     if not isinstance(algorithm, str):
         return algorithm
-    return named(algorithm).schedule if network is None else network.schedule(algorithm)
+    return named(algorithm) if network is None else network.schedule(algorithm)
 
 
 def _times(
@@ -147,9 +147,9 @@ def _in_words(title: str, holdings: Holdings, captions: Iterable[str]) -> str:
 
 def _messages(holdings: Holdings, each: Round) -> str:
     """`0 to 1 adds d, 1 to 2 adds a`"""
-    whole = holdings.chunks == 1
+    whole, names = holdings.chunks == 1, holdings.labels
     return ", ".join(
-        f"{source} to {destination} {'adds' if reduce else 'replaces'}"
+        f"{names[source]} to {names[destination]} {'adds' if reduce else 'replaces'}"
         + ("" if whole else f" {span_name(chunk, span)}")
         for source, destination, chunk, span, reduce in each.rows()
     )
@@ -161,5 +161,4 @@ def _as_table(holdings: Holdings, texts: list[list[list[str]]]) -> str:
         [str(number), said, *map("  ".join, state)]
         for number, (said, state) in enumerate(zip(sent, texts, strict=True))
     ]
-    size = holdings.held.shape[1]
-    return table(["round", "messages", *(f"rank {rank}" for rank in range(size))], rows)
+    return table(["round", "messages", *holdings.names], rows)

@@ -36,26 +36,25 @@ ON_BOXES = {"xaxis": "x2", "yaxis": "y2"}
 def state(holdings: Holdings, number: int, texts: list[list[str]], caption: str) -> list[Trace]:
     """The traces after so many rounds; texts: what stands in the chunks, [rank][chunk]."""
     sent = holdings.rounds[number - 1] if number else Round([], [], reduce=[])
-    size = holdings.held.shape[1]
     return [
-        _arrows(sent.take(sent.reduce), size, "adds", ADDS, "solid"),
-        _arrows(sent.take(~sent.reduce), size, "replaces", REPLACES, "dash"),
-        _labels(sent, size, holdings.chunks),
+        _arrows(sent.take(sent.reduce), holdings.names, "adds", ADDS, "solid"),
+        _arrows(sent.take(~sent.reduce), holdings.names, "replaces", REPLACES, "dash"),
+        _labels(sent, len(holdings.names), holdings.chunks),
         _strips(holdings, number),
         _words(holdings, number, texts),
         words([[0, 0]], [caption], 13, xaxis="x3", yaxis="y3", textposition="middle right"),
     ]
 
 
-def ranks(size: int) -> Trace:
-    """The circle of ranks."""
+def ranks(names: Sequence[str]) -> Trace:
+    """The circle of ranks and switches."""
     circle = {"size": 26, "color": CLEAR, "line": {"color": INK, "width": 1.5}}
-    names = [str(rank) for rank in range(size)]
-    return words(_place(size), names, 13, mode="markers+text", marker=circle)
+    return words(_place(len(names)), names, 13, mode="markers+text", marker=circle)
 
 
-def layout(size: int, chunks: int) -> Trace:
+def layout(names: Sequence[str], chunks: int) -> Trace:
     """Axes of the circle, of the boxes and of the line above them, with the boxes' frames."""
+    size = len(names)
     high = max(CELL * size, LOWEST)
     inner = CAPTION + high
     top = 1 - CAPTION / inner
@@ -67,7 +66,7 @@ def layout(size: int, chunks: int) -> Trace:
     chunk_axis["ticktext"] = ["chunk a", *(chunk_name(chunk) for chunk in range(1, chunks))]
     rank_axis = axis("", **boxes, domain=[below, top - below], anchor="x2", range=[size, 0])
     rank_axis["tickvals"] = [rank + 0.5 for rank in range(size)]
-    rank_axis["ticktext"] = [f"rank {rank} " for rank in range(size)]
+    rank_axis["ticktext"] = [f"{name} " for name in names]
     square = {"domain": [0, top], "anchor": "x", "scaleanchor": "x", "constrain": "domain"}
     return {
         "height": inner,
@@ -110,12 +109,12 @@ def _curve(start: Points, stop: Points) -> Points:
     return seen
 
 
-def _arrows(sent: Round, size: int, verb: str, color: str, dash: str) -> Trace:
+def _arrows(sent: Round, names: Sequence[str], verb: str, color: str, dash: str) -> Trace:
     """All messages of one kind."""
-    place = _place(size)
+    place = _place(len(names))
     paths = [_curve(place[source], place[destination]) for source, destination, *_ in sent.rows()]
     hover = [
-        f"rank {source} to rank {destination}: chunk {span_name(chunk, span)} {verb}"
+        f"{names[source]} to {names[destination]}: chunk {span_name(chunk, span)} {verb}"
         for source, destination, chunk, span, _ in sent.rows()
     ]
     return arrows(paths, color, dash, hover)
@@ -147,18 +146,18 @@ def _strip_edges(chunks: int, size: int) -> Points:
 def _strips(holdings: Holdings, number: int) -> Trace:
     """A strip under each chunk, with a segment a rank: it shows whose values are in it."""
     held = holdings.held[number]
-    size, chunks, _ = held.shape
+    nodes, chunks, size = held.shape
     kind = np.where(held > 0, 2, 1)
     kind = np.where((held == 1).all(axis=2, keepdims=True), 4, kind)
     # Last, so that what has just come is seen even in a sum that is now complete.
     kind = np.where(holdings.new(number) > 0, 3, kind)
     # Every other row and column is a gap: a heat map has no room of unequal size between cells.
-    picture: Integers = np.zeros((2 * size - 1, 2 * chunks * size - 1), np.int64)
-    picture[::2, ::2] = kind.reshape(size, chunks * size)
+    picture: Integers = np.zeros((2 * nodes - 1, 2 * chunks * size - 1), np.int64)
+    picture[::2, ::2] = kind.reshape(nodes, chunks * size)
     return cells(
         picture.astype(np.int8),
         _strip_edges(chunks, size).round(4),
-        np.stack([np.arange(size) + 0.64, np.arange(size) + 0.84], axis=1).ravel(),
+        np.stack([np.arange(nodes) + 0.64, np.arange(nodes) + 0.84], axis=1).ravel(),
         in_steps([CLEAR, ABSENT, THERE, NEW, COMPLETE]),
         most=4,
         on=ON_BOXES,
@@ -168,12 +167,12 @@ def _strips(holdings: Holdings, number: int) -> Trace:
 def _words(holdings: Holdings, number: int, texts: Sequence[Sequence[str]]) -> Trace:
     """What stands in each chunk, above its strip."""
     held = holdings.held[number]
-    size, chunks, _ = held.shape
-    column, row = np.meshgrid(np.arange(chunks), np.arange(size))
+    nodes, chunks, size = held.shape
+    column, row = np.meshgrid(np.arange(chunks), np.arange(nodes))
     hover = [
-        f"rank {rank}, chunk {chunk_name(chunk)}: {sum_name(held[rank, chunk], chunk)}<br>"
-        f"values of {np.count_nonzero(held[rank, chunk])} of {size} ranks"
-        for rank in range(size)
+        f"{name}, chunk {chunk_name(chunk)}: {sum_name(held[node, chunk], chunk)}<br>"
+        f"values of {np.count_nonzero(held[node, chunk])} of {size} ranks"
+        for node, name in enumerate(holdings.names)
         for chunk in range(chunks)
     ]
     return words(

@@ -15,7 +15,8 @@ class Scaling:
     """A published scaling curve.
 
     Args: name; what: model and set-up; unit: of `workers`; workers: their numbers, the first is
-    the base; speedup: over the base, as many as workers; source, mark: where it is from.
+    the base; speedup: over the base, as many as workers; source, mark: where it is from; base:
+    what the base did, images/s, where that was published.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Scaling:
     speedup: tuple[float, ...]
     source: str
     mark: str
+    base: float = 0.0
 
     @property
     def efficiency(self) -> tuple[float, ...]:
@@ -53,6 +55,7 @@ PUBLISHED: dict[str, Scaling] = {
             _rates((138.23, 264.57, 523.38, 1018.18, 2001.00, 3840.35, 7118.31, 9219.70)),
             _BUGLIARELLO,
             "R",
+            138.23,
         ),
         Scaling(
             "p2.xlarge",
@@ -62,6 +65,7 @@ PUBLISHED: dict[str, Scaling] = {
             _rates((30.55, 57.45, 114.57, 228.41, 431.65, 825.64, 996.32, 1077.59)),
             _BUGLIARELLO,
             "R",
+            30.55,
         ),
         Scaling(
             "p2.8xlarge",
@@ -71,6 +75,7 @@ PUBLISHED: dict[str, Scaling] = {
             _rates((30.55, 58.38, 116.34, 230.75, 448.57, 863.72, 1731.31, 3333.20)),
             _BUGLIARELLO,
             "R",
+            30.55,
         ),
         Scaling(
             "vishnu-mnist-dnn",
@@ -105,10 +110,21 @@ PUBLISHED: dict[str, Scaling] = {
                 ("das-vgg-a", "VGG-A", (1, 64, 128), (1.0, 53.0, 90.0)),
                 ("das-overfeat", "OverFeat", (1, 64), (1.0, 42.0)),
                 ("das-dnn", "7-layer DNN", (1, 16), (1.0, 6.5)),
+                ("das-aws", "Ethernet, AWS, about", (1, 16), (1.0, 14.0)),
             )
         ),
     )
 }
+
+
+INCEPTION_MB = 92.9  # gradients of InceptionV3
+HOROVOD = {"InceptionV3": 0.90, "ResNet-101": 0.90, "VGG-16": 0.68}  # D
+BYTEPS = {"Horovod": 0.70, "BytePS": 0.90}  # about (R)
+BUBBLE_1F1B = {"p = 8, m = 24": 0.243, "p = 8, m = 32": 0.199, "p = 8, m = 64": 0.124}  # P
+TORCHGPIPE = {"1 stage": 0.853, "2 stages": 1.41, "4 stages": 2.77, "8 stages": 4.29}  # R
+TORCHGPIPE_AMOEBANET = {"8 stages, m = 1": 0.93, "8 stages, m = 4": 2.62, "8 stages, m = 32": 4.95}
+DDG = {"K = 2": 1.40, "K = 3": 1.70, "K = 4": 1.84}  # ResNet-110 on CIFAR-10 (F)
+DGX_1 = 0.9956  # efficiency of InceptionV3 on 8 P100 in one node (Bugliarello 2017, P)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,199 @@
+"""Scaling by allreduce: bytes and operations by the networks' shapes, times by closed forms.
+
+Compute times of networks were not published: they are taken as their operations are, and only what
+exchange costs is fitted. How operations of Horovod's networks are counted was chosen with all
+figures in sight; both ways are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from labkit.schedules import Cost
+from labkit.simulate.costs import textbook
+from labkit.simulate.published.curves import BYTEPS, HOROVOD, PUBLISHED
+from labkit.simulate.published.shapes import (
+    Layers,
+    alexnet,
+    googlenet,
+    inception_v3,
+    multiplications,
+    nbytes,
+    operations,
+    overfeat,
+    resnet,
+    vgg,
+)
+from labkit.simulate.published.study import Figures, Parameters, Study
+
+LINK = 25e9 / 8  # bytes/s, of 25 Gb Ethernet
+PART = "exchange of all bytes once, steps of one worker"
+SHARE = "not hidden, share of the ring"
+STEP = "step of InceptionV3, s"
+NETWORKS: Mapping[str, Callable[[], Layers]] = {
+    "AlexNet": alexnet,
+    "GoogLeNet": googlenet,
+    "InceptionV3": inception_v3,
+    "OverFeat": overfeat,
+    "ResNet50": partial(resnet, (3, 4, 6, 3)),
+    "ResNet-101": partial(resnet, (3, 4, 23, 3)),
+    "VGG-A": partial(vgg, (1, 1, 2, 2, 2)),
+    "VGG-16": partial(vgg, (2, 2, 3, 3, 3)),
+}
+
+
+def _ring(workers: int) -> float:
+    """How often all bytes cross a rank's link."""
+    return textbook("ring", workers).beta
+
+
+def _density(network: str) -> float:
+    """Bytes to exchange for an operation to compute."""
+    layers = NETWORKS[network]()
+    return nbytes(layers) / operations(layers)
+
+
+# Horovod: steps of 64 images, of which that of InceptionV3 on a P100 is known (Bugliarello).
+def _horovod_ring(network: str) -> float:
+    cost = Cost(beta=_ring(512))
+    return cost.beta * nbytes(NETWORKS[network]()) / LINK
+
+
+def _horovod_fit(known: Figures) -> Parameters:
+    (name, efficiency), *_ = known.items()
+    step = 64 / PUBLISHED["piz-daint"].base
+    return {STEP: step, SHARE: step * (1 / efficiency - 1) / _horovod_ring(name)}
+
+
+def _horovod(
+    parameters: Parameters, name: str, work: Callable[[Layers], float] = multiplications
+) -> float:
+    step = parameters[STEP] * work(NETWORKS[name]()) / work(inception_v3())
+    return step / (step + parameters[SHARE] * _horovod_ring(name))
+
+
+# BytePS: with as many further hosts as servers all bytes go out and come in once, at once.
+def _byteps_fit(known: Figures) -> Parameters:
+    return {PART: (1 / known["Horovod"] - 1) / _ring(256)}
+
+
+def _byteps(parameters: Parameters, name: str) -> float:
+    return 1 / (1 + parameters[PART] * (_ring(256) if name == "Horovod" else 1))
+
+
+# One batch divided among all: T(p) / T(1) = 1 / p + how often bytes cross a link · c.
+def _divided_fit(known: Figures) -> Parameters:
+    (name, speedup), *_ = known.items()
+    network, workers = _place(name)
+    return {f"{PART}, {network}": (1 / speedup - 1 / workers) / _ring(workers)}
+
+
+def _divided(parameters: Parameters, name: str) -> float:
+    network, workers = _place(name)
+    ((what, part),) = parameters.items()
+    part *= _density(network) / _density(what.removeprefix(f"{PART}, "))
+    return 1 / (1 / workers + _ring(workers) * part)
+
+
+def _place(name: str) -> tuple[str, int]:
+    """`VGG-A, 64` -> VGG-A, 64"""
+    network, _, workers = name.partition(", ")
+    return network, int(workers)
+
+
+# Vishnu: layers are small, so that rounds cost latency, in a butterfly's lg p rounds.
+ROUND = "round, steps of one core"
+
+
+def _vishnu_fit(known: Figures) -> Parameters:
+    (name, speedup), *_ = known.items()
+    cores = int(name.split()[-1])
+    return {ROUND: (1 / speedup - 1 / cores) / textbook("butterfly", cores).alpha}
+
+
+def _vishnu(parameters: Parameters, name: str) -> float:
+    first, last = (
+        1 / cores + parameters[ROUND] * textbook("butterfly", cores).alpha
+        for cores in map(int, name.split(", ")[1].split(" to "))
+    )
+    return first / last
+
+
+def _figures(**names: str) -> Figures:
+    """The last figure of some curves, by the curves' names."""
+    return {what: PUBLISHED[name.replace("_", "-")].speedup[-1] for name, what in names.items()}
+
+
+_DAS = {
+    f"VGG-A, {n}": s for n, s in zip((64, 128), PUBLISHED["das-vgg-a"].speedup[1:], strict=True)
+}
+_UP, _SHARE = "speed-up", "efficiency"
+
+STUDIES = (
+    Study(
+        "Horovod",
+        "D",
+        "512 GPUs, 25 Gb/s",
+        _SHARE,
+        HOROVOD,
+        _horovod,
+        ("InceptionV3",),
+        _horovod_fit,
+    ),
+    Study(
+        "Horovod",
+        "D",
+        "the same, no minimal filtering",
+        _SHARE,
+        HOROVOD,
+        partial(_horovod, work=operations),
+        ("InceptionV3",),
+        _horovod_fit,
+    ),
+    Study(
+        "BytePS", "R", "BERT-large, 256 GPUs", _SHARE, BYTEPS, _byteps, ("Horovod",), _byteps_fit
+    ),
+    Study(
+        "Vishnu 2016",
+        "D",
+        "a round costs the same in both",
+        _UP,
+        _figures(vishnu_mnist_dnn="MNIST-DNN, 1 to 32", vishnu_mnist_cnn="MNIST-CNN, 16 to 64"),
+        _vishnu,
+        ("MNIST-DNN, 1 to 32",),
+        _vishnu_fit,
+    ),
+    Study(
+        "MaTEx",
+        "F",
+        "16 CPUs",
+        _UP,
+        _figures(
+            matex_alexnet="AlexNet, 16",
+            matex_googlenet="GoogLeNet, 16",
+            matex_inceptionv3="InceptionV3, 16",
+            matex_resnet50="ResNet50, 16",
+        ),
+        _divided,
+        ("AlexNet, 16",),
+        _divided_fit,
+    ),
+    Study(
+        "Das 2016",
+        "A",
+        "nodes",
+        _UP,
+        _DAS | _figures(das_overfeat="OverFeat, 64"),
+        _divided,
+        ("VGG-A, 64",),
+        _divided_fit,
+    ),
+    Study(
+        "Das 2016",
+        "A",
+        "no shapes, one figure each",
+        _UP,
+        _figures(das_dnn="7-layer DNN, 16", das_aws="AWS, 16"),
+    ),
+)

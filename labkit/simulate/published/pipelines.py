@@ -1,0 +1,113 @@
+"""Pipelines: bubbles by the tables of `labkit.schedules.pipeline`, simulated row by row."""
+
+from __future__ import annotations
+
+from labkit.network import Network
+from labkit.schedules import PIPELINE
+from labkit.simulate.pipeline import simulate_pipeline
+from labkit.simulate.published.curves import BUBBLE_1F1B, DDG, TORCHGPIPE, TORCHGPIPE_AMOEBANET
+from labkit.simulate.published.study import Figures, Parameters, Study
+
+MESSAGE = "message, forward passes of a micro-batch"
+F, B, W = 1.0, 1.2, 0.8  # what the forms are checked with: ZB-H2's bubble is not zero
+
+
+def share(schedule: str, stages: int, microbatches: int, message: float = 0.0) -> float:
+    """Bubble over all of the time, where F = B = W = 1, and a message takes so long."""
+    network = Network(latency=message, bandwidth=1.0) if message else None
+    table = PIPELINE[schedule](stages, microbatches)
+    return 1 - 3 * microbatches / simulate_pipeline(table, 1, 1, 1, network=network).seconds
+
+
+def _places(name: str) -> list[int]:
+    """The numbers in a name."""
+    return [int(each) for each in name.replace(",", " ").split() if each.isdigit()]
+
+
+def _rate_fit(known: Figures) -> Parameters:
+    """The time grows about linearly with the message's: a few secants."""
+    ((name, rate),) = known.items()
+    stages, microbatches = _places(name)
+    tried = [(message, share("1f1b", stages, microbatches, message)) for message in (0.0, 0.1)]
+    while abs(tried[-1][1] - rate) > 1e-12:
+        (one, low), (other, high) = tried[-2:]
+        message = other + (rate - high) * (other - one) / (high - low)
+        tried.append((message, share("1f1b", stages, microbatches, message)))
+    return {MESSAGE: tried[-1][0]}
+
+
+def _rate(parameters: Parameters, name: str) -> float:
+    stages, microbatches = _places(name)
+    return share("1f1b", stages, microbatches, parameters[MESSAGE])
+
+
+def _gpipe_bubble(parameters: Parameters, name: str) -> float:
+    return share("gpipe", *_places(name))
+
+
+def _bubble(parameters: Parameters, name: str) -> float:
+    """Seconds that the rank that waits longest does nothing."""
+    schedule = {"1F1B": "1f1b", "ZB-H1": "zero_bubble", "ZB-H2": "zero_bubble_h2"}[
+        name.split(",")[0]
+    ]
+    return simulate_pipeline(PIPELINE[schedule](*_places(name)), F, B, W).bubble
+
+
+def speedup(stages: int, microbatches: int) -> float:
+    """Of so many equal stages without costs, over one: p (1 - bubble)."""
+    return stages * (1 - share("gpipe", stages, microbatches))
+
+
+KEPT = "speed kept of one stage's"
+
+
+def _amoebanet_fit(known: Figures) -> Parameters:
+    ((name, value),) = known.items()
+    return {KEPT: value / speedup(*_places(name))}
+
+
+def _amoebanet(parameters: Parameters, name: str) -> float:
+    return parameters[KEPT] * speedup(*_places(name))
+
+
+def _delayed(parameters: Parameters, name: str) -> float:
+    """3 / (1 + 2 / K): modules go backward at once, and forward in turn."""
+    return 3 / (1 + 2 / _places(name)[0])
+
+
+_BUBBLE = "bubble share"
+_FORMS = {
+    "1F1B, 8, 24": 7 * (F + B + W),
+    "ZB-H1, 8, 24": 7 * (F + B - W),
+    "ZB-H2, 8, 24": 7 * (F + B - 2 * W),
+}
+_GPIPE = {
+    f"stages {k}, micro-batches {m}": (k - 1) / (m + k - 1) for k, m in ((4, 4), (4, 16), (8, 32))
+}
+
+STUDIES = (
+    Study("GPipe", "P", "(K - 1) / (M + K - 1)", _BUBBLE, _GPIPE, _gpipe_bubble, within=1e-9),
+    Study("Qi 2024, zero bubble", "P", "forms", "bubble, F = 1", _FORMS, _bubble, within=1e-9),
+    Study(
+        "Qi 2024, zero bubble",
+        "P",
+        "1F1B, measured",
+        _BUBBLE,
+        BUBBLE_1F1B,
+        _rate,
+        ("p = 8, m = 24",),
+        _rate_fit,
+    ),
+    Study(
+        "torchgpipe",
+        "R",
+        "AmoebaNet-D",
+        "speed-up",
+        TORCHGPIPE_AMOEBANET,
+        _amoebanet,
+        ("8 stages, m = 1",),
+        _amoebanet_fit,
+    ),
+    Study("torchgpipe", "R", "ResNet-101, micro-batches not said", "speed-up", TORCHGPIPE),
+    Study("Huo 2018, DDG", "F", "bound 3 / (1 + 2 / K)", "speed-up", DDG, _delayed),
+)

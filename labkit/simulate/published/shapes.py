@@ -1,0 +1,164 @@
+"""Layers of the networks that were published about, by their architectures: bytes and operations.
+
+All of this is computed from shapes, mark C. A layer has a kernel and a vector of outputs: the
+bias, or the shift of a batch normalization; its scale is left out, as in InceptionV3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+
+FLOAT = 4  # bytes
+Step: TypeAlias = tuple[int, ...]  # outs, height, width, and where it moves by two the new side
+
+
+class Layer(NamedTuple):
+    """A convolution; a dense layer is one of one position.
+
+    Args: ins, outs: channels; height, width: of the kernel; positions: of the output; stride.
+    """
+
+    ins: int
+    outs: int
+    height: int = 1
+    width: int = 1
+    positions: int = 1
+    stride: int = 1
+
+    @property
+    def tensors(self) -> tuple[int, int]:
+        """Bytes of the kernel, and of the vector."""
+        return FLOAT * self.ins * self.outs * self.height * self.width, FLOAT * self.outs
+
+    @property
+    def operations(self) -> int:
+        """Multiplications, each with its addition, of one sample's forward pass."""
+        return self.ins * self.outs * self.height * self.width * self.positions
+
+    @property
+    def multiplications(self) -> float:
+        """The same with 16 in place of 36 where a 3 × 3 kernel moves by one: minimal filtering.
+
+        Source: Lavin and Gray 2016, *Fast algorithms for convolutional neural networks* (arXiv
+        1509.09308), F(2 × 2, 3 × 3).
+        """
+        minimal = (self.height, self.width, self.stride) == (3, 3, 1) and self.positions > 1
+        return self.operations * (16 / 36 if minimal else 1)
+
+
+Layers: TypeAlias = list[Layer]
+
+
+def nbytes(layers: Sequence[Layer]) -> int:
+    """Of all gradients."""
+    return sum(sum(each.tensors) for each in layers)
+
+
+def operations(layers: Sequence[Layer]) -> int:
+    """See `Layer.operations`."""
+    return sum(each.operations for each in layers)
+
+
+def multiplications(layers: Sequence[Layer]) -> float:
+    """See `Layer.multiplications`."""
+    return sum(each.multiplications for each in layers)
+
+
+def _chain(ins: int, side: int, *steps: Step) -> Layers:
+    """Convolutions one behind the other, on planes of side × side."""
+    layers = []
+    for outs, height, width, *halved in steps:
+        side = halved[0] if halved else side
+        layers.append(Layer(ins, outs, height, width, side**2, 1 + len(halved)))
+        ins = outs
+    return layers
+
+
+def _dense(*sizes: int) -> Layers:
+    return [Layer(ins, outs) for ins, outs in pairwise(sizes)]
+
+
+def inception_v3(classes: int = 1001) -> Layers:
+    """Szegedy et al. 2015 (arXiv 1512.00567), images of 299 × 299, without the auxiliary head."""
+    net = _chain(3, 149, (32, 3, 3, 149), (32, 3, 3, 147), (64, 3, 3))
+    net[1] = net[1]._replace(stride=1)  # smaller for want of padding
+    net += _chain(64, 73, (80, 1, 1)) + _chain(80, 71, (192, 3, 3))
+    for ins, pooled in ((192, 32), (256, 64), (288, 64)):
+        net += _chain(ins, 35, (64, 1, 1)) + _chain(ins, 35, (48, 1, 1), (64, 5, 5))
+        net += _chain(ins, 35, (64, 1, 1), (96, 3, 3), (96, 3, 3)) + _chain(ins, 35, (pooled, 1, 1))
+    net += _chain(288, 35, (384, 3, 3, 17))
+    net += _chain(288, 35, (64, 1, 1), (96, 3, 3), (96, 3, 3, 17))
+    for n in (128, 160, 160, 192):
+        net += _chain(768, 17, (192, 1, 1)) + _chain(768, 17, (n, 1, 1), (n, 1, 7), (192, 7, 1))
+        net += _chain(768, 17, (n, 1, 1), (n, 7, 1), (n, 1, 7), (n, 7, 1), (192, 1, 7))
+        net += _chain(768, 17, (192, 1, 1))
+    net += _chain(768, 17, (192, 1, 1), (320, 3, 3, 8))
+    net += _chain(768, 17, (192, 1, 1), (192, 1, 7), (192, 7, 1), (192, 3, 3, 8))
+    for ins in (1280, 2048):
+        net += _chain(ins, 8, (320, 1, 1)) + _chain(ins, 8, (384, 1, 1), (384, 1, 3))
+        net += _chain(384, 8, (384, 3, 1))
+        net += _chain(ins, 8, (448, 1, 1), (384, 3, 3), (384, 1, 3)) + _chain(384, 8, (384, 3, 1))
+        net += _chain(ins, 8, (192, 1, 1))
+    return net + _dense(2048, classes)
+
+
+def resnet(blocks: Sequence[int]) -> Layers:
+    """He et al. 2015 (arXiv 1512.03385), bottlenecks: (3, 4, 6, 3) is 50, (3, 4, 23, 3) is 101."""
+    net, ins = _chain(3, 112, (64, 7, 7, 112)), 64
+    for stage, count in enumerate(blocks):
+        width, side = 64 << stage, 56 >> stage
+        for block in range(count):
+            first: Step = (width, 1, 1, side) if block == 0 else (width, 1, 1)
+            net += _chain(ins, side, first, (width, 3, 3), (4 * width, 1, 1))
+            net += _chain(ins, side, (4 * width, 1, 1)) if block == 0 else []
+            ins = 4 * width
+    return net + _dense(2048, 1000)
+
+
+def vgg(convolutions: Sequence[int]) -> Layers:
+    """Simonyan and Zisserman 2014 (arXiv 1409.1556): (2, 2, 3, 3, 3) is VGG-16."""
+    net, ins = Layers(), 3
+    for stage, count in enumerate(convolutions):
+        width = min(64 << stage, 512)
+        net += _chain(ins, 224 >> stage, *[(width, 3, 3)] * count)
+        ins = width
+    return net + _dense(7 * 7 * 512, 4096, 4096, 1000)
+
+
+def alexnet() -> Layers:
+    """Krizhevsky et al. 2012: half of the channels reach layers 2, 4 and 5."""
+    net = _chain(3, 55, (96, 11, 11, 55)) + _chain(48, 27, (256, 5, 5))
+    net += (
+        _chain(256, 13, (384, 3, 3)) + _chain(192, 13, (384, 3, 3)) + _chain(192, 13, (256, 3, 3))
+    )
+    return net + _dense(6 * 6 * 256, 4096, 4096, 1000)
+
+
+def googlenet() -> Layers:
+    """Szegedy et al. 2014 (arXiv 1409.4842), table 1."""
+    net = _chain(3, 112, (64, 7, 7, 112)) + _chain(64, 56, (64, 1, 1), (192, 3, 3))
+    ins = 192
+    for side, (one, three_in, three, five_in, five, pooled) in (
+        (28, (64, 96, 128, 16, 32, 32)),
+        (28, (128, 128, 192, 32, 96, 64)),
+        (14, (192, 96, 208, 16, 48, 64)),
+        (14, (160, 112, 224, 24, 64, 64)),
+        (14, (128, 128, 256, 24, 64, 64)),
+        (14, (112, 144, 288, 32, 64, 64)),
+        (14, (256, 160, 320, 32, 128, 128)),
+        (7, (256, 160, 320, 32, 128, 128)),
+        (7, (384, 192, 384, 48, 128, 128)),
+    ):
+        net += _chain(ins, side, (one, 1, 1)) + _chain(ins, side, (three_in, 1, 1), (three, 3, 3))
+        net += _chain(ins, side, (five_in, 1, 1), (five, 5, 5)) + _chain(ins, side, (pooled, 1, 1))
+        ins = one + three + five + pooled
+    return net + _dense(1024, 1000)
+
+
+def overfeat() -> Layers:
+    """Sermanet et al. 2013 (arXiv 1312.6229), the fast model of table 1."""
+    net = _chain(3, 56, (96, 11, 11, 56)) + _chain(96, 24, (256, 5, 5))
+    net += _chain(256, 12, (512, 3, 3), (1024, 3, 3), (1024, 3, 3))
+    return net + _dense(6 * 6 * 1024, 3072, 4096, 1000)
