@@ -8,46 +8,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from itertools import zip_longest
-from math import prod
 
 import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
-from labkit.compression import Compressor, Gather, Mean, Request, SparseMean
+from labkit.compression import Compressor
 from labkit.exchange import SCHEDULES
 from labkit.exchange.bucket import Bucket
 from labkit.exchange.gradient import Gradient
 from labkit.exchange.layout import in_buckets
 from labkit.forecast.asked import Asked, Taken, times
-from labkit.forecast.calibration import Source, Spread, StepCost
+from labkit.forecast.calibration import Source, StepCost
 from labkit.forecast.line import Line
-from labkit.forecast.load import Kind, Load
+from labkit.forecast.served import Served, exchange
 from labkit.forecast.slowest import Alike, slowest
-from labkit.forecast.sums import NOTHING, Carried, Sums, both
+from labkit.forecast.sums import Sums, both
 
-KINDS: tuple[tuple[type[Request], Kind], ...] = (
-    *((Mean, "sum"), (Gather, "gather"), (SparseMean, "sparse")),
-)
 COMPUTED = ("forward", "backward", "update", "other")
-
-
-@dataclass(frozen=True)
-class Served:
-    """What the line needs for a bucket: to pack it, to say it in fewer bytes, to carry it."""
-
-    pack: Spread
-    codec: Spread
-    wire: Spread
-    carried: tuple[Carried, ...] = ()
-
-    @property
-    def seconds(self) -> float:
-        """All of it."""
-        return self.pack.median + self.codec.median + self.wire.median
 
 
 @dataclass(frozen=True)
@@ -182,8 +162,10 @@ class Exchanged:
 
     def _serve(self, number: int, bucket: Bucket) -> Served:
         asked = self.asked
+        shapes = [shape for layer in asked.model.layers for shape in layer.weights]
+        served = exchange(asked, self.sums, self.compressor, bucket, shapes)
         if asked.virtual:
-            return Served(NOTHING, *self._exchange(bucket))
+            return served
         pack = asked.once("bucket", bucket.nbytes)
         # Ranks agree on their weights, once a step or with each bucket; not in memory they share.
         if self.compressor is not None or (number == 0 and self.sums.chosen != "shared_memory"):
@@ -192,42 +174,7 @@ class Exchanged:
             pack = both(pack, asked.once("replicas"))
         if number and not SCHEDULES[self.schedule].after:
             pack = both(pack, asked.once("overlap"))
-        return Served(pack, *self._exchange(bucket))
-
-    def _exchange(self, bucket: Bucket) -> tuple[Spread, Spread, tuple[Carried, ...]]:
-        """What its codec takes, what carrying it takes, and all that is carried."""
-        if self.compressor is None:
-            carried = self.sums.take(Load("sum", bucket.nbytes))
-            return NOTHING, carried.seconds, (carried,)
-        cost = self.asked.codec(self.compressor, bucket.nbytes)
-        decoded, wires = 1, []
-        for asks in self._turns(bucket, cost.payload):
-            for kind, name in KINDS:
-                nbytes = sum(size for each, size in asks if each is kind)
-                if not nbytes:
-                    continue
-                dense = bucket.nbytes if name == "sparse" else 0.0
-                wires.append(self.sums.take(Load(name, nbytes, dense)))
-                if kind is Gather:
-                    decoded += self.asked.workers
-                elif kind is Mean and not self.compressor.by_layer:
-                    decoded += 1
-        codec = both(cost.encode, times(cost.decode, decoded))
-        wire = reduce(both, (each.seconds for each in wires), NOTHING)
-        return codec, wire, tuple(wires)
-
-    def _turns(self, bucket: Bucket, payload: float) -> Iterable[list[tuple[type, float]]]:
-        """What all that is compressed by itself asks for together, time after time."""
-        assert self.compressor is not None
-        shapes = [shape for layer in self.asked.model.layers for shape in layer.weights]
-        tensors = [shapes[slot.variable] for slot in bucket.slots]
-        if not self.compressor.by_layer:
-            tensors = [(bucket.length,)]
-        every = [
-            self.compressor.asks(shape, payload * prod(shape) / bucket.length) for shape in tensors
-        ]
-        for asks in zip_longest(*every):
-            yield [each for each in asks if each is not None]
+        return replace(served, pack=pack)
 
     def _line(self, late: float) -> Line:
         """What serves the buckets, while computing takes so much longer."""
