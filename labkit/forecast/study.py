@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from labkit.common.errors import InvalidInput
+from labkit.forecast.asked import Asked, Taken
 from labkit.forecast.calibration import Calibration
 from labkit.forecast.forecast import Forecast, Prices, forecast
 from labkit.network import Network, Slowdown
 
-if TYPE_CHECKING:
-    from labkit.strategies import Strategy
-
 MOST = 10_000  # ranks
 STEADY = 1e-3  # relative, of a bandwidth that is searched for
 SLOWEST, FASTEST = 1e6 / 8, 1e12 / 8  # bytes/s between which it is searched
+
+
+class Way(Protocol):
+    """A strategy, as far as a study asks it."""
+
+    def forecast(self, asked: Asked) -> Taken:
+        """What a step takes."""
 
 
 class Place(NamedTuple):
@@ -63,7 +68,7 @@ class Study:
         self,
         workers: int | None = None,
         network: Network | None = None,
-        strategy: Strategy | None = None,
+        strategy: Way | None = None,
         slow: float = 1.0,
     ) -> Forecast:
         """The forecast for so many workers, there, by another strategy, with one slow worker.
@@ -87,7 +92,7 @@ class Study:
         return found.weak if self.weak else found.strong
 
     def workers_until(
-        self, efficiency: float, strategy: Strategy | None = None, most: int = MOST
+        self, efficiency: float, strategy: Way | None = None, most: int = MOST
     ) -> int | None:
         """The most workers up to which efficiency does not fall below this; None: it never does.
 
@@ -96,8 +101,8 @@ class Study:
         return _last(lambda n: self.efficiency(self.at(n, strategy=strategy)) >= efficiency, most)
 
     def servers_needed(
-        self, servers: Sequence[Strategy], workers: int | None = None, within: float = 0.05
-    ) -> Strategy:
+        self, servers: Sequence[Way], workers: int | None = None, within: float = 0.05
+    ) -> Way:
         """Of the same with ever more servers, the first that is so close to the fastest."""
         if not servers:
             raise InvalidInput("no servers to choose from; give strategies with ever more of them")
@@ -108,7 +113,7 @@ class Study:
             if seconds <= (1 + within) * min(times)
         )
 
-    def bandwidth_until(self, strategy: Strategy, than: Strategy | None = None) -> float | None:
+    def bandwidth_until(self, strategy: Way, than: Way | None = None) -> float | None:
         """The bytes/s of a link from which on a strategy is no faster than another.
 
         Args:
@@ -137,7 +142,7 @@ class Study:
 
     def map(
         self,
-        ways: Mapping[str, Strategy],
+        ways: Mapping[str, Way],
         workers: Sequence[int],
         bandwidths: Sequence[float],
         latencies: Sequence[float],
@@ -158,7 +163,7 @@ class Study:
             yield Place(latency, count, bandwidth, seconds)
 
     def slow_rank(
-        self, factor: float, workers: int | None = None, strategy: Strategy | None = None
+        self, factor: float, workers: int | None = None, strategy: Way | None = None
     ) -> float:
         """By which share a step is longer where one rank computes so many times as long."""
         usual = self.at(workers, strategy=strategy).seconds
