@@ -186,7 +186,7 @@ class Asked:
         known = [each for each in self.calibration.codecs if each.compressor == wanted]
         if not known:
             raise InvalidInput(
-                f"{compressor} was not measured in this calibration; measure it by "
+                f"{compressor!r} was not measured in this calibration; measure it by "
                 "`labkit calibrate`"
             )
         near = sorted(known, key=lambda each: abs(np.log(max(each.nbytes, 1) / max(nbytes, 1))))

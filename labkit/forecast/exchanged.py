@@ -203,7 +203,7 @@ class Exchanged:
         )
         yield self.sums.source
         if self.compressor is not None:
-            yield Source(f"{self.compressor}", "measured, on a line between sizes")
+            yield Source(f"{self.compressor!r}", "measured, on a line between sizes")
         known = {each.what for each in self.asked.calibration.overheads}
         for what in (
             "bucket",
