@@ -41,7 +41,7 @@ from .forecasts.answers import (
     sources_table,
     steps_table,
     steps_to,
-    study_answers,
+    study_reading,
     verified_table,
 )
 from .forecasts.diagonal import diagonal_reading, forecast_diagonal
@@ -220,7 +220,7 @@ __all__ = [
     "step_picture",
     "steps_table",
     "steps_to",
-    "study_answers",
+    "study_reading",
     "table",
     "taxonomy_map",
     "thread_reading",

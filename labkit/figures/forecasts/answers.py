@@ -90,7 +90,7 @@ def verified_table(predicted: Mapping[str, Forecast], runs: Mapping[str, Run]) -
     return pd.DataFrame(rows)
 
 
-def study_answers(
+def study_reading(
     study: Study,
     strategies: Mapping[str, Strategy],
     efficiency: float,
