@@ -15,9 +15,11 @@ from labkit.forecast.calibration import (
     model_of,
 )
 from labkit.forecast.forecast import Forecast, Prices, forecast
+from labkit.forecast.known import fits, sources
 from labkit.forecast.programs import MEET, MOST, STEPS, Crowd, of_program, shapes_of
 from labkit.forecast.slices import of_grid, of_tensor_parallel
 from labkit.forecast.stages import of_stages
+from labkit.forecast.study import Place, Study
 
 __all__ = [
     "MEET",
@@ -34,11 +36,14 @@ __all__ = [
     "LayerCost",
     "ModelCost",
     "Overhead",
+    "Place",
     "Prices",
     "Source",
     "Spread",
     "StepCost",
+    "Study",
     "Taken",
+    "fits",
     "forecast",
     "model_of",
     "of_grid",
@@ -46,4 +51,5 @@ __all__ = [
     "of_stages",
     "of_tensor_parallel",
     "shapes_of",
+    "sources",
 ]
