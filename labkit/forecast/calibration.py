@@ -155,7 +155,7 @@ class ModelCost(Checked):
 
 
 class CodecCost(Checked):
-    """What a compressor takes for a gradient.
+    """What a compressor takes for a gradient, while all ranks of the calibration encode.
 
     Attributes:
         compressor: as `Compressor.to_json` says it.

@@ -56,7 +56,8 @@ def sources(calibration: Calibration) -> list[Source]:
     codecs = sorted(calibration.codecs, key=lambda each: str(each.compressor))
     for compressor, own in groupby(codecs, lambda each: each.compressor):
         sizes = ", ".join(bytes_text(each.nbytes) for each in own)
-        rows.append(Source(f"codec {compressor['name']}", f"{by}: gradients of {sizes}"))
+        fields = ", ".join(f"{k}={v}" for k, v in compressor.items() if k != "name")
+        rows.append(Source(f"codec {compressor['name']}({fields})", f"{by}: gradients of {sizes}"))
     for level, fit in fits(calibration).items():
         off = f"off by {100 * fit.error:.0f} % in the median"
         rows.append(Source(f"α, β, γ of {level}", f"fitted to {fit.count} allreduces {by}; {off}"))

@@ -6,8 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 import labkit as lk
-from labkit.bench.calibrating import Effort, measure
-from labkit.bench.calibrating.measure import Bench
+from labkit.bench.calibrating import Bench, Effort
 from labkit.bench.calibrating.parts import cost
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput
@@ -32,7 +31,7 @@ def test_parts_add_up_to_the_step() -> None:
 @pytest.mark.parametrize("wrong", [{"threads": [0]}, {"batches": []}, {"workers": 0}])
 def test_what_cannot_be_measured_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidInput, match=f"{next(iter(wrong))}=.*: give whole numbers from 1 on"):
-        measure([lk.Experiment()], **wrong)  # type: ignore[arg-type]
+        lk.calibrate([lk.Experiment()], **wrong)  # type: ignore[arg-type]
 
 
 def test_the_command_refuses_before_anything_starts() -> None:

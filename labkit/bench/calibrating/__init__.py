@@ -1,5 +1,5 @@
 """Measuring all that forecasts are made from, on ranks, once a machine."""
 
-from labkit.bench.calibrating.measure import FULL, QUICK, Effort, calibrate, measure
+from labkit.bench.calibrating.measure import Bench, Effort, calibrate
 
-__all__ = ["FULL", "QUICK", "Effort", "calibrate", "measure"]
+__all__ = ["Bench", "Effort", "calibrate"]

@@ -24,7 +24,6 @@ from labkit.compression import Compressor, parse
 from labkit.experiment import Experiment
 from labkit.forecast import (
     Calibration,
-    CodecCost,
     CollectiveCost,
     InputCost,
     ModelCost,
@@ -32,7 +31,7 @@ from labkit.forecast import (
     Spread,
     model_of,
 )
-from labkit.forecast.kept import differences, merged, place, this_machine
+from labkit.forecast.kept import merged, place, this_machine
 from labkit.strategies import AllReduce
 
 KIB, MIB = 2**10, 2**20
@@ -89,41 +88,26 @@ def calibrate(
     Raises:
         InvalidInput: a value that cannot be.
     """
-    chosen = without_fields() if compressors is None else [parse(each) for each in compressors]
-    effort = QUICK if quick else FULL
-    found = measure(experiments, threads, batches, workers, chosen, effort, told)
-    path = file or place()
-    if keep or file:
-        if path.is_file() and not differences(before := Calibration.load(path)):
-            found = merged(before, found)
-        found.save(path)
-    return found
-
-
-def measure(
-    experiments: Sequence[Experiment],
-    threads: Sequence[int] = (1,),
-    batches: Sequence[int] = (16, 64, 256),
-    workers: int = 2,
-    compressors: Sequence[Compressor] = (),
-    effort: Effort = FULL,
-    told: Callable[[str], None] = lambda line: None,
-) -> Calibration:
-    """All of a calibration; nothing is kept yet. See `calibrate`."""
     for name, given in (("threads", threads), ("batches", batches), ("workers", (workers,))):
         if not given or min(given) < 1:
             raise InvalidInput(f"{name}={list(given)}: give whole numbers from 1 on")
-    found = []
-    for count in threads:
+    chosen = without_fields() if compressors is None else [parse(each) for each in compressors]
+    path, keep = file or place(), keep or file is not None
+    before = Calibration.load(path) if keep and path.is_file() else None
+    found: list[Calibration] = []
+    for number, count in enumerate(threads):
         told(f"starting {workers} ranks, threads={count}")
         with Cluster(workers=workers, threads=count) as cluster:
-            bench = Bench(cluster, count, workers, effort, told)
+            bench = Bench(cluster, count, workers, QUICK if quick else FULL, told)
             found.append(bench.models(experiments, batches))
-            if len(found) == 1:  # the rest is done by one thread, whatever training has
-                found.append(bench.messages(found[0].models))
-                if compressors:
-                    found.append(bench.codecs(compressors))
-    return reduce(merged, found)
+            if number == 0:  # the rest is done by one thread, whatever training has
+                found += [bench.messages(found[-1].models), bench.codecs(chosen)]
+    made = reduce(merged, found)
+    if before is not None and before.machine == made.machine:
+        made = merged(before, made)
+    if keep:
+        made.save(path)
+    return made
 
 
 @dataclass(frozen=True)
@@ -132,7 +116,7 @@ class Bench:
 
     Attributes:
         cluster: of as many threads a rank.
-        threads, workers, effort, told: see `measure`.
+        threads, workers, effort, told: see `calibrate`.
     """
 
     cluster: Cluster
@@ -182,14 +166,12 @@ class Bench:
         """What compressors take."""
         self.told(f"{len(compressors)} compressors")
         given = list(compressors), self.effort.gradients, self.effort.repeats
-        own: list[CodecCost] = self.cluster.call(codecs, *given, ranks=self.workers)[0]
-        return self._made(codecs=own)
+        return self._made(codecs=self.cluster.call(codecs, *given, ranks=self.workers)[0])
 
     def _made(self, **fields: Sequence[object]) -> Calibration:
-        told = self.cluster.call(_seen_by_rank, ranks=1)[0] | this_machine()
         return Calibration(
             made=datetime.now(UTC).isoformat(timespec="seconds"),
-            machine=told,
+            machine=self.cluster.call(_seen_by_rank, ranks=1)[0] | this_machine(),
             **{name: tuple(each) for name, each in fields.items()},
         )
 

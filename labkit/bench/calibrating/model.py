@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
@@ -42,11 +43,8 @@ def look(
 ) -> ModelSeen:
     """On each rank: time a model's steps; with `whole` see also what does not depend on rows."""
     from labkit.bench.calibrating.steps import measured
-    from labkit.keras import use_one_device
-    from labkit.worker.session import restore
 
-    use_one_device(communicator)
-    try:
+    with _new_keras(communicator):
         found = measured(communicator, experiment, rows, seconds)
         seen = ModelSeen(found.steps, found.reads)
         if whole and communicator.rank == 0:
@@ -55,8 +53,6 @@ def look(
             seen.memory, seen.slots = _memory(found.session, rows), _slots(model)
         communicator.meet("the end of a model's calibration")
         return seen
-    finally:
-        restore()
 
 
 def exchanged(
@@ -64,13 +60,20 @@ def exchanged(
 ) -> list[float]:
     """On each rank: seconds of steps in which all train together, a median a turn."""
     from labkit.bench.calibrating.steps import measured
+
+    with _new_keras(communicator):
+        found = measured(communicator, experiment, rows, seconds, exchanges=True)
+        return found.steps[communicator.size]["fit"]
+
+
+@contextmanager
+def _new_keras(communicator: Communicator) -> Iterator[None]:
     from labkit.keras import use_one_device
     from labkit.worker.session import restore
 
     use_one_device(communicator)
     try:
-        found = measured(communicator, experiment, rows, seconds, exchanges=True)
-        return found.steps[communicator.size]["fit"]
+        yield
     finally:
         restore()
 
