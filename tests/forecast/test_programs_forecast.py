@@ -112,6 +112,14 @@ def test_few_take_what_many_take() -> None:
     assert forecast(strategy, workers).seconds == pytest.approx(whole, rel=0.1)
 
 
+def test_few_that_meet_meet_as_many() -> None:
+    # At the end of each step, which is an epoch here, all agree by one number on a ring.
+    found = forecast(lk.Gossip(), 64, steps=1)
+    neighbours = FAST.latency + 2 * (NBYTES + 8) / FAST.bandwidth
+    ring = 2 * 63 * (FAST.latency + 8 / 64 / FAST.bandwidth)
+    assert found.seconds == pytest.approx(max(0.1, neighbours) + ring, rel=1e-6)
+
+
 def test_who_waits_for_nobody_is_no_slower() -> None:
     slow = {2: lk.Slowdown(compute=4.0)}
     for servers in (1, 2):
