@@ -243,7 +243,7 @@ def _pace(asked: Asked, roles: Roles, rows: Sequence[int], crowd: Crowd) -> Pace
     if not measures:
         sizes = dict.fromkeys(sizes, 1.0)
     return Pace(
-        *(asked, [known[each] for each in rows], sizes),
+        *(asked, [known[each] for each in rows], sizes, roles.hosts),
         *(crowd.servers, crowd.servers * crowd.workers / asked.workers, crowd.everyone),
         overheads=not asked.virtual and (asked.emulated or asked.network is None),
     )
