@@ -22,8 +22,9 @@ from labkit.forecast import (
     Taken,
     model_of,
 )
+from labkit.forecast.crowd import Crowd
 from labkit.forecast.hollow import Hollow
-from labkit.forecast.programs import Crowd, play
+from labkit.forecast.programs import play
 from labkit.strategies import STRATEGIES, Strategy
 
 NBYTES = 4 * SIZE * 8  # of the weights
