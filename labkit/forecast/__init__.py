@@ -14,9 +14,10 @@ from labkit.forecast.calibration import (
     StepCost,
     model_of,
 )
+from labkit.forecast.crowd import MEET, MOST, Crowd, shapes_of
 from labkit.forecast.forecast import Forecast, Prices, forecast
 from labkit.forecast.known import fits, sources
-from labkit.forecast.programs import MEET, MOST, STEPS, Crowd, of_program, shapes_of
+from labkit.forecast.programs import STEPS, of_program
 from labkit.forecast.slices import of_grid, of_tensor_parallel
 from labkit.forecast.stages import of_stages
 from labkit.forecast.study import Place, Study

@@ -69,10 +69,10 @@ class _HollowTogether(Together):
         self._now = float(came.max())
         self._tally.add("codec", self._now, (encode + decode) * len(came))
         came, pace = came + encode, self._pace
-        if pace.asked.workers > FEW or (self._network is None and not pace.asked.virtual):
-            taken = Sums(pace.asked, algorithm, size).take(
-                Load("sum" if kind == "sum" else "gather", size)
-            )
+        exact = len(came) == pace.asked.workers <= FEW
+        if not exact or (self._network is None and not pace.asked.virtual):
+            load = Load("sum" if kind == "sum" else "gather", size)
+            taken = Sums(pace.asked, algorithm, size).take(load)
             for link, nbytes in taken.links.items():
                 self._tally.add(f"link {link}", self._now, nbytes)
             self._tally.add("sent", self._now, taken.sent)

@@ -27,6 +27,7 @@ class Pace:
         asked: whose calibration says what codecs and messages take.
         laws: by worker.
         shares: of all weights, what each holder updates.
+        hosts: the place of each; what does not leave it takes nothing.
         alone, mean: factors on a server's update by one gradient, and by the mean of several.
         predictions: on the time of one prediction.
         overheads: whether messages take what they take on this machine.
@@ -35,6 +36,7 @@ class Pace:
     asked: Asked
     laws: Sequence[Laws]
     shares: Mapping[int, float]
+    hosts: Sequence[int]
     alone: float = 1.0
     mean: float = 1.0
     predictions: float = 1.0
@@ -53,8 +55,9 @@ class Pace:
     def late(self, to: int, message: Message) -> float:
         """See there."""
         late = self.laws[0].late(to, message)
-        nbytes = 0 if message.values is None else message.values.nbytes
-        return late + self.once("message", nbytes) if self.overheads else late
+        if not self.overheads or self.hosts[message.source] == self.hosts[to]:
+            return late
+        return late + self.once("message", 0 if message.values is None else message.values.nbytes)
 
     def once(self, what: str, nbytes: float) -> float:
         """The median of an overhead, s."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,57 +14,27 @@ from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.forecast.asked import Asked, Taken
 from labkit.forecast.calibration import Source
-from labkit.forecast.hollow import Hollow
+from labkit.forecast.crowd import (
+    MOST,
+    Crowd,
+    Plays,
+    crowded_network,
+    roles_of,
+    shapes_of,
+    slowed_of,
+)
 from labkit.forecast.hollow_stage import HollowStage
 from labkit.forecast.hollow_world import HollowWorld, Tally
 from labkit.forecast.neighbours import typical
 from labkit.forecast.pace import Pace, drawn_law
 from labkit.forecast.sums import NOTHING, both
-from labkit.network import ComputeTime, Network, Slowdown, slower_than_fastest
-from labkit.programs import Diary, Parts, Program, Roles
+from labkit.network import ComputeTime
+from labkit.programs import Diary, Roles
 from labkit.programs.diary import Row
 from labkit.programs.times import Laws
 from labkit.programs.virtual import VirtualWorld
 
 WARM, STEPS = 10, 30  # of each worker, before and while it is looked at
-MOST = 16  # workers that are played, where these speak to each other one by one
-MEET = 512  # likewise, where all meet
-
-
-class Plays(Protocol):
-    """What is asked of a strategy that is a program; see `labkit.strategies.Played`."""
-
-    @property
-    def replica_cut(self) -> int | tuple[int, int]:
-        """Into how many stages a worker is cut, or over which grid; 1: it is whole."""
-
-    def copies(self, workers: int) -> Sequence[int]:
-        """Who holds weights of its own."""
-
-    def parts(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[Parts]:
-        """What each server holds."""
-
-    def hosts(self, workers: int) -> Sequence[int]:
-        """The place of each worker, of each server, then of others."""
-
-    def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """What this one does."""
-
-
-class Crowd(NamedTuple):
-    """A few workers that are played in the place of many.
-
-    Attributes:
-        strategy: as the few have it.
-        workers: how many they are.
-        servers: how many times as much comes to each server as the few send.
-        everyone: likewise to each worker, and what it predicts.
-    """
-
-    strategy: Plays
-    workers: int
-    servers: float = 1.0
-    everyone: float = 1.0
 
 
 class _Enough(Exception):
@@ -161,7 +130,7 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
         rows, roles.weights.size, str(roles.weights.dtype), asked.model.slots, outputs
     )
     diary, tally = Diary(stage, roles.steps, writers=range(workers)), Tally()
-    network, crowded = _crowded(asked, roles, crowd)
+    network, crowded = crowded_network(asked, roles, crowd)
     pace = _pace(asked, roles, rows, crowd)
     world = HollowWorld(
         {number: strategy.program(roles, number) for number in range(len(roles.hosts))},
@@ -189,46 +158,13 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
     return Play(stage.rows, begin, end, batches, of_batches, tally, diary, roles, overheads)
 
 
-def shapes_of(asked: Asked) -> list[tuple[int, ...]]:
-    """Of all weights that are trained, in the order of the model."""
-    return [shape for layer in asked.model.layers for shape in layer.weights]
-
-
-def _slowed(asked: Asked, workers: int) -> dict[int, Slowdown]:
-    """Who is slow; where few are played in the place of many, the first ones."""
-    slow = {**(asked.network.slow if asked.network else {}), **asked.experiment.slow}
-    if workers == asked.workers:
-        return slow
-    return dict(enumerate(law for _, law in sorted(slow.items())[:workers]))
-
-
-def roles_of(asked: Asked, strategy: Plays, workers: int) -> Roles:
-    """Who is there, with hollow weights."""
-    experiment, shapes = asked.experiment, shapes_of(asked)
-    dtype = "float64" if experiment.precision == "float64" else "float32"
-    weights: Any = Hollow(sum(map(math.prod, shapes)), dtype)
-    sizes = [sum(map(math.prod, layer.weights)) for layer in asked.model.layers if layer.weights]
-    return Roles(
-        workers,
-        list(strategy.parts(shapes)),
-        experiment.epoch_steps or 10**6,
-        10**6,
-        weights,
-        list(strategy.hosts(workers)),
-        experiment.seed,
-        slower=slower_than_fastest(_slowed(asked, workers), workers),
-        layers=sizes,
-        rate=experiment.learning_rate or 0.01,
-    )
-
-
 def _pace(asked: Asked, roles: Roles, rows: Sequence[int], crowd: Crowd) -> Pace:
     """What everybody takes, by what was measured."""
     experiment = asked.experiment
     given = experiment.compute or ComputeTime()
     measures = given.seconds is None and given.values is None
     known: dict[int, Laws] = {}
-    slow = _slowed(asked, crowd.workers)
+    slow = slowed_of(asked, crowd.workers)
     later = {(worker, step): seconds for worker, step, seconds in experiment.later}
     for each in set(rows):
         law, seconds, update = given, 0.0, given.update or 0.0
@@ -243,26 +179,10 @@ def _pace(asked: Asked, roles: Roles, rows: Sequence[int], crowd: Crowd) -> Pace
     if not measures:
         sizes = dict.fromkeys(sizes, 1.0)
     return Pace(
-        *(asked, [known[each] for each in rows], sizes),
+        *(asked, [known[each] for each in rows], sizes, roles.hosts),
         *(crowd.servers, crowd.servers * crowd.workers / asked.workers, crowd.everyone),
         overheads=not asked.virtual and (asked.emulated or asked.network is None),
     )
-
-
-def _crowded(asked: Asked, roles: Roles, crowd: Crowd) -> tuple[Network | None, dict[int, float]]:
-    """The network on which few have the traffic of many, and whose it is."""
-    network = asked.network
-    if network is None:
-        return None, {}
-    places = range(1 + max(roles.hosts))
-    crowded = dict.fromkeys(places, crowd.everyone) if crowd.everyone > 1 else {}
-    if crowd.servers != 1:
-        crowded |= {roles.hosts[n]: crowd.servers for n in range(roles.workers, len(roles.hosts))}
-    slow = {rank: law for rank, law in _slowed(asked, crowd.workers).items() if rank in places}
-    for place, factor in crowded.items():
-        law = slow.get(place, Slowdown())
-        slow[place] = law.model_copy(update={"transfer": law.transfer * factor})
-    return network.model_copy(update={"slow": slow}), crowded
 
 
 def _memory(asked: Asked, strategy: Plays) -> dict[str, float]:

@@ -12,7 +12,7 @@ from labkit.forecast.calibration import LayerCost, Source, StepCost
 from labkit.forecast.neighbours import Group, by_link, typical
 from labkit.schedules.grid import Grid, crossing, held
 
-SCORES = 3  # sums of a number a row by which slices share a loss
+SCORES = 2  # sums of a number a row by which slices share a loss, behind the largest of each
 VALUE = 4  # bytes
 
 
@@ -64,7 +64,7 @@ def sliced(layers: Sequence[LayerCost], size: int, shares_scores: bool) -> list[
             for each in between:
                 found[each] = Slice(share) if each < row else found[each]
         elif shares_scores and number == len(layers) - 1:
-            found[number] = Slice(share, total=SCORES * VALUE, back=before, sums=SCORES)
+            found[number] = Slice(share, SCORES * VALUE, size * VALUE, before, SCORES)
         else:
             found[number] = Slice(share, gather=layer.out, back=before)
     return found

@@ -113,7 +113,7 @@ def test_pairs_add_up_once_each_way() -> None:
     ]
     half = 1 / 2
     pair = [Slice(half), Slice(), Slice(half, total=16)]
-    assert sliced(layers, 2, True) == [*pair, Slice(half, total=12, back=16, sums=3)]
+    assert sliced(layers, 2, True) == [*pair, Slice(half, 8, 8, 16, sums=2)]
     assert sliced(layers, 2, False) == [*pair, Slice(half, gather=16, back=16)]
     assert sliced(layers, 5, True)[2:] == [Slice(half * 0.4, total=16), Slice()]
 

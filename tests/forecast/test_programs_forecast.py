@@ -22,8 +22,9 @@ from labkit.forecast import (
     Taken,
     model_of,
 )
+from labkit.forecast.crowd import Crowd
 from labkit.forecast.hollow import Hollow
-from labkit.forecast.programs import Crowd, play
+from labkit.forecast.programs import play
 from labkit.strategies import STRATEGIES, Strategy
 
 NBYTES = 4 * SIZE * 8  # of the weights
@@ -110,6 +111,14 @@ def test_few_take_what_many_take() -> None:
     strategy = lk.ParameterServer(workers, colocated=True, placement="sharded")
     whole = play(asked(strategy, workers), 1, Crowd(strategy, workers)).seconds
     assert forecast(strategy, workers).seconds == pytest.approx(whole, rel=0.1)
+
+
+def test_few_that_meet_meet_as_many() -> None:
+    # At the end of each step, which is an epoch here, all agree by one number on a ring.
+    found = forecast(lk.Gossip(), 64, steps=1)
+    neighbours = FAST.latency + 2 * (NBYTES + 8) / FAST.bandwidth
+    ring = 2 * 63 * (FAST.latency + 8 / 64 / FAST.bandwidth)
+    assert found.seconds == pytest.approx(max(0.1, neighbours) + ring, rel=1e-6)
 
 
 def test_who_waits_for_nobody_is_no_slower() -> None:
