@@ -443,6 +443,34 @@ def test_faults_have_a_league_of_who_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_scaling_is_forecast_and_what_can_be_run_stands_on_the_curve(tmp_path: Path) -> None:
+    given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["scaling"][0]
+    job = execute(NOTEBOOKS / "scaling.ipynb", given, tmp_path)
+    assert job.state == "completed", job.cause
+    found = outputs(job.path)
+    titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
+    assert len(titles) == 3
+    assert all(title.startswith("Scaling · forecast · 1GbE") for title in titles)
+    readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
+    assert "2 measured, the forecast off by" in readings[0]
+    assert re.search(r"\*\*ring\*\* keeps an efficiency of 70%: up to \d+ worker", readings[-1])
+    assert "Price to the target with 2 workers: " in readings[-1]
+
+
+@pytest.mark.slow
+def test_break_even_begins_with_the_null_hypothesis_and_runs_what_it_says(tmp_path: Path) -> None:
+    given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["break_even"][0]
+    job = execute(NOTEBOOKS / "break_even.ipynb", given, tmp_path)
+    assert job.state == "completed", job.cause
+    found = outputs(job.path)
+    titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
+    assert titles[0].startswith("Who is fastest · forecast · mlp")
+    reading = [text(data, "text/markdown") for data in found if "text/markdown" in data][-1]
+    assert re.match(r"- From 10 Gb/s on, set-ups that save at least 5% .*: \d of 8\.", reading)
+    assert re.search(r"Run: \*\*float16, 1GbE\*\*: predicted .* measured .* off by", reading)
+
+
+@pytest.mark.slow
 def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
     job = execute(NOTEBOOKS / "replay.ipynb", {"workers": 3, "epochs": 2}, tmp_path)
     assert job.state == "completed", job.cause

@@ -1,0 +1,104 @@
+"""What figures of forecasts draw and say, from forecasts that are made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sample_calibrations import calibration, experiment
+
+import labkit as lk
+from labkit import figures
+from labkit.common.errors import InvalidInput
+from labkit.forecast import Calibration, CodecCost, Place, Source, Spread, Study
+from labkit.network import Network
+
+STUDY = Study(
+    experiment(strategy=lk.AllReduce(algorithm="ring"), workers=1),
+    calibration(),
+    Network(latency=1e-5, bandwidth=1e9),
+)
+AHEAD = {"ring": [STUDY.at(n) for n in (1, 2, 64)]}
+PLACES = [
+    Place(1e-5, 2, 1e8, {"usual": 1.0, "less": 0.5}),
+    Place(1e-5, 2, 1e10, {"usual": 1.0, "less": 0.97}),
+    Place(1e-3, 2, 1e8, {"usual": 1.0, "less": 2.0}),
+    Place(1e-3, 2, 1e10, {"usual": 1.0, "less": 1.5}),
+]
+
+
+def test_the_curve_says_where_half_of_the_efficiency_is_gone() -> None:
+    table = figures.scaling_table(AHEAD)
+    assert list(table["workers"]) == [1, 2, 64]
+    assert (table["efficiency_low"] <= table["efficiency"]).all()
+    above = max(each.workers for each in AHEAD["ring"] if each.weak >= 0.5)
+    said = figures.scaling_reading(AHEAD)
+    assert f"**ring** keeps half of its efficiency up to: {above} worker" in said
+    figure = figures.forecast_scaling(AHEAD)
+    assert figure.layout.title.text.startswith("Scaling · forecast")
+    assert figure.layout.xaxis.type == "log"
+
+
+def test_runs_without_one_of_one_worker_have_no_efficiency() -> None:
+    with pytest.raises(InvalidInput, match="no run has one worker"):
+        figures.scaling_table(AHEAD, {"ring": []})
+
+
+def test_less_than_five_per_cent_is_no_gain() -> None:
+    said = figures.winners_reading(PLACES, "usual")
+    assert "saves at least 5% of the time in: 1 of 4 places" in said
+    assert "**less** is fastest in: 1 of them; most at 2 workers, 800 Mb/s, 10 µs: 50%" in said
+    with pytest.raises(InvalidInput, match="usual='none' is not on this map; allowed: usual, less"):
+        figures.winners_reading(PLACES, "none")
+
+
+def test_the_map_has_a_frame_a_latency_and_colours_its_cells_by_who_is_fastest() -> None:
+    figure = figures.winners_map(PLACES, "usual", "a model")
+    assert [frame.name for frame in figure.frames] == ["10 µs", "1 ms"]
+    cells = [[list(row) for row in frame.data[0].z] for frame in figure.frames]
+    assert cells == [[[1, 0]], [[0, 0]]]
+    assert figure.frames[0].data[0].text[0][0] == "50%"
+    assert "1 of 4 places" in figure.alt
+
+
+def test_the_null_hypothesis_comes_first() -> None:
+    first = figures.break_even_reading(PLACES, "usual", {}, {}).split("\n")[0]
+    assert first.endswith("save at least 5% of the time of **usual**: 0 of 2.")
+
+
+def rows() -> list[dict[str, Any]]:
+    near = {"predicted_ms": 10.0, "low_ms": 9.0, "high_ms": 11.0, "measured_ms": 10.0}
+    near |= {"least_ms": 9.9, "most_ms": 10.1, "error": 0.0, "group": "calm", "network": "1GbE"}
+    far = near | {"predicted_ms": 15.0, "error": 0.5, "case": "far"}
+    return [near | {"case": "near"}, far, far | {"case": "loud", "group": "unsteady"}]
+
+
+def test_the_diagonal_names_those_that_are_furthest_off() -> None:
+    said = figures.diagonal_reading(rows())
+    assert "**calm**, off by in the median of 2 settings: 25.0%" in said
+    furthest = [line for line in said.split("\n") if "Furthest off" in line]
+    assert ["far on 1GbE" in furthest[0], "near on 1GbE" in furthest[1]] == [True, True]
+    assert not any("loud" in line for line in furthest)
+    assert figures.forecast_diagonal(rows(), "abc").layout.title.text.startswith("Forecasts")
+
+
+def test_tables_of_sources_and_codecs() -> None:
+    assert list(figures.sources_table([Source("a", "b")]).iloc[0]) == ["a", "b"]
+    spread = Spread(median=1e-3, low=1e-3, high=1e-3)
+    codec = CodecCost(
+        compressor={"name": "ErrorFeedback", "inner": {"name": "TopK"}},
+        nbytes=4000, encode=spread, decode=spread, payload=400,
+    )  # fmt: skip
+    known = Calibration(made="2026-01-01", machine={}, codecs=(codec,))
+    row = figures.codec_table(known).iloc[0]
+    assert (row["compressor"], row["ratio"], row["encode, ms"]) == ("ErrorFeedback(TopK)", 10, 1.0)
+
+
+def test_answers_say_workers_servers_and_slowness() -> None:
+    said = figures.study_reading(
+        STUDY, {"ring": lk.AllReduce(algorithm="ring")}, 0.5, 2.0, {4: 2}, {}
+    )
+    last = STUDY.workers_until(0.5)
+    assert f"**ring** keeps an efficiency of 50%: up to {last} worker" in said
+    assert "4 workers with parameter servers: 2 servers within 5 % of the fastest" in said
+    assert "One of 2 ranks that computes 2 times as long makes a step longer by" in said

@@ -1,0 +1,65 @@
+"""Questions to forecasts: answers are where the forecasts themselves put them."""
+
+from __future__ import annotations
+
+import pytest
+from sample_calibrations import calibration, experiment
+
+import labkit as lk
+from labkit.common.errors import InvalidInput
+from labkit.forecast import Study
+from labkit.network import Network
+
+LINK = Network(latency=1e-5, bandwidth=1e9)
+RING = lk.AllReduce(algorithm="ring")
+STUDY = Study(experiment(strategy=RING, workers=1), calibration(), LINK)
+SPARED = lk.ParameterAveraging(period=8)
+
+
+def test_workers_until_is_the_last_number_before_efficiency_falls() -> None:
+    last = STUDY.workers_until(0.5)
+    assert last is not None
+    assert STUDY.at(last).weak >= 0.5 > STUDY.at(last + 1).weak
+    assert STUDY.workers_until(0.0) is None
+    assert STUDY.workers_until(1.0) == 1
+
+
+def test_a_bandwidth_is_where_both_take_as_long() -> None:
+    study = Study(experiment(strategy=RING, workers=4), calibration(), LINK)
+    assert study.bandwidth_until(RING) == 0.0
+    assert study.bandwidth_until(SPARED) is None  # it also meets less often
+    edge = study.bandwidth_until(lk.AllReduce(algorithm="master_worker"), SPARED)
+    assert edge == 0.0
+
+
+def test_weak_keeps_rows_and_strong_divides_them() -> None:
+    assert STUDY.at(8).rows == 8 * STUDY.experiment.batch_size
+    strong = Study(experiment(strategy=RING, workers=1), calibration(), LINK, weak=False)
+    assert strong.at(8).rows == STUDY.experiment.batch_size
+    assert strong.efficiency(strong.at(8)) == strong.at(8).strong
+
+
+def test_the_fewest_servers_that_are_nearly_the_fastest_are_enough() -> None:
+    servers = [lk.ParameterServer(servers=count) for count in (1, 2, 4)]
+    chosen = STUDY.servers_needed(servers, 4)
+    times = [STUDY.at(4, strategy=each).seconds for each in servers]
+    assert STUDY.at(4, strategy=chosen).seconds <= 1.05 * min(times)
+    with pytest.raises(InvalidInput, match="no servers to choose from"):
+        STUDY.servers_needed([])
+
+
+def test_a_slow_rank_holds_up_all_who_wait_for_it() -> None:
+    assert STUDY.slow_rank(1.0, 4) == pytest.approx(0)
+    assert STUDY.slow_rank(3.0, 4) > STUDY.slow_rank(2.0, 4) > 0
+
+
+def test_a_map_has_all_places_and_times_to_a_target_are_of_those_who_come_there() -> None:
+    ways = {"ring": RING, "seldom": SPARED}
+    places = list(STUDY.map(ways, [2, 4], [1e6, 1e9], [1e-5]))
+    assert [(each.workers, each.bandwidth) for each in places] == [
+        *((2, 1e6), (2, 1e9), (4, 1e6), (4, 1e9)),
+    ]
+    first = places[0]
+    link = LINK.model_copy(update={"bandwidth": 1e6})
+    assert first.seconds["ring"] == STUDY.at(2, link, RING).seconds
+    assert first.to_target({"ring": 10}).seconds == {"ring": 10 * first.seconds["ring"]}
