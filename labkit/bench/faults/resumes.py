@@ -23,6 +23,7 @@ from labkit.cluster.resumed import checked
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.experiment import Experiment
 from labkit.records.checkpoints import sealed
+from labkit.records.pace import applied
 from labkit.records.run import Run
 from labkit.records.scan import scan
 from labkit.records.store import ENDED
@@ -148,18 +149,20 @@ def _killed(
 def same(asked: Experiment, run: Run, whole: Run) -> bool:
     """Whether losses and weights are equal, bit for bit.
 
-    What is asynchronous on the wall clock is never the same twice: there every worker has taken
-    each of its steps once.
+    What is asynchronous on the wall clock is never the same twice: there as many gradients have
+    changed the weights, and every worker has taken each of its steps once.
     """
     waits = asked.strategy.cell(asked.workers).synchronization in ("synchronous", "periodic")
     if asked.clock == "wall" and not waits:
-        return _steps(run) == _steps(whole)
+        done, wanted = (int(applied(each.history).sum()) for each in (run, whole))
+        return done == wanted and _is_gapless(run)
     return _state(run) == _state(whole)
 
 
-def _steps(run: Run) -> list[list[int]]:
-    rows: list[list[int]] = run.history[["rank", "step"]].to_numpy(int).tolist()
-    return sorted(rows)
+def _is_gapless(run: Run) -> bool:
+    """Whether each worker's steps are 0, 1, 2, …, each once."""
+    steps = run.history.groupby("rank")["step"]
+    return all(sorted(own) == list(range(len(own))) for _, own in steps)
 
 
 def _state(run: Run) -> tuple[bytes, list[bytes]]:
