@@ -101,7 +101,7 @@ class Setbacks:
             {
                 "ranks": list(ranks),
                 "step": back,
-                "repeated": self._reached - back,
+                "repeated": max(0, self._reached - back),  # a word of the last ones may be lost
                 "source": "the begin" if found is None and not back else "checkpoint",
                 "seconds": {"detect": max(0.0, self._detect)},
             }

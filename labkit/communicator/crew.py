@@ -70,20 +70,22 @@ class Crew:
 
     def is_called(self) -> bool:
         """Wait, as a spare, until others are gone; False: all have ended without."""
-        from mpi4py import MPI
-
         while not self.comm.Is_revoked():
-            try:
-                if any(
-                    number != SPARE and self.comm.Iprobe(rank, _END)
-                    for rank, number in enumerate(self.numbers)
-                ):
-                    return False
-            except MPI.Exception as error:  # of one that is gone: those that live say what follows
-                if error.Get_error_class() not in (MPI.ERR_PROC_FAILED, MPI.ERR_REVOKED):
-                    raise
+            if any(self._has_ended(rank) for rank, n in enumerate(self.numbers) if n != SPARE):
+                return False
             self._clock.sleep(LOOK_EVERY)
         return True
+
+    def _has_ended(self, rank: int) -> bool:
+        """Whether a rank says so; one that is gone does not: those that live say what follows."""
+        from mpi4py import MPI
+
+        try:
+            return bool(self.comm.Iprobe(rank, _END))
+        except MPI.Exception as error:
+            if error.Get_error_class() not in (MPI.ERR_PROC_FAILED, MPI.ERR_REVOKED):
+                raise
+            return False
 
     def dismiss(self) -> None:
         """Tell the spares, as one that works, that nobody needs them any more."""
