@@ -34,7 +34,8 @@ WORKERS = 2
 PERIOD = 4  # steps from one meeting to the next
 MODELS = {"small": ([128, 128], 48), "large": ([512, 512], 96)}  # widths, rows of a global batch
 NETWORKS = (
-    *map(Network.named, ("10GbE", "1GbE")),
+    Network.named("10GbE"),
+    Network(name="500Mb", latency=100e-6, bandwidth=500e6 / 8),
     Network(name="250Mb", latency=200e-6, bandwidth=250e6 / 8),
     Network(name="100Mb, 1 ms", latency=1e-3, bandwidth=100e6 / 8),
 )

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from labkit.bench.forecasts import compared, seal, settings, summary, verify, worst
+from labkit.bench.calibrating.messages import LINK
+from labkit.bench.forecasts import BATCHES, compared, seal, settings, summary, verify, worst
 
 
 def foreseen(number: int, predicted: float = 10.0) -> dict[str, Any]:
@@ -65,3 +66,9 @@ def test_errors_are_of_what_is_calm() -> None:
 def test_there_are_sixty_settings_and_no_two_are_alike() -> None:
     asked = [experiment.hash8 for _, experiment in settings()]
     assert len(asked) == len(set(asked)) >= 60
+
+
+def test_no_setting_is_on_the_network_or_of_the_rows_of_the_calibration() -> None:
+    asked = [experiment for _, experiment in settings()]
+    assert LINK not in {getattr(each.network, "name", None) for each in asked}
+    assert not {each.batch_size // each.workers for each in asked} & {*BATCHES}
