@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from labkit.strategies import Strategy
 
 Inputs = Mapping[str, Sequence[Run]]  # runs with the "real" and the "synthetic" input
-FAST = 1e10 / 8  # bytes/s from which on a network counts as fast
+FAST, PROMPT = 1e10 / 8, 1e-4  # bytes/s from which, and s up to which a network counts as fast
 
 
 def sources_table(sources: Sequence[Source]) -> pd.DataFrame:
@@ -49,15 +49,16 @@ def codec_table(calibration: Calibration) -> pd.DataFrame:
 
 
 def steps_to(trained: Mapping[str, Run], target: float) -> dict[str, list[int]]:
-    """By name, the steps in which each seed has come to an accuracy; without those that have not.
+    """By name, the steps in which each seed has come to an accuracy, in order.
 
-    A name of which no seed has come there is left out.
+    A name of which a seed has not come there is left out.
     """
-    found = {
-        name: sorted(each.step for each in arrivals(run, target).values() if each is not None)
-        for name, run in trained.items()
+    found = {name: list(arrivals(run, target).values()) for name, run in trained.items()}
+    return {
+        name: sorted(each.step for each in seeds if each is not None)
+        for name, seeds in found.items()
+        if None not in seeds
     }
-    return {name: steps for name, steps in found.items() if steps}
 
 
 def steps_table(trained: Mapping[str, Run], target: float) -> pd.DataFrame:
@@ -133,12 +134,20 @@ def study_reading(
 def break_even_reading(
     places: Sequence[Place],
     usual: str,
+    compressed: Sequence[str],
     predicted: Mapping[str, Forecast],
     runs: Mapping[str, Run],
 ) -> Markdown:
-    """First whether anything pays on fast networks; then who does where; then how sure that is."""
-    fast = [place for place in places if place.bandwidth >= FAST]
-    found = [*_null(fast, usual), *winners_findings(places, usual)]
+    """First whether compression pays on fast networks; then who does where; then how sure that is.
+
+    Args:
+        places: of `Study.map`.
+        usual: the way that others are held against.
+        compressed: the ways that compress.
+        predicted, runs: some places, forecast and run.
+    """
+    fast = [each for each in places if each.bandwidth >= FAST and each.latency <= PROMPT]
+    found = [*_null(fast, usual, compressed), *winners_findings(places, usual)]
     table = verified_table(predicted, runs)
     for row in table.to_dict("records"):
         said = f"predicted {row['predicted, ms']:.3g} ms, measured {row['measured, ms']:.3g} ms"
@@ -146,19 +155,19 @@ def break_even_reading(
     return sentences(found)
 
 
-def _null(fast: Sequence[Place], usual: str) -> Iterator[Finding]:
-    """Of all ways in all places on fast networks, how many save anything."""
+def _null(fast: Sequence[Place], usual: str, compressed: Sequence[str]) -> Iterator[Finding]:
+    """Of all compressors in all places on fast networks, how many save anything."""
     pairs = [
         1 - seconds / place.seconds[usual]
         for place in fast
         for name, seconds in place.seconds.items()
-        if name != usual
+        if name in compressed
     ]
     if pairs:
         gains = sum(gain >= GAIN for gain in pairs)
         yield Finding(
-            f"From {bits_text(FAST)} on, set-ups that save at least {GAIN:.0%} of the time of "
-            f"**{usual}**",
+            f"From {bits_text(FAST)} on, set-ups with compression that save at least {GAIN:.0%} of "
+            f"the time of **{usual}**",
             said=(f"{gains} of {len(pairs)}",),
         )
 

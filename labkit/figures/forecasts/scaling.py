@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from labkit.figures.kit.canvas import Figure
 
 Foreseen = Mapping[str, Sequence[Forecast]]  # by name, over the number of workers
-Measured = Mapping[str, Sequence[Run]]  # by the same names; one has a single worker
+# By the same names, runs with what was forecast for each as it ran; one has a single worker.
+Measured = Mapping[str, Sequence[tuple[Run, Forecast]]]
 FALLEN = 0.5  # efficiency below which ranks do more waiting than work
 
 
@@ -46,21 +47,29 @@ def scaling_table(
         for each in own
     ]
     for name, runs in (measured or {}).items():
-        alone = [run for run in runs if run.metrics["workers"] == 1]
+        alone = [run for run, _ in runs if run.metrics["workers"] == 1]
         if not alone:
             raise InvalidInput(f"{name}: no run has one worker, against whom the others are held")
         base = float(np.median([run.metrics["samples_per_second"] for run in alone]))
-        for run in runs:
-            count, rate = run.metrics["workers"], run.metrics["samples_per_second"]
-            step = run.metrics["step_ms"]
-            rows.append(
-                {"name": name, "kind": "measured", "workers": count}
-                | {"efficiency": rate / base / count, "samples_per_s": rate}
-                | {"efficiency_low": rate / base / count * step["median"] / step["p90"]}
-                | {"efficiency_high": rate / base / count * step["median"] / step["p10"]}
-                | {"step_s": step["median"] / 1e3, "open": bool(run.metrics["oversubscribed"])}
-            )
+        rows += [_measured(name, run, here, base) for run, here in runs]
     return pd.DataFrame(rows)
+
+
+def _measured(name: str, run: Run, here: Forecast, base: float) -> dict[str, object]:
+    """A row of a run; `error` is how far its own forecast is off, by rate."""
+    count, rate, step = (run.metrics[k] for k in ("workers", "samples_per_second", "step_ms"))
+    return {
+        "name": name,
+        "kind": "measured",
+        "workers": count,
+        "efficiency": rate / base / count,
+        "efficiency_low": rate / base / count * step["median"] / step["p90"],
+        "efficiency_high": rate / base / count * step["median"] / step["p10"],
+        "samples_per_s": rate,
+        "step_s": here.rows / rate,
+        "error": rate / here.samples_per_s - 1,
+        "open": bool(run.metrics["oversubscribed"]),
+    }
 
 
 def forecast_scaling(
@@ -72,7 +81,8 @@ def forecast_scaling(
 
     Args:
         foreseen: forecasts by name.
-        measured: runs by the same names, one of them of one worker.
+        measured: runs by the same names, each with its own forecast, on ranks that share this
+            machine; one of them is of one worker.
         weak: each rank keeps its part of the batch; else they divide one batch.
     """
     table = scaling_table(foreseen, measured, weak)
@@ -120,10 +130,10 @@ def _findings(table: pd.DataFrame) -> list[Finding]:
         last = ahead.iloc[-1]
         most = "none" if above.empty else plural(int(above["workers"].max()), "worker")
         said = [f"at {last['workers']:,} workers {last['efficiency']:.0%}"]
-        both = own[own["kind"] == "measured"].merge(ahead, on="workers", suffixes=("", "_ahead"))
-        if len(both):
-            error = (both["step_s_ahead"] / both["step_s"] - 1).abs()
-            said.append(f"{len(both)} measured, the forecast off by {error.median():.0%} (median)")
+        seen = own[(own["kind"] == "measured") & (own["workers"] > 1)]
+        if len(seen):
+            off = f"forecasts of these off by {seen['error'].abs().median():.0%} (median)"
+            said.append(f"{plural(len(seen), 'run')} of several ranks here, {off}")
         head = f"**{name}** keeps half of its efficiency up to"
         found.append(Finding(head, said=(most, *said)))
     return found
