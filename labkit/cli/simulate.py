@@ -16,7 +16,7 @@ from labkit.common.terminal import say
 
 if TYPE_CHECKING:
     from labkit.network import Network
-    from labkit.simulate.published import Reproduction
+    from labkit.simulate.published import Judged
 
 
 @click.command()
@@ -57,29 +57,31 @@ def simulate(
 
 def _published(file: Path | None) -> None:
     """Tables of published figures, a study each."""
-    from labkit.simulate.published import reproduce
+    from labkit.simulate.published import VERDICTS, reproduce
 
     rows = reproduce()
     for _, study in groupby(rows, lambda row: (row.source, row.study)):
         say("\n".join(_told(list(study))) + "\n")
+    say("\n".join(f"{verdict}: {meaning}" for verdict, meaning in VERDICTS.items()))
     if file:
         lines = (asdict(row) | {"error": row.error, "verdict": row.verdict} for row in rows)
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _told(rows: list[Reproduction]) -> Iterator[str]:
+def _told(rows: list[Judged]) -> Iterator[str]:
     """A study in lines: what it is, what was fitted on what, and its figures."""
     first = rows[0]
-    yield f"{first.source} [{first.mark}]: {first.study}; {first.unit}"
+    yield f"{first.source}: {first.study}; {first.unit}"
     if first.parameters:
         values = "; ".join(f"{name} = {value:.4g}" for name, value in first.parameters.items())
         yield f"  fitted on {' · '.join(first.fitted)}: {values}"
-    yield f"  {'':28} {'predicted':>10} {'published':>10} {'error':>8}"
+    yield f"  {'':28} {'ours':>10} {'published':>10} {'error':>12}"
     for row in rows:
         ours = "—" if row.predicted is None else f"{row.predicted:.4g}"
         unit = " points" if row.points else " %"
         error = "" if row.error is None else f"{100 * row.error:+.1f}{unit}"
-        yield f"  {row.what:28} {ours:>10} {row.published:10.4g} {error:>12}  {row.verdict}"
+        published = f"{row.published:10.4g} [{row.mark}]"
+        yield f"  {row.what:28} {ours:>10} {published} {error:>12}  {row.verdict}"
 
 
 def _allreduce(algorithm: str, workers: int, nbytes: float, network: str, gamma: float) -> None:

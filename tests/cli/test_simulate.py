@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from labkit.cli.app import app
 from labkit.network import Network
 from labkit.simulate import simulate
+from labkit.simulate.published import VERDICTS
 
 
 def run(*words):
@@ -69,9 +70,11 @@ def test_published_figures_stand_beside_ours(tmp_path):
     done = CliRunner().invoke(app, ["simulate", "--published", "--json", str(file)])
     assert done.exit_code == 0, done.output
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert {row["verdict"] for row in rows} == {"predicted", "reproduced", "not reached"}
+    assert {row["verdict"] for row in rows} == set(VERDICTS)
     for row in rows:
         assert row["what"] in done.output
+    for verdict, meaning in VERDICTS.items():
+        assert f"\n{verdict}: {meaning}\n" in done.output
     assert "fitted on InceptionV3: " in done.output
 
 

@@ -10,9 +10,6 @@ from labkit.simulate import PUBLISHED, Scaling
 @pytest.mark.parametrize(
     ("name", "efficiency"),
     [
-        ("piz-daint", [1, 0.957, 0.947, 0.921, 0.905, 0.868, 0.805, 0.521]),
-        ("p2.xlarge", [1, 0.940, 0.938, 0.935, 0.883, 0.845, 0.510, 0.276]),
-        ("p2.8xlarge", [1, 0.955, 0.952, 0.944, 0.918, 0.884, 0.885, 0.852]),
         ("vishnu-mnist-dnn", [1, 0.36]),
         ("vishnu-mnist-cnn", [1, 0.35]),
     ],

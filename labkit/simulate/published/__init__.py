@@ -8,24 +8,29 @@ from labkit.simulate.published.curves import (
     Scaling,
     Softsync,
 )
-from labkit.simulate.published.study import Reproduction, Study
+from labkit.simulate.published.reproduction import VERDICTS, Judged, Reproduction
 
-STUDIES: tuple[Study, ...] = (*bugliarello.STUDIES, *allreduce.STUDIES, *pipelines.STUDIES)
+REPRODUCTIONS: tuple[Reproduction, ...] = (
+    *bugliarello.REPRODUCTIONS,
+    *allreduce.REPRODUCTIONS,
+    *pipelines.REPRODUCTIONS,
+)
 
 
-def reproduce() -> list[Reproduction]:
+def reproduce() -> list[Judged]:
     """Every published figure beside ours."""
-    return [row for study in STUDIES for row in study.reproduce()]
+    return [row for each in REPRODUCTIONS for row in each.reproduce()]
 
 
 __all__ = [
     "PUBLISHED",
+    "REPRODUCTIONS",
     "SOFTSYNC",
     "SOFTSYNC_LATER",
-    "STUDIES",
+    "VERDICTS",
+    "Judged",
     "Reproduction",
     "Scaling",
     "Softsync",
-    "Study",
     "reproduce",
 ]

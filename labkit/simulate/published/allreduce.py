@@ -13,6 +13,7 @@ from functools import partial
 from labkit.schedules import Cost
 from labkit.simulate.costs import textbook
 from labkit.simulate.published.curves import BYTEPS, HOROVOD, PUBLISHED
+from labkit.simulate.published.reproduction import Figures, Parameters, Reproduction
 from labkit.simulate.published.shapes import (
     Layers,
     alexnet,
@@ -25,7 +26,6 @@ from labkit.simulate.published.shapes import (
     resnet,
     vgg,
 )
-from labkit.simulate.published.study import Figures, Parameters, Study
 
 LINK = 25e9 / 8  # bytes/s, of 25 Gb Ethernet
 PART = "exchange of all bytes once, steps of one worker"
@@ -130,8 +130,8 @@ _DAS = {
 }
 _UP, _SHARE = "speed-up", "efficiency"
 
-STUDIES = (
-    Study(
+REPRODUCTIONS = (
+    Reproduction(
         "Horovod",
         "D",
         "512 GPUs, 25 Gb/s",
@@ -141,7 +141,7 @@ STUDIES = (
         ("InceptionV3",),
         _horovod_fit,
     ),
-    Study(
+    Reproduction(
         "Horovod",
         "D",
         "the same, no minimal filtering",
@@ -151,10 +151,10 @@ STUDIES = (
         ("InceptionV3",),
         _horovod_fit,
     ),
-    Study(
+    Reproduction(
         "BytePS", "R", "BERT-large, 256 GPUs", _SHARE, BYTEPS, _byteps, ("Horovod",), _byteps_fit
     ),
-    Study(
+    Reproduction(
         "Vishnu 2016",
         "D",
         "a round costs the same in both",
@@ -164,7 +164,7 @@ STUDIES = (
         ("MNIST-DNN, 1 to 32",),
         _vishnu_fit,
     ),
-    Study(
+    Reproduction(
         "MaTEx",
         "F",
         "16 CPUs",
@@ -179,7 +179,7 @@ STUDIES = (
         ("AlexNet, 16",),
         _divided_fit,
     ),
-    Study(
+    Reproduction(
         "Das 2016",
         "A",
         "nodes",
@@ -189,7 +189,7 @@ STUDIES = (
         ("VGG-A, 64",),
         _divided_fit,
     ),
-    Study(
+    Reproduction(
         "Das 2016",
         "A",
         "no shapes, one figure each",

@@ -10,22 +10,22 @@ with F and B = 2 F the two parts of a step on one GPU. Hosts begin their steps u
 get their weights already: e(n) is the mean of the largest of n normal numbers. With servers enough
 the busiest has the one variable of 2048 × 1001, which cannot be divided: 8.2 MB.
 
-The form was chosen with all figures in sight; parameters are fitted on those that say so.
+The form was chosen with all figures in sight; parameters are fitted on those that say so. On one
+node nothing waits: T is the step of one GPU, by construction.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from statistics import NormalDist
 
 import numpy as np
 
-from labkit.schedules.round import Round, Schedule
-from labkit.simulate.published.curves import DGX_1, INCEPTION_MB, PUBLISHED
+from labkit.simulate.published.curves import DGX_1, INCEPTION_MB, PUBLISHED, SERVERS
+from labkit.simulate.published.reproduction import Figures, Parameters, Reproduction, Verdict
 from labkit.simulate.published.shapes import inception_v3, nbytes
-from labkit.simulate.published.study import Figures, Parameters, Study
 
 SOURCE = "Bugliarello 2017"
 FORWARD = 1 / 3  # of a step on one GPU; the backward pass takes twice as long
@@ -39,11 +39,6 @@ STEP["DGX-1"] = STEP["piz-daint"]  # P100 both
 def variables() -> list[int]:
     """Bytes of the trainable tensors of InceptionV3 with 1001 classes, in order of layers."""
     return [each for layer in inception_v3() for each in layer.tensors]
-
-
-def round_robin(sizes: Sequence[int], servers: int) -> list[int]:
-    """Bytes of each server: one variable after the other, as TensorFlow places by default."""
-    return [sum(sizes[server::servers]) for server in range(servers)]
 
 
 def greedy(sizes: Sequence[int], servers: int) -> list[int]:
@@ -60,25 +55,6 @@ def busiest(nodes: int) -> tuple[int, int]:
     """Bytes of the busiest server, and number of servers, at the best of 1 … nodes; the fewest."""
     sizes = variables()
     return min((max(greedy(sizes, servers)), servers) for servers in range(1, nodes + 1))
-
-
-def server_step(loads: Sequence[int], apart: int = 1) -> Schedule:
-    """Weights out, then gradients in: two rounds of flows, a node in a rank.
-
-    Args: loads: bytes of each server; apart: the k-th server is beside rank k · apart.
-    """
-    load = np.array(loads)
-    first = np.cumsum(load) - load
-
-    def rounds(size: int) -> Iterator[Round]:
-        server, worker = np.divmod(np.arange(len(load) * size), size)
-        other = server * apart != worker
-        server, worker = server[other], worker[other]
-        home, part = server * apart, (first[server], load[server])
-        yield Round(home, worker, *part, reduce=False)
-        yield Round(worker, home, *part, reduce=True)
-
-    return rounds
 
 
 def link_bytes(gpus: int, a_node: int = 1, summed: bool = True) -> int:
@@ -142,20 +118,27 @@ def _efficiency(parameters: Parameters, name: str, summed: bool = True) -> float
     return STEP[platform] / seconds(gpus, platform, link, spread, summed)
 
 
-def _study(name: str, figures: Figures, platform: str, at: int, summed: bool = True) -> Study:
+def _at(name: str, figures: Figures, platform: str, at: int, summed: bool = True) -> Reproduction:
     """σ is fitted at 2, 4 and 8 nodes of one GPU, the link at some more."""
     fitted = tuple(_name(platform, gpus) for gpus in (2, 4, 8, at))
     predict = partial(_efficiency, summed=summed)
+    verdicts: dict[str, Verdict] = dict.fromkeys(_ONE_NODE, "by construction")
+    verdicts |= {_name(platform, gpus): "predicted from a fit" for gpus in (64, 128) if gpus > at}
     given = SOURCE, "R", name, "efficiency", figures, predict, fitted, _fit
-    return Study(*given, within=0.06, points=True)
+    marks = {_name("DGX-1", 8): "P"}
+    return Reproduction(*given, within=0.06, points=True, marks=marks, verdicts=verdicts)
 
 
 _K80, _P100 = _figures("p2.xlarge", "p2.8xlarge"), _figures("piz-daint")
+_ONE_NODE = [_name("DGX-1", 8), *(_name("p2.8xlarge", gpus) for gpus in (2, 4, 8))]
+_BEST: Figures = {_name("piz-daint", nodes): best for nodes, best in SERVERS.items()}
+_ONLY: dict[str, Verdict] = dict.fromkeys(_BEST, "reproduced")
+_ONLY[_name("piz-daint", 1)] = "by construction"
 _LATER = [_name("p2.xlarge", gpus) for gpus in (16, 64, 128)]  # as above
 _APART = {name: value for name, value in _K80.items() if name not in _LATER}
 
-STUDIES = (
-    Study(
+REPRODUCTIONS = (
+    Reproduction(
         SOURCE,
         "R",
         "tensors by their shapes",
@@ -163,8 +146,17 @@ STUDIES = (
         {"InceptionV3": INCEPTION_MB},
         lambda parameters, name: nbytes(inception_v3()) / 1e6,
     ),
-    _study("link at 32 of 1 K80 a node", _K80, "p2.xlarge", 32),
-    _study("the same, messages of 8 GPUs apart", _APART, "p2.xlarge", 32, summed=False),
-    _study("link at 32 of 1 P100 a node", _P100, "piz-daint", 32),
-    _study("link at 128 of 1 P100 a node", _P100 | {_name("DGX-1", 8): DGX_1}, "piz-daint", 128),
+    Reproduction(
+        SOURCE,
+        "R",
+        "best number of servers",
+        "servers",
+        _BEST,
+        lambda parameters, name: busiest(_place(name)[1])[1],
+        verdicts=_ONLY,
+    ),
+    _at("link at 32 of 1 K80 a node", _K80, "p2.xlarge", 32),
+    _at("the same, messages of 8 GPUs apart", _APART, "p2.xlarge", 32, summed=False),
+    _at("link at 32 of 1 P100 a node", _P100, "piz-daint", 32),
+    _at("link at 128 of 1 P100 a node", _P100 | {_name("DGX-1", 8): DGX_1}, "piz-daint", 128),
 )

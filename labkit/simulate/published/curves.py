@@ -1,8 +1,8 @@
 """Published figures, to compare shapes with: a cliff, an order, an efficiency, an error.
 
-Marks of the sources: A abstract of the paper, D documentation of the project, F read off a figure
-(± 3 %), P text of the paper, R the authors' raw results. A ratio measured on one machine is never
-set against a cluster's absolute number.
+Marks of the sources: A abstract of the paper, C computed from its formula, D documentation of the
+project, F read off a figure (± 3 %), P text of the paper, R the authors' raw results. A ratio
+measured on one machine is never set against a cluster's absolute number.
 """
 
 from __future__ import annotations
@@ -118,12 +118,14 @@ PUBLISHED: dict[str, Scaling] = {
 
 
 INCEPTION_MB = 92.9  # gradients of InceptionV3
+SERVERS = {1: 1, 2: 1, 4: 3, 8: 2, 16: 4, 32: 12, 64: 40, 128: 116}  # best on piz-daint (R)
 HOROVOD = {"InceptionV3": 0.90, "ResNet-101": 0.90, "VGG-16": 0.68}  # D
 BYTEPS = {"Horovod": 0.70, "BytePS": 0.90}  # about (R)
 BUBBLE_1F1B = {"p = 8, m = 24": 0.243, "p = 8, m = 32": 0.199, "p = 8, m = 64": 0.124}  # P
 TORCHGPIPE = {"1 stage": 0.853, "2 stages": 1.41, "4 stages": 2.77, "8 stages": 4.29}  # R
 TORCHGPIPE_AMOEBANET = {"8 stages, m = 1": 0.93, "8 stages, m = 4": 2.62, "8 stages, m = 32": 4.95}
-DDG = {"K = 2": 1.40, "K = 3": 1.70, "K = 4": 1.84}  # ResNet-110 on CIFAR-10 (F)
+DDG = {"ResNet-110, K = 2": 1.40, "ResNet-110, K = 3": 1.70, "ResNet-110, K = 4": 1.84}  # (F)
+DDG_WRN = {"WRN-28-10, K = 2": 1.37, "WRN-28-10, K = 3": 1.57, "WRN-28-10, K = 4": 1.64}  # R
 DGX_1 = 0.9956  # efficiency of InceptionV3 on 8 P100 in one node (Bugliarello 2017, P)
 
 

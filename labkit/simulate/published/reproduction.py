@@ -1,4 +1,4 @@
-"""A published study: figures, of which some fit a model, and the others judge it."""
+"""A model of published figures, of which some fit it, and the others judge it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,30 @@ from typing import Literal, TypeAlias
 
 Parameters: TypeAlias = Mapping[str, float]  # by name, with its unit
 Figures: TypeAlias = dict[str, float]
-Verdict: TypeAlias = Literal["predicted", "reproduced", "not reached"]
+Verdict: TypeAlias = Literal[
+    "predicted", "predicted from a fit", "reproduced", "by construction", "bound", "not reached"
+]
 NOTHING: Parameters = {}
+VERDICTS: Mapping[Verdict, str] = {
+    "predicted": "no parameter was fitted, nor was the form chosen by these figures",
+    "predicted from a fit": "beyond all figures, of the same set-up, that parameters are from; "
+    "the form was chosen with them in sight",
+    "reproduced": "fitted, or one figure was free, or the form was chosen with them in sight",
+    "by construction": "the model can say nothing else, whatever its parameters",
+    "bound": "ours is a bound, computed [C], and what was measured is within it",
+    "not reached": "the error is too large, or there is nothing to fit a model on",
+}
 
 
 @dataclass(frozen=True)
-class Reproduction:
+class Judged:
     """A published figure beside ours.
 
     Args: source, mark: where it is from, and how (`labkit.simulate.published.curves`); study, what:
     which figure; unit; parameters: of the model; fitted: figures that they are from; predicted:
     ours, None: there is nothing to fit on; published; error: predicted / published - 1, or where
-    `points` their difference; within: what is allowed of it; verdict: "reproduced" where the figure
-    itself was fitted, "predicted" where it was not, "not reached" where the error is too large.
+    `points` their difference; within: what is allowed of it; reached: the verdict where it is
+    that small, or of a bound not negative; verdict: see `VERDICTS`.
     """
 
     source: str
@@ -34,6 +45,7 @@ class Reproduction:
     published: float
     points: bool
     within: float
+    reached: Verdict
 
     @property
     def error(self) -> float | None:
@@ -45,18 +57,21 @@ class Reproduction:
 
     @property
     def verdict(self) -> Verdict:
-        if self.error is None or abs(self.error) > self.within:
+        if self.error is None:
             return "not reached"
-        return "reproduced" if self.what in self.fitted else "predicted"
+        bound = self.reached == "bound"
+        reached = self.error >= 0 if bound else abs(self.error) <= self.within
+        return self.reached if reached else "not reached"
 
 
 @dataclass(frozen=True)
-class Study:
+class Reproduction:
     """A model of what somebody measured.
 
-    Args: source, mark, name, unit, within, points: see `Reproduction`; figures: name -> value;
-    fitted: names of those that `fit` gets, and none else; fit: these -> parameters; predict:
-    (parameters, name) -> value; a study without it has nothing to be fitted on.
+    Args: source, mark, name, unit, within, points: see `Judged`; figures: name -> value; fitted:
+    names of those that `fit` gets, and none else; fit: these -> parameters; predict: (parameters,
+    name) -> value; without it there is nothing to fit on; marks, verdicts: of single figures, where
+    they are not `mark`, and "reproduced" where there is a fit, else "predicted".
     """
 
     source: str
@@ -69,14 +84,17 @@ class Study:
     fit: Callable[[Figures], Parameters] = field(default=lambda known: NOTHING)
     within: float = 0.15
     points: bool = False
+    marks: Mapping[str, str] = field(default_factory=dict)
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
 
-    def reproduce(self) -> list[Reproduction]:
+    def reproduce(self) -> list[Judged]:
         """A row a figure."""
+        usual: Verdict = "reproduced" if self.fitted else "predicted"
         parameters = self.fit({name: self.figures[name] for name in self.fitted})
         return [
-            Reproduction(
+            Judged(
                 source=self.source,
-                mark=self.mark,
+                mark=self.marks.get(name, self.mark),
                 study=self.name,
                 what=name,
                 unit=self.unit,
@@ -86,6 +104,7 @@ class Study:
                 published=published,
                 points=self.points,
                 within=self.within,
+                reached=self.verdicts.get(name, usual),
             )
             for name, published in self.figures.items()
         ]
