@@ -19,12 +19,13 @@ from labkit.forecast.calibration import (
     StepCost,
     model_of,
 )
-from labkit.network import Network
+from labkit.network import Network, Slowdown
 from labkit.programs.virtual import FORWARDS
 
 if TYPE_CHECKING:
     from labkit.compression import Compressor
 
+COMPUTED = ("forward", "backward", "update", "other")
 PARTS = ("forward", "backward", "update", "other", "input", "pack", "codec", "wire", "wait")
 
 
@@ -97,6 +98,12 @@ class Asked:
         )
 
     @property
+    def slow(self) -> dict[int, Slowdown]:
+        """Who of its workers is slow, on the network or by itself."""
+        known = {**(self.network.slow if self.network else {}), **self.experiment.slow}
+        return {rank: law for rank, law in known.items() if rank < self.workers}
+
+    @property
     def together(self) -> int:
         """Ranks that compute on one machine at once."""
         if self.virtual:
@@ -154,8 +161,7 @@ class Asked:
             )
         beside = min({each.together for each in steps}, key=lambda n: abs(n - together))
         own = sorted((s for s in steps if s.together == beside), key=lambda each: each.rows)
-        names = ("forward", "backward", "update", "other")
-        found = {name: _between(rows, own, name) for name in names}
+        found = {name: _between(rows, own, name) for name in COMPUTED}
         return StepCost(rows=max(1, round(rows)), threads=threads, together=beside, **found)
 
     def computed(self, rows: float) -> StepCost:

@@ -58,7 +58,7 @@ def shapes_of(asked: Asked) -> list[tuple[int, ...]]:
 
 def slowed_of(asked: Asked, workers: int) -> dict[int, Slowdown]:
     """Who is slow; where few are played in the place of many, the first ones."""
-    slow = {**(asked.network.slow if asked.network else {}), **asked.experiment.slow}
+    slow = asked.slow
     if workers == asked.workers:
         return slow
     return dict(enumerate(law for _, law in sorted(slow.items())[:workers]))

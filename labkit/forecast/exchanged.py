@@ -20,14 +20,12 @@ from labkit.exchange import SCHEDULES
 from labkit.exchange.bucket import Bucket
 from labkit.exchange.gradient import Gradient
 from labkit.exchange.layout import in_buckets
-from labkit.forecast.asked import Asked, Taken, times
+from labkit.forecast.asked import COMPUTED, Asked, Taken, times
 from labkit.forecast.calibration import Source, StepCost
 from labkit.forecast.line import Line
 from labkit.forecast.served import Served, exchange
-from labkit.forecast.slowest import Alike, slowest
+from labkit.forecast.slowest import alike, last_of, slowest
 from labkit.forecast.sums import Sums, both
-
-COMPUTED = ("forward", "backward", "update", "other")
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,9 @@ class Exchanged:
 
         Raises: InvalidInput, for what was not measured.
         """
-        own, ranks = self.own, self._ranks()
+        own, ranks = self.own, alike(self.asked, self.rows)
         computing = slowest(ranks)
-        # Of a law the mean, which a whole training takes; of what varies by chance the typical one.
-        last = float(np.mean(computing) if any(e.laws for e in ranks) else np.median(computing))
+        last = last_of(ranks, computing)
         line = sum(each.seconds for each in self.served)
         late = last / own.seconds if own.seconds else 1.0
         exposed = self._line(late).exposed(SCHEDULES[self.schedule], self.asked.workers)
@@ -142,23 +139,6 @@ class Exchanged:
         """The layer of each variable."""
         layers = enumerate(self.asked.model.layers)
         return [number for number, layer in layers for _ in layer.weights]
-
-    def _ranks(self) -> list[Alike]:
-        """Those that compute alike; of ranks of one machine the slowest was measured already."""
-        asked, experiment = self.asked, self.asked.experiment
-        slow = {**(asked.network.slow if asked.network else {}), **experiment.slow}
-        alike = Counter((rows, slow.get(rank)) for rank, rows in enumerate(self.rows))
-        found = []
-        for (rows, slower), count in alike.items():
-            step = asked.computed(rows)
-            seconds = reduce(both, (getattr(step, name) for name in COMPUTED))
-            laws = () if experiment.compute is None else (experiment.compute,)
-            if slower is not None and slower.law == "constant":
-                seconds = times(seconds, slower.compute)
-            elif slower is not None:
-                laws = (*laws, slower)
-            found.append(Alike(seconds, count if laws else -(-count // step.together), laws))
-        return found
 
     def _serve(self, number: int, bucket: Bucket) -> Served:
         asked = self.asked

@@ -9,7 +9,7 @@ from functools import reduce
 
 import numpy as np
 
-from labkit.forecast.asked import Asked, times
+from labkit.forecast.asked import COMPUTED, Asked, times
 from labkit.forecast.calibration import Spread, StepCost
 from labkit.forecast.load import Load
 from labkit.forecast.sums import NOTHING, Carried, Sums, both
@@ -18,7 +18,6 @@ from labkit.schedules import Round
 from labkit.simulate import simulate
 
 Message = tuple[int, int, float]  # from, to, bytes
-COMPUTED = ("forward", "backward", "update", "other")
 ENDLESS = 1e15  # bytes/s of what takes as long for any number of bytes
 
 
@@ -38,8 +37,7 @@ class Group(Asked):
         own, network = tuple(ranks), asked.network
         known = {each.name: getattr(asked, each.name) for each in fields(Asked)}
         if network is not None:
-            slow = {**network.slow, **asked.experiment.slow}
-            network = network.model_copy(update={"slow": slow})
+            network = network.model_copy(update={"slow": asked.slow})
             if own != tuple(range(asked.workers)):
                 network = network.part(own, asked.workers)
         return cls(**known | {"network": network}, ranks=own)

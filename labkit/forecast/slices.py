@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.asked import Asked, Taken
+from labkit.forecast.asked import COMPUTED, Asked, Taken
 from labkit.forecast.calibration import LayerCost, Source, StepCost
 from labkit.forecast.neighbours import Group, by_link, typical
+from labkit.forecast.slowest import alike, last_of, slowest
 from labkit.schedules.grid import Grid, crossing, held
 
 SCORES = 2  # sums of a number a row by which slices share a loss, behind the largest of each
@@ -124,6 +125,7 @@ def of_tensor_parallel(asked: Asked, slices: int, algorithm: str) -> Taken:
         "update": share * step.update.median,
         "wire": cost.wire + mean.seconds.median,
     }
+    parts["wait"] = _late(asked, rows, parts)
     whole = asked.memory(rows)
     return Taken(
         parts=parts,
@@ -188,6 +190,7 @@ def of_grid(asked: Asked, grid: Grid) -> Taken:
         "update": share * step.update.median,
         "wire": wire,
     }
+    parts["wait"] = _late(asked, rows, parts)
     return Taken(
         parts=parts,
         spread=typical(step, parts),
@@ -199,6 +202,14 @@ def of_grid(asked: Asked, grid: Grid) -> Taken:
         ),
         more={"sent": replicas * (sent + kernel.sent) + machines * mean.sent},
     )
+
+
+def _late(asked: Asked, rows: float, parts: Mapping[str, float]) -> float:
+    """Seconds that the slowest of all ranks computes longer, for which each layer waits."""
+    ranks = alike(asked, [max(1, round(rows))] * asked.workers)
+    own = asked.computed(max(1, round(rows))).seconds
+    late = last_of(ranks, slowest(ranks)) / own - 1 if own else 0.0
+    return late * sum(parts[name] for name in COMPUTED)
 
 
 def _tiles(asked: Asked, grid: Grid) -> Iterator[tuple[float, LayerCost]]:

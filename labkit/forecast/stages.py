@@ -14,6 +14,7 @@ from labkit.forecast.asked import Asked, Taken
 from labkit.forecast.calibration import LayerCost, Source, StepCost
 from labkit.forecast.neighbours import Group, by_link, typical
 from labkit.forecast.slices import VALUE, Cost, of_slices
+from labkit.network import Slowdown
 from labkit.schedules.pipeline import Table
 from labkit.schedules.pipeline.held import in_flight, stashed
 from labkit.schedules.pipeline.partition import by_hand, cheapest
@@ -75,6 +76,7 @@ def of_stages(
     nbytes = part * rows * np.array([each[-1].out for each in stages], float)
     lane = Group.of(asked, range(0, ranks * slices, slices))
     network = lane.between(float(nbytes[:-1].max(initial=0.0)))
+    network = network.model_copy(update={"slow": _slow(asked, ranks, slices)})
     seconds = forward, backward / 2, backward / 2
     found = simulate_pipeline(table, *seconds, network=network, nbytes=nbytes)
     free = simulate_pipeline(
@@ -112,6 +114,25 @@ def of_stages(
             "sent": sum(each for *_, each in messages) + sent,
         },
     )
+
+
+def _slow(asked: Asked, ranks: int, slices: int) -> dict[int, Slowdown]:
+    """Of each place in a lane the slowest of all lanes, which meet in every step.
+
+    Raises: InvalidInput, where one is slow by chance.
+    """
+    found: dict[int, Slowdown] = {}
+    for rank, law in asked.slow.items():
+        if law.law != "constant":
+            raise InvalidInput(
+                f"slow={{{rank}: …}} with law={law.law!r} has no forecast for stages, whose order "
+                "one draw does not tell; use law='constant'"
+            )
+        place = rank // slices % ranks
+        known = found.get(place, Slowdown())
+        factors = max(known.compute, law.compute), max(known.transfer, law.transfer)
+        found[place] = Slowdown(compute=factors[0], transfer=factors[1])
+    return found
 
 
 def _cut(asked: Asked, strategy: Lanes) -> list[list[LayerCost]]:

@@ -122,7 +122,8 @@ def test_slices_wait_for_their_sums() -> None:
     found = forecast(lk.TensorParallel(), 2, FAST)
     scores, whole = (2 * (FAST.latency + n / 2 / FAST.bandwidth) for n in (4 * ROWS, 400 * ROWS))
     # Three pairs, of which one has nothing before it: three sums forward, and two back.
-    assert found.seconds == pytest.approx(3e-3 * ROWS / 2 + 5 * whole, rel=1e-9)
+    prompt = found.seconds - found.parts["wait"]
+    assert prompt == pytest.approx(3e-3 * ROWS / 2 + 5 * whole, rel=1e-9)
     assert scores < whole
 
 
@@ -135,4 +136,22 @@ def test_tiles_send_what_crosses() -> None:
     crosses = crossing(planes, (2, 2))
     values = crosses.values.sum() + crosses.values_back.sum()
     assert found.more["sent"] == pytest.approx(4 * ROWS * values)
-    assert found.seconds == pytest.approx(3e-3 * ROWS / 4, rel=1e-9)
+    assert found.seconds - found.parts["wait"] == pytest.approx(3e-3 * ROWS / 4, rel=1e-9)
+
+
+def test_a_slow_rank_holds_up_slices_tiles_and_stages() -> None:
+    grid: dict[str, Any] = {"model": "locally_connected", "model_options": {}, "dataset": "mnist"}
+    for strategy, fields in (
+        (lk.TensorParallel(), {}),
+        (lk.LocallyConnected((2, 2)), grid),
+        (lk.Pipeline(stages=2), {}),
+        (lk.DelayedGradients(), {}),
+    ):
+        usual = forecast(strategy, 4, INSTANT, **fields).seconds
+        for rank in (1, 3):  # of a pipeline, in either replica
+            slowed = forecast(strategy, 4, INSTANT, slow={rank: 3.0}, **fields).seconds
+            assert 1.4 * usual < slowed < 3.5 * usual
+    chance = lk.Slowdown(compute=3.0, law="exponential")
+    assert forecast(lk.TensorParallel(), 4, INSTANT, slow={1: chance}).parts["wait"] > 0
+    with pytest.raises(InvalidInput, match="has no forecast for stages"):
+        forecast(lk.Pipeline(), 4, INSTANT, slow={1: chance})
