@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +20,15 @@ from labkit.forecast.calibration import (
     StepCost,
     model_of,
 )
+from labkit.forecast.known import fits
 from labkit.network import Network, Slowdown
 from labkit.programs.virtual import FORWARDS
+from labkit.simulate import Fit
 
 if TYPE_CHECKING:
     from labkit.compression import Compressor
 
+NINE_TENTHS = NormalDist().inv_cdf(0.95) / NormalDist().inv_cdf(0.75)  # of median deviations
 COMPUTED = ("forward", "backward", "update", "other")
 PARTS = ("forward", "backward", "update", "other", "input", "pack", "codec", "wire", "wait")
 
@@ -96,6 +100,23 @@ class Asked:
             f"in this calibration, which has {', '.join(known) or 'none'}; measure it by "
             "`labkit calibrate`"
         )
+
+    @cached_property
+    def fits(self) -> dict[str, Fit]:
+        """Latency, speed and adding by level of the machine of the calibration."""
+        return fits(self.calibration)
+
+    @property
+    def error(self) -> float | None:
+        """Of what a network takes, relative, in the middle nine tenths; None: nobody knows it.
+
+        That of the fit to what was measured on a link, or within the host; the median of errors
+        that are normal is so many times smaller than what nine in ten do not pass.
+        """
+        fit = self.fits.get("link", self.fits.get("host"))
+        if self.virtual or self.network is None:
+            return 0.0
+        return None if fit is None else NINE_TENTHS * fit.error
 
     @property
     def slow(self) -> dict[int, Slowdown]:
@@ -221,6 +242,16 @@ class Asked:
         return by_bytes([(e.nbytes, e.seconds) for e in known if e.workers == near], nbytes)
 
 
+def trust(asked: Asked) -> list[Source]:
+    """Where the width of what a network takes is from."""
+    if asked.network is None or asked.virtual or asked.workers == 1:
+        return []
+    how = "no allreduce was measured: not counted, so that intervals are too narrow"
+    if asked.error is not None:
+        how = f"off by {asked.error:.0%} nine times in ten, by the fit to what was measured"
+    return [Source("error of the network", how)]
+
+
 def by_bytes(known: Iterable[tuple[float, Spread]], nbytes: float) -> Spread:
     """On the line between two measured sizes, or beyond the last two; not below the least."""
     own = sorted(known, key=lambda each: each[0])
@@ -249,6 +280,16 @@ def line_through(low: Spread, high: Spread, share: float) -> Spread:
     return Spread(
         median=median, low=median * factors[0], high=median * factors[1], count=near.count
     )
+
+
+def widen(spread: Spread, by: float) -> Spread:
+    """As long, with so many seconds of another chance in both directions."""
+    down, up = (
+        float(np.hypot(each, by))
+        for each in (spread.median - spread.low, spread.high - spread.median)
+    )
+    low = max(0.0, spread.median - down)
+    return spread.model_copy(update={"low": low, "high": spread.median + up})
 
 
 def times(spread: Spread, factor: float) -> Spread:

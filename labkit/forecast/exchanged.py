@@ -20,11 +20,11 @@ from labkit.exchange import SCHEDULES
 from labkit.exchange.bucket import Bucket
 from labkit.exchange.gradient import Gradient
 from labkit.exchange.layout import in_buckets
-from labkit.forecast.asked import COMPUTED, Asked, Taken, times
+from labkit.forecast.asked import COMPUTED, Asked, Taken, times, trust, widen
 from labkit.forecast.calibration import Source, StepCost
 from labkit.forecast.line import Line
 from labkit.forecast.served import Served, exchange
-from labkit.forecast.slowest import alike, last_of, slowest
+from labkit.forecast.slowest import alike, last_of, of_run, slowest
 from labkit.forecast.sums import Sums, both
 
 
@@ -63,7 +63,10 @@ class Exchanged:
             parts[name] = sum(one.median for one in each)
             spreads += each
         computed = reduce(both, (getattr(own, name) for name in COMPUTED))
-        whole = reduce(both, spreads, times(computed, late))
+        chance = of_run(computing) if any(each.laws for each in ranks) else 0.0
+        # What is wrong with a network's time is so for all buckets together.
+        wrong = parts["wire"] * (self.asked.error or 0.0)
+        whole = widen(reduce(both, spreads, times(computed, late)), float(np.hypot(chance, wrong)))
         low, high = np.quantile(computing, (0.05, 0.95)) + exposed
         return Taken(
             parts=parts,
@@ -182,6 +185,7 @@ class Exchanged:
             "between batches",
         )
         yield self.sums.source
+        yield from trust(self.asked)
         if self.compressor is not None:
             yield Source(f"{self.compressor!r}", "measured, on a line between sizes")
         known = {each.what for each in self.asked.calibration.overheads}

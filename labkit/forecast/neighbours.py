@@ -94,14 +94,20 @@ def by_link(asked: Asked, messages: Iterable[Message]) -> dict[str, float]:
 
 
 def typical(
-    step: StepCost, parts: Mapping[str, float], wire: Spread = NOTHING
+    asked: Asked,
+    step: StepCost,
+    parts: Mapping[str, float],
+    wire: Spread = NOTHING,
+    chance: float = 0.0,
 ) -> tuple[float, float]:
     """What the typical step of a run may be, as factors: what was measured spreads.
 
     Args:
+        asked: says how sure a network's time is.
         step: what was measured of computing.
         parts: of the step.
         wire: what was measured of messages, which spreads with those of the step.
+        chance: s that the mean of a run's steps differs from run to run.
     """
     own = reduce(both, (getattr(step, name) for name in COMPUTED))
     spent, sent = sum(parts.get(name, 0.0) for name in COMPUTED), parts.get("wire", 0.0)
@@ -109,6 +115,8 @@ def typical(
         times(each, of / each.median) for each, of in ((own, spent), (wire, sent)) if each.median
     ]
     found = reduce(both, known, NOTHING)
+    below, above = found.median - found.low, found.high - found.median
+    more = float(np.hypot(chance, sent * (asked.error or 0.0)))
     whole = sum(parts.values())
-    rest = whole - found.median
-    return ((found.low + rest) / whole, (found.high + rest) / whole) if whole else (1.0, 1.0)
+    low, high = max(0.0, whole - np.hypot(below, more)), whole + np.hypot(above, more)
+    return (float(low / whole), float(high / whole)) if whole else (1.0, 1.0)

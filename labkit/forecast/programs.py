@@ -12,7 +12,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
-from labkit.forecast.asked import Asked, Taken
+from labkit.forecast.asked import Asked, Taken, trust
 from labkit.forecast.calibration import Source
 from labkit.forecast.crowd import (
     MOST,
@@ -27,6 +27,7 @@ from labkit.forecast.hollow_stage import HollowStage
 from labkit.forecast.hollow_world import HollowWorld, Tally
 from labkit.forecast.neighbours import typical
 from labkit.forecast.pace import Pace, drawn_law
+from labkit.forecast.slowest import of_run
 from labkit.forecast.sums import NOTHING, both
 from labkit.network import ComputeTime
 from labkit.programs import Diary, Roles
@@ -106,7 +107,7 @@ def of_program(asked: Asked, strategy: Plays, cycle: int = 1, crowd: Crowd | Non
     links = found.tally.between(found.begin, found.end, "link ")
     return Taken(
         parts=parts,
-        spread=typical(step, parts, message),
+        spread=typical(asked, step, parts, message, math.sqrt(cycle) * of_run(periods)),
         nbytes={name: each / found.batches for name, each in links.items()},
         memory=_memory(asked, strategy),
         sources=_sources(asked, crowd),
@@ -220,6 +221,7 @@ def _sources(asked: Asked, crowd: Crowd) -> tuple[Source, ...]:
         Source("order and waiting", "its program, played without values"),
         Source("messages", "the network, shared" if asked.network else "overheads alone"),
     ]
+    known += trust(asked)
     if crowd.workers < asked.workers:
         few = f"{crowd.workers} workers in the place of {asked.workers}"
         known.append(Source("crowd", f"{few}, with as much traffic at each place as all have"))

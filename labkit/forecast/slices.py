@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.asked import COMPUTED, Asked, Taken
+from labkit.forecast.asked import COMPUTED, Asked, Taken, trust
 from labkit.forecast.calibration import LayerCost, Source, StepCost
 from labkit.forecast.neighbours import Group, by_link, typical
 from labkit.forecast.slowest import alike, last_of, slowest
@@ -129,11 +129,12 @@ def of_tensor_parallel(asked: Asked, slices: int, algorithm: str) -> Taken:
     whole = asked.memory(rows)
     return Taken(
         parts=parts,
-        spread=typical(step, parts),
+        spread=typical(asked, step, parts),
         memory={n: each if n == "activations" else share * each for n, each in whole.items()},
         sources=(
             Source("forward, backward, update, other", "measured, by the shares of layers"),
             Source("what slices exchange", "the rules of a chain, by the shapes of weights"),
+            *trust(asked),
         ),
         more={"sent": replicas * cost.sent + slices * mean.sent, "held": share},
     )
@@ -193,12 +194,13 @@ def of_grid(asked: Asked, grid: Grid) -> Taken:
     parts["wait"] = _late(asked, rows, parts)
     return Taken(
         parts=parts,
-        spread=typical(step, parts),
+        spread=typical(asked, step, parts),
         nbytes=by_link(asked, all_messages),
         memory={n: each / machines for n, each in asked.memory(rows).items()},
         sources=(
             Source("forward, backward, update, other", "measured, by the largest tile"),
             Source("what crosses", "the messages of the grid, all of a layer at once"),
+            *trust(asked),
         ),
         more={"sent": replicas * (sent + kernel.sent) + machines * mean.sent},
     )

@@ -18,6 +18,7 @@ from labkit.forecast.sums import both
 from labkit.network import ComputeTime, Slowdown
 
 Draws: TypeAlias = NDArray[np.float64]
+RUN = 100  # steps of a run whose mean is asked for
 DRAWS = 401  # odd: the middle one is the median
 TAIL = NormalDist().inv_cdf(0.95)  # standard deviations from the median to the 95th percentile
 _GRID = np.linspace(-6.0, 6.0, 601)  # standard deviations at which a law is tabled
@@ -58,6 +59,11 @@ def alike(asked: Asked, rows: Sequence[int]) -> list[Alike]:
 def last_of(groups: Sequence[Alike], draws: Draws) -> float:
     """Of a law the mean, which a whole training takes; of what varies by chance the typical one."""
     return float(np.mean(draws) if any(each.laws for each in groups) else np.median(draws))
+
+
+def of_run(draws: Draws) -> float:
+    """By how much the mean of a run's steps differs from run to run, s, nine times in ten."""
+    return float(TAIL * np.std(draws) / np.sqrt(RUN))
 
 
 def slowest(groups: Sequence[Alike]) -> Draws:

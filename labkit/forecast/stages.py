@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.asked import Asked, Taken
+from labkit.forecast.asked import Asked, Taken, trust
 from labkit.forecast.calibration import LayerCost, Source, StepCost
 from labkit.forecast.neighbours import Group, by_link, typical
 from labkit.forecast.slices import VALUE, Cost, of_slices
@@ -102,12 +102,13 @@ def of_stages(
     }
     return Taken(
         parts=parts,
-        spread=typical(step, parts),
+        spread=typical(asked, step, parts),
         nbytes=by_link(asked, messages),
         memory=_memory(asked, table, stages, rows, recompute),
         sources=(
             Source("forward, backward, update, other", "measured, by the shares of layers"),
             Source("order and waiting", f"the table {table.name!r}, simulated with its messages"),
+            *trust(asked),
         ),
         more={
             "bubble": 1 - busy / alone if alone else 0.0,

@@ -14,11 +14,10 @@ from labkit.communicator.algorithms import UNMETERED, refuse_unmetered
 from labkit.exchange.choice import least
 from labkit.forecast.asked import Asked, by_bytes, times
 from labkit.forecast.calibration import Source, Spread
-from labkit.forecast.known import fits
 from labkit.forecast.load import FEW, Load, candidates, carried
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
-from labkit.simulate import Fit, exact_form
+from labkit.simulate import exact_form
 
 NOTHING = Spread(median=0.0, low=0.0, high=0.0)
 
@@ -65,14 +64,9 @@ class Sums:
         return prompt.model_copy(update={"sharing": "fifo"}) if self.turns else prompt
 
     @cached_property
-    def fits(self) -> dict[str, Fit]:
-        """Latency, speed and adding by level of this machine."""
-        return fits(self.asked.calibration)
-
-    @cached_property
     def gamma(self) -> float:
         """Seconds to add a byte, as fitted; what emulating a network takes has it already."""
-        fit = self.fits.get("host")
+        fit = self.asked.fits.get("host")
         return 0.0 if fit is None or self.asked.emulated or self.asked.virtual else fit.gamma
 
     @cached_property
@@ -152,7 +146,7 @@ class Sums:
         nbytes = load.nbytes if isinstance(load, Load) else load
         if known := self._known(name):
             return by_bytes(known, nbytes)
-        fit = self.fits.get("memory" if name == "shared_memory" else "host")
+        fit = self.asked.fits.get("memory" if name == "shared_memory" else "host")
         schedule = "ring" if name == "shared_memory" else name
         if fit is None or not fit.beta or schedule not in ALLREDUCE:
             raise InvalidInput(

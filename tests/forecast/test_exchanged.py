@@ -9,7 +9,7 @@ import labkit as lk
 from labkit.common.errors import InvalidInput
 from labkit.compression import Float16, OneBit, TopK
 from labkit.exchange import SCHEDULES
-from labkit.forecast import Asked, CollectiveCost, Forecast, Source, load
+from labkit.forecast import Asked, CollectiveCost, Forecast, Source, fits, load
 from labkit.forecast.asked import Taken
 from labkit.network import ComputeTime, Network
 from labkit.schedules import ALLREDUCE
@@ -121,6 +121,26 @@ def test_the_slowest_rank_counts() -> None:
     # The mean of the slowest of n is the n-th harmonic number.
     harmonic = [sum(1 / k for k in range(2, n + 1)) for n in (1, 4, 16, 64)]
     assert waits == pytest.approx([0.1 * each for each in harmonic], rel=0.05, abs=1e-3)
+
+
+def test_intervals_are_as_wide_as_the_network_is_known_and_the_law_is_by_chance() -> None:
+    costs = [
+        CollectiveCost(level="link", algorithm="ring", workers=2, nbytes=n, seconds=exactly(s))
+        for n, s in ((10**5, 1e-3), (10**6, 2e-2), (10**7, 1e-1))
+    ]
+    known = calibration(collectives=tuple(costs))
+    narrow, wide = at(4), at(4, given=known)
+    assert narrow.interval == pytest.approx((narrow.seconds, narrow.seconds))
+    assert any("too narrow" in each.how for each in narrow.sources)
+    asked = Asked(experiment(), known, SWITCH)
+    assert asked.error == pytest.approx(fits(known)["link"].error * 2.44, rel=1e-2)
+    assert wide.interval[1] - wide.seconds == pytest.approx(asked.error * wide.taken.parts["wire"])
+    law = ComputeTime(seconds=0.1, law="exponential")
+    for strategy in (lk.AllReduce("ring"), lk.ParameterServer()):
+        drawn = experiment(strategy=strategy, clock="virtual", compute=law, workers=1)
+        found = drawn.forecast(1, SWITCH, calibration())
+        # The mean of a hundred exponentials is off by a tenth, 1.64 times that nine in ten.
+        assert 0.05 < found.interval[1] / found.seconds - 1 < 0.25
 
 
 def test_every_algorithm_has_a_forecast_on_every_number_of_ranks() -> None:
