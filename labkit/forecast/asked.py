@@ -147,10 +147,15 @@ class Asked:
         }
 
     def alone(self, rows: float) -> float:
-        """Seconds of one rank's own step on so many rows, nobody beside it."""
+        """Seconds of one rank's own step on so many rows, nobody beside it.
+
+        A law says what a worker takes for its part of the batch, however many rows that is; one
+        rank takes so long for each part, and updates once. Strong scaling is held against that.
+        """
         law = self.experiment.compute
-        if law is not None and law.mean is not None:  # it says what a rank takes for its part
-            return float(law.mean * rows * self.workers / self.experiment.batch_size)
+        if law is not None and law.mean is not None:
+            parts = rows * self.workers / self.experiment.batch_size
+            return float(law.mean * parts + (law.update or 0.0))
         return self.step(rows, together=1).seconds
 
     def step(self, rows: float, together: int | None = None) -> StepCost:
@@ -229,6 +234,10 @@ class Asked:
             decode=line_through(low.decode, high.decode, share),
             payload=round(low.payload + share * (high.payload - low.payload)),
         )
+
+    def knows(self, what: str) -> bool:
+        """Whether an overhead was measured."""
+        return any(each.what == what for each in self.calibration.overheads)
 
     def once(self, what: str, nbytes: float = 0) -> Spread:
         """An overhead at the number of ranks that is nearest; nothing where none was measured.

@@ -6,6 +6,7 @@ Buckets are those of `labkit.exchange`, served in its order; what one of them ta
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from labkit.exchange.bucket import Bucket
 from labkit.exchange.gradient import Gradient
 from labkit.exchange.layout import in_buckets
 from labkit.forecast.asked import COMPUTED, Asked, Taken, times, trust, widen
-from labkit.forecast.calibration import Source, StepCost
+from labkit.forecast.calibration import Source, Spread, StepCost
 from labkit.forecast.line import Line
 from labkit.forecast.served import Served, exchange
 from labkit.forecast.slowest import alike, last_of, of_run, slowest
@@ -150,14 +151,28 @@ class Exchanged:
         if asked.virtual:
             return served
         pack = asked.once("bucket", bucket.nbytes)
+        if number and not SCHEDULES[self.schedule].after and asked.knows("overlap"):
+            # That is all of a further bucket of the least size; a larger one takes more.
+            more = pack.median - asked.once("bucket").median
+            pack = both(asked.once("overlap"), times(pack, more / pack.median if more else 0.0))
+        if asked.workers == 1:
+            return replace(served, pack=pack)
         # Ranks agree on their weights, once a step or with each bucket; not in memory they share.
         if self.compressor is not None or (number == 0 and self.sums.chosen != "shared_memory"):
-            pack = both(pack, asked.once("meeting"))
-        if number == 0 and asked.workers > 1:
+            pack = both(pack, self._meeting)
+        if number == 0:
             pack = both(pack, asked.once("replicas"))
-        if number and not SCHEDULES[self.schedule].after:
-            pack = both(pack, asked.once("overlap"))
         return replace(served, pack=pack)
+
+    @property
+    def _meeting(self) -> Spread:
+        """A barrier: as here, and as many latencies as halves of the ranks need to hear of all."""
+        asked = self.asked
+        found = asked.once("meeting")
+        if asked.network is None or asked.emulated:
+            return found
+        seconds = math.ceil(math.log2(asked.workers)) * asked.network.latency
+        return both(found, Spread(median=seconds, low=seconds, high=seconds))
 
     def _line(self, late: float) -> Line:
         """What serves the buckets, while computing takes so much longer."""
@@ -188,11 +203,11 @@ class Exchanged:
         yield from trust(self.asked)
         if self.compressor is not None:
             yield Source(f"{self.compressor!r}", "measured, on a line between sizes")
-        known = {each.what for each in self.asked.calibration.overheads}
         for what in (
             "bucket",
             "meeting",
             "replicas",
             *([] if SCHEDULES[self.schedule].after else ["overlap"]),
         ):
-            yield Source(what, "measured" if what in known else "not measured: counted as nothing")
+            known = self.asked.knows(what)
+            yield Source(what, "measured" if known else "not measured: counted as nothing")

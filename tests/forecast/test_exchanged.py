@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from sample_calibrations import SHAPES, calibration, exactly, experiment
 
@@ -15,6 +17,7 @@ from labkit.network import ComputeTime, Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import closed_form
 
+BUCKETS = {"schedule": "overlap", "bucket_bytes": 400_000, "compressor": Float16()}
 SWITCH = Network(latency=1e-4, bandwidth=1e8)
 # Elements, each variable from a multiple of 64 bytes on.
 NBYTES = sum(-(-4 * n // 64) * 64 for pair in SHAPES for n in (pair[0][0] * pair[0][1], *pair[1]))
@@ -36,7 +39,8 @@ def test_a_sequential_step_is_its_own_step_and_a_closed_form(name: str) -> None:
         found = at(workers, algorithm=name)
         own = 3e-3 * 64 / workers + 6e-3
         form = closed_form(name, workers, whole(NBYTES), SWITCH)
-        assert found.seconds == pytest.approx(own + form, rel=1e-9)
+        meeting = math.log2(workers) * SWITCH.latency
+        assert found.seconds == pytest.approx(own + form + meeting, rel=1e-9)
         assert found.taken.parts["wire"] == pytest.approx(form, rel=1e-9)
 
 
@@ -77,8 +81,33 @@ def test_one_worker_takes_its_own_step() -> None:
 
 def test_overheads_are_counted_once_a_bucket_and_said_where_there_are_none() -> None:
     given = calibration(overheads={"bucket": 0.25, "meeting": 0.5})
-    assert at(4, given=given).taken.parts["pack"] == pytest.approx(0.75)
+    # Two latencies until each of four has heard of all.
+    meeting = 0.5 + 2 * SWITCH.latency
+    assert at(4, given=given).taken.parts["pack"] == pytest.approx(0.25 + meeting)
+    every = at(4, given=calibration(Float16(), overheads={"meeting": 0.5}), **BUCKETS)
+    assert every.taken.parts["pack"] == pytest.approx(6 * meeting, rel=0.01)  # a little hidden
+    assert every.taken.more["buckets"] == 6
+    assert at(1, given=given).taken.parts.get("pack", 0.0) == 0.0
     assert Source("bucket", "not measured: counted as nothing") in at(4).sources
+
+
+def test_a_further_bucket_is_all_that_was_measured_of_it() -> None:
+    free = Network(latency=0.0, bandwidth=1e-3)  # nothing is hidden: the wire takes for ever
+    given = calibration(overheads={"bucket": 0.25, "overlap": 0.1})
+    found = at(4, free, given, schedule="overlap", bucket_bytes=400_000)
+    line = found.taken.more["hidden"] + sum(found.taken.parts[n] for n in ("pack", "wire"))
+    wire = at(4, free, schedule="overlap", bucket_bytes=400_000)
+    alone = wire.taken.more["hidden"] + wire.taken.parts["wire"]
+    further = found.taken.more["buckets"] - 1
+    assert further > 2
+    assert line - alone == pytest.approx(0.25 + further * 0.1, abs=1e-3)
+
+
+def test_one_worker_of_a_law_is_as_efficient_as_itself() -> None:
+    law = ComputeTime(seconds=0.1, update=0.05)
+    alone = experiment(strategy=lk.AllReduce("ring"), clock="virtual", compute=law, workers=1)
+    found = alone.forecast(1, SWITCH, calibration())
+    assert (found.strong, found.weak) == (pytest.approx(1), pytest.approx(1))
 
 
 def test_a_gather_decodes_what_all_have_sent_and_a_sum_only_the_mean_and_its_own() -> None:
