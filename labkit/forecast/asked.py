@@ -119,6 +119,11 @@ class Asked:
         return None if fit is None else NINE_TENTHS * fit.error
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of weights and gradients."""
+        return np.dtype("float64" if self.experiment.precision == "float64" else "float32")
+
+    @property
     def slow(self) -> dict[int, Slowdown]:
         """Who of its workers is slow, on the network or by itself."""
         known = {**(self.network.slow if self.network else {}), **self.experiment.slow}
@@ -138,7 +143,7 @@ class Asked:
 
     def memory(self, rows: float) -> dict[str, float]:
         """Bytes that a rank with the whole model holds in a step on so many rows, by kind."""
-        weights = 4.0 * self.model.parameters
+        weights = float(self.dtype.itemsize * self.model.parameters)
         return {
             "weights": weights,
             "gradients": weights,

@@ -67,8 +67,7 @@ def slowed_of(asked: Asked, workers: int) -> dict[int, Slowdown]:
 def roles_of(asked: Asked, strategy: Plays, workers: int) -> Roles:
     """Who is there, with hollow weights."""
     experiment, shapes = asked.experiment, shapes_of(asked)
-    dtype = "float64" if experiment.precision == "float64" else "float32"
-    weights: Any = Hollow(sum(map(math.prod, shapes)), dtype)
+    weights: Any = Hollow(sum(map(math.prod, shapes)), asked.dtype)
     sizes = [sum(map(math.prod, layer.weights)) for layer in asked.model.layers if layer.weights]
     return Roles(
         workers,

@@ -105,7 +105,7 @@ class Exchanged:
         if self.asked.workers == 1 and self.compressor is None:
             return []
         found = SCHEDULES[self.schedule]
-        dtype = np.dtype("float64" if self.asked.experiment.precision == "float64" else "float32")
+        dtype = self.asked.dtype
         shapes = [shape for layer in self.asked.model.layers for shape in layer.weights]
         if not shapes:
             raise InvalidInput(

@@ -126,7 +126,7 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
     roles = roles_of(asked, strategy, workers)
     shares = experiment.capacities or [1.0] * asked.workers
     rows = np.diff(cut(experiment.batch_size, shares)).tolist()[:workers]
-    outputs = asked.model.layers[-1].out / 4 if asked.model.layers else 1.0
+    outputs = asked.model.layers[-1].out / asked.dtype.itemsize if asked.model.layers else 1.0
     stage = HollowStage(
         rows, roles.weights.size, str(roles.weights.dtype), asked.model.slots, outputs
     )

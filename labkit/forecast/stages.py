@@ -13,7 +13,7 @@ from labkit.common.errors import InvalidInput
 from labkit.forecast.asked import Asked, Taken, trust
 from labkit.forecast.calibration import LayerCost, Source, StepCost
 from labkit.forecast.neighbours import Group, by_link, typical
-from labkit.forecast.slices import VALUE, Cost, of_slices
+from labkit.forecast.slices import Cost, of_slices
 from labkit.network import Slowdown
 from labkit.schedules.pipeline import Table
 from labkit.schedules.pipeline.held import in_flight, stashed
@@ -202,7 +202,7 @@ def _update(
     most = max(sum(held[rank::ranks]) for rank in range(ranks)) / strategy.slices
     a_replica = ranks * strategy.slices
     group = Group.of(asked, range(0, workers, a_replica))
-    mean = group.total(VALUE * most)
+    mean = group.total(asked.dtype.itemsize * most)
     sent = mean.sent * sum(held) / most if most else 0.0
     return most / max(1.0, sum(held)), mean.seconds.median, sent
 
