@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NINE_TENTHS = NormalDist().inv_cdf(0.95) / NormalDist().inv_cdf(0.75)  # of median deviations
 COMPUTED = ("forward", "backward", "update", "other")
-PARTS = ("forward", "backward", "update", "other", "input", "pack", "codec", "wire", "wait")
+PARTS = ("forward", "backward", "update", "other", "pack", "codec", "wire", "wait")
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ class Taken:
         memory: bytes of the fullest rank, by kind: weights, gradients, optimizer, activations,
             buffers.
         sources: where figures are from.
-        more: what else a strategy knows, such as staleness or a bubble, by name; of single steps
-            the middle nine tenths, `step_low` and `step_high`, s.
+        more: `sent`, the bytes of all ranks, and what else a strategy knows, by name, such as
+            staleness or a bubble; of single steps the middle nine tenths, `step_low` and
+            `step_high`, s.
     """
 
     parts: Mapping[str, float]

@@ -11,7 +11,7 @@ from labkit.forecast.hollow import Hollow
 from labkit.network import Network, Slowdown, slower_than_fastest
 from labkit.programs import Parts, Program, Roles
 
-MOST = 16  # workers that are played, where these speak to each other one by one
+PLAYED = 16  # workers that are played, where these speak to each other one by one
 MEET = 512  # likewise, where all meet
 
 

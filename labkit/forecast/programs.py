@@ -15,7 +15,7 @@ from labkit.common.rows import cut
 from labkit.forecast.asked import Asked, Taken, trust
 from labkit.forecast.calibration import Source
 from labkit.forecast.crowd import (
-    MOST,
+    PLAYED,
     Crowd,
     Plays,
     crowded_network,
@@ -142,7 +142,7 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
         many=asked.workers / workers,
     )
     stage.now = lambda: world.now
-    warm, steps = (WARM, STEPS) if workers <= 4 * MOST else (1, 1)
+    warm, steps = (WARM, STEPS) if workers <= 4 * PLAYED else (1, 1)
     warm, steps = (cycle * math.ceil(each / cycle) for each in (warm, steps))
     last = (warm + steps) * workers
 

@@ -223,21 +223,22 @@ def _links(
     asked: Asked, slices: int, within: Mapping[str, float], across: Mapping[str, float]
 ) -> dict[str, float]:
     """Bytes by link of all replicas, and of what these average; only the busiest of many."""
-    found, every = Counter[str](), range(asked.workers)
+    found, every = dict[str, float](), range(asked.workers)
     replicas = [every[first : first + slices] for first in every[::slices]]
     alike = [every[first::slices] for first in range(slices)]
     for groups, links in ((replicas, within), (alike, across)):
         for name, nbytes in links.items():
             for ranks in groups[:1] if name.startswith("busiest") else groups:
-                found[_named(asked, name, ranks)] += nbytes
-    return dict(found)
+                own = _named(asked, name, ranks)
+                found[own] = found.get(own, 0.0) + nbytes
+    return found
 
 
 def _named(asked: Asked, name: str, ranks: Sequence[int]) -> str:
     """The name among all ranks of a link that is called so among these."""
     numbers, hosts = ranks, None if asked.network is None else asked.network.hosts
     if hosts is not None and name.startswith("host"):
-        groups = host_groups(asked.workers, hosts if isinstance(hosts, int) else map(list, hosts))
+        groups = host_groups(asked.workers, hosts)
         numbers = [number for number, host in enumerate(groups) if {*host} & {*ranks}]
     return re.sub(r"\d+", lambda found: str(numbers[int(found[0])]), name)
 

@@ -208,6 +208,10 @@ def test_prices_are_as_given() -> None:
     )
     assert bytes_only.money == pytest.approx(5 * 10 * bytes_only.sent / 1e9)
     assert bytes_only.sent == pytest.approx(6 * whole(NBYTES))  # 2 (n - 1) of the buffer, by all
+    served = experiment(strategy=lk.ParameterServer(servers=3, colocated=False)).forecast(
+        4, SWITCH, calibration(), watts=300, ranks_a_node=2, target_steps=1000
+    )
+    assert served.energy == pytest.approx(4 * 300 * served.training)  # seven ranks
     with pytest.raises(InvalidInput, match="say how many ranks one has: ranks_a_node"):
         _ = experiment().forecast(2, SWITCH, calibration(), watts=3).energy
 
