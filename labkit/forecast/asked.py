@@ -245,6 +245,22 @@ class Asked:
         """Whether an overhead was measured."""
         return any(each.what == what for each in self.calibration.overheads)
 
+    def overhead(self, what: str, nbytes: float = 0) -> Source:
+        """Where what `once` says is from."""
+        known = [each for each in self.calibration.overheads if each.what == what]
+        if not known:
+            return Source(what, "not measured: counted as nothing")
+        ranks = beyond(self.workers, (each.workers for each in known))
+        sizes = beyond(nbytes, (each.nbytes for each in known)) if nbytes else ""
+        return Source(what, f"measured{ranks and ranks + ' ranks'}{sizes and sizes + ' bytes'}")
+
+    def computing(self, rows: float, how: str) -> Source:
+        """Where what `step` says is from."""
+        threads = self.experiment.threads
+        known = (each.rows for each in self.model.steps if each.threads == threads)
+        far = beyond(rows, known)
+        return Source("forward, backward, update, other", f"measured, {how}{far and far + ' rows'}")
+
     def once(self, what: str, nbytes: float = 0) -> Spread:
         """An overhead at the number of ranks that is nearest; nothing where none was measured.
 
@@ -265,6 +281,16 @@ def trust(asked: Asked) -> list[Source]:
     if asked.error is not None:
         how = f"off by {asked.error:.0%} nine times in ten, by the fit to what was measured"
     return [Source("error of the network", how)]
+
+
+def beyond(asked: float, measured: Iterable[float]) -> str:
+    """In words, where so much is more than the most that was measured, or less than the least."""
+    known = list(measured)
+    if known and asked > max(known):
+        return f", beyond the largest measured ({max(known):,g})"
+    return (
+        f", beyond the smallest measured ({min(known):,g})" if asked < min(known, default=0) else ""
+    )
 
 
 def by_bytes(known: Iterable[tuple[float, Spread]], nbytes: float) -> Spread:

@@ -21,7 +21,7 @@ from labkit.exchange import SCHEDULES
 from labkit.exchange.bucket import Bucket
 from labkit.exchange.gradient import Gradient
 from labkit.exchange.layout import in_buckets
-from labkit.forecast.asked import COMPUTED, Asked, Taken, times, trust, widen
+from labkit.forecast.asked import COMPUTED, Asked, Taken, beyond, times, trust, widen
 from labkit.forecast.calibration import Source, Spread, StepCost
 from labkit.forecast.line import Line
 from labkit.forecast.served import Served, exchange
@@ -193,21 +193,20 @@ class Exchanged:
         return dict(found)
 
     def _sources(self) -> Iterable[Source]:
-        own = self.own
-        yield Source(
-            "forward, backward, update, other",
-            f"measured on {own.together} ranks at once, {own.forward.count} repeats, on a line "
-            "between batches",
-        )
+        own, largest = self.own, self.sums.largest
+        repeats = f"{own.forward.count} repeats, on a line between batches"
+        yield self.asked.computing(max(self.rows), f"{own.together} ranks at once, {repeats}")
         yield self.sums.source
         yield from trust(self.asked)
         if self.compressor is not None:
-            yield Source(f"{self.compressor!r}", "measured, on a line between sizes")
+            said = self.compressor.to_json()
+            known = (e.nbytes for e in self.asked.calibration.codecs if e.compressor == said)
+            far = beyond(largest, known)
+            yield Source(f"{self.compressor!r}", f"measured, on a line between sizes{far}")
         for what in (
             "bucket",
             "meeting",
             "replicas",
             *([] if SCHEDULES[self.schedule].after else ["overlap"]),
         ):
-            known = self.asked.knows(what)
-            yield Source(what, "measured" if known else "not measured: counted as nothing")
+            yield self.asked.overhead(what, largest if what == "bucket" else 0)

@@ -110,7 +110,7 @@ def of_program(asked: Asked, strategy: Plays, cycle: int = 1, crowd: Crowd | Non
         spread=typical(asked, step, parts, message, math.sqrt(cycle) * of_run(periods)),
         nbytes={name: each / found.batches for name, each in links.items()},
         memory=_memory(asked, strategy),
-        sources=_sources(asked, crowd),
+        sources=_sources(asked, crowd, found),
         more={**_more(found, spent, asked.workers), "step_low": low, "step_high": high},
     )
 
@@ -213,14 +213,17 @@ def _more(found: Play, spent: Mapping[str, float], workers: int) -> dict[str, fl
     return more
 
 
-def _sources(asked: Asked, crowd: Crowd) -> tuple[Source, ...]:
+def _sources(asked: Asked, crowd: Crowd, found: Play) -> tuple[Source, ...]:
     given = asked.experiment.compute
     said = given is not None and (given.seconds is not None or given.values is not None)
+    own = asked.computing(asked.experiment.batch_size / asked.workers, "by rows")
     known = [
-        Source("compute", "the experiment's own law" if said else "calibration, by rows"),
+        Source("compute", "the experiment's own law") if said else own,
         Source("order and waiting", "its program, played without values"),
         Source("messages", "the network, shared" if asked.network else "overheads alone"),
     ]
+    if found.overheads:
+        known.append(asked.overhead("message"))
     known += trust(asked)
     if crowd.workers < asked.workers:
         few = f"{crowd.workers} workers in the place of {asked.workers}"

@@ -141,7 +141,7 @@ def of_tensor_parallel(asked: Asked, slices: int, algorithm: str) -> Taken:
         nbytes=_links(asked, slices, cost.links, mean.links),
         memory={n: each if n == "activations" else share * each for n, each in whole.items()},
         sources=(
-            Source("forward, backward, update, other", "measured, by the shares of layers"),
+            asked.computing(rows, "by the shares of layers"),
             Source("what slices exchange", "the rules of a chain, by the shapes of weights"),
             *trust(asked),
         ),
@@ -211,7 +211,7 @@ def of_grid(asked: Asked, grid: Grid) -> Taken:
             for n, each in asked.memory(rows).items()
         },
         sources=(
-            Source("forward, backward, update, other", "measured, by the largest tile"),
+            asked.computing(rows, "by the largest tile"),
             Source("what crosses", "the messages of the grid, all of a layer at once"),
             *trust(asked),
         ),
@@ -224,23 +224,20 @@ def _links(
 ) -> dict[str, float]:
     """Bytes by link of all replicas, and of what these average; only the busiest of many."""
     found, every = dict[str, float](), range(asked.workers)
+    shared = None if asked.network is None else asked.network.hosts
+    groups = enumerate(host_groups(asked.workers, shared)) if shared is not None else ()
+    host_of = {rank: number for number, host in groups for rank in host}
     replicas = [every[first : first + slices] for first in every[::slices]]
     alike = [every[first::slices] for first in range(slices)]
-    for groups, links in ((replicas, within), (alike, across)):
+    for ranks, links in (*((e, within) for e in replicas), *((e, across) for e in alike)):
+        # A part calls its own ranks and hosts 0, 1, …
+        hosts = sorted({host_of[rank] for rank in ranks if host_of})
         for name, nbytes in links.items():
-            for ranks in groups[:1] if name.startswith("busiest") else groups:
-                own = _named(asked, name, ranks)
+            numbers = hosts if name.startswith("host") else ranks
+            own = re.sub(r"\d+", lambda n, numbers=numbers: str(numbers[int(n[0])]), name)
+            if not name.startswith("busiest") or 0 in ranks:
                 found[own] = found.get(own, 0.0) + nbytes
     return found
-
-
-def _named(asked: Asked, name: str, ranks: Sequence[int]) -> str:
-    """The name among all ranks of a link that is called so among these."""
-    numbers, hosts = ranks, None if asked.network is None else asked.network.hosts
-    if hosts is not None and name.startswith("host"):
-        groups = host_groups(asked.workers, hosts)
-        numbers = [number for number, host in enumerate(groups) if {*host} & {*ranks}]
-    return re.sub(r"\d+", lambda found: str(numbers[int(found[0])]), name)
 
 
 def _late(asked: Asked, rows: float, parts: Mapping[str, float]) -> float:

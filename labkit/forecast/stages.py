@@ -106,7 +106,7 @@ def of_stages(
         nbytes=by_link(asked, messages),
         memory=_memory(asked, table, stages, rows, recompute),
         sources=(
-            Source("forward, backward, update, other", "measured, by the shares of layers"),
+            asked.computing(rows, "by the shares of layers"),
             Source("order and waiting", f"the table {table.name!r}, simulated with its messages"),
             *trust(asked),
         ),

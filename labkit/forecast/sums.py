@@ -12,7 +12,7 @@ import numpy as np
 from labkit.common.errors import InvalidInput
 from labkit.communicator.algorithms import UNMETERED, refuse_unmetered
 from labkit.exchange.choice import least
-from labkit.forecast.asked import Asked, by_bytes, times
+from labkit.forecast.asked import Asked, beyond, by_bytes, times
 from labkit.forecast.calibration import Source, Spread
 from labkit.forecast.load import FEW, Load, candidates, carried
 from labkit.network import Network
@@ -102,7 +102,9 @@ class Sums:
             return Source("sums", "one rank has nothing to add up")
         if network is None:
             known = self._known(self.chosen)
-            how = "measured, on a line between sizes" if known else "fitted to what was measured"
+            far = beyond(self.largest, (nbytes for nbytes, _ in known))
+            how = f"measured, on a line between sizes{far and far + ' bytes'}"
+            how = how if known else "fitted to what was measured"
             return Source(f"sums by {self.chosen}", how)
         size, name = self.asked.workers, self._schedule
         form = size > FEW and exact_form(name, size, self.largest, network) is not None

@@ -172,6 +172,21 @@ def test_intervals_are_as_wide_as_the_network_is_known_and_the_law_is_by_chance(
         assert 0.05 < found.interval[1] / found.seconds - 1 < 0.25
 
 
+def test_what_is_beyond_the_measured_is_said_so() -> None:
+    def far(found: Forecast) -> dict[str, str]:
+        return {each.what: each.how for each in found.sources if "beyond" in each.how}
+
+    given = calibration(Float16(), overheads={"meeting": 0.5})
+    assert far(at(2, given=given)) == {}
+    wide = experiment(strategy=lk.AllReduce("ring", compressor=Float16()), batch_size=999)
+    told = far(wide.forecast(4, SWITCH, given))
+    assert "beyond the largest measured (64) rows" in told["forward, backward, update, other"]
+    assert told["meeting"] == "measured, beyond the largest measured (2) ranks"
+    assert "beyond the largest measured (1e+06)" in told[repr(Float16())]
+    served = wide.replace(strategy=lk.ParameterServer(), workers=4)
+    assert "(64) rows" in "".join(far(served.forecast(4, SWITCH, given)).values())
+
+
 def test_every_algorithm_has_a_forecast_on_every_number_of_ranks() -> None:
     for name in ALLREDUCE:
         for workers in (1, 2, 3, 8):
