@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import NormalDist
@@ -21,6 +21,7 @@ from labkit.forecast.calibration import (
     model_of,
 )
 from labkit.forecast.known import fits
+from labkit.forecast.spreads import beyond, by_bytes, line_through, times
 from labkit.network import Network, Slowdown
 from labkit.programs.virtual import FORWARDS
 from labkit.simulate import Fit
@@ -283,26 +284,6 @@ def trust(asked: Asked) -> list[Source]:
     return [Source("error of the network", how)]
 
 
-def beyond(asked: float, measured: Iterable[float]) -> str:
-    """In words, where so much is more than the most that was measured, or less than the least."""
-    known = list(measured)
-    if known and asked > max(known):
-        return f", beyond the largest measured ({max(known):,g})"
-    return (
-        f", beyond the smallest measured ({min(known):,g})" if asked < min(known, default=0) else ""
-    )
-
-
-def by_bytes(known: Iterable[tuple[float, Spread]], nbytes: float) -> Spread:
-    """On the line between two measured sizes, or beyond the last two; not below the least."""
-    own = sorted(known, key=lambda each: each[0])
-    if len(own) == 1 or nbytes <= own[0][0]:
-        return own[0][1]
-    place = int(np.clip(np.searchsorted([size for size, _ in own], nbytes), 1, len(own) - 1))
-    (low, less), (high, more) = own[place - 1], own[place]
-    return line_through(less, more, (nbytes - low) / (high - low))
-
-
 def _between(rows: float, own: list[StepCost], name: str) -> Spread:
     """A part of a step at so many rows."""
     if len(own) == 1:
@@ -311,32 +292,6 @@ def _between(rows: float, own: list[StepCost], name: str) -> Spread:
     low, high = own[place - 1], own[place]
     share = (rows - low.rows) / (high.rows - low.rows)
     return line_through(getattr(low, name), getattr(high, name), share)
-
-
-def line_through(low: Spread, high: Spread, share: float) -> Spread:
-    """On the line through both, at this share of the way; never below nothing."""
-    median = max(0.0, low.median + share * (high.median - low.median))
-    near = low if share < 0.5 else high
-    factors = [each / near.median if near.median else 1.0 for each in (near.low, near.high)]
-    return Spread(
-        median=median, low=median * factors[0], high=median * factors[1], count=near.count
-    )
-
-
-def widen(spread: Spread, by: float) -> Spread:
-    """As long, with so many seconds of another chance in both directions."""
-    down, up = (
-        float(np.hypot(each, by))
-        for each in (spread.median - spread.low, spread.high - spread.median)
-    )
-    low = max(0.0, spread.median - down)
-    return spread.model_copy(update={"low": low, "high": spread.median + up})
-
-
-def times(spread: Spread, factor: float) -> Spread:
-    """A spread of so many times as long."""
-    median, low, high = (factor * each for each in (spread.median, spread.low, spread.high))
-    return Spread(median=median, low=low, high=high, count=spread.count)
 
 
 def _scaled(known: CodecCost, nbytes: float, factor: float) -> CodecCost:

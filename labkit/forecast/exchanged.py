@@ -21,12 +21,13 @@ from labkit.exchange import SCHEDULES
 from labkit.exchange.bucket import Bucket
 from labkit.exchange.gradient import Gradient
 from labkit.exchange.layout import in_buckets
-from labkit.forecast.asked import COMPUTED, Asked, Taken, beyond, times, trust, widen
+from labkit.forecast.asked import COMPUTED, Asked, Taken, trust
 from labkit.forecast.calibration import Source, Spread, StepCost
 from labkit.forecast.line import Line
 from labkit.forecast.served import Served, exchange
 from labkit.forecast.slowest import alike, last_of, of_run, slowest
-from labkit.forecast.sums import Sums, both
+from labkit.forecast.spreads import beyond, both, times, widen
+from labkit.forecast.sums import Sums
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from functools import reduce
 
 import numpy as np
 
-from labkit.forecast.asked import COMPUTED, Asked, times
+from labkit.forecast.asked import COMPUTED, Asked
 from labkit.forecast.calibration import Spread, StepCost
 from labkit.forecast.load import Load
-from labkit.forecast.sums import NOTHING, Carried, Sums, both
+from labkit.forecast.spreads import NOTHING, both, times
+from labkit.forecast.sums import Carried, Sums
 from labkit.network import Links, Network
-from labkit.schedules import Round
+from labkit.schedules import Round, host_groups
 from labkit.simulate import simulate
 
 Message = tuple[int, int, float]  # from, to, bytes
@@ -91,6 +92,27 @@ def by_link(asked: Asked, messages: Iterable[Message]) -> dict[str, float]:
             if link[0] >= 0:
                 found[links.names[int(link[0])]] += nbytes
     return dict(found)
+
+
+def of_groups(
+    asked: Asked, slices: int, within: Mapping[str, float], across: Mapping[str, float]
+) -> dict[str, float]:
+    """Bytes by link of all replicas, and of what these average; only the busiest of many."""
+    found, every = dict[str, float](), range(asked.workers)
+    shared = None if asked.network is None else asked.network.hosts
+    groups = enumerate(host_groups(asked.workers, shared)) if shared is not None else ()
+    host_of = {rank: number for number, host in groups for rank in host}
+    replicas = [every[first : first + slices] for first in every[::slices]]
+    alike = [every[first::slices] for first in range(slices)]
+    for ranks, links in (*((e, within) for e in replicas), *((e, across) for e in alike)):
+        # A part calls its own ranks and hosts 0, 1, …
+        hosts = sorted({host_of[rank] for rank in ranks if host_of})
+        for name, nbytes in links.items():
+            numbers = hosts if name.startswith("host") else ranks
+            own = " ".join(str(numbers[int(e)]) if e.isdigit() else e for e in name.split())
+            if not name.startswith("busiest") or 0 in ranks:
+                found[own] = found.get(own, 0.0) + nbytes
+    return found
 
 
 def typical(

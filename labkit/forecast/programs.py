@@ -28,7 +28,7 @@ from labkit.forecast.hollow_world import HollowWorld, Tally
 from labkit.forecast.neighbours import typical
 from labkit.forecast.pace import Pace, drawn_law
 from labkit.forecast.slowest import of_run
-from labkit.forecast.sums import NOTHING, both
+from labkit.forecast.spreads import NOTHING, both
 from labkit.network import ComputeTime
 from labkit.programs import Diary, Roles
 from labkit.programs.diary import Row

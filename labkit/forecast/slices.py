@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +10,8 @@ from math import prod
 from labkit.common.errors import InvalidInput
 from labkit.forecast.asked import COMPUTED, Asked, Taken, trust
 from labkit.forecast.calibration import LayerCost, Source, StepCost
-from labkit.forecast.neighbours import Group, by_link, typical
+from labkit.forecast.neighbours import Group, by_link, of_groups, typical
 from labkit.forecast.slowest import alike, last_of, slowest
-from labkit.schedules import host_groups
 from labkit.schedules.grid import Grid, crossing, held
 
 SCORES = 2  # sums of a number a row by which slices share a loss, behind the largest of each
@@ -138,7 +136,7 @@ def of_tensor_parallel(asked: Asked, slices: int, algorithm: str) -> Taken:
     return Taken(
         parts=parts,
         spread=typical(asked, step, parts),
-        nbytes=_links(asked, slices, cost.links, mean.links),
+        nbytes=of_groups(asked, slices, cost.links, mean.links),
         memory={n: each if n == "activations" else share * each for n, each in whole.items()},
         sources=(
             asked.computing(rows, "by the shares of layers"),
@@ -217,27 +215,6 @@ def of_grid(asked: Asked, grid: Grid) -> Taken:
         ),
         more={"sent": replicas * (sent + kernel.sent) + machines * mean.sent},
     )
-
-
-def _links(
-    asked: Asked, slices: int, within: Mapping[str, float], across: Mapping[str, float]
-) -> dict[str, float]:
-    """Bytes by link of all replicas, and of what these average; only the busiest of many."""
-    found, every = dict[str, float](), range(asked.workers)
-    shared = None if asked.network is None else asked.network.hosts
-    groups = enumerate(host_groups(asked.workers, shared)) if shared is not None else ()
-    host_of = {rank: number for number, host in groups for rank in host}
-    replicas = [every[first : first + slices] for first in every[::slices]]
-    alike = [every[first::slices] for first in range(slices)]
-    for ranks, links in (*((e, within) for e in replicas), *((e, across) for e in alike)):
-        # A part calls its own ranks and hosts 0, 1, …
-        hosts = sorted({host_of[rank] for rank in ranks if host_of})
-        for name, nbytes in links.items():
-            numbers = hosts if name.startswith("host") else ranks
-            own = re.sub(r"\d+", lambda n, numbers=numbers: str(numbers[int(n[0])]), name)
-            if not name.startswith("busiest") or 0 in ranks:
-                found[own] = found.get(own, 0.0) + nbytes
-    return found
 
 
 def _late(asked: Asked, rows: float, parts: Mapping[str, float]) -> float:

@@ -12,9 +12,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.forecast.asked import COMPUTED, Asked, times
+from labkit.forecast.asked import COMPUTED, Asked
 from labkit.forecast.calibration import Spread
-from labkit.forecast.sums import both
+from labkit.forecast.spreads import both, times
 from labkit.network import ComputeTime, Slowdown
 
 Draws: TypeAlias = NDArray[np.float64]

@@ -7,19 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-
 from labkit.common.errors import InvalidInput
 from labkit.communicator.algorithms import UNMETERED, refuse_unmetered
 from labkit.exchange.choice import least
-from labkit.forecast.asked import Asked, beyond, by_bytes, times
+from labkit.forecast.asked import Asked
 from labkit.forecast.calibration import Source, Spread
 from labkit.forecast.load import FEW, Load, candidates, carried
+from labkit.forecast.spreads import NOTHING, beyond, both, by_bytes, times
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import exact_form
-
-NOTHING = Spread(median=0.0, low=0.0, high=0.0)
 
 
 class Carried(NamedTuple):
@@ -169,11 +166,3 @@ class Sums:
             for each in self.asked.calibration.collectives
             if each.level != "link" and (each.algorithm, each.workers) == wanted
         ]
-
-
-def both(one: Spread, other: Spread) -> Spread:
-    """One after the other, each by its own chance: deviations add up as squares do."""
-    median = one.median + other.median
-    down = np.hypot(one.median - one.low, other.median - other.low)
-    up = np.hypot(one.high - one.median, other.high - other.median)
-    return Spread(median=median, low=max(0.0, median - float(down)), high=median + float(up))
