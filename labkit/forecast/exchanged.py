@@ -154,7 +154,7 @@ class Exchanged:
         pack = asked.once("bucket", bucket.nbytes)
         if number and not SCHEDULES[self.schedule].after and asked.knows("overlap"):
             # That is all of a further bucket of the least size; a larger one takes more.
-            more = pack.median - asked.once("bucket").median
+            more = max(0.0, pack.median - asked.once("bucket").median)
             pack = both(asked.once("overlap"), times(pack, more / pack.median if more else 0.0))
         if asked.workers == 1:
             return replace(served, pack=pack)

@@ -27,12 +27,10 @@ def both(one: Spread, other: Spread) -> Spread:
 
 def widen(spread: Spread, by: float) -> Spread:
     """As long, with so many seconds of another chance in both directions."""
-    down, up = (
-        float(np.hypot(each, by))
-        for each in (spread.median - spread.low, spread.high - spread.median)
-    )
-    low = max(0.0, spread.median - down)
-    return spread.model_copy(update={"low": low, "high": spread.median + up})
+    middle = spread.median
+    low = max(0.0, middle - float(np.hypot(middle - spread.low, by)))
+    high = middle + float(np.hypot(spread.high - middle, by))
+    return Spread(median=middle, low=low, high=high, count=spread.count)
 
 
 def line_through(low: Spread, high: Spread, share: float) -> Spread:
@@ -60,6 +58,6 @@ def beyond(asked: float, measured: Iterable[float]) -> str:
     known = list(measured)
     if known and asked > max(known):
         return f", beyond the largest measured ({max(known):,g})"
-    return (
-        f", beyond the smallest measured ({min(known):,g})" if asked < min(known, default=0) else ""
-    )
+    if known and asked < min(known):
+        return f", beyond the smallest measured ({min(known):,g})"
+    return ""

@@ -253,9 +253,8 @@ class Servers(Strategy):
         """
         if asked.workers <= PLAYED and asked.workers * self.servers <= 2 * PLAYED:
             return None
-        few = min(
-            asked.workers, PLAYED if self.servers < PLAYED or not self.colocated else PLAYED // 2
-        )
+        most = PLAYED if self.servers < PLAYED or not self.colocated else PLAYED // 2
+        few = min(asked.workers, most)
         shapes, scale = shapes_of(asked), few / asked.workers
         count = max(1, min(few, round(self.servers * scale))) if self.colocated else 1
         fullest = max(part.size for part in self.parts(shapes)) / sum(map(prod, shapes))
