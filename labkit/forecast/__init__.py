@@ -14,24 +14,19 @@ from labkit.forecast.calibration import (
     StepCost,
     model_of,
 )
-from labkit.forecast.crowd import MEET, MOST, Crowd, shapes_of
 from labkit.forecast.forecast import Forecast, Prices, forecast
 from labkit.forecast.known import fits, sources
-from labkit.forecast.programs import STEPS, of_program
+from labkit.forecast.programs import of_program
 from labkit.forecast.slices import of_grid, of_tensor_parallel
 from labkit.forecast.stages import of_stages
 from labkit.forecast.study import Place, Study
 
 __all__ = [
-    "MEET",
-    "MOST",
     "PARTS",
-    "STEPS",
     "Asked",
     "Calibration",
     "CodecCost",
     "CollectiveCost",
-    "Crowd",
     "Forecast",
     "InputCost",
     "LayerCost",
@@ -51,6 +46,5 @@ __all__ = [
     "of_program",
     "of_stages",
     "of_tensor_parallel",
-    "shapes_of",
     "sources",
 ]

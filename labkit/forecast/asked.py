@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,13 +20,18 @@ from labkit.forecast.calibration import (
     StepCost,
     model_of,
 )
-from labkit.network import Network
+from labkit.forecast.known import fits
+from labkit.forecast.spreads import beyond, by_bytes, line_through, times
+from labkit.network import Network, Slowdown
 from labkit.programs.virtual import FORWARDS
+from labkit.simulate import Fit
 
 if TYPE_CHECKING:
     from labkit.compression import Compressor
 
-PARTS = ("forward", "backward", "update", "other", "input", "pack", "codec", "wire", "wait")
+NINE_TENTHS = NormalDist().inv_cdf(0.95) / NormalDist().inv_cdf(0.75)  # of median deviations
+COMPUTED = ("forward", "backward", "update", "other")
+PARTS = ("forward", "backward", "update", "other", "pack", "codec", "wire", "wait")
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,9 @@ class Taken:
         memory: bytes of the fullest rank, by kind: weights, gradients, optimizer, activations,
             buffers.
         sources: where figures are from.
-        more: what else a strategy knows, such as staleness or a bubble, by name; of single steps
-            the middle nine tenths, `step_low` and `step_high`, s.
+        more: `sent`, the bytes of all ranks, and what else a strategy knows, by name, such as
+            staleness or a bubble; of single steps the middle nine tenths, `step_low` and
+            `step_high`, s.
     """
 
     parts: Mapping[str, float]
@@ -96,6 +103,34 @@ class Asked:
             "`labkit calibrate`"
         )
 
+    @cached_property
+    def fits(self) -> dict[str, Fit]:
+        """Latency, speed and adding by level of the machine of the calibration."""
+        return fits(self.calibration)
+
+    @property
+    def error(self) -> float | None:
+        """Of what a network takes, relative, in the middle nine tenths; None: nobody knows it.
+
+        That of the fit to what was measured on a link, or within the host; the median of errors
+        that are normal is so many times smaller than what nine in ten do not pass.
+        """
+        fit = self.fits.get("link", self.fits.get("host"))
+        if self.virtual or self.network is None:
+            return 0.0
+        return None if fit is None else NINE_TENTHS * fit.error
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of weights and gradients."""
+        return np.dtype("float64" if self.experiment.precision == "float64" else "float32")
+
+    @property
+    def slow(self) -> dict[int, Slowdown]:
+        """Who of its workers is slow, on the network or by itself."""
+        known = {**(self.network.slow if self.network else {}), **self.experiment.slow}
+        return {rank: law for rank, law in known.items() if rank < self.workers}
+
     @property
     def together(self) -> int:
         """Ranks that compute on one machine at once."""
@@ -110,7 +145,7 @@ class Asked:
 
     def memory(self, rows: float) -> dict[str, float]:
         """Bytes that a rank with the whole model holds in a step on so many rows, by kind."""
-        weights = 4.0 * self.model.parameters
+        weights = float(self.dtype.itemsize * self.model.parameters)
         return {
             "weights": weights,
             "gradients": weights,
@@ -119,10 +154,15 @@ class Asked:
         }
 
     def alone(self, rows: float) -> float:
-        """Seconds of one rank's own step on so many rows, nobody beside it."""
+        """Seconds of one rank's own step on so many rows, nobody beside it.
+
+        A law says what a worker takes for its part of the batch, however many rows that is; one
+        rank takes so long for each part, and updates once. Strong scaling is held against that.
+        """
         law = self.experiment.compute
-        if law is not None and law.mean is not None:  # it says what a rank takes for its part
-            return float(law.mean * rows * self.workers / self.experiment.batch_size)
+        if law is not None and law.mean is not None:
+            parts = rows * self.workers / self.experiment.batch_size
+            return float(law.mean * parts + (law.update or 0.0))
         return self.step(rows, together=1).seconds
 
     def step(self, rows: float, together: int | None = None) -> StepCost:
@@ -154,8 +194,7 @@ class Asked:
             )
         beside = min({each.together for each in steps}, key=lambda n: abs(n - together))
         own = sorted((s for s in steps if s.together == beside), key=lambda each: each.rows)
-        names = ("forward", "backward", "update", "other")
-        found = {name: _between(rows, own, name) for name in names}
+        found = {name: _between(rows, own, name) for name in COMPUTED}
         return StepCost(rows=max(1, round(rows)), threads=threads, together=beside, **found)
 
     def computed(self, rows: float) -> StepCost:
@@ -203,6 +242,26 @@ class Asked:
             payload=round(low.payload + share * (high.payload - low.payload)),
         )
 
+    def knows(self, what: str) -> bool:
+        """Whether an overhead was measured."""
+        return any(each.what == what for each in self.calibration.overheads)
+
+    def overhead(self, what: str, nbytes: float = 0) -> Source:
+        """Where what `once` says is from."""
+        known = [each for each in self.calibration.overheads if each.what == what]
+        if not known:
+            return Source(what, "not measured: counted as nothing")
+        ranks = beyond(self.workers, (each.workers for each in known))
+        sizes = beyond(nbytes, (each.nbytes for each in known)) if nbytes else ""
+        return Source(what, f"measured{ranks and ranks + ' ranks'}{sizes and sizes + ' bytes'}")
+
+    def computing(self, rows: float, how: str) -> Source:
+        """Where what `step` says is from."""
+        threads = self.experiment.threads
+        known = (each.rows for each in self.model.steps if each.threads == threads)
+        far = beyond(rows, known)
+        return Source("forward, backward, update, other", f"measured, {how}{far and far + ' rows'}")
+
     def once(self, what: str, nbytes: float = 0) -> Spread:
         """An overhead at the number of ranks that is nearest; nothing where none was measured.
 
@@ -215,14 +274,14 @@ class Asked:
         return by_bytes([(e.nbytes, e.seconds) for e in known if e.workers == near], nbytes)
 
 
-def by_bytes(known: Iterable[tuple[float, Spread]], nbytes: float) -> Spread:
-    """On the line between two measured sizes, or beyond the last two; not below the least."""
-    own = sorted(known, key=lambda each: each[0])
-    if len(own) == 1 or nbytes <= own[0][0]:
-        return own[0][1]
-    place = int(np.clip(np.searchsorted([size for size, _ in own], nbytes), 1, len(own) - 1))
-    (low, less), (high, more) = own[place - 1], own[place]
-    return line_through(less, more, (nbytes - low) / (high - low))
+def trust(asked: Asked) -> list[Source]:
+    """Where the width of what a network takes is from."""
+    if asked.network is None or asked.virtual or asked.workers == 1:
+        return []
+    how = "no allreduce was measured: not counted, so that intervals are too narrow"
+    if asked.error is not None:
+        how = f"off by {asked.error:.0%} nine times in ten, by the fit to what was measured"
+    return [Source("error of the network", how)]
 
 
 def _between(rows: float, own: list[StepCost], name: str) -> Spread:
@@ -233,22 +292,6 @@ def _between(rows: float, own: list[StepCost], name: str) -> Spread:
     low, high = own[place - 1], own[place]
     share = (rows - low.rows) / (high.rows - low.rows)
     return line_through(getattr(low, name), getattr(high, name), share)
-
-
-def line_through(low: Spread, high: Spread, share: float) -> Spread:
-    """On the line through both, at this share of the way; never below nothing."""
-    median = max(0.0, low.median + share * (high.median - low.median))
-    near = low if share < 0.5 else high
-    factors = [each / near.median if near.median else 1.0 for each in (near.low, near.high)]
-    return Spread(
-        median=median, low=median * factors[0], high=median * factors[1], count=near.count
-    )
-
-
-def times(spread: Spread, factor: float) -> Spread:
-    """A spread of so many times as long."""
-    median, low, high = (factor * each for each in (spread.median, spread.low, spread.high))
-    return Spread(median=median, low=low, high=high, count=spread.count)
 
 
 def _scaled(known: CodecCost, nbytes: float, factor: float) -> CodecCost:

@@ -11,7 +11,7 @@ from labkit.forecast.hollow import Hollow
 from labkit.network import Network, Slowdown, slower_than_fastest
 from labkit.programs import Parts, Program, Roles
 
-MOST = 16  # workers that are played, where these speak to each other one by one
+PLAYED = 16  # workers that are played, where these speak to each other one by one
 MEET = 512  # likewise, where all meet
 
 
@@ -58,7 +58,7 @@ def shapes_of(asked: Asked) -> list[tuple[int, ...]]:
 
 def slowed_of(asked: Asked, workers: int) -> dict[int, Slowdown]:
     """Who is slow; where few are played in the place of many, the first ones."""
-    slow = {**(asked.network.slow if asked.network else {}), **asked.experiment.slow}
+    slow = asked.slow
     if workers == asked.workers:
         return slow
     return dict(enumerate(law for _, law in sorted(slow.items())[:workers]))
@@ -67,8 +67,7 @@ def slowed_of(asked: Asked, workers: int) -> dict[int, Slowdown]:
 def roles_of(asked: Asked, strategy: Plays, workers: int) -> Roles:
     """Who is there, with hollow weights."""
     experiment, shapes = asked.experiment, shapes_of(asked)
-    dtype = "float64" if experiment.precision == "float64" else "float32"
-    weights: Any = Hollow(sum(map(math.prod, shapes)), dtype)
+    weights: Any = Hollow(sum(map(math.prod, shapes)), asked.dtype)
     sizes = [sum(map(math.prod, layer.weights)) for layer in asked.model.layers if layer.weights]
     return Roles(
         workers,

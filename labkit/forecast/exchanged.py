@@ -6,6 +6,7 @@ Buckets are those of `labkit.exchange`, served in its order; what one of them ta
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -20,14 +21,13 @@ from labkit.exchange import SCHEDULES
 from labkit.exchange.bucket import Bucket
 from labkit.exchange.gradient import Gradient
 from labkit.exchange.layout import in_buckets
-from labkit.forecast.asked import Asked, Taken, times
-from labkit.forecast.calibration import Source, StepCost
+from labkit.forecast.asked import COMPUTED, Asked, Taken, trust
+from labkit.forecast.calibration import Source, Spread, StepCost
 from labkit.forecast.line import Line
 from labkit.forecast.served import Served, exchange
-from labkit.forecast.slowest import Alike, slowest
-from labkit.forecast.sums import Sums, both
-
-COMPUTED = ("forward", "backward", "update", "other")
+from labkit.forecast.slowest import alike, last_of, of_run, slowest
+from labkit.forecast.spreads import beyond, both, times, widen
+from labkit.forecast.sums import Sums
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,9 @@ class Exchanged:
 
         Raises: InvalidInput, for what was not measured.
         """
-        own, ranks = self.own, self._ranks()
+        own, ranks = self.own, alike(self.asked, self.rows)
         computing = slowest(ranks)
-        # Of a law the mean, which a whole training takes; of what varies by chance the typical one.
-        last = float(np.mean(computing) if any(e.laws for e in ranks) else np.median(computing))
+        last = last_of(ranks, computing)
         line = sum(each.seconds for each in self.served)
         late = last / own.seconds if own.seconds else 1.0
         exposed = self._line(late).exposed(SCHEDULES[self.schedule], self.asked.workers)
@@ -66,7 +65,10 @@ class Exchanged:
             parts[name] = sum(one.median for one in each)
             spreads += each
         computed = reduce(both, (getattr(own, name) for name in COMPUTED))
-        whole = reduce(both, spreads, times(computed, late))
+        chance = of_run(computing) if any(each.laws for each in ranks) else 0.0
+        # What is wrong with a network's time is so for all buckets together.
+        wrong = parts["wire"] * (self.asked.error or 0.0)
+        whole = widen(reduce(both, spreads, times(computed, late)), float(np.hypot(chance, wrong)))
         low, high = np.quantile(computing, (0.05, 0.95)) + exposed
         return Taken(
             parts=parts,
@@ -104,7 +106,7 @@ class Exchanged:
         if self.asked.workers == 1 and self.compressor is None:
             return []
         found = SCHEDULES[self.schedule]
-        dtype = np.dtype("float64" if self.asked.experiment.precision == "float64" else "float32")
+        dtype = self.asked.dtype
         shapes = [shape for layer in self.asked.model.layers for shape in layer.weights]
         if not shapes:
             raise InvalidInput(
@@ -143,23 +145,6 @@ class Exchanged:
         layers = enumerate(self.asked.model.layers)
         return [number for number, layer in layers for _ in layer.weights]
 
-    def _ranks(self) -> list[Alike]:
-        """Those that compute alike; of ranks of one machine the slowest was measured already."""
-        asked, experiment = self.asked, self.asked.experiment
-        slow = {**(asked.network.slow if asked.network else {}), **experiment.slow}
-        alike = Counter((rows, slow.get(rank)) for rank, rows in enumerate(self.rows))
-        found = []
-        for (rows, slower), count in alike.items():
-            step = asked.computed(rows)
-            seconds = reduce(both, (getattr(step, name) for name in COMPUTED))
-            laws = () if experiment.compute is None else (experiment.compute,)
-            if slower is not None and slower.law == "constant":
-                seconds = times(seconds, slower.compute)
-            elif slower is not None:
-                laws = (*laws, slower)
-            found.append(Alike(seconds, count if laws else -(-count // step.together), laws))
-        return found
-
     def _serve(self, number: int, bucket: Bucket) -> Served:
         asked = self.asked
         shapes = [shape for layer in asked.model.layers for shape in layer.weights]
@@ -167,14 +152,28 @@ class Exchanged:
         if asked.virtual:
             return served
         pack = asked.once("bucket", bucket.nbytes)
+        if number and not SCHEDULES[self.schedule].after and asked.knows("overlap"):
+            # That is all of a further bucket of the least size; a larger one takes more.
+            more = max(0.0, pack.median - asked.once("bucket").median)
+            pack = both(asked.once("overlap"), times(pack, more / pack.median if more else 0.0))
+        if asked.workers == 1:
+            return replace(served, pack=pack)
         # Ranks agree on their weights, once a step or with each bucket; not in memory they share.
         if self.compressor is not None or (number == 0 and self.sums.chosen != "shared_memory"):
-            pack = both(pack, asked.once("meeting"))
-        if number == 0 and asked.workers > 1:
+            pack = both(pack, self._meeting)
+        if number == 0:
             pack = both(pack, asked.once("replicas"))
-        if number and not SCHEDULES[self.schedule].after:
-            pack = both(pack, asked.once("overlap"))
         return replace(served, pack=pack)
+
+    @property
+    def _meeting(self) -> Spread:
+        """A barrier: as here, and as many latencies as halves of the ranks need to hear of all."""
+        asked = self.asked
+        found = asked.once("meeting")
+        if asked.network is None or asked.emulated:
+            return found
+        seconds = math.ceil(math.log2(asked.workers)) * asked.network.latency
+        return both(found, Spread(median=seconds, low=seconds, high=seconds))
 
     def _line(self, late: float) -> Line:
         """What serves the buckets, while computing takes so much longer."""
@@ -195,20 +194,20 @@ class Exchanged:
         return dict(found)
 
     def _sources(self) -> Iterable[Source]:
-        own = self.own
-        yield Source(
-            "forward, backward, update, other",
-            f"measured on {own.together} ranks at once, {own.forward.count} repeats, on a line "
-            "between batches",
-        )
+        own, largest = self.own, self.sums.largest
+        repeats = f"{own.forward.count} repeats, on a line between batches"
+        yield self.asked.computing(max(self.rows), f"{own.together} ranks at once, {repeats}")
         yield self.sums.source
+        yield from trust(self.asked)
         if self.compressor is not None:
-            yield Source(f"{self.compressor!r}", "measured, on a line between sizes")
-        known = {each.what for each in self.asked.calibration.overheads}
+            said = self.compressor.to_json()
+            known = (e.nbytes for e in self.asked.calibration.codecs if e.compressor == said)
+            far = beyond(largest, known)
+            yield Source(f"{self.compressor!r}", f"measured, on a line between sizes{far}")
         for what in (
             "bucket",
             "meeting",
             "replicas",
             *([] if SCHEDULES[self.schedule].after else ["overlap"]),
         ):
-            yield Source(what, "measured" if what in known else "not measured: counted as nothing")
+            yield self.asked.overhead(what, largest if what == "bucket" else 0)

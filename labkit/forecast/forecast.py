@@ -40,13 +40,13 @@ class Prices(Checked):
     ranks_a_node: PositiveInt | None = None
     target_steps: PositiveInt | None = None
 
-    def nodes(self, workers: int) -> int:
+    def nodes(self, ranks: int) -> int:
         """How many there are. Raises: InvalidInput, where nobody has said how many ranks share."""
         if self.ranks_a_node is None:
             raise InvalidInput(
                 "node_hour and watts are of a node; say how many ranks one has: ranks_a_node=…"
             )
-        return -(-workers // self.ranks_a_node)
+        return -(-ranks // self.ranks_a_node)
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Forecast:
         label: of the experiment.
         where: network and machine, in words.
         workers: ranks that train.
+        ranks: these, and those beside them, such as servers on places of their own.
         rows: of a global batch.
         taken: what its strategy says of a step, with parts, bytes and memory.
         alone: s of one rank's own step on the whole batch, nobody beside it.
@@ -70,6 +71,7 @@ class Forecast:
     label: str
     where: str
     workers: int
+    ranks: int
     rows: int
     taken: Taken
     alone: float
@@ -116,7 +118,7 @@ class Forecast:
         prices = self.prices
         if self.training is None or (prices.node_hour, prices.gigabyte) == (None, None):
             return None
-        nodes = prices.nodes(self.workers) if prices.node_hour is not None else 0
+        nodes = prices.nodes(self.ranks) if prices.node_hour is not None else 0
         hours = nodes * self.training / 3600 * (prices.node_hour or 0.0)
         return hours + (self.steps or 0) * self.sent / 1e9 * (prices.gigabyte or 0.0)
 
@@ -125,12 +127,12 @@ class Forecast:
         """Of the nodes, to the target, J; None: no watts are given."""
         if self.training is None or self.prices.watts is None:
             return None
-        return self.prices.watts * self.prices.nodes(self.workers) * self.training
+        return self.prices.watts * self.prices.nodes(self.ranks) * self.training
 
     @property
     def sent(self) -> float:
         """Bytes that all ranks send in a step."""
-        return self.taken.more.get("sent", sum(self.taken.nbytes.values()))
+        return self.taken.more["sent"]
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -144,6 +146,7 @@ class Forecast:
             "label": self.label,
             "where": self.where,
             "workers": self.workers,
+            "ranks": self.ranks,
             "rows": self.rows,
             "step_s": self.seconds,
             "low_s": self.interval[0],
@@ -234,6 +237,7 @@ def forecast(
         label=experiment.label,
         where=f"{how}, ranks like {machine}",
         workers=asked.workers,
+        ranks=asked.workers + experiment.strategy.beside(asked.workers),
         rows=rows,
         taken=taken,
         alone=asked.alone(rows),

@@ -9,16 +9,16 @@ from functools import reduce
 
 import numpy as np
 
-from labkit.forecast.asked import Asked, times
+from labkit.forecast.asked import COMPUTED, Asked
 from labkit.forecast.calibration import Spread, StepCost
 from labkit.forecast.load import Load
-from labkit.forecast.sums import NOTHING, Carried, Sums, both
+from labkit.forecast.spreads import NOTHING, both, times
+from labkit.forecast.sums import Carried, Sums
 from labkit.network import Links, Network
-from labkit.schedules import Round
+from labkit.schedules import Round, host_groups
 from labkit.simulate import simulate
 
 Message = tuple[int, int, float]  # from, to, bytes
-COMPUTED = ("forward", "backward", "update", "other")
 ENDLESS = 1e15  # bytes/s of what takes as long for any number of bytes
 
 
@@ -38,8 +38,7 @@ class Group(Asked):
         own, network = tuple(ranks), asked.network
         known = {each.name: getattr(asked, each.name) for each in fields(Asked)}
         if network is not None:
-            slow = {**network.slow, **asked.experiment.slow}
-            network = network.model_copy(update={"slow": slow})
+            network = network.model_copy(update={"slow": asked.slow})
             if own != tuple(range(asked.workers)):
                 network = network.part(own, asked.workers)
         return cls(**known | {"network": network}, ranks=own)
@@ -95,15 +94,42 @@ def by_link(asked: Asked, messages: Iterable[Message]) -> dict[str, float]:
     return dict(found)
 
 
+def of_groups(
+    asked: Asked, slices: int, within: Mapping[str, float], across: Mapping[str, float]
+) -> dict[str, float]:
+    """Bytes by link of all replicas, and of what these average; only the busiest of many."""
+    found, every = dict[str, float](), range(asked.workers)
+    shared = None if asked.network is None else asked.network.hosts
+    groups = enumerate(host_groups(asked.workers, shared)) if shared is not None else ()
+    host_of = {rank: number for number, host in groups for rank in host}
+    replicas = [every[first : first + slices] for first in every[::slices]]
+    alike = [every[first::slices] for first in range(slices)]
+    for ranks, links in (*((e, within) for e in replicas), *((e, across) for e in alike)):
+        # A part calls its own ranks and hosts 0, 1, …
+        hosts = sorted({host_of[rank] for rank in ranks if host_of})
+        for name, nbytes in links.items():
+            numbers = hosts if name.startswith("host") else ranks
+            own = " ".join(str(numbers[int(e)]) if e.isdigit() else e for e in name.split())
+            if not name.startswith("busiest") or 0 in ranks:
+                found[own] = found.get(own, 0.0) + nbytes
+    return found
+
+
 def typical(
-    step: StepCost, parts: Mapping[str, float], wire: Spread = NOTHING
+    asked: Asked,
+    step: StepCost,
+    parts: Mapping[str, float],
+    wire: Spread = NOTHING,
+    chance: float = 0.0,
 ) -> tuple[float, float]:
     """What the typical step of a run may be, as factors: what was measured spreads.
 
     Args:
+        asked: says how sure a network's time is.
         step: what was measured of computing.
         parts: of the step.
         wire: what was measured of messages, which spreads with those of the step.
+        chance: s that the mean of a run's steps differs from run to run.
     """
     own = reduce(both, (getattr(step, name) for name in COMPUTED))
     spent, sent = sum(parts.get(name, 0.0) for name in COMPUTED), parts.get("wire", 0.0)
@@ -111,6 +137,8 @@ def typical(
         times(each, of / each.median) for each, of in ((own, spent), (wire, sent)) if each.median
     ]
     found = reduce(both, known, NOTHING)
+    below, above = found.median - found.low, found.high - found.median
+    more = float(np.hypot(chance, sent * (asked.error or 0.0)))
     whole = sum(parts.values())
-    rest = whole - found.median
-    return ((found.low + rest) / whole, (found.high + rest) / whole) if whole else (1.0, 1.0)
+    low, high = max(0.0, whole - np.hypot(below, more)), whole + np.hypot(above, more)
+    return (float(low / whole), float(high / whole)) if whole else (1.0, 1.0)

@@ -12,10 +12,10 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
-from labkit.forecast.asked import Asked, Taken
+from labkit.forecast.asked import Asked, Taken, trust
 from labkit.forecast.calibration import Source
 from labkit.forecast.crowd import (
-    MOST,
+    PLAYED,
     Crowd,
     Plays,
     crowded_network,
@@ -27,7 +27,8 @@ from labkit.forecast.hollow_stage import HollowStage
 from labkit.forecast.hollow_world import HollowWorld, Tally
 from labkit.forecast.neighbours import typical
 from labkit.forecast.pace import Pace, drawn_law
-from labkit.forecast.sums import NOTHING, both
+from labkit.forecast.slowest import of_run
+from labkit.forecast.spreads import NOTHING, both
 from labkit.network import ComputeTime
 from labkit.programs import Diary, Roles
 from labkit.programs.diary import Row
@@ -106,10 +107,10 @@ def of_program(asked: Asked, strategy: Plays, cycle: int = 1, crowd: Crowd | Non
     links = found.tally.between(found.begin, found.end, "link ")
     return Taken(
         parts=parts,
-        spread=typical(step, parts, message),
+        spread=typical(asked, step, parts, message, math.sqrt(cycle) * of_run(periods)),
         nbytes={name: each / found.batches for name, each in links.items()},
         memory=_memory(asked, strategy),
-        sources=_sources(asked, crowd),
+        sources=_sources(asked, crowd, found),
         more={**_more(found, spent, asked.workers), "step_low": low, "step_high": high},
     )
 
@@ -125,7 +126,7 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
     roles = roles_of(asked, strategy, workers)
     shares = experiment.capacities or [1.0] * asked.workers
     rows = np.diff(cut(experiment.batch_size, shares)).tolist()[:workers]
-    outputs = asked.model.layers[-1].out / 4 if asked.model.layers else 1.0
+    outputs = asked.model.layers[-1].out / asked.dtype.itemsize if asked.model.layers else 1.0
     stage = HollowStage(
         rows, roles.weights.size, str(roles.weights.dtype), asked.model.slots, outputs
     )
@@ -141,7 +142,7 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
         many=asked.workers / workers,
     )
     stage.now = lambda: world.now
-    warm, steps = (WARM, STEPS) if workers <= 4 * MOST else (1, 1)
+    warm, steps = (WARM, STEPS) if workers <= 4 * PLAYED else (1, 1)
     warm, steps = (cycle * math.ceil(each / cycle) for each in (warm, steps))
     last = (warm + steps) * workers
 
@@ -212,14 +213,18 @@ def _more(found: Play, spent: Mapping[str, float], workers: int) -> dict[str, fl
     return more
 
 
-def _sources(asked: Asked, crowd: Crowd) -> tuple[Source, ...]:
+def _sources(asked: Asked, crowd: Crowd, found: Play) -> tuple[Source, ...]:
     given = asked.experiment.compute
     said = given is not None and (given.seconds is not None or given.values is not None)
+    own = asked.computing(asked.experiment.batch_size / asked.workers, "by rows")
     known = [
-        Source("compute", "the experiment's own law" if said else "calibration, by rows"),
+        Source("compute", "the experiment's own law") if said else own,
         Source("order and waiting", "its program, played without values"),
         Source("messages", "the network, shared" if asked.network else "overheads alone"),
     ]
+    if found.overheads:
+        known.append(asked.overhead("message"))
+    known += trust(asked)
     if crowd.workers < asked.workers:
         few = f"{crowd.workers} workers in the place of {asked.workers}"
         known.append(Source("crowd", f"{few}, with as much traffic at each place as all have"))

@@ -10,10 +10,11 @@ from math import prod
 
 from labkit.compression import Compressor, Gather, Mean, Request, SparseMean
 from labkit.exchange.bucket import Bucket
-from labkit.forecast.asked import Asked, times
+from labkit.forecast.asked import Asked
 from labkit.forecast.calibration import Spread
 from labkit.forecast.load import Kind, Load
-from labkit.forecast.sums import NOTHING, Carried, Sums, both
+from labkit.forecast.spreads import NOTHING, both, times
+from labkit.forecast.sums import Carried, Sums
 
 KINDS: tuple[tuple[type[Request], Kind], ...] = (
     *((Mean, "sum"), (Gather, "gather"), (SparseMean, "sparse")),

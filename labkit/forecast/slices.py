@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.asked import Asked, Taken
+from labkit.forecast.asked import COMPUTED, Asked, Taken, trust
 from labkit.forecast.calibration import LayerCost, Source, StepCost
-from labkit.forecast.neighbours import Group, by_link, typical
+from labkit.forecast.neighbours import Group, by_link, of_groups, typical
+from labkit.forecast.slowest import alike, last_of, slowest
 from labkit.schedules.grid import Grid, crossing, held
 
 SCORES = 2  # sums of a number a row by which slices share a loss, behind the largest of each
-VALUE = 4  # bytes
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class Slice:
     sums: int = 1
 
 
-def sliced(layers: Sequence[LayerCost], size: int, shares_scores: bool) -> list[Slice]:
+def sliced(
+    layers: Sequence[LayerCost], size: int, shares_scores: bool, value: int = 4
+) -> list[Slice]:
     """How each layer of a chain is cut, by the rules of `labkit.model_parallel.tensor`.
 
     Two layers of one kind, Dense or Conv2D, behind each other are a pair; so is attention by
@@ -64,7 +67,7 @@ def sliced(layers: Sequence[LayerCost], size: int, shares_scores: bool) -> list[
             for each in between:
                 found[each] = Slice(share) if each < row else found[each]
         elif shares_scores and number == len(layers) - 1:
-            found[number] = Slice(share, SCORES * VALUE, size * VALUE, before, SCORES)
+            found[number] = Slice(share, SCORES * value, size * value, before, SCORES)
         else:
             found[number] = Slice(share, gather=layer.out, back=before)
     return found
@@ -82,12 +85,13 @@ def _kind(layer: LayerCost) -> str:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a slice, s: computing forward and back, the waits for others; bytes that it sends."""
+    """Of a slice, s: computing forward and back, the waits for others; bytes sent, and by link."""
 
     forward: float
     backward: float
     wire: float
     sent: float
+    links: Mapping[str, float] = field(default_factory=dict)
 
 
 def of_slices(
@@ -96,14 +100,17 @@ def of_slices(
     """What ranks take that share these layers, on batches of so many rows."""
     scores = group.experiment.loss is None and bool(layers) and layers[-1] is group.model.layers[-1]
     forward = backward = wire = sent = 0.0
-    for layer, own in zip(layers, sliced(layers, group.workers, scores), strict=True):
+    links: Counter[str] = Counter()
+    shared = sliced(layers, group.workers, scores, group.dtype.itemsize)
+    for layer, own in zip(layers, shared, strict=True):
         forward += own.share * layer.forward * step.forward.median
         backward += own.share * layer.backward * step.backward.median
         sums = [("sum", own.total / own.sums)] * own.sums
         for kind, nbytes in (*sums, ("gather", own.gather), ("sum", own.back)):
             taken = group.total(nbytes * rows, algorithm, kind)
             wire, sent = wire + taken.seconds.median, sent + taken.sent
-    return Cost(forward, backward, wire, sent)
+            links.update(taken.links)
+    return Cost(forward, backward, wire, sent, links)
 
 
 def of_tensor_parallel(asked: Asked, slices: int, algorithm: str) -> Taken:
@@ -116,7 +123,7 @@ def of_tensor_parallel(asked: Asked, slices: int, algorithm: str) -> Taken:
     shared = sliced(model.layers, slices, asked.experiment.loss is None)
     held = sum(s.share * _size(layer) for s, layer in zip(shared, model.layers, strict=True))
     share = held / max(1, sum(map(_size, model.layers)))
-    mean = Group.of(asked, range(0, asked.workers, slices)).total(VALUE * held)
+    mean = Group.of(asked, range(0, asked.workers, slices)).total(asked.dtype.itemsize * held)
     parts = {
         "forward": cost.forward,
         "backward": cost.backward,
@@ -124,14 +131,17 @@ def of_tensor_parallel(asked: Asked, slices: int, algorithm: str) -> Taken:
         "update": share * step.update.median,
         "wire": cost.wire + mean.seconds.median,
     }
+    parts["wait"] = _late(asked, rows, parts)
     whole = asked.memory(rows)
     return Taken(
         parts=parts,
-        spread=typical(step, parts),
+        spread=typical(asked, step, parts),
+        nbytes=of_groups(asked, slices, cost.links, mean.links),
         memory={n: each if n == "activations" else share * each for n, each in whole.items()},
         sources=(
-            Source("forward, backward, update, other", "measured, by the shares of layers"),
+            asked.computing(rows, "by the shares of layers"),
             Source("what slices exchange", "the rules of a chain, by the shapes of weights"),
+            *trust(asked),
         ),
         more={"sent": replicas * cost.sent + slices * mean.sent, "held": share},
     )
@@ -151,6 +161,7 @@ def of_grid(asked: Asked, grid: Grid) -> Taken:
     replicas = asked.workers // machines
     rows = asked.experiment.batch_size / replicas
     step, group = asked.step(rows), Group.of(asked, range(machines))
+    value = asked.dtype.itemsize
     crosses = crossing(planes, grid)
     forward = backward = wire = 0.0
     messages = []
@@ -161,7 +172,7 @@ def of_grid(asked: Asked, grid: Grid) -> Taken:
             *(crosses.values[here].tolist(), crosses.values_back[here].tolist()),
             strict=True,
         )
-        ways = [(a, b, VALUE * rows * n, VALUE * rows * back) for a, b, n, back in out]
+        ways = [(a, b, value * rows * n, value * rows * back) for a, b, n, back in out]
         there = [(a, b, n) for a, b, n, _ in ways]
         back = [(b, a, n) for a, b, _, n in ways if n]
         messages += [*there, *back]
@@ -169,8 +180,8 @@ def of_grid(asked: Asked, grid: Grid) -> Taken:
     shares = [*_tiles(asked, grid)]
     forward = sum(each * layer.forward for each, layer in shares) * step.forward.median
     backward = sum(each * layer.backward for each, layer in shares) * step.backward.median
-    kernels = sum(VALUE * _size(layer) for _, layer in shares if _kind_of(layer) == 4)
-    rest = VALUE * sum(map(_size, asked.model.layers)) - kernels
+    kernels = sum(value * _size(layer) for _, layer in shares if _kind_of(layer) == 4)
+    rest = value * sum(map(_size, asked.model.layers)) - kernels
     kernel = group.total(kernels)
     mean = Group.of(asked, range(0, asked.workers, machines)).total(kernels + rest / machines)
     wire += kernel.seconds.median + mean.seconds.median
@@ -188,17 +199,30 @@ def of_grid(asked: Asked, grid: Grid) -> Taken:
         "update": share * step.update.median,
         "wire": wire,
     }
+    parts["wait"] = _late(asked, rows, parts)
     return Taken(
         parts=parts,
-        spread=typical(step, parts),
+        spread=typical(asked, step, parts),
         nbytes=by_link(asked, all_messages),
-        memory={n: each / machines for n, each in asked.memory(rows).items()},
+        memory={
+            n: each * (1 / machines if n == "activations" else share)
+            for n, each in asked.memory(rows).items()
+        },
         sources=(
-            Source("forward, backward, update, other", "measured, by the largest tile"),
+            asked.computing(rows, "by the largest tile"),
             Source("what crosses", "the messages of the grid, all of a layer at once"),
+            *trust(asked),
         ),
         more={"sent": replicas * (sent + kernel.sent) + machines * mean.sent},
     )
+
+
+def _late(asked: Asked, rows: float, parts: Mapping[str, float]) -> float:
+    """Seconds that the slowest of all ranks computes longer, for which each layer waits."""
+    ranks = alike(asked, [max(1, round(rows))] * asked.workers)
+    own = asked.computed(max(1, round(rows))).seconds
+    late = last_of(ranks, slowest(ranks)) / own - 1 if own else 0.0
+    return late * sum(parts[name] for name in COMPUTED)
 
 
 def _tiles(asked: Asked, grid: Grid) -> Iterator[tuple[float, LayerCost]]:

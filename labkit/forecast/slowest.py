@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from statistics import NormalDist
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.forecast.asked import COMPUTED, Asked
 from labkit.forecast.calibration import Spread
+from labkit.forecast.spreads import both, times
 from labkit.network import ComputeTime, Slowdown
 
 Draws: TypeAlias = NDArray[np.float64]
+RUN = 100  # steps of a run whose mean is asked for
 DRAWS = 401  # odd: the middle one is the median
 TAIL = NormalDist().inv_cdf(0.95)  # standard deviations from the median to the 95th percentile
 _GRID = np.linspace(-6.0, 6.0, 601)  # standard deviations at which a law is tabled
@@ -34,6 +38,32 @@ class Alike:
     seconds: Spread
     count: int = 1
     laws: tuple[Slowdown | ComputeTime, ...] = ()
+
+
+def alike(asked: Asked, rows: Sequence[int]) -> list[Alike]:
+    """Ranks with so many rows each; of ranks of one machine the slowest was measured already."""
+    law, found = asked.experiment.compute, []
+    count_of = Counter((each, asked.slow.get(rank)) for rank, each in enumerate(rows))
+    for (each, slower), count in count_of.items():
+        step = asked.computed(each)
+        seconds = reduce(both, (getattr(step, name) for name in COMPUTED))
+        laws = () if law is None else (law,)
+        if slower is not None and slower.law == "constant":
+            seconds = times(seconds, slower.compute)
+        elif slower is not None:
+            laws = (*laws, slower)
+        found.append(Alike(seconds, count if laws else -(-count // step.together), laws))
+    return found
+
+
+def last_of(groups: Sequence[Alike], draws: Draws) -> float:
+    """Of a law the mean, which a whole training takes; of what varies by chance the typical one."""
+    return float(np.mean(draws) if any(each.laws for each in groups) else np.median(draws))
+
+
+def of_run(draws: Draws) -> float:
+    """By how much the mean of a run's steps differs from run to run, s, nine times in ten."""
+    return float(TAIL * np.std(draws) / np.sqrt(RUN))
 
 
 def slowest(groups: Sequence[Alike]) -> Draws:

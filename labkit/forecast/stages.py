@@ -10,10 +10,11 @@ from typing import Protocol
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.asked import Asked, Taken
+from labkit.forecast.asked import Asked, Taken, trust
 from labkit.forecast.calibration import LayerCost, Source, StepCost
 from labkit.forecast.neighbours import Group, by_link, typical
-from labkit.forecast.slices import VALUE, Cost, of_slices
+from labkit.forecast.slices import Cost, of_slices
+from labkit.network import Slowdown
 from labkit.schedules.pipeline import Table
 from labkit.schedules.pipeline.held import in_flight, stashed
 from labkit.schedules.pipeline.partition import by_hand, cheapest
@@ -75,6 +76,7 @@ def of_stages(
     nbytes = part * rows * np.array([each[-1].out for each in stages], float)
     lane = Group.of(asked, range(0, ranks * slices, slices))
     network = lane.between(float(nbytes[:-1].max(initial=0.0)))
+    network = network.model_copy(update={"slow": _slow(asked, ranks, slices)})
     seconds = forward, backward / 2, backward / 2
     found = simulate_pipeline(table, *seconds, network=network, nbytes=nbytes)
     free = simulate_pipeline(
@@ -100,18 +102,38 @@ def of_stages(
     }
     return Taken(
         parts=parts,
-        spread=typical(step, parts),
+        spread=typical(asked, step, parts),
         nbytes=by_link(asked, messages),
         memory=_memory(asked, table, stages, rows, recompute),
         sources=(
-            Source("forward, backward, update, other", "measured, by the shares of layers"),
+            asked.computing(rows, "by the shares of layers"),
             Source("order and waiting", f"the table {table.name!r}, simulated with its messages"),
+            *trust(asked),
         ),
         more={
             "bubble": 1 - busy / alone if alone else 0.0,
             "sent": sum(each for *_, each in messages) + sent,
         },
     )
+
+
+def _slow(asked: Asked, ranks: int, slices: int) -> dict[int, Slowdown]:
+    """Of each place in a lane the slowest of all lanes, which meet in every step.
+
+    Raises: InvalidInput, where one is slow by chance.
+    """
+    found: dict[int, Slowdown] = {}
+    for rank, law in asked.slow.items():
+        if law.law != "constant":
+            raise InvalidInput(
+                f"slow={{{rank}: …}} with law={law.law!r} has no forecast for stages, whose order "
+                "one draw does not tell; use law='constant'"
+            )
+        place = rank // slices % ranks
+        known = found.get(place, Slowdown())
+        factors = max(known.compute, law.compute), max(known.transfer, law.transfer)
+        found[place] = Slowdown(compute=factors[0], transfer=factors[1])
+    return found
 
 
 def _cut(asked: Asked, strategy: Lanes) -> list[list[LayerCost]]:
@@ -180,7 +202,7 @@ def _update(
     most = max(sum(held[rank::ranks]) for rank in range(ranks)) / strategy.slices
     a_replica = ranks * strategy.slices
     group = Group.of(asked, range(0, workers, a_replica))
-    mean = group.total(VALUE * most)
+    mean = group.total(asked.dtype.itemsize * most)
     sent = mean.sent * sum(held) / most if most else 0.0
     return most / max(1.0, sum(held)), mean.seconds.median, sent
 

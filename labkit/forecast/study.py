@@ -13,7 +13,7 @@ from labkit.forecast.calibration import Calibration
 from labkit.forecast.forecast import Forecast, Prices, forecast
 from labkit.network import Network, Slowdown
 
-MOST = 10_000  # ranks
+MOST_RANKS = 10_000
 STEADY = 1e-3  # relative, of a bandwidth that is searched for
 SLOWEST, FASTEST = 1e6 / 8, 1e12 / 8  # bytes/s between which it is searched
 
@@ -92,11 +92,12 @@ class Study:
         return found.weak if self.weak else found.strong
 
     def workers_until(
-        self, efficiency: float, strategy: Way | None = None, most: int = MOST
+        self, efficiency: float, strategy: Way | None = None, most: int = MOST_RANKS
     ) -> int | None:
         """The most workers up to which efficiency does not fall below this; None: it never does.
 
-        It is taken to fall all the way: halves are searched.
+        Asked for are powers of two up to the first for which it does, then halves between that and
+        the one before. Beyond it may rise again: some algorithms like powers of two.
         """
         return _last(lambda n: self.efficiency(self.at(n, strategy=strategy)) >= efficiency, most)
 
@@ -172,9 +173,12 @@ class Study:
 
 def _last(holds: Callable[[int], bool], most: int) -> int | None:
     """The last number from 1 on for which it holds; None: for all of them."""
-    if holds(most):
-        return None
-    low, high = 1, most  # for one rank alone efficiency is what it is held against
+    low = high = 1  # for one rank alone efficiency is what it is held against
+    while low == high:
+        if high == most:
+            return None
+        high = min(2 * high, most)
+        low = high if holds(high) else low
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)

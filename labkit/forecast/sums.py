@@ -7,20 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-
 from labkit.common.errors import InvalidInput
 from labkit.communicator.algorithms import UNMETERED, refuse_unmetered
 from labkit.exchange.choice import least
-from labkit.forecast.asked import Asked, by_bytes, times
+from labkit.forecast.asked import Asked
 from labkit.forecast.calibration import Source, Spread
-from labkit.forecast.known import fits
 from labkit.forecast.load import FEW, Load, candidates, carried
+from labkit.forecast.spreads import NOTHING, beyond, both, by_bytes, times
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
-from labkit.simulate import Fit, exact_form
-
-NOTHING = Spread(median=0.0, low=0.0, high=0.0)
+from labkit.simulate import exact_form
 
 
 class Carried(NamedTuple):
@@ -65,14 +61,9 @@ class Sums:
         return prompt.model_copy(update={"sharing": "fifo"}) if self.turns else prompt
 
     @cached_property
-    def fits(self) -> dict[str, Fit]:
-        """Latency, speed and adding by level of this machine."""
-        return fits(self.asked.calibration)
-
-    @cached_property
     def gamma(self) -> float:
         """Seconds to add a byte, as fitted; what emulating a network takes has it already."""
-        fit = self.fits.get("host")
+        fit = self.asked.fits.get("host")
         return 0.0 if fit is None or self.asked.emulated or self.asked.virtual else fit.gamma
 
     @cached_property
@@ -108,7 +99,9 @@ class Sums:
             return Source("sums", "one rank has nothing to add up")
         if network is None:
             known = self._known(self.chosen)
-            how = "measured, on a line between sizes" if known else "fitted to what was measured"
+            far = beyond(self.largest, (nbytes for nbytes, _ in known))
+            how = f"measured, on a line between sizes{far and far + ' bytes'}"
+            how = how if known else "fitted to what was measured"
             return Source(f"sums by {self.chosen}", how)
         size, name = self.asked.workers, self._schedule
         form = size > FEW and exact_form(name, size, self.largest, network) is not None
@@ -152,7 +145,7 @@ class Sums:
         nbytes = load.nbytes if isinstance(load, Load) else load
         if known := self._known(name):
             return by_bytes(known, nbytes)
-        fit = self.fits.get("memory" if name == "shared_memory" else "host")
+        fit = self.asked.fits.get("memory" if name == "shared_memory" else "host")
         schedule = "ring" if name == "shared_memory" else name
         if fit is None or not fit.beta or schedule not in ALLREDUCE:
             raise InvalidInput(
@@ -173,11 +166,3 @@ class Sums:
             for each in self.asked.calibration.collectives
             if each.level != "link" and (each.algorithm, each.workers) == wanted
         ]
-
-
-def both(one: Spread, other: Spread) -> Spread:
-    """One after the other, each by its own chance: deviations add up as squares do."""
-    median = one.median + other.median
-    down = np.hypot(one.median - one.low, other.median - other.low)
-    up = np.hypot(one.high - one.median, other.high - other.median)
-    return Spread(median=median, low=max(0.0, median - float(down)), high=median + float(up))

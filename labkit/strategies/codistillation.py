@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast import MOST, Crowd
+from labkit.forecast.crowd import PLAYED, Crowd
 from labkit.programs import (
     Compute,
     Mark,
@@ -83,7 +83,7 @@ class Codistillation(Replicas):
 
     def crowd(self, workers: int) -> Crowd | None:
         """All speak to all."""
-        few = MOST // 2
+        few = PLAYED // 2
         return Crowd(self, few, everyone=(workers - 1) / (few - 1)) if workers > few else None
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:

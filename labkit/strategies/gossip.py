@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast import MOST, Crowd
+from labkit.forecast.crowd import PLAYED, Crowd
 from labkit.programs import (
     Adopt,
     AllReduce,
@@ -175,8 +175,8 @@ class Gossip(Replicas):
 
     def crowd(self, workers: int) -> Crowd | None:
         """Neighbours are as many, however many there are."""
-        many = isinstance(self.topology, str) and workers > MOST
-        return Crowd(self, MOST) if many else None
+        many = isinstance(self.topology, str) and workers > PLAYED
+        return Crowd(self, PLAYED) if many else None
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """What this one does, from its begin or from a mark that it has set."""

@@ -9,7 +9,8 @@ from pydantic import field_validator, model_validator
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Transport
-from labkit.forecast import MEET, MOST, Asked, Crowd, Taken, of_program
+from labkit.forecast import Asked, Taken, of_program
+from labkit.forecast.crowd import MEET, PLAYED, Crowd
 from labkit.programs import Parts, Program, Roles
 from labkit.schedules import ALLREDUCE
 from labkit.strategies.refusals import one_of, refuse_in_parts
@@ -86,8 +87,8 @@ class Replicas(Strategy):
 
     def crowd(self, workers: int) -> Crowd | None:
         """A few in the place of so many, in a forecast; None: all."""
-        many = self.central and workers > MOST
-        return Crowd(self, MOST, workers / MOST) if many else None
+        many = self.central and workers > PLAYED
+        return Crowd(self, PLAYED, workers / PLAYED) if many else None
 
     def forecast(self, asked: Asked) -> Taken:
         """By playing its programs."""

@@ -10,7 +10,9 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast import STEPS, Asked, Taken, of_program, shapes_of
+from labkit.forecast import Asked, Taken, of_program
+from labkit.forecast.crowd import shapes_of
+from labkit.forecast.programs import STEPS
 from labkit.programs import (
     Adopt,
     AllReduce,

@@ -13,7 +13,8 @@ from pydantic import Field, PositiveInt, field_validator
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Transport
 from labkit.compression import Compressor, Nested
-from labkit.forecast import MOST, Asked, Crowd, Taken, of_program, shapes_of
+from labkit.forecast import Asked, Taken, of_program
+from labkit.forecast.crowd import PLAYED, Crowd, shapes_of
 from labkit.programs import (
     Code,
     Compute,
@@ -250,9 +251,10 @@ class Servers(Strategy):
 
         The load is that of the fullest server.
         """
-        if asked.workers <= MOST and asked.workers * self.servers <= 2 * MOST:
+        if asked.workers <= PLAYED and asked.workers * self.servers <= 2 * PLAYED:
             return None
-        few = min(asked.workers, MOST if self.servers < MOST or not self.colocated else MOST // 2)
+        most = PLAYED if self.servers < PLAYED or not self.colocated else PLAYED // 2
+        few = min(asked.workers, most)
         shapes, scale = shapes_of(asked), few / asked.workers
         count = max(1, min(few, round(self.servers * scale))) if self.colocated else 1
         fullest = max(part.size for part in self.parts(shapes)) / sum(map(prod, shapes))

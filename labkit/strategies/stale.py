@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
-from labkit.forecast import MOST
+from labkit.forecast.crowd import PLAYED
 from labkit.programs import (
     Code,
     Drop,
@@ -275,7 +275,7 @@ class SoftSync(Stale):
             )
 
     def _fewer(self, scale: float) -> dict[str, Any]:
-        return {"splits": min(self.splits, MOST)}
+        return {"splits": min(self.splits, PLAYED)}
 
     def serve(self, roles: Roles, number: int, mark: Any) -> Program:
         """A server that answers first, and updates when enough have come."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from sample_calibrations import SHAPES, calibration, exactly, experiment
 
@@ -9,12 +11,13 @@ import labkit as lk
 from labkit.common.errors import InvalidInput
 from labkit.compression import Float16, OneBit, TopK
 from labkit.exchange import SCHEDULES
-from labkit.forecast import Asked, CollectiveCost, Forecast, Source, load
+from labkit.forecast import Asked, CollectiveCost, Forecast, Source, fits, load
 from labkit.forecast.asked import Taken
 from labkit.network import ComputeTime, Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import closed_form
 
+BUCKETS = {"schedule": "overlap", "bucket_bytes": 400_000, "compressor": Float16()}
 SWITCH = Network(latency=1e-4, bandwidth=1e8)
 # Elements, each variable from a multiple of 64 bytes on.
 NBYTES = sum(-(-4 * n // 64) * 64 for pair in SHAPES for n in (pair[0][0] * pair[0][1], *pair[1]))
@@ -36,7 +39,8 @@ def test_a_sequential_step_is_its_own_step_and_a_closed_form(name: str) -> None:
         found = at(workers, algorithm=name)
         own = 3e-3 * 64 / workers + 6e-3
         form = closed_form(name, workers, whole(NBYTES), SWITCH)
-        assert found.seconds == pytest.approx(own + form, rel=1e-9)
+        meeting = math.log2(workers) * SWITCH.latency
+        assert found.seconds == pytest.approx(own + form + meeting, rel=1e-9)
         assert found.taken.parts["wire"] == pytest.approx(form, rel=1e-9)
 
 
@@ -77,8 +81,33 @@ def test_one_worker_takes_its_own_step() -> None:
 
 def test_overheads_are_counted_once_a_bucket_and_said_where_there_are_none() -> None:
     given = calibration(overheads={"bucket": 0.25, "meeting": 0.5})
-    assert at(4, given=given).taken.parts["pack"] == pytest.approx(0.75)
+    # Two latencies until each of four has heard of all.
+    meeting = 0.5 + 2 * SWITCH.latency
+    assert at(4, given=given).taken.parts["pack"] == pytest.approx(0.25 + meeting)
+    every = at(4, given=calibration(Float16(), overheads={"meeting": 0.5}), **BUCKETS)
+    assert every.taken.parts["pack"] == pytest.approx(6 * meeting, rel=0.01)  # a little hidden
+    assert every.taken.more["buckets"] == 6
+    assert at(1, given=given).taken.parts.get("pack", 0.0) == 0.0
     assert Source("bucket", "not measured: counted as nothing") in at(4).sources
+
+
+def test_a_further_bucket_is_all_that_was_measured_of_it() -> None:
+    free = Network(latency=0.0, bandwidth=1e-3)  # nothing is hidden: the wire takes for ever
+    given = calibration(overheads={"bucket": 0.25, "overlap": 0.1})
+    found = at(4, free, given, schedule="overlap", bucket_bytes=400_000)
+    line = found.taken.more["hidden"] + sum(found.taken.parts[n] for n in ("pack", "wire"))
+    wire = at(4, free, schedule="overlap", bucket_bytes=400_000)
+    alone = wire.taken.more["hidden"] + wire.taken.parts["wire"]
+    further = found.taken.more["buckets"] - 1
+    assert further > 2
+    assert line - alone == pytest.approx(0.25 + further * 0.1, abs=1e-3)
+
+
+def test_one_worker_of_a_law_is_as_efficient_as_itself() -> None:
+    law = ComputeTime(seconds=0.1, update=0.05)
+    alone = experiment(strategy=lk.AllReduce("ring"), clock="virtual", compute=law, workers=1)
+    found = alone.forecast(1, SWITCH, calibration())
+    assert (found.strong, found.weak) == (pytest.approx(1), pytest.approx(1))
 
 
 def test_a_gather_decodes_what_all_have_sent_and_a_sum_only_the_mean_and_its_own() -> None:
@@ -123,6 +152,41 @@ def test_the_slowest_rank_counts() -> None:
     assert waits == pytest.approx([0.1 * each for each in harmonic], rel=0.05, abs=1e-3)
 
 
+def test_intervals_are_as_wide_as_the_network_is_known_and_the_law_is_by_chance() -> None:
+    costs = [
+        CollectiveCost(level="link", algorithm="ring", workers=2, nbytes=n, seconds=exactly(s))
+        for n, s in ((10**5, 1e-3), (10**6, 2e-2), (10**7, 1e-1))
+    ]
+    known = calibration(collectives=tuple(costs))
+    narrow, wide = at(4), at(4, given=known)
+    assert narrow.interval == pytest.approx((narrow.seconds, narrow.seconds))
+    assert any("too narrow" in each.how for each in narrow.sources)
+    asked = Asked(experiment(), known, SWITCH)
+    assert asked.error == pytest.approx(fits(known)["link"].error * 2.44, rel=1e-2)
+    assert wide.interval[1] - wide.seconds == pytest.approx(asked.error * wide.taken.parts["wire"])
+    law = ComputeTime(seconds=0.1, law="exponential")
+    for strategy in (lk.AllReduce("ring"), lk.ParameterServer()):
+        drawn = experiment(strategy=strategy, clock="virtual", compute=law, workers=1)
+        found = drawn.forecast(1, SWITCH, calibration())
+        # The mean of a hundred exponentials is off by a tenth, 1.64 times that nine in ten.
+        assert 0.05 < found.interval[1] / found.seconds - 1 < 0.25
+
+
+def test_what_is_beyond_the_measured_is_said_so() -> None:
+    def far(found: Forecast) -> dict[str, str]:
+        return {each.what: each.how for each in found.sources if "beyond" in each.how}
+
+    given = calibration(Float16(), overheads={"meeting": 0.5})
+    assert far(at(2, given=given)) == {}
+    wide = experiment(strategy=lk.AllReduce("ring", compressor=Float16()), batch_size=999)
+    told = far(wide.forecast(4, SWITCH, given))
+    assert "beyond the largest measured (64) rows" in told["forward, backward, update, other"]
+    assert told["meeting"] == "measured, beyond the largest measured (2) ranks"
+    assert "beyond the largest measured (1e+06)" in told[repr(Float16())]
+    served = wide.replace(strategy=lk.ParameterServer(), workers=4)
+    assert "(64) rows" in "".join(far(served.forecast(4, SWITCH, given)).values())
+
+
 def test_every_algorithm_has_a_forecast_on_every_number_of_ranks() -> None:
     for name in ALLREDUCE:
         for workers in (1, 2, 3, 8):
@@ -159,6 +223,10 @@ def test_prices_are_as_given() -> None:
     )
     assert bytes_only.money == pytest.approx(5 * 10 * bytes_only.sent / 1e9)
     assert bytes_only.sent == pytest.approx(6 * whole(NBYTES))  # 2 (n - 1) of the buffer, by all
+    served = experiment(strategy=lk.ParameterServer(servers=3, colocated=False)).forecast(
+        4, SWITCH, calibration(), watts=300, ranks_a_node=2, target_steps=1000
+    )
+    assert served.energy == pytest.approx(4 * 300 * served.training)  # seven ranks
     with pytest.raises(InvalidInput, match="say how many ranks one has: ranks_a_node"):
         _ = experiment().forecast(2, SWITCH, calibration(), watts=3).energy
 

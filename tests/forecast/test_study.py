@@ -8,6 +8,7 @@ from sample_calibrations import calibration, experiment
 import labkit as lk
 from labkit.common.errors import InvalidInput
 from labkit.forecast import Study
+from labkit.forecast.study import _last
 from labkit.network import Network
 
 LINK = Network(latency=1e-5, bandwidth=1e9)
@@ -22,6 +23,20 @@ def test_workers_until_is_the_last_number_before_efficiency_falls() -> None:
     assert STUDY.at(last).weak >= 0.5 > STUDY.at(last + 1).weak
     assert STUDY.workers_until(0.0) is None
     assert STUDY.workers_until(1.0) == 1
+
+
+def test_workers_until_asks_for_powers_of_two_first() -> None:
+    asked: list[int] = []
+
+    def holds(workers: int) -> bool:
+        asked.append(workers)
+        return workers < 11 or workers > 500
+
+    assert _last(holds, 10_000) == 10
+    assert asked[:4] == [2, 4, 8, 16]
+    assert max(asked) == 16
+    assert _last(lambda n: n < 99, 100) == 98
+    assert _last(lambda n: True, 100) is None
 
 
 def test_a_bandwidth_is_where_both_take_as_long() -> None:
