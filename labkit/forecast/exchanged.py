@@ -16,6 +16,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
+from labkit.common.units import plural
 from labkit.compression import Compressor
 from labkit.exchange import SCHEDULES
 from labkit.exchange.bucket import Bucket
@@ -195,8 +196,8 @@ class Exchanged:
 
     def _sources(self) -> Iterable[Source]:
         own, largest = self.own, self.sums.largest
-        repeats = f"{own.forward.count} repeats, on a line between batches"
-        yield self.asked.computing(max(self.rows), f"{own.together} ranks at once, {repeats}")
+        how = f"{plural(own.together, 'rank')} at once, {own.forward.count} repeats"
+        yield self.asked.computing(max(self.rows), f"{how}, on a line between batches")
         yield self.sums.source
         yield from trust(self.asked)
         if self.compressor is not None:

@@ -7,6 +7,7 @@ from sample_calibrations import calibration, experiment
 
 import labkit as lk
 from labkit.common.errors import InvalidInput
+from labkit.compression import Float16
 from labkit.forecast import Study
 from labkit.forecast.study import _last
 from labkit.network import Network
@@ -39,12 +40,22 @@ def test_workers_until_asks_for_powers_of_two_first() -> None:
     assert _last(lambda n: True, 100) is None
 
 
-def test_a_bandwidth_is_where_both_take_as_long() -> None:
+def test_who_never_gains_and_who_always_does_has_no_bandwidth_at_which_that_changes() -> None:
     study = Study(experiment(strategy=RING, workers=4), calibration(), LINK)
     assert study.bandwidth_until(RING) == 0.0
     assert study.bandwidth_until(SPARED) is None  # it also meets less often
-    edge = study.bandwidth_until(lk.AllReduce(algorithm="master_worker"), SPARED)
-    assert edge == 0.0
+    assert study.bandwidth_until(lk.AllReduce(algorithm="master_worker"), SPARED) == 0.0
+
+
+def test_a_compressor_pays_up_to_its_bandwidth_and_not_beyond() -> None:
+    study = Study(experiment(strategy=RING, workers=4), calibration(Float16()), LINK)
+    less = lk.AllReduce(algorithm="ring", compressor=Float16())
+    edge = study.bandwidth_until(less)
+    assert edge is not None
+    for factor, pays in ((0.99, True), (1.01, False)):
+        link = LINK.model_copy(update={"bandwidth": factor * edge})
+        one = study.at(network=link, strategy=less).seconds
+        assert (one < study.at(network=link).seconds) == pays
 
 
 def test_weak_keeps_rows_and_strong_divides_them() -> None:

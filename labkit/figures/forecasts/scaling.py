@@ -31,7 +31,7 @@ FALLEN = 0.5  # efficiency below which ranks do more waiting than work
 def scaling_table(
     foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
 ) -> pd.DataFrame:
-    """A row a forecast or a run: name, workers, kind, efficiency, speed-up, samples/s, step, s.
+    """A row a forecast or a run: name, kind, workers, efficiency with its ends, samples/s, step, s.
 
     Efficiency of runs is their rate over that of the run with one worker, by worker.
 
@@ -126,7 +126,7 @@ def _findings(table: pd.DataFrame) -> list[Finding]:
     found = []
     for name, own in table.groupby("name", sort=False):
         ahead = own[own["kind"] == "forecast"].sort_values("workers")
-        above = ahead[ahead["efficiency"] >= FALLEN]
+        above = ahead[(ahead["efficiency"] >= FALLEN).cummin()]  # it may rise again
         last = ahead.iloc[-1]
         most = "none" if above.empty else plural(int(above["workers"].max()), "worker")
         said = [f"at {last['workers']:,} workers {last['efficiency']:.0%}"]
@@ -143,6 +143,3 @@ def _with_band(name: str, value: float, each: Forecast) -> dict[str, float]:
     low, high = each.interval
     band = {f"{name}_low": value * each.seconds / high, f"{name}_high": value * each.seconds / low}
     return {name: value} | band
-
-
-__all__ = ["forecast_scaling", "scaling_reading", "scaling_table"]
