@@ -186,6 +186,7 @@ class Patience:
         with self.minding:
             self.complete([getattr(self.comm, f"I{name.lower()}")(*given)])
         self.traffic.wait_seconds = waited
+        self.board.enter(f"work after {self.place}")  # else a rank that computes seems to wait
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's object, in rank order (pickled), in the call that was entered."""

@@ -12,7 +12,7 @@ from labkit.communicator import Communicator, RankDied, join
 from labkit.experiment import Experiment
 from labkit.network.fault import left
 from labkit.records.checkpoints import Keeping
-from labkit.records.result import Event, RankResult, WholeResult
+from labkit.records.result import Event, RankResult, Verdict, WholeResult
 from labkit.records.store import Record
 from labkit.records.stream import Writer, sees
 from labkit.strategies import Batch, Strategy
@@ -94,7 +94,6 @@ def _train(
     from labkit.communicator.clock import offset
     from labkit.exchange.microscope import Microscope
     from labkit.model_parallel import memory
-    from labkit.records import environment
     from labkit.worker import gate, vigil
     from labkit.worker.feed import read
     from labkit.worker.recorder import Recorder
@@ -140,23 +139,7 @@ def _train(
     kept, peak = session.memory or _memory(session), memory.peak()
     session.close()
     evaluation = session.outlive(session.evaluate)
-    whole = None
-    if communicator.rank == 0:
-        whole = WholeResult(
-            epochs=recorder.epochs,
-            evaluation=evaluation,
-            equivalence=verdict,
-            environment=environment.describe(),
-            exchange=session.exchange(),
-            partition=session.partition or None,
-            checkpoints=session.checkpoints,
-            faults=[
-                *(comeback.faults if comeback is not None else []),
-                *(session.recovery.faults if session.recovery is not None else []),
-            ],
-            stretches=session.recovery.stretches if session.recovery is not None else [],
-            model=session.saved(),  # last: it compiles the model anew
-        )
+    whole = session.outlive(partial(_whole, session, verdict, evaluation, comeback))
     return RankResult(
         rows=recorder.rows,
         memory=kept,
@@ -170,6 +153,38 @@ def _train(
         interleaving=session.interleaving,
         whole=whole,
     )
+
+
+def _whole(
+    session: TrainingSession,
+    verdict: Verdict,
+    evaluation: dict[str, float],
+    comeback: Comeback | None,
+) -> WholeResult | None:
+    """What the first rank says of all; the others see that it has not died over it."""
+    from labkit.records import environment
+
+    communicator, recovery = session.communicator, session.recovery
+    whole = None
+    if communicator.rank == 0:
+        assert session.recorder is not None
+        whole = WholeResult(
+            epochs=session.recorder.epochs,
+            evaluation=evaluation,
+            equivalence=verdict,
+            environment=environment.describe(),
+            exchange=session.exchange(),
+            partition=session.partition or None,
+            checkpoints=session.checkpoints,
+            faults=[
+                *(comeback.faults if comeback is not None else []),
+                *(recovery.faults if recovery is not None else []),
+            ],
+            stretches=recovery.stretches if recovery is not None else [],
+            model=session.saved(),  # last: it compiles the model anew
+        )
+    communicator.meet("the end of training")
+    return whole
 
 
 def prepare() -> None:

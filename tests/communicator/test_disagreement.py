@@ -249,3 +249,19 @@ def test_a_scatter_of_too_few_parts_is_refused_and_nobody_hangs(cluster: Cluster
 
     with pytest.raises(InvalidInput, match="scatter of 1 parts: give one for each of 2 ranks"):
         cluster.call(scatter, ranks=2)
+
+
+def test_a_rank_that_computes_behind_a_broadcast_is_not_taken_for_one_that_waits(
+    cluster: Cluster,
+) -> None:
+    def late(communicator: Any) -> float:
+        import time
+
+        patience = communicator.patience
+        patience._outlives = True  # where ranks may die its collectives do not block
+        communicator.broadcast(np.zeros(4))
+        if communicator.rank == 0:
+            time.sleep(communicator.board.deadlocked_after + 1)
+        return float(sum(communicator.allgather(1.0)))
+
+    assert cluster.call(late, ranks=2) == [2.0, 2.0]

@@ -1,8 +1,9 @@
 """Ranks that train an experiment while some are killed; run as a script under mpiexec.
 
-    sample_survival.py SCHEDULE COMPRESSOR FOLDER
+    sample_survival.py SCHEDULE COMPRESSOR FOLDER [last]
 
-A rank writes its process in the folder, and at the end what it has come to.
+A rank writes its process in the folder, and at the end what it has come to. With `last`, the first
+one dies over the last thing that it does.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import faulthandler
 import hashlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import numpy as np
 from labkit import AllReduce, Experiment
 from labkit.communicator import world
 from labkit.worker.ledger import Ledger
+from labkit.worker.session import TrainingSession
 from labkit.worker.work import work
 
 ROWS, STEPS, EPOCHS = 600, 25, 30
@@ -55,10 +58,13 @@ class Last(keras.callbacks.Callback):
 
 
 def main() -> None:
-    faulthandler.dump_traceback_later(100, exit=True)
+    faulthandler.dump_traceback_later(230, exit=True)
     schedule, compressor, folder = sys.argv[1], sys.argv[2] or None, Path(sys.argv[3])
-    communicator = world(limit=60.0)
+    communicator = world(limit=100.0)
     (folder / f"pid{communicator.rank}").write_text(str(os.getpid()))
+
+    if sys.argv[4:] == ["last"] and communicator.rank == 0:
+        TrainingSession.saved = lambda session: os.kill(os.getpid(), signal.SIGKILL)
 
     def report(kind: str, records: Any) -> None:
         if kind == "step" and records:

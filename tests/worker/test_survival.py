@@ -20,18 +20,22 @@ from labkit.records.ledger import check, read
 pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("sample_survival.py")
-RANKS, HANG = 3, 100.0  # seconds
+RANKS, HANG = 3, 240.0  # seconds
 
 
-def killed(folder: Path, schedule: str, compressor: str, victims: dict[int, int]) -> dict[str, Any]:
+def killed(
+    folder: Path, schedule: str, compressor: str, victims: dict[int, int], last: bool = False
+) -> dict[str, Any]:
     """What the first rank that lives tells at the end.
 
     Args:
         folder: for what ranks tell.
         schedule, compressor: of the exchange.
         victims: ranks, with the step from which on each is killed.
+        last: rank 0 dies over the last thing that it does.
     """
     words = [sys.executable, str(SCRIPT), schedule, compressor, str(folder)]
+    words += ["last"] if last else []
     environment, end = os.environ | launcher.environment(), time.monotonic() + HANG
     command = [*launcher.mpiexec(RANKS, outlives=True), *words]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
@@ -47,7 +51,8 @@ def killed(folder: Path, schedule: str, compressor: str, victims: dict[int, int]
         finally:
             ranks.kill()
     told = sorted(folder.glob("told*"))
-    assert [int(path.name[4:]) for path in told] == sorted(set(range(RANKS)) - victims.keys()), said
+    live = set(range(RANKS)) - victims.keys() - ({0} if last else set())
+    assert [int(path.name[4:]) for path in told] == sorted(live), said
     found = [json.loads(path.read_text()) for path in told]
     assert len({each["weights"] for each in found}) == 1
     first: dict[str, Any] = found[0]
@@ -76,3 +81,12 @@ def test_it_is_the_training_of_ranks_that_nobody_has_killed(
     assert len(found["epochs"]) == EPOCHS
     if not compressor:  # in float64 sums of other ranks differ in the last places
         assert found["evaluation"]["loss"] == pytest.approx(0.0052200118733289, rel=1e-6)
+
+
+def test_another_rank_says_what_came_of_it_where_the_first_dies_over_that(tmp_path: Path) -> None:
+    found = killed(tmp_path, "sequential", "", {}, last=True)
+    assert check(read(tmp_path), data(), STEPS, EPOCHS).is_exact
+    (fault,) = found["faults"]
+    assert (fault["ranks"], fault["step"]) == ([0], STEPS * EPOCHS)
+    assert len(found["epochs"]) == EPOCHS
+    assert found["evaluation"]["loss"] == pytest.approx(0.0052200118733289, rel=1e-6)

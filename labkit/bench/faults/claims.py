@@ -18,7 +18,7 @@ from labkit.exchange.schedules import SCHEDULES
 from labkit.experiment import Experiment
 from labkit.strategies import STRATEGIES, AllReduce, Strategy
 
-ROWS, BATCH, EPOCHS = 600, 24, 40
+ROWS, BATCH, EPOCHS = 600, 24, 20
 LOSSY = (None, COMPRESSORS["OneBit"](), ErrorFeedback(inner=TopK(ratio=0.1)))
 
 
@@ -54,7 +54,7 @@ def _runs(algorithm: str, apart: bool) -> bool:
 
 
 def question(strategy: Strategy, workers: int, seed: int, epochs: int) -> Experiment:
-    """A thousand short steps, in float64 where nothing is left out."""
+    """Some hundred short steps, in float64 where nothing is left out."""
     return Experiment(
         model="mlp",
         model_options={"widths": [32, 16]},

@@ -92,7 +92,7 @@ def _on(place: str, bed: Testbed | None, wanted: int, there: list[Row]) -> Itera
         yield from bands
         band = _band(place, strategy, [*there, *bands])
         rows = list(_killed(place, bed, strategy, number, min(EACH, wanted - struck), band))
-        if rows[0]["finished"] and not rows[0]["within"]:
+        if rows[0]["finished"] and not rows[0]["within"] and not rows[0]["why"]:
             # Perhaps it is the seed, and not the kill: it joins those that nobody disturbs.
             more = list(_undisturbed(place, bed, strategy, [int(rows[0]["seed"] or 0)]))
             yield from more
@@ -178,6 +178,7 @@ def _killed(
             (each for each in told.values() if "faults" in each), {"faults": []}
         )
         accuracy = whole.get("accuracy", float("nan"))
+        behind = finished and "accuracy" not in whole  # who had it died with all behind it
         common: Row = {
             "number": number,
             "seed": seed,
@@ -187,13 +188,13 @@ def _killed(
             "repeated": account.repeated,
             "accuracy": accuracy,
             "within": bool(band.low <= accuracy <= band.high),
-            "why": "" if finished else ranks.said(),
+            "why": "killed behind the end" if behind else "" if finished else ranks.said(),
         }
     before = 0
     for victim, moment, delay in zip(victims, moments, delays, strict=True):
         row = head("faults", named(strategy), "kills", SIZE - before, place, rank=victim) | common
-        row |= {"moment": delay, "struck": moment is not None}
-        if moment is not None:
+        row |= {"moment": delay, "struck": moment is not None and not behind}
+        if row["struck"] and moment is not None:
             before += 1
             survivors = [line for each in live for line in steps.get(each, ())]
             row["calm"] = any(now < moment and dead == before - 1 for now, dead in survivors)

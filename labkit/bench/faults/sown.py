@@ -32,7 +32,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
     """Plant faults of all kinds that are found at once, one a run, in whatever can have them.
 
     Strategy, clock, rank, step and layer are drawn; what an experiment refuses is drawn again, and
-    so is a message of a step in which a rank sends none.
+    so is a step to which a rank never came, or in which it sent no message.
 
     Args:
         repeats: faults.
@@ -73,7 +73,7 @@ def one(cluster: Cluster, number: int) -> Row:
             ended = _ended(cluster, asked)
         except InvalidInput:
             continue
-        if kind in SENT and isinstance(ended, Run) and _sends_nothing(ended, asked.faults[0]):
+        if isinstance(ended, Run) and _never_was(ended, asked.faults[0]):
             continue
         said, rank = ("", None) if isinstance(ended, Run) else (str(ended), ended.rank)
         found = _found(asked.faults[0], said, rank)
@@ -130,8 +130,8 @@ def _ended(cluster: Cluster, asked: Experiment) -> Run | RankError:
         return error
 
 
-def _sends_nothing(run: Run, fault: Fault) -> bool:
-    """Whether there was no message that could have been flipped or lost."""
+def _never_was(run: Run, fault: Fault) -> bool:
+    """Whether the rank never came to that step, or sent no message in it that could be lost."""
     history = run.history
     own = history[(history["rank"] == fault.rank) & (history["step"] == fault.step)]
-    return not own["payload_bytes"].sum()
+    return own.empty or (fault.kind in SENT and not own["payload_bytes"].sum())
