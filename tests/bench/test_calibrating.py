@@ -41,6 +41,7 @@ class ManualClock:
         self.time = max(self.time, moment)
 
 
+@pytest.mark.heavy
 def test_no_step_is_measured_while_it_waits_for_its_batch() -> None:
     from labkit.bench.calibrating.steps import Supply
 
