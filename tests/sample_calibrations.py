@@ -36,10 +36,18 @@ def calibration(
     width: float = 0.0,
     overheads: dict[str, float] | None = None,
     collectives: tuple[CollectiveCost, ...] = (),
+    read: dict[int, Spread] | None = None,
 ) -> Calibration:
     """A row takes 1 ms forward and 2 ms back, an update 5 ms, all else 1 ms; three layers."""
     layers = tuple(
-        LayerCost(name=f"layer {n}", weights=weights, forward=1 / 3, backward=share, out=4)
+        LayerCost(
+            name=f"layer {n}",
+            kind="Dense",
+            weights=weights,
+            forward=1 / 3,
+            backward=share,
+            out=4,
+        )
         for n, (weights, share) in enumerate(zip(SHAPES, (0.25, 0.5, 0.25), strict=True))
     )
     steps = tuple(
@@ -58,7 +66,11 @@ def calibration(
     return Calibration(
         made="2026-01-01T00:00:00+00:00",
         machine={"cpu": "abacus"},
-        models=(ModelCost(model=model_of(experiment()), layers=layers, steps=steps, slots=1),),
+        models=(
+            ModelCost(
+                model=model_of(experiment()), layers=layers, steps=steps, read=read or {}, slots=1
+            ),
+        ),
         codecs=tuple(
             CodecCost(
                 compressor=each.to_json(),

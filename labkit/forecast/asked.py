@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.common.errors import InvalidInput
+from labkit.common.rows import cut
 from labkit.forecast.calibration import (
     Calibration,
     CodecCost,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 NINE_TENTHS = NormalDist().inv_cdf(0.95) / NormalDist().inv_cdf(0.75)  # of median deviations
 COMPUTED = ("forward", "backward", "update", "other")
-PARTS = ("forward", "backward", "update", "other", "pack", "codec", "wire", "wait")
+PARTS = ("forward", "backward", "update", "other", "pack", "codec", "wire", "wait", "read")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Taken:
 
     Attributes:
         parts: s of the rank that is last, by names of `PARTS`; they add up to the step.
+        rows: of the largest batch that a rank reads for it.
         spread: of the typical step of a run, as factors on its median: the middle nine tenths,
             as what was measured spreads from repeat to repeat.
         nbytes: that cross each link in a step, by its name.
@@ -52,6 +54,7 @@ class Taken:
     """
 
     parts: Mapping[str, float]
+    rows: float
     spread: tuple[float, float] = (1.0, 1.0)
     nbytes: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, float] = field(default_factory=dict)
@@ -85,6 +88,12 @@ class Asked:
     def workers(self) -> int:
         """Of the experiment."""
         return int(self.experiment.workers)
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """Of each worker's part of the batch."""
+        shares = self.experiment.capacities or [1.0] * self.workers
+        return np.diff(cut(self.experiment.batch_size, shares)).tolist()
 
     @cached_property
     def model(self) -> ModelCost:

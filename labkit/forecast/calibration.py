@@ -17,7 +17,7 @@ from labkit.common.checked import Checked
 from labkit.common.content import JSON, as_json
 from labkit.common.errors import InvalidInput, LabkitError
 
-SCHEMA = 1
+SCHEMA = 2
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
 SIZES = ("rows", "test_rows")  # options of data sets that say nothing of a row
@@ -95,12 +95,14 @@ class LayerCost(Checked):
 
     Attributes:
         name: of the layer.
+        kind: its Keras class; of several in one block that of all that train, or "Functional".
         weights: shapes of what it trains.
         forward, backward: its share of the model's pass forward, and back.
         out: bytes that it hands on for one row.
     """
 
     name: str
+    kind: str
     weights: tuple[tuple[int, ...], ...] = ()
     forward: Annotated[float, Field(ge=0, le=1)]
     backward: Annotated[float, Field(ge=0, le=1)]
@@ -138,6 +140,7 @@ class ModelCost(Checked):
         model: which one, see `model_of`.
         layers: that train or hand something on.
         steps: as measured; forecasts interpolate between their rows.
+        read: s to read a batch, by its rows; no step waits for that.
         memory: bytes of a step beside weights, gradients and optimizer, for one row.
         slots: values that the optimizer keeps for each weight.
     """
@@ -145,6 +148,7 @@ class ModelCost(Checked):
     model: dict[str, Any]
     layers: tuple[LayerCost, ...]
     steps: tuple[StepCost, ...]
+    read: dict[int, Spread] = Field(default_factory=dict)
     memory: Count = 0
     slots: Count = 0
 
@@ -212,13 +216,6 @@ class Overhead(Checked):
     seconds: Spread
 
 
-class InputCost(Checked):
-    """What it takes to read one row of a data set, s."""
-
-    dataset: str
-    seconds: Spread
-
-
 class Source(NamedTuple):
     """Where a figure of a forecast is from: what it is, and how it is known."""
 
@@ -232,7 +229,7 @@ class Calibration(Checked):
     Attributes:
         made: when, ISO 8601, UTC.
         machine: hardware and versions, see `labkit.forecast.kept.this_machine`.
-        models, codecs, collectives, overheads, inputs: what was measured.
+        models, codecs, collectives, overheads: what was measured.
     """
 
     schema_version: int = SCHEMA
@@ -242,7 +239,6 @@ class Calibration(Checked):
     codecs: tuple[CodecCost, ...] = ()
     collectives: tuple[CollectiveCost, ...] = ()
     overheads: tuple[Overhead, ...] = ()
-    inputs: tuple[InputCost, ...] = ()
 
     @cached_property
     def hash8(self) -> str:

@@ -15,7 +15,6 @@ from functools import cached_property, reduce
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.common.rows import cut
 from labkit.common.units import plural
 from labkit.compression import Compressor
 from labkit.exchange import SCHEDULES
@@ -51,7 +50,7 @@ class Exchanged:
 
         Raises: InvalidInput, for what was not measured.
         """
-        own, ranks = self.own, alike(self.asked, self.rows)
+        own, ranks = self.own, alike(self.asked, self.asked.rows)
         computing = slowest(ranks)
         last = last_of(ranks, computing)
         line = sum(each.seconds for each in self.served)
@@ -73,11 +72,12 @@ class Exchanged:
         low, high = np.quantile(computing, (0.05, 0.95)) + exposed
         return Taken(
             parts=parts,
+            rows=max(self.asked.rows),
             spread=(whole.low / whole.median, whole.high / whole.median)
             if whole.median
             else (1.0, 1.0),
             nbytes=self._links(),
-            memory=self.asked.memory(max(self.rows))
+            memory=self.asked.memory(max(self.asked.rows))
             | {"buffers": float(sum(each.nbytes for each in self.buckets))},
             sources=tuple(self._sources()),
             more={
@@ -90,16 +90,9 @@ class Exchanged:
         )
 
     @cached_property
-    def rows(self) -> list[int]:
-        """Of each rank's part of the batch."""
-        experiment = self.asked.experiment
-        capacities = experiment.capacities or [1.0] * self.asked.workers
-        return np.diff(cut(experiment.batch_size, capacities)).tolist()
-
-    @cached_property
     def own(self) -> StepCost:
         """A step of the rank that has most rows, as if there were no others to wait for."""
-        return self.asked.computed(max(self.rows))
+        return self.asked.computed(max(self.asked.rows))
 
     @cached_property
     def buckets(self) -> list[Bucket]:
@@ -197,7 +190,7 @@ class Exchanged:
     def _sources(self) -> Iterable[Source]:
         own, largest = self.own, self.sums.largest
         how = f"{plural(own.together, 'rank')} at once, {own.forward.count} repeats"
-        yield self.asked.computing(max(self.rows), f"{how}, on a line between batches")
+        yield self.asked.computing(max(self.asked.rows), f"{how}, on a line between batches")
         yield self.sums.source
         yield from trust(self.asked)
         if self.compressor is not None:

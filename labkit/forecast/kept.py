@@ -79,14 +79,13 @@ def merged(old: Calibration, new: Calibration) -> Calibration:
             lambda e: (e.level, e.algorithm, e.network, e.workers, e.nbytes),
         ),
         overheads=_last([*old.overheads, *new.overheads], lambda e: (e.what, e.workers, e.nbytes)),
-        inputs=_last([*old.inputs, *new.inputs], lambda e: e.dataset),
     )
 
 
 def _with_steps(old: ModelCost, new: ModelCost) -> ModelCost:
-    """The new one, with steps of the old that were not measured anew."""
+    """The new one, with steps and batches of the old that were not measured anew."""
     steps = _last([*old.steps, *new.steps], lambda e: (e.rows, e.threads, e.together))
-    return new.model_copy(update={"steps": steps})
+    return new.model_copy(update={"steps": steps, "read": old.read | new.read})
 
 
 def _last(

@@ -53,6 +53,8 @@ def sources(calibration: Calibration) -> list[Source]:
             f"{min(e.forward.count for e in steps)} repeats"
         )
         rows.append(Source(f"steps of {name}", f"{by}: {points}"))
+        if model.read:
+            rows.append(Source(f"batches of {name}", f"{by}, read: rows {_listed(model.read)}"))
     codecs = sorted(calibration.codecs, key=lambda each: str(each.compressor))
     for compressor, own in groupby(codecs, lambda each: each.compressor):
         sizes = ", ".join(bytes_text(each.nbytes) for each in own)
@@ -64,7 +66,6 @@ def sources(calibration: Calibration) -> list[Source]:
     for what in sorted({each.what for each in calibration.overheads}):
         ranks = _listed(e.workers for e in calibration.overheads if e.what == what)
         rows.append(Source(f"overhead {what}", f"{by}: {ranks} ranks"))
-    rows += [Source(f"input {each.dataset}", f"{by}, a row") for each in calibration.inputs]
     return rows
 
 

@@ -11,7 +11,6 @@ from functools import reduce
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.common.rows import cut
 from labkit.forecast.asked import Asked, Taken, trust
 from labkit.forecast.calibration import Source
 from labkit.forecast.crowd import (
@@ -107,6 +106,7 @@ def of_program(asked: Asked, strategy: Plays, cycle: int = 1, crowd: Crowd | Non
     links = found.tally.between(found.begin, found.end, "link ")
     return Taken(
         parts=parts,
+        rows=max(asked.rows),
         spread=typical(asked, step, parts, message, math.sqrt(cycle) * of_run(periods)),
         nbytes={name: each / found.batches for name, each in links.items()},
         memory=_memory(asked, strategy),
@@ -117,15 +117,14 @@ def of_program(asked: Asked, strategy: Plays, cycle: int = 1, crowd: Crowd | Non
 
 def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
     """Play a program for as many steps as show its pace."""
-    experiment, strategy, workers = asked.experiment, crowd.strategy, crowd.workers
+    strategy, workers = crowd.strategy, crowd.workers
     if strategy.replica_cut != 1:
         raise InvalidInput(
             f"workers that are cut (stages or grid = {strategy.replica_cut}) have no forecast; "
             "give stages=1 and no grid, or ask Pipeline or LocallyConnected"
         )
     roles = roles_of(asked, strategy, workers)
-    shares = experiment.capacities or [1.0] * asked.workers
-    rows = np.diff(cut(experiment.batch_size, shares)).tolist()[:workers]
+    rows = asked.rows[:workers]
     outputs = asked.model.layers[-1].out / asked.dtype.itemsize if asked.model.layers else 1.0
     stage = HollowStage(
         rows, roles.weights.size, str(roles.weights.dtype), asked.model.slots, outputs

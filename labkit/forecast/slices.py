@@ -14,6 +14,20 @@ from labkit.forecast.neighbours import Group, by_link, of_groups, typical
 from labkit.forecast.slowest import alike, last_of, slowest
 from labkit.schedules.grid import Grid, crossing, held
 
+# Of kinds that have slices: which weight, and which of its dimensions, says how many there may be.
+DIVIDED = {
+    "Dense": (0, -1),
+    "Conv2D": (0, -1),
+    "Embedding": (0, 0),
+    "MultiHeadAttention": (0, 1),
+    "GroupedQueryAttention": (2, 1),
+}
+HEADS = ("MultiHeadAttention", "GroupedQueryAttention")
+# What may stand within a pair: what it gives for a unit or channel, it makes of that alone.
+WITHIN = (
+    *("BatchNormalization", "Activation", "ReLU", "LeakyReLU", "ELU"),
+    *("MaxPooling2D", "AveragePooling2D", "ZeroPadding2D", "UpSampling2D"),
+)
 SCORES = 2  # sums of a number a row by which slices share a loss, behind the largest of each
 
 
@@ -41,31 +55,23 @@ def sliced(
     """How each layer of a chain is cut, by the rules of `labkit.model_parallel.tensor`.
 
     Two layers of one kind, Dense or Conv2D, behind each other are a pair; so is attention by
-    itself. Layers are told by the shapes of their weights.
+    itself. A block of several layers of one kind counts as one of these.
     """
-    found = [Slice() for _ in layers]
-    trained = [number for number, each in enumerate(layers) if each.weights]
-    paired: set[int] = set()
-    for number in trained:
-        layer, kind = layers[number], _kind(layers[number])
-        before = float(layers[number - 1].out) if trained[0] < number else 0.0
-        if number in paired or not kind or layer.weights[0][-1] < size:
+    found, share = [Slice() for _ in layers], 1 / size
+    first = next((number for number, each in enumerate(layers) if each.weights), len(layers))
+    done = -1  # the end of the last pair
+    for number, layer in enumerate(layers):
+        if number <= done or not _divides(layer, size):
             continue
-        behind = [each for each in trained if each > number]
-        between = [each for each in behind if _kind(layers[each]) == "units"]
-        behind = [each for each in behind if each not in between]
-        share = 1 / size
-        if kind == "heads":
+        before = float(layers[number - 1].out) if first < number else 0.0
+        if layer.kind in HEADS:
             found[number] = Slice(share, total=layer.out, back=before)
-        elif kind == "words":
+        elif layer.kind == "Embedding":
             found[number] = Slice(share, total=layer.out)
-        elif behind and _kind(layers[behind[0]]) == kind:
-            row = behind[0]
-            found[number] = Slice(share, back=before)
+        elif (row := _behind(layers, number)) is not None:
+            found[number:row] = [Slice(share, back=before), *[Slice(share)] * (row - number - 1)]
             found[row] = Slice(share, total=layers[row].out)
-            paired |= {row}
-            for each in between:
-                found[each] = Slice(share) if each < row else found[each]
+            done = row
         elif shares_scores and number == len(layers) - 1:
             found[number] = Slice(share, SCORES * value, size * value, before, SCORES)
         else:
@@ -73,14 +79,20 @@ def sliced(
     return found
 
 
-def _kind(layer: LayerCost) -> str:
-    """What kind of layer has weights of these shapes; nothing for one that has no slices."""
-    first, count = len(layer.weights[0]), len(layer.weights)
-    if first == 3:
-        return "heads"
-    if first == 2:
-        return "words" if count == 1 else "dense"
-    return {1: "units", 4: "images"}.get(first, "")
+def _divides(layer: LayerCost, size: int) -> bool:
+    """Whether there is something of it for each slice."""
+    if layer.kind not in DIVIDED:
+        return False
+    weight, dimension = DIVIDED[layer.kind]
+    return layer.weights[weight][dimension] >= size
+
+
+def _behind(layers: Sequence[LayerCost], number: int) -> int | None:
+    """The layer that makes a pair with this one; None: there is none."""
+    for other in range(number + 1, len(layers)):
+        if layers[other].kind not in WITHIN:
+            return other if layers[other].kind == layers[number].kind else None
+    return None
 
 
 @dataclass(frozen=True)
@@ -135,12 +147,13 @@ def of_tensor_parallel(asked: Asked, slices: int, algorithm: str) -> Taken:
     whole = asked.memory(rows)
     return Taken(
         parts=parts,
+        rows=rows,
         spread=typical(asked, step, parts),
         nbytes=of_groups(asked, slices, cost.links, mean.links),
         memory={n: each if n == "activations" else share * each for n, each in whole.items()},
         sources=(
             asked.computing(rows, "by the shares of layers"),
-            Source("what slices exchange", "the rules of a chain, by the shapes of weights"),
+            Source("what slices exchange", "the rules of a chain, by the kinds of layers"),
             *trust(asked),
         ),
         more={"sent": replicas * cost.sent + slices * mean.sent, "held": share},
@@ -180,7 +193,7 @@ def of_grid(asked: Asked, grid: Grid) -> Taken:
     shares = [*_tiles(asked, grid)]
     forward = sum(each * layer.forward for each, layer in shares) * step.forward.median
     backward = sum(each * layer.backward for each, layer in shares) * step.backward.median
-    kernels = sum(value * _size(layer) for _, layer in shares if _kind_of(layer) == 4)
+    kernels = sum(value * _size(layer) for _, layer in shares if layer.kind == "Conv2D")
     rest = value * sum(map(_size, asked.model.layers)) - kernels
     kernel = group.total(kernels)
     mean = Group.of(asked, range(0, asked.workers, machines)).total(kernels + rest / machines)
@@ -202,6 +215,7 @@ def of_grid(asked: Asked, grid: Grid) -> Taken:
     parts["wait"] = _late(asked, rows, parts)
     return Taken(
         parts=parts,
+        rows=rows,
         spread=typical(asked, step, parts),
         nbytes=by_link(asked, all_messages),
         memory={
@@ -239,7 +253,3 @@ def _tiles(asked: Asked, grid: Grid) -> Iterator[tuple[float, LayerCost]]:
 
 def _size(layer: LayerCost) -> int:
     return sum(map(prod, layer.weights))
-
-
-def _kind_of(layer: LayerCost) -> int:
-    return len(layer.weights[0]) if layer.weights else 0

@@ -102,6 +102,7 @@ def of_stages(
     }
     return Taken(
         parts=parts,
+        rows=asked.experiment.batch_size / replicas,
         spread=typical(asked, step, parts),
         nbytes=by_link(asked, messages),
         memory=_memory(asked, table, stages, rows, recompute),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from math import inf
+from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 from labkit.common.errors import InvalidInput
@@ -32,17 +34,32 @@ class Place(NamedTuple):
         latency, bandwidth: of links, s and bytes/s.
         workers: ranks.
         seconds: by name, of a global batch, or to a target.
+        bands: by name, of times to a target: by the seed of fewest steps and that of most; None:
+            no seeds have a part in it.
     """
 
     latency: float
     workers: int
     bandwidth: float
     seconds: dict[str, float]
+    bands: dict[str, tuple[float, float]] | None = None
 
-    def to_target(self, steps: Mapping[str, float]) -> Place:
-        """The same with the seconds to a target, of those that are known to come there in steps."""
-        there = {n: s * steps[n] for n, s in self.seconds.items() if n in steps}
-        return self._replace(seconds=there)
+    def to_target(self, steps: Mapping[str, Sequence[int]]) -> Place:
+        """The same with the seconds to a target, of those that are known to come there.
+
+        Args:
+            steps: by name, what each seed needs; one seed says nothing of how others would do.
+        """
+        there = {name: s for name, s in self.seconds.items() if name in steps}
+        return self._replace(
+            seconds={name: s * median(steps[name]) for name, s in there.items()},
+            bands={
+                name: (s * min(steps[name]), s * max(steps[name]))
+                if len(steps[name]) > 1
+                else (0.0, inf)
+                for name, s in there.items()
+            },
+        )
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,32 @@ def test_parts_add_up_to_the_step() -> None:
         assert part.count == 3
 
 
+class ManualClock:
+    time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+    def sleep_until(self, moment: float, exact: bool = True) -> None:
+        self.time = max(self.time, moment)
+
+
+@pytest.mark.heavy
+def test_no_step_is_measured_while_it_waits_for_its_batch() -> None:
+    from labkit.bench.calibrating.steps import Supply
+
+    clock, began = ManualClock(), []
+    supply = Supply(clock, read_s=3.0)
+    for step in (1.0, 1.0, 8.0, 0.0):
+        supply.wait()
+        began.append(clock.now())
+        clock.sleep(step)
+    assert began == [6, 12, 18, 26]
+
+
 @pytest.mark.parametrize("wrong", [{"threads": [0]}, {"batches": []}, {"workers": 0}])
 def test_what_cannot_be_measured_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidInput, match=f"{next(iter(wrong))}=.*: give whole numbers from 1 on"):
@@ -63,6 +89,8 @@ def test_a_small_model_is_calibrated_on_ranks(cluster: lk.Cluster) -> None:
     assert all(each.seconds > 0 for each in model.steps)
     trained = [layer.weights for layer in model.layers if layer.weights]
     assert trained == [((64, 8), (8,)), ((8, 10), (10,))]
+    assert [layer.kind for layer in model.layers if layer.weights] == ["Dense", "Dense"]
+    assert {rows: each.median > 0 for rows, each in model.read.items()} == {8: True, 32: True}
     for way in ("forward", "backward"):
         assert sum(getattr(layer, way) for layer in model.layers) == pytest.approx(1)
     assert (model.memory, model.slots) == (4 * (64 + 8 + 10), 0)
@@ -76,7 +104,10 @@ def test_a_small_model_is_calibrated_on_ranks(cluster: lk.Cluster) -> None:
     (codec,) = found.codecs
     assert (codec.nbytes, codec.compressor["name"]) == (4096, "TopK")
     assert codec.encode.median > 0
-    assert {row.what for row in sources(found)} >= {"steps of mlp on digits", "input digits"}
+    assert {row.what for row in sources(found)} >= {
+        "steps of mlp on digits",
+        "batches of mlp on digits",
+    }
 
     asked = Asked(experiment.replace(workers=2), found)
     assert asked.step(16).seconds > 0

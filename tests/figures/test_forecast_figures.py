@@ -10,6 +10,7 @@ from sample_calibrations import calibration, experiment
 import labkit as lk
 from labkit import figures
 from labkit.common.errors import InvalidInput
+from labkit.figures.forecasts.winners import winners_table
 from labkit.forecast import Calibration, CodecCost, Place, Source, Spread, Study
 from labkit.network import Network
 
@@ -59,6 +60,43 @@ def test_the_map_has_a_frame_a_latency_and_colours_its_cells_by_who_is_fastest()
     assert cells == [[[1, 0]], [[0, 0]]]
     assert figure.frames[0].data[0].text[0][0] == "50%"
     assert "1 of 4 places" in figure.alt
+
+
+def reached(less: list[int], usual: list[int]) -> list[Place]:
+    return [each.to_target({"usual": usual, "less": less}) for each in PLACES]
+
+
+def test_no_winner_is_named_where_bands_of_seeds_overlap() -> None:
+    # Where a step takes half, its slowest seed needs 0.5 × 180 s; the quickest of the usual, 90 s.
+    places = reached([90, 100, 180], [90, 100, 110])
+    table = winners_table(places, "usual")
+    assert list(table["winner"]) == ["not told apart"] * 2 + ["usual"] * 2
+    assert list(table["gain"]) == [0.0] * 4
+    figure = figures.winners_map(places, "usual", "a model")
+    cells = figure.frames[0].data[0]
+    assert [list(row) for row in cells.z] == [[2, 2]]
+    assert cells.text[0][0] == "≈"
+    assert "not told apart: usual 100 s (90 s to 110 s), less" in cells.customdata[0][0]
+    assert "not told apart" in [trace.name for trace in figure.data]
+    assert "its slowest seed is ahead of the quickest of all others" in figure.alt
+    assert "not told apart, as bands of seeds overlap or little is saved, in: 2 of 4" in figure.alt
+
+
+def test_a_way_that_is_surely_faster_wins_and_says_so() -> None:
+    places = reached([90, 100, 170], [90, 100, 110])
+    table = winners_table(places, "usual")
+    assert list(table["winner"]) == ["less", "not told apart", "usual", "usual"]
+    assert table["gain"][0] == pytest.approx(0.5)
+    said = figures.break_even_reading(PLACES, "usual", ["less"], {}, {}, places)
+    assert "To the target, whatever the seed, another way than **usual** saves at least 5%" in said
+    assert "not told apart, as bands of seeds overlap or little is saved, in: 1 of 4 places" in said
+
+
+def test_one_seed_tells_nobody_apart() -> None:
+    places = reached([1], [100, 110])
+    assert set(winners_table(places, "usual")["winner"]) == {"not told apart"}
+    hover = winners_table(places, "usual")["hover"][0]
+    assert "(one seed, no band)" in hover
 
 
 def test_the_null_hypothesis_comes_first() -> None:

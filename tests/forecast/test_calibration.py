@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import labkit as lk
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.forecast import Calibration, Spread, model_of
+from labkit.forecast import Calibration, LayerCost, ModelCost, Spread, StepCost, model_of
 
 
 def calibration() -> Calibration:
-    return Calibration(made="2026-01-01T00:00:00+00:00", machine={"cpu": "some"})
+    exactly = Spread.of([1.0])
+    steps = dict.fromkeys(("forward", "backward", "update", "other"), exactly)
+    model = ModelCost(
+        model={"model": "some"},
+        layers=(LayerCost(name="last", kind="Dense", forward=1, backward=1, out=4),),
+        steps=(StepCost(rows=8, threads=1, together=1, **steps),),
+        read={8: exactly},
+    )
+    machine = {"cpu": "some"}
+    return Calibration(made="2026-01-01T00:00:00+00:00", machine=machine, models=(model,))
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -33,7 +43,13 @@ def test_what_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.json").write_text("no JSON")
     with pytest.raises(InvalidInput, match="holds no calibration"):
         Calibration.load(tmp_path / "text.json")
-    (tmp_path / "old.json").write_text('{"schema_version": 0}')
+
+
+def test_one_that_knows_no_kinds_of_layers_is_stale(tmp_path: Path) -> None:
+    calibration().save(tmp_path / "old.json")
+    fields = json.loads((tmp_path / "old.json").read_text())
+    del fields["models"][0]["layers"][0]["kind"]
+    (tmp_path / "old.json").write_text(json.dumps(fields | {"schema_version": 1}))
     with pytest.raises(LabkitError, match="of another labkit; make it anew"):
         Calibration.load(tmp_path / "old.json")
 

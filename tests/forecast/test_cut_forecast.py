@@ -45,6 +45,7 @@ def forecast(
     layers = tuple(
         LayerCost(
             name=f"{n}",
+            kind="Dense" if len(weights) == 2 else "Conv2D",
             weights=weights,
             out=4 * WIDTH,
             forward=1 / 6,
@@ -110,16 +111,16 @@ def test_a_partition_that_nobody_knows_is_refused() -> None:
 
 def test_pairs_add_up_once_each_way() -> None:
     layers = [
-        LayerCost(name="", weights=weights, forward=0.1, backward=0.1, out=out)
-        for weights, out in (
-            (((8, 6), (6,)), 24),
-            ((), 24),
-            (((6, 4), (4,)), 16),
-            (((4, 4), (4,)), 16),
+        LayerCost(name="", kind=kind, weights=weights, forward=0.1, backward=0.1, out=out)
+        for kind, weights, out in (
+            ("Dense", ((8, 6), (6,)), 24),
+            ("ReLU", (), 24),
+            ("Dense", ((6, 4), (4,)), 16),
+            ("Dense", ((4, 4), (4,)), 16),
         )
     ]
     half = 1 / 2
-    pair = [Slice(half), Slice(), Slice(half, total=16)]
+    pair = [Slice(half), Slice(half), Slice(half, total=16)]
     assert sliced(layers, 2, True) == [*pair, Slice(half, 8, 8, 16, sums=2)]
     assert sliced(layers, 2, False) == [*pair, Slice(half, gather=16, back=16)]
     assert sliced(layers, 5, True)[2:] == [Slice(half * 0.4, total=16), Slice()]

@@ -11,7 +11,6 @@ from labkit.common.errors import InvalidInput, LabkitError
 from labkit.forecast import (
     Calibration,
     CollectiveCost,
-    InputCost,
     LayerCost,
     ModelCost,
     Spread,
@@ -39,8 +38,13 @@ def made(**fields: Any) -> Calibration:
 def model(name: str, *rows: int, seconds: float = 1.0) -> ModelCost:
     parts = dict.fromkeys(("forward", "backward", "update", "other"), spread(seconds))
     steps = [StepCost(rows=each, threads=1, together=1, **parts) for each in rows]
-    layers = (LayerCost(name="dense", forward=1, backward=1, out=4),)
-    return ModelCost(model={"model": name, "dataset": "digits"}, layers=layers, steps=tuple(steps))
+    layers = (LayerCost(name="dense", kind="Dense", forward=1, backward=1, out=4),)
+    return ModelCost(
+        model={"model": name, "dataset": "digits"},
+        layers=layers,
+        steps=tuple(steps),
+        read={each: spread(seconds) for each in rows},
+    )
 
 
 def test_without_one_it_is_said_how_to_get_one() -> None:
@@ -66,26 +70,23 @@ def test_a_stale_one_is_refused_with_what_differs(name: str) -> None:
 
 def test_one_of_another_machine_is_named_so() -> None:
     away = made(machine=this_machine() | {"cpu": "Deep Thought"}, models=(model("mlp", 8),))
-    (row,) = sources(away)
+    row, batches = sources(away)
     assert row.what == "steps of mlp on digits"
     assert row.how.startswith("measured elsewhere (Deep Thought), 2026-01-01: rows 8; threads 1")
+    assert batches == ("batches of mlp on digits", f"{row.how.split(':')[0]}, read: rows 8")
     assert sources(made(models=away.models))[0].how.startswith("measured here, ")
 
 
 def test_what_is_added_joins_what_was_measured_before() -> None:
-    old = made(models=(model("mlp", 8, 16), model("cnn", 8)), inputs=(input_of("a", 1.0),))
-    new = made(models=(model("mlp", 16, 32, seconds=2.0),), inputs=(input_of("a", 3.0),))
+    old = made(models=(model("mlp", 8, 16), model("cnn", 8)))
+    new = made(models=(model("mlp", 16, 32, seconds=2.0),))
     both = merged(old, new)
     assert [each.model["model"] for each in both.models] == ["mlp", "cnn"]
     found = {step.rows: step.forward.median for step in both.models[0].steps}
     assert found == {8: 1.0, 16: 2.0, 32: 2.0}
-    assert [each.seconds.median for each in both.inputs] == [3.0]
+    assert {rows: each.median for rows, each in both.models[0].read.items()} == found
     with pytest.raises(InvalidInput, match="do not add up"):
         merged(old, new.model_copy(update={"machine": {"cpu": "another"}}))
-
-
-def input_of(name: str, seconds: float) -> InputCost:
-    return InputCost(dataset=name, seconds=spread(seconds))
 
 
 def test_latency_and_speed_of_each_level_are_those_that_made_the_times() -> None:

@@ -39,7 +39,7 @@ def asked(strategy: lk.Strategy, workers: int, steps: int = 60, **fields: Any) -
     given |= {"dataset": (np.zeros((rows, 3)), np.zeros(rows)), "batch_size": 2 * workers}
     experiment = lk.Experiment(strategy=strategy, workers=workers, **given | fields)
     layers = tuple(
-        LayerCost(name=f"{n}", weights=((SIZE,),), forward=0.25, backward=0.25, out=8)
+        LayerCost(name=f"{n}", kind="", weights=((SIZE,),), forward=0.25, backward=0.25, out=8)
         for n in range(4)
     )
     parts = {"forward": ONE, "backward": ONE, "update": NONE, "other": NONE}

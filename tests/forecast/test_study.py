@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from sample_calibrations import calibration, experiment
 
@@ -88,4 +90,9 @@ def test_a_map_has_all_places_and_times_to_a_target_are_of_those_who_come_there(
     first = places[0]
     link = LINK.model_copy(update={"bandwidth": 1e6})
     assert first.seconds["ring"] == STUDY.at(2, link, RING).seconds
-    assert first.to_target({"ring": 10}).seconds == {"ring": 10 * first.seconds["ring"]}
+    ring = first.seconds["ring"]
+    there = first.to_target({"ring": [8, 10, 30]})
+    assert there.seconds == {"ring": 10 * ring}
+    assert there.bands == {"ring": (8 * ring, 30 * ring)}
+    assert first.bands is None
+    assert first.to_target({"ring": [10]}).bands == {"ring": (0.0, inf)}  # others are unknown

@@ -25,7 +25,6 @@ from labkit.experiment import Experiment
 from labkit.forecast import (
     Calibration,
     CollectiveCost,
-    InputCost,
     ModelCost,
     Overhead,
     Spread,
@@ -143,8 +142,7 @@ class Bench:
                     given = each, rows, self.effort.seconds, last
                     seen[number][rows] += self.cluster.call(look, *given, ranks=self.workers)[:1]
         costs = [_model(each, self.threads, seen[number]) for number, each in enumerate(asked)]
-        inputs = [_input(each, seen[number]) for number, each in enumerate(asked)]
-        return self._made(models=costs, inputs=inputs)
+        return self._made(models=costs)
 
     def messages(self, models: Sequence[ModelCost]) -> Calibration:
         """Allreduces by level, and overheads for these models, of 2, 3, … ranks."""
@@ -210,14 +208,10 @@ def _model(experiment: Experiment, threads: int, seen: dict[int, list[ModelSeen]
         model=model_of(experiment),
         layers=last.layers,
         steps=tuple(steps),
+        read={rows: Spread.of([each.read for each in turns]) for rows, turns in seen.items()},
         memory=last.memory,
         slots=last.slots,
     )
-
-
-def _input(experiment: Experiment, seen: dict[int, list[ModelSeen]]) -> InputCost:
-    reads = [second for each in seen[max(seen)] for second in each.reads]
-    return InputCost(dataset=_data(experiment), seconds=Spread.of(reads))
 
 
 def _data(experiment: Experiment) -> str:

@@ -1,4 +1,4 @@
-"""What a rank tells of a model: its steps by rows, its layers, its memory, its input."""
+"""What a rank tells of a model: its steps by rows, its reading, its layers, its memory."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class ModelSeen:
 
     Attributes:
         steps: by the ranks at once, and by kind: s, a median a turn.
-        reads: s to read a row of the input, of each batch.
+        read: s to read a batch.
         layers: of the model.
         memory: bytes of activations of a row.
         slots: values that the optimizer keeps for each weight.
     """
 
     steps: dict[int, dict[str, list[float]]]
-    reads: list[float]
+    read: float
     layers: tuple[LayerCost, ...] = field(default_factory=tuple)
     memory: int = 0
     slots: int = 0
@@ -46,7 +46,7 @@ def look(
 
     with _new_keras(communicator):
         found = measured(communicator, experiment, rows, seconds)
-        seen = ModelSeen(found.steps, found.reads)
+        seen = ModelSeen(found.steps, found.read)
         if whole and communicator.rank == 0:
             model = found.session.model
             seen.layers = layers(model, rows, communicator.clock)
@@ -90,12 +90,21 @@ def layers(model: keras.Model, rows: int, clock: Clock) -> tuple[LayerCost, ...]
         passes = block_passes(model, rows, clock, blocks)
         parts, names = blocks.split(range(len(blocks) + 1)).models, blocks.names()
     except InvalidInput:
-        return (LayerCost(name=model.name, weights=_weights(model), forward=1, backward=1, out=0),)
+        whole = LayerCost(
+            name=model.name,
+            kind=type(model).__name__,
+            weights=_weights(model),
+            forward=1,
+            backward=1,
+            out=0,
+        )
+        return (whole,)
     calls = _call(clock)
     forward, backward = (_shares([each[way] - calls[way] for each in passes]) for way in (0, 1))
     return tuple(
         LayerCost(
             name=name,
+            kind=kind(part),
             weights=_weights(part),
             forward=forward[number],
             backward=backward[number],
@@ -119,6 +128,13 @@ def _shares(seconds: Sequence[float]) -> list[float]:
     own = [max(0.0, each) for each in seconds]
     total = sum(own)
     return [each / total if total else 1 / len(own) for each in own]
+
+
+def kind(part: keras.Model) -> str:
+    """The class of the layer of a block, or of all that train there; else that of the block."""
+    own = [each for each in part.layers if each.trainable_variables] or part.layers
+    kinds = {type(each).__name__ for each in own} - {"InputLayer"}
+    return kinds.pop() if len(kinds) == 1 else type(part).__name__
 
 
 def _weights(part: keras.Model) -> tuple[tuple[int, ...], ...]:

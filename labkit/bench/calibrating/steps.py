@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
@@ -12,7 +11,7 @@ import tensorflow as tf
 
 from labkit.bench.calibrating.parts import KINDS
 from labkit.common.errors import InvalidInput
-from labkit.communicator import Communicator
+from labkit.communicator import Clock, Communicator
 from labkit.experiment import Experiment
 from labkit.worker.feed import read
 from labkit.worker.recorder import Recorder
@@ -25,7 +24,7 @@ WARM = 5  # whole steps, of which the first one is traced
 TURN = 0.2  # s
 LENGTHS = (10, 5, 2, 1)  # steps of a turn of one kind: the most that fit into its seconds
 LEAST, MOST = 3, 50  # turns
-BATCHES = 20  # read to see what the input takes
+BATCHES, AHEAD = 20, 2  # read to see what that takes, behind those that lay ready
 
 
 class Found(NamedTuple):
@@ -33,12 +32,12 @@ class Found(NamedTuple):
 
     Attributes:
         steps: by the ranks that computed at once: seconds of the slowest, by kind, a median a turn.
-        reads: s to read a row of the input, of each batch.
+        read: s to read a batch, while nothing else is done.
         session: that has trained, for what else its model tells.
     """
 
     steps: dict[int, dict[str, list[float]]]
-    reads: list[float]
+    read: float
     session: TrainingSession
 
 
@@ -76,16 +75,33 @@ def measured(
             fields |= {"steps": steps, "epochs": -(-most // steps)}
         session = TrainingSession(experiment.replace(**fields), own, source)
         session.feed.validation = None
-        reads = _reads(session.feed, rows)
+        read_s = _read_seconds(session.feed)
         recorder = session.recorder = Recorder(own, lambda kind, records: None, lambda: False)
         kinds = KINDS[-1:] if exchanges else KINDS
-        turns = Turns(communicator, circles, session, kinds, seconds)
+        turns = Turns(communicator, circles, session, kinds, seconds, read_s)
         session.callbacks = [turns, recorder]
         session.experiment.strategy.train(session)
-        return Found(turns.steps, reads, session)
+        return Found(turns.steps, read_s, session)
     finally:
         for part in [*parts, alone]:
             part.close()
+
+
+class Supply:
+    """Lets batches lie ready: what a step waits for them depends on what else the step does.
+
+    Args:
+        clock: by which it waits.
+        read_s: s to read a batch.
+    """
+
+    def __init__(self, clock: Clock, read_s: float) -> None:
+        self._clock, self._read_s, self._since = clock, read_s, clock.now()
+
+    def wait(self) -> None:
+        """Before a batch is taken: twice as long as reading it, so that those ahead become more."""
+        self._clock.sleep(max(0.0, self._since + 2 * self._read_s - self._clock.now()))
+        self._since = self._clock.now()
 
 
 class Turns(keras.callbacks.Callback):
@@ -98,9 +114,11 @@ class Turns(keras.callbacks.Callback):
         session: TrainingSession,
         kinds: Sequence[str],
         seconds: float,
+        read_s: float,
     ) -> None:
         super().__init__()
         self._communicator, self._circles, self._seconds = communicator, circles, seconds
+        self._supply = Supply(communicator.clock, read_s)
         assert session.recorder is not None
         self._session, self._recorder, self._kinds = session, session.recorder, kinds
         self._script = self._plan()
@@ -143,12 +161,7 @@ class Turns(keras.callbacks.Callback):
                     circle = self._circles[count]
                     for kind in self._kinds[:: -1 if number % 2 else 1]:
                         for _ in range(length):
-                            circle.meet("the next step of a calibration")
-                            if kind == "fit":
-                                yield
-                                own[kind].append(self._recorder.rows[-1]["seconds"])
-                            else:
-                                own[kind].append(self._timed(self._parts[kind]))
+                            own[kind].append((yield from self._step(kind, circle)))
                 told = self._communicator.allgather(own)[:count]
                 for kind in self._kinds:
                     # A step lasts as long as on its slowest rank.
@@ -157,6 +170,16 @@ class Turns(keras.callbacks.Callback):
             taken = self._communicator.allgather(self._communicator.clock.now() - begin)
             if number + 1 >= LEAST and max(taken) > self._seconds:
                 return
+
+    def _step(self, kind: str, circle: Communicator) -> Generator[None, None, float]:
+        """Seconds of a step of one kind, that of `fit` on a batch that lies ready."""
+        if kind == "fit":
+            self._supply.wait()
+        circle.meet("the next step of a calibration")
+        if kind == "fit":
+            yield
+            return self._recorder.rows[-1]["seconds"]
+        return self._timed(self._parts[kind])
 
     def _timed(self, part: Callable[[], object]) -> float:
         clock = self._communicator.clock
@@ -195,11 +218,11 @@ def parts(
     return {kind: waited(function) for kind, function in traced.items()}
 
 
-def _reads(feed: Feed, rows: int) -> list[float]:
-    """Seconds a row of reading, batch by batch, with what lies ready used up first."""
+def _read_seconds(feed: Feed) -> float:
+    """Seconds of reading a batch, in the mean of some: that many a second is what steps get."""
     from labkit.communicator.clock import WALL
 
     found = []
-    for _ in zip(range(BATCHES), feed.train, strict=False):
+    for _ in zip(range(BATCHES), feed.train.repeat(), strict=False):
         found.append(WALL.now())
-    return [(after - before) / rows for before, after in pairwise(found[2:])]
+    return (found[-1] - found[AHEAD]) / (BATCHES - 1 - AHEAD)

@@ -137,6 +137,7 @@ def break_even_reading(
     compressed: Sequence[str],
     predicted: Mapping[str, Forecast],
     runs: Mapping[str, Run],
+    reached: Sequence[Place] = (),
 ) -> Markdown:
     """First whether compression pays on fast networks; then who does where; then how sure that is.
 
@@ -145,9 +146,12 @@ def break_even_reading(
         usual: the way that others are held against.
         compressed: the ways that compress.
         predicted, runs: some places, forecast and run.
+        reached: the places with times to a target.
     """
     fast = [each for each in places if each.bandwidth >= FAST and each.latency <= PROMPT]
     found = [*_null(fast, usual, compressed), *winners_findings(places, usual)]
+    if reached:
+        found += winners_findings(reached, usual)
     table = verified_table(predicted, runs)
     for row in table.to_dict("records"):
         said = f"predicted {row['predicted, ms']:.3g} ms, measured {row['measured, ms']:.3g} ms"
