@@ -61,7 +61,8 @@ class ComputeTime(Checked):
         if self.values is not None:
             own = self.values[worker % len(self.values)] if _nested(self.values) else self.values
             return float(own[step % len(own)])  # type: ignore[index,arg-type]
-        return self.quantile(float(uniform(seed, 1, worker, step)[0]), measured)
+        number = 0.0 if self.law == "constant" else float(uniform(seed, 1, worker, step)[0])
+        return self.quantile(number, measured)
 
     def quantile(self, number: float, measured: float) -> float:
         """Seconds below which the law is with a probability in [0, 1): a number draws by it."""
