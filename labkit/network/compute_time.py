@@ -56,12 +56,18 @@ class ComputeTime(Checked):
         """Seconds on average; None: as measured."""
         return self.seconds if self.values is None else float(np.mean(self.values))
 
+    @property
+    def even(self) -> bool:
+        """Whether each step takes as long as the others."""
+        narrow = self.law == "constant" or (self.law == "lognormal" and not self.spread)
+        return self.values is None and narrow
+
     def of(self, worker: int, step: int, seed: int, measured: float) -> float:
         """What this step takes a worker; `measured` stands for seconds that were not given."""
         if self.values is not None:
             own = self.values[worker % len(self.values)] if _nested(self.values) else self.values
             return float(own[step % len(own)])  # type: ignore[index,arg-type]
-        number = 0.0 if self.law == "constant" else float(uniform(seed, 1, worker, step)[0])
+        number = 0.5 if self.even else float(uniform(seed, 1, worker, step)[0])
         return self.quantile(number, measured)
 
     def quantile(self, number: float, measured: float) -> float:
