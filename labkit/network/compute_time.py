@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from labkit.common.checked import Checked
-from labkit.network.draws import uniform
+from labkit.network.draws import drawn
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -67,7 +67,7 @@ class ComputeTime(Checked):
         if self.values is not None:
             own = self.values[worker % len(self.values)] if _nested(self.values) else self.values
             return float(own[step % len(own)])  # type: ignore[index,arg-type]
-        number = 0.5 if self.even else float(uniform(seed, 1, worker, step)[0])
+        number = 0.5 if self.even else drawn(seed, 1, worker, step)
         return self.quantile(number, measured)
 
     def quantile(self, number: float, measured: float) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from labkit.network import ComputeTime, Fault, Slowdown
-from labkit.network.draws import uniform
+from labkit.network.draws import drawn
 from labkit.programs.actions import Message
 
 
@@ -48,7 +48,7 @@ class Laws:
         slow = self.slow.get(worker)
         if slow is None:
             return start + seconds
-        factor = slow.factor(float(uniform(self.seed, worker, step)[0]))
+        factor = slow.factor(drawn(self.seed, worker, step))
         return slow.resumes(start, start + factor * seconds)
 
     def updated(self, server: int, start: float) -> float:
