@@ -28,7 +28,7 @@ from labkit.forecast.hollow_world import HollowWorld, Tally
 from labkit.forecast.neighbours import typical
 from labkit.forecast.pace import Pace, drawn_law
 from labkit.forecast.slowest import of_run
-from labkit.forecast.spreads import NOTHING, both
+from labkit.forecast.spreads import NOTHING, both, nine_tenths
 from labkit.forecast.steady import Steady
 from labkit.network import ComputeTime
 from labkit.programs import Diary, Roles
@@ -103,7 +103,7 @@ def of_program(asked: Asked, strategy: Plays, cycle: int = 1, crowd: Crowd | Non
     scale = found.seconds / (sum(parts.values()) or 1.0)
     parts = {name: scale * each for name, each in parts.items()}
     periods = found.of_batches.reshape(-1, cycle).mean(1)
-    low, high = np.quantile(periods, (0.05, 0.95)).tolist()
+    low, high = nine_tenths(periods)
     message = asked.once("message") if found.overheads else NOTHING
     links = found.tally.between(found.begin, found.end, "link ")
     return Taken(
