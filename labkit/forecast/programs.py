@@ -147,13 +147,15 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
     warm, steps = (cycle * math.ceil(each / cycle) for each in (warm, steps))
     last = (warm + steps) * workers
 
-    steady = Steady(workers, cycle) if _repeats(asked, strategy, pace) else None
+    # What is steady only later would not be so in all steps that are looked at otherwise.
+    watched = Steady(workers, cycle, 1 + warm // cycle)
+    steady = watched if _repeats(asked, strategy, pace) else None
 
     def enough(world: VirtualWorld) -> None:
         nonlocal warm, steps, last
-        known = steady.cycles if steady is not None else math.inf
-        if (known - 1) * cycle <= warm and steady.reached(stage.rows):
-            warm, steps, last = (known - 1) * cycle, cycle, known * cycle * workers
+        if steady is not None and steady.reached(stage.rows):
+            warm, steps = (steady.cycles - 1) * cycle, cycle
+            last = (warm + steps) * workers
         if len(stage.rows) >= last:
             raise _Enough
 

@@ -26,33 +26,38 @@ class Steady:
     Args:
         workers: how many are played.
         cycle: steps after which what they exchange begins anew.
+        most: cycles, from the begin, after which nobody looks any more.
 
     Attributes:
-        cycles: those that are looked at next, counted from the begin.
+        cycles: from the begin to the end of the two that are looked at.
     """
 
-    def __init__(self, workers: int, cycle: int) -> None:
+    def __init__(self, workers: int, cycle: int, most: int) -> None:
         self.cycles = 2
-        self._workers, self._cycle = workers, cycle
+        self._workers, self._cycle, self._most = workers, cycle, most
 
     def reached(self, rows: Sequence[tuple[float, Row]]) -> bool:
         """Whether it is so, by steps and when each was over (s)."""
         steps = self.cycles * self._cycle
-        if len(rows) < steps * self._workers:
+        if self.cycles > self._most or len(rows) < steps * self._workers:
             return False
         own: list[list[tuple[float, Row]]] = [[] for _ in range(self._workers)]
         for row in rows:
             own[int(row[1]["rank"])].append(row)
         if min(map(len, own)) < steps:
             return False  # somebody is behind, and others ahead
-        self.cycles += 1
-        ends = np.array([each[steps - 1][0] for each in own])
+        looked = [each[steps - 2 * self._cycle : steps] for each in own]
+        found = self._alike(looked)
+        self.cycles += not found
+        return found
+
+    def _alike(self, looked: Sequence[Sequence[tuple[float, Row]]]) -> bool:
+        """Whether two cycles are, by the steps of each worker."""
         shape = self._workers, 2, self._cycle, len(WRITTEN)
-        looked = [row for each in own for _, row in each[steps - 2 * self._cycle : steps]]
-        before, now = np.moveaxis(
-            np.array([[row[name] for name in WRITTEN] for row in looked]).reshape(shape), 1, 0
-        )
-        lasted = now[:, :, 0].sum(1)  # (workers,)
+        written = [[row[name] for name in WRITTEN] for each in looked for _, row in each]
+        before, now = np.moveaxis(np.array(written).reshape(shape), 1, 0)
+        ends = np.array([each[-1][0] for each in looked])  # s; (workers,)
+        lasted = now[:, :, 0].sum(1)
         close = SAME * float(ends.max())
         alike = np.allclose(before, now, rtol=SAME, atol=close)
         return bool(alike and np.ptp(lasted) <= close and np.ptp(ends) <= lasted[0] + close)

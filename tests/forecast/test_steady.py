@@ -122,11 +122,12 @@ def rows(*steps: tuple[int, float, float]) -> list[tuple[float, dict[str, float]
 
 def test_two_cycles_are_alike_where_all_last_as_long_and_nobody_is_a_cycle_ahead() -> None:
     together = rows((0, 1.0, 1.0), (1, 1.5, 1.5), (0, 2.0, 1.0), (1, 2.5, 1.0), (0, 3.0, 1.0))
-    steady = Steady(2, 1)
+    steady = Steady(2, 1, 9)
     assert not steady.reached(together[:4])  # the first step of one was longer
     assert not steady.reached(together)  # one has not ended its third
     assert steady.reached([*together, *rows((1, 3.5, 1.0))])
     apart = rows((0, 1.0, 1.0), (1, 2.0, 2.0), (0, 2.0, 1.0), (1, 4.0, 2.0))
-    assert not Steady(2, 1).reached(apart)  # each goes on at its own pace
+    assert not Steady(2, 1, 9).reached(apart)  # each goes on at its own pace
     ahead = rows((0, 1.0, 1.0), (0, 2.0, 1.0), (1, 3.5, 1.0), (1, 4.5, 1.0))
-    assert not Steady(2, 1).reached(ahead)
+    assert not Steady(2, 1, 9).reached(ahead)
+    assert not Steady(2, 1, 2).reached([*together, *rows((1, 3.5, 1.0))])  # too late
