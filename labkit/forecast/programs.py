@@ -170,8 +170,9 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
 
 def _repeats(asked: Asked, strategy: Plays, pace: Pace) -> bool:
     """Whether nothing is by chance, and no step otherwise than those before."""
-    prompt = asked.network is None or not asked.network.jitter
-    even = all(law.even for law in pace.laws)
+    network, even = asked.network, all(law.even for law in pace.laws)
+    # Which of two messages of one moment a link serves first, only rounding decides.
+    prompt = network is None or (not network.jitter and network.sharing == "fair")
     return prompt and even and strategy.recurs(asked.experiment)
 
 

@@ -107,9 +107,10 @@ def test_what_varies_is_played_to_its_end(strategy: Any, fields: dict[str, Any])
     assert len(found.of_batches) == 30
 
 
-def test_a_network_with_jitter_is_played_to_its_end() -> None:
+@pytest.mark.parametrize("by_chance", [{"jitter": 1e-3}, {"sharing": "fifo"}], ids=repr)
+def test_chance_on_a_network_is_played_to_its_end(by_chance: dict[str, Any]) -> None:
     strategy = lk.ParameterServer(1)
-    own = replace(asked(strategy, 4), network=FAST.model_copy(update={"jitter": 1e-3}))
+    own = replace(asked(strategy, 4), network=FAST.model_copy(update=by_chance))
     found = play(own, 1, Crowd(strategy, 4))
     assert len(found.of_batches) == 30
 
