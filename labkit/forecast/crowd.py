@@ -34,6 +34,9 @@ class Plays(Protocol):
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """What this one does."""
 
+    def recurs(self, experiment: Any) -> bool:
+        """Whether all go on alike, cycle after cycle, where none of their steps is longer."""
+
 
 class Crowd(NamedTuple):
     """A few workers that are played in the place of many.

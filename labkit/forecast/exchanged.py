@@ -26,7 +26,7 @@ from labkit.forecast.calibration import Source, Spread, StepCost
 from labkit.forecast.line import Line
 from labkit.forecast.served import Served, exchange
 from labkit.forecast.slowest import alike, last_of, of_run, slowest
-from labkit.forecast.spreads import beyond, both, times, widen
+from labkit.forecast.spreads import beyond, both, nine_tenths, times, widen
 from labkit.forecast.sums import Sums
 
 
@@ -69,7 +69,7 @@ class Exchanged:
         # What is wrong with a network's time is so for all buckets together.
         wrong = parts["wire"] * (self.asked.error or 0.0)
         whole = widen(reduce(both, spreads, times(computed, late)), float(np.hypot(chance, wrong)))
-        low, high = np.quantile(computing, (0.05, 0.95)) + exposed
+        low, high = (each + exposed for each in nine_tenths(computing))
         return Taken(
             parts=parts,
             rows=max(self.asked.rows),

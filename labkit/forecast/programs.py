@@ -27,7 +27,8 @@ from labkit.forecast.hollow_world import HollowWorld, Tally
 from labkit.forecast.neighbours import typical
 from labkit.forecast.pace import Pace, drawn_law
 from labkit.forecast.slowest import of_run
-from labkit.forecast.spreads import NOTHING, both
+from labkit.forecast.spreads import NOTHING, both, nine_tenths
+from labkit.forecast.steady import Steady
 from labkit.network import ComputeTime
 from labkit.programs import Diary, Roles
 from labkit.programs.diary import Row
@@ -101,7 +102,7 @@ def of_program(asked: Asked, strategy: Plays, cycle: int = 1, crowd: Crowd | Non
     scale = found.seconds / (sum(parts.values()) or 1.0)
     parts = {name: scale * each for name, each in parts.items()}
     periods = found.of_batches.reshape(-1, cycle).mean(1)
-    low, high = np.quantile(periods, (0.05, 0.95)).tolist()
+    low, high = nine_tenths(periods)
     message = asked.once("message") if found.overheads else NOTHING
     links = found.tally.between(found.begin, found.end, "link ")
     return Taken(
@@ -116,7 +117,7 @@ def of_program(asked: Asked, strategy: Plays, cycle: int = 1, crowd: Crowd | Non
 
 
 def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
-    """Play a program for as many steps as show its pace."""
+    """Play a program for as many steps as show its pace: two cycles, where all go on alike."""
     strategy, workers = crowd.strategy, crowd.workers
     if strategy.replica_cut != 1:
         raise InvalidInput(
@@ -145,7 +146,15 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
     warm, steps = (cycle * math.ceil(each / cycle) for each in (warm, steps))
     last = (warm + steps) * workers
 
+    # What is steady only later would not be so in all steps that are looked at otherwise.
+    watched = Steady(workers, cycle, 1 + warm // cycle)
+    steady = watched if _repeats(asked, strategy, pace) else None
+
     def enough(world: VirtualWorld) -> None:
+        nonlocal warm, steps, last
+        if steady is not None and steady.reached(stage.rows):
+            warm, steps = (steady.cycles - 1) * cycle, cycle
+            last = (warm + steps) * workers
         if len(stage.rows) >= last:
             raise _Enough
 
@@ -156,6 +165,14 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
     begin, end, batches = float(ends[0]), float(ends[-1]), len(ends) - 1
     of_batches, overheads = np.diff(ends), pace.overheads
     return Play(stage.rows, begin, end, batches, of_batches, tally, diary, roles, overheads)
+
+
+def _repeats(asked: Asked, strategy: Plays, pace: Pace) -> bool:
+    """Whether nothing is by chance, and no step otherwise than those before."""
+    network, even = asked.network, all(law.even for law in pace.laws)
+    # Which of two messages of one moment a link serves first, only rounding decides.
+    prompt = network is None or (not network.jitter and network.sharing == "fair")
+    return prompt and even and strategy.recurs(asked.experiment)
 
 
 def _pace(asked: Asked, roles: Roles, rows: Sequence[int], crowd: Crowd) -> Pace:

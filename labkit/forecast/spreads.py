@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labkit.forecast.calibration import Spread
 
@@ -23,6 +24,14 @@ def both(one: Spread, other: Spread) -> Spread:
     down = np.hypot(one.median - one.low, other.median - other.low)
     up = np.hypot(one.high - one.median, other.high - other.median)
     return Spread(median=median, low=max(0.0, median - float(down)), high=median + float(up))
+
+
+def nine_tenths(seconds: NDArray[np.float64]) -> tuple[float, float]:
+    """Where the middle nine tenths of them begin and end."""
+    # As `np.quantile`, whose first call in a process imports for longer than a forecast takes.
+    places = np.linspace(0.0, 1.0, len(seconds))
+    low, high = np.interp((0.05, 0.95), places, np.sort(seconds)).tolist()
+    return low, high
 
 
 def widen(spread: Spread, by: float) -> Spread:

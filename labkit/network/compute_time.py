@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from labkit.common.checked import Checked
-from labkit.network.draws import uniform
+from labkit.network.draws import drawn
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -56,12 +56,19 @@ class ComputeTime(Checked):
         """Seconds on average; None: as measured."""
         return self.seconds if self.values is None else float(np.mean(self.values))
 
+    @property
+    def even(self) -> bool:
+        """Whether each step takes as long as the others."""
+        narrow = self.law == "constant" or (self.law == "lognormal" and not self.spread)
+        return self.values is None and narrow
+
     def of(self, worker: int, step: int, seed: int, measured: float) -> float:
         """What this step takes a worker; `measured` stands for seconds that were not given."""
         if self.values is not None:
             own = self.values[worker % len(self.values)] if _nested(self.values) else self.values
             return float(own[step % len(own)])  # type: ignore[index,arg-type]
-        return self.quantile(float(uniform(seed, 1, worker, step)[0]), measured)
+        number = 0.5 if self.even else drawn(seed, 1, worker, step)
+        return self.quantile(number, measured)
 
     def quantile(self, number: float, measured: float) -> float:
         """Seconds below which the law is with a probability in [0, 1): a number draws by it."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+_MOST = 2**64 - 1
+
 
 def uniform(seed: int, *keys: int | NDArray[np.int64]) -> NDArray[np.float64]:
     """Numbers in [0, 1) that depend on seed and keys alone (splitmix64; Steele et al. 2014)."""
@@ -16,3 +18,14 @@ def uniform(seed: int, *keys: int | NDArray[np.int64]) -> NDArray[np.float64]:
         state = state ^ (state >> np.uint64(31))
     numbers: NDArray[np.float64] = (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return numbers
+
+
+def drawn(seed: int, *keys: int) -> float:
+    """The number that `uniform` has for these keys alone, a few times faster."""
+    state = seed & _MOST
+    for key in keys:
+        state = (state + 0x9E3779B97F4A7C15 + (key & _MOST)) & _MOST
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MOST
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MOST
+        state ^= state >> 31
+    return (state >> 11) * 2.0**-53

@@ -48,6 +48,7 @@ class Flows:
         self.turn: Integers = np.empty(0, np.int64)
         self.left: Seconds = np.empty(0)
         self.rate: Seconds | None = None
+        self._wait: Seconds | None = None  # until each is drained, s
         self.segments: list[Segment] = []
         self._bandwidth, self._log = bandwidth, log
 
@@ -61,7 +62,7 @@ class Flows:
         self.way = np.concatenate([self.way, way])
         self.turn = np.concatenate([self.turn, turn])
         self.left = np.concatenate([self.left, nbytes])
-        self.rate = None
+        self.rate = self._wait = None
 
     @property
     def next(self) -> float:
@@ -88,7 +89,8 @@ class Flows:
 
     def _keep(self, stay: Booleans) -> None:
         self.number, self.way, self.turn = self.number[stay], self.way[stay], self.turn[stay]
-        self.left, self.rate = self.left[stay], None
+        self.left = self.left[stay]
+        self.rate = self._wait = None
 
     def _pass(self, seconds: float) -> None:
         begin, self.now = self.now, self.now + seconds
@@ -98,14 +100,15 @@ class Flows:
         if self._log and seconds:
             on = rate > 0
             self.segments.append(Segment(self.number[on], self.way[on], rate[on], begin, self.now))
-        self.left = np.maximum(self.left - rate * seconds, 0.0)
+        self.left, self._wait = np.maximum(self.left - rate * seconds, 0.0), None
 
     def _remaining(self) -> Seconds:
         """Seconds until each is drained, at the rates of now."""
-        rate = self.find_rates()
-        seconds: Seconds = np.full(len(rate), np.inf)
-        np.divide(self.left, rate, out=seconds, where=rate > 0)
-        return seconds
+        if self._wait is None:
+            rate = self.find_rates()
+            self._wait = np.full(len(rate), np.inf)
+            np.divide(self.left, rate, out=self._wait, where=rate > 0)
+        return self._wait
 
     def find_rates(self) -> Seconds:
         """The rates of now, bytes/s; 0 for who waits."""
@@ -176,7 +179,8 @@ def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
         count = np.bincount(crossed.ravel(), minlength=links + 1)
         share = left / np.maximum(count, 1)
         own = share[crossed].min(axis=1)
-        if count[:links].max(initial=0) <= 1:
+        # Where nobody meets another, or nobody would be slower, each has its bottleneck.
+        if count[:links].max(initial=0) <= 1 or own.min() == own.max():
             rate[rising] = own
             break
         along = np.full(links + 1, np.inf)  # the lowest share on the ways of each link's flows

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from labkit.network import FREE, Flows, Links, Network, Queues
+from labkit.schedules.round import Integers
 
 
 class Event(NamedTuple):
@@ -75,12 +76,16 @@ class _Fair:
     def __init__(self, network: Network, places: int) -> None:
         self._links = Links(network, places)
         self._flows = Flows(self._links.bandwidth, self._links.hops)
+        self._ways: dict[tuple[int, int], tuple[Integers, float]] = {}
+        # What is handed over at one moment begins together: rates are found once.
+        self._handed: list[tuple[int, Integers, float]] = []
         self._under_way: dict[int, tuple[float, Event]] = {}
         self._drained: list[tuple[float, Event]] = []
         self._numbers = count()
 
     @property
     def next(self) -> float:
+        self._begin()
         return self._flows.now if self._drained else self._flows.next
 
     def run(self, until: float) -> list[tuple[float, Event]]:
@@ -88,17 +93,27 @@ class _Fair:
         found, self._drained = self._drained, []
         return found
 
+    def _begin(self) -> None:
+        if self._handed:
+            numbers, ways, nbytes = zip(*self._handed, strict=True)
+            turns = np.full(len(numbers), FREE)
+            self._flows.start(np.array(numbers), np.stack(ways), turns, np.array(nbytes))
+            self._handed = []
+
     def _pass(self, until: float) -> None:
+        self._begin()
         for number, moment in zip(*self._flows.run(until), strict=True):
             latency, arrive = self._under_way.pop(int(number))
             self._drained.append((float(moment) + latency, arrive))
 
     def start(self, ends: tuple[int, int], nbytes: int, now: float, arrive: Event) -> None:
-        self._pass(now)
+        if now > self._flows.now:
+            self._pass(now)
         source = np.array([ends[0]])
-        way, latency = self._links.route(source, np.array([ends[1]]))
+        if ends not in self._ways:
+            way, latency = self._links.route(source, np.array([ends[1]]))
+            self._ways[ends] = way[0], float(latency[0])
+        own, delay = self._ways[ends]
         number = next(self._numbers)
-        delay = float(latency[0]) + float(self._links.jitters(source)[0])
-        self._under_way[number] = delay, arrive
-        turn = np.full(1, FREE)
-        self._flows.start(np.array([number]), way, turn, np.array([float(nbytes)]))
+        self._under_way[number] = delay + float(self._links.jitters(source)[0]), arrive
+        self._handed.append((number, own, float(nbytes)))

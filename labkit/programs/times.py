@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from labkit.network import ComputeTime, Fault, Slowdown
-from labkit.network.draws import uniform
+from labkit.network.draws import drawn
 from labkit.programs.actions import Message
 
 
@@ -32,6 +32,12 @@ class Laws:
     later: Mapping[tuple[int, int], float] = field(default_factory=dict)
     faults: Sequence[Fault] = ()
 
+    @property
+    def even(self) -> bool:
+        """Whether each step of a worker takes as long as its others."""
+        calm = all(each.law == "constant" and each.pause is None for each in self.slow.values())
+        return calm and self.compute.even and not (self.later or self.faults)
+
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
         """When a worker has computed the gradient of this step, or a share of it."""
         seconds = share * self.compute.of(worker, step, self.seed, self.measured)
@@ -42,7 +48,7 @@ class Laws:
         slow = self.slow.get(worker)
         if slow is None:
             return start + seconds
-        factor = slow.factor(float(uniform(self.seed, worker, step)[0]))
+        factor = slow.factor(drawn(self.seed, worker, step))
         return slow.resumes(start, start + factor * seconds)
 
     def updated(self, server: int, start: float) -> float:

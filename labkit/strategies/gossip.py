@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 
 from labkit.common.errors import InvalidInput
 from labkit.forecast.crowd import PLAYED, Crowd
+from labkit.forecast.programs import STEPS, WARM
 from labkit.programs import (
     Adopt,
     AllReduce,
@@ -172,6 +173,12 @@ class Gossip(Replicas):
         """Until graphs begin anew."""
         turns = self.topology == "exponential" and experiment.workers > 1
         return math.ceil(math.log2(experiment.workers)) if turns else 1
+
+    def recurs(self, experiment: Question) -> bool:
+        """Unless pairs are drawn anew, or an epoch ends in some of the steps that are played."""
+        steps, ahead = experiment.epoch_steps, 2 * self.cycle(experiment) + experiment.workers
+        even = steps in (None, 1) or steps > WARM + STEPS + ahead
+        return self.topology != "random_pairs" and even and super().recurs(experiment)
 
     def crowd(self, workers: int) -> Crowd | None:
         """Neighbours are as many, however many there are."""

@@ -85,6 +85,10 @@ class Replicas(Strategy):
         """Steps after which what workers exchange begins anew."""
         return 1
 
+    def recurs(self, experiment: Question) -> bool:
+        """Where replicas wait for each other."""
+        return self.cell(experiment.workers).synchronization in ("synchronous", "periodic")
+
     def crowd(self, workers: int) -> Crowd | None:
         """A few in the place of so many, in a forecast; None: all."""
         many = self.central and workers > PLAYED

@@ -96,6 +96,10 @@ class ScheduledBlocks(Meeting):
         """All hold the same weights; those of the first one count."""
         return [0]
 
+    def recurs(self, experiment: Question) -> bool:
+        """Where one block comes after the other; else they are drawn."""
+        return self.select == "round_robin" and self.parallel == 1
+
     def forecast(self, asked: Asked) -> Taken:
         """By playing its rounds; which blocks depend on each other only their curvature tells."""
         layers = sum(bool(layer.weights) for layer in asked.model.layers)

@@ -242,6 +242,11 @@ class Servers(Strategy):
         """Steps of a worker after which what it exchanges begins anew."""
         return 1
 
+    def recurs(self, experiment: Question) -> bool:
+        """Where each update waits for all."""
+        workers = experiment.workers
+        return self.cell(workers).synchronization == "synchronous" and not self.spare(workers)
+
     def forecast(self, asked: Asked) -> Taken:
         """By playing its programs; of many workers with a few, whose servers have as much to do."""
         return of_program(asked, self, self.cycle, self._crowd(asked))
