@@ -16,6 +16,7 @@ from sample_runs import write_run
 
 from labkit.cluster.lease import HOLD, Hold
 from labkit.experiment import Experiment
+from labkit.gallery.check import check, small_values
 from labkit.jobs.notebook import execute
 from labkit.jobs.parameters import declared
 from labkit.records.run import load_runs
@@ -472,8 +473,10 @@ def test_break_even_begins_with_the_null_hypothesis_and_runs_what_it_says(tmp_pa
 
 @pytest.mark.slow
 def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
-    job = execute(NOTEBOOKS / "replay.ipynb", {"workers": 3, "epochs": 2}, tmp_path)
+    asked = small_values([NOTEBOOKS / "replay.ipynb"])[0]
+    job = execute(asked.notebook, asked.values, tmp_path)
     assert job.state == "completed", job.cause
+    assert check(asked, job.path).faults == ()  # its words follow from its numbers
     first, again, slower = load_runs(job.path)
     assert [run.metrics["equivalence"]["verdict"] for run in (first, slower)] == ["passed"] * 2
     weights = [run.model().get_weights() for run in (first, again, slower)]
