@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from sample_calibrations import calibration
 from sample_runs import write_run
 
 from labkit.cluster.lease import HOLD, Hold
@@ -446,6 +447,8 @@ def test_faults_have_a_league_of_who_goes_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_scaling_is_forecast_and_what_can_be_run_stands_on_the_curve(tmp_path: Path) -> None:
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["scaling"][0]
+    calibration().save(tmp_path / "machine.json")  # break_even measures one by itself, below
+    given |= {"model_options": {}, "calibration": str(tmp_path / "machine.json")}
     job = execute(NOTEBOOKS / "scaling.ipynb", given, tmp_path)
     assert job.state == "completed", job.cause
     found = outputs(job.path)
