@@ -14,7 +14,6 @@ import hypothesis
 import pytest
 
 import labkit
-from labkit.common.places import keep_bytecode
 
 pytest_plugins = ["purity"]
 
@@ -24,8 +23,10 @@ hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.register_profile("labkit", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("labkit")
 
-# Engines of a session find what those of the last one have compiled.
-keep_bytecode()
+# What pytest makes of tests and Python of labkit is kept for the next process, as it is where no
+# shell says otherwise.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Who is started in the background of a shell script ignores Ctrl-C; some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
+from sample_calibrations import calibration
 from sample_runs import write_run
 
 from labkit.cluster.lease import HOLD, Hold
 from labkit.experiment import Experiment
+from labkit.gallery.check import check, small_values
 from labkit.jobs.notebook import execute
 from labkit.jobs.parameters import declared
 from labkit.records.run import load_runs
@@ -445,6 +447,8 @@ def test_faults_have_a_league_of_who_goes_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_scaling_is_forecast_and_what_can_be_run_stands_on_the_curve(tmp_path: Path) -> None:
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["scaling"][0]
+    calibration().save(tmp_path / "machine.json")  # break_even measures one by itself, below
+    given |= {"model_options": {}, "calibration": str(tmp_path / "machine.json")}
     job = execute(NOTEBOOKS / "scaling.ipynb", given, tmp_path)
     assert job.state == "completed", job.cause
     found = outputs(job.path)
@@ -472,8 +476,10 @@ def test_break_even_begins_with_the_null_hypothesis_and_runs_what_it_says(tmp_pa
 
 @pytest.mark.slow
 def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
-    job = execute(NOTEBOOKS / "replay.ipynb", {"workers": 3, "epochs": 2}, tmp_path)
+    asked = small_values([NOTEBOOKS / "replay.ipynb"])[0]
+    job = execute(asked.notebook, asked.values, tmp_path)
     assert job.state == "completed", job.cause
+    assert check(asked, job.path).faults == ()  # its words follow from its numbers
     first, again, slower = load_runs(job.path)
     assert [run.metrics["equivalence"]["verdict"] for run in (first, slower)] == ["passed"] * 2
     weights = [run.model().get_weights() for run in (first, again, slower)]

@@ -254,11 +254,12 @@ class Calibration(Checked):
         beside.replace(path)
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: Path | str) -> Self:
         """Read it.
 
         Raises: InvalidInput, where there is no such file, or it is none of these.
         """
+        path = Path(path)
         if not path.is_file():
             raise InvalidInput(f"{path.name!r} is no file; make one by `labkit calibrate -o FILE`")
         try:

@@ -206,12 +206,6 @@ def test_what_cannot_travel_is_a_failed_run_and_the_cluster_stays_free(cluster: 
         assert len(other.call(pid_of)) == 4
 
 
-def test_two_runs_of_one_experiment_have_two_folders(cluster: Cluster) -> None:
-    first, second = (cluster.run(Experiment(**SMALL), show=False) for _ in range(2))
-    assert second.name == f"{first.name}-2"
-    assert first.path.is_absolute()
-
-
 # --- clusters that must end ----------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ QUESTION = Experiment(
 )  # fmt: skip
 LONG = QUESTION.replace(epochs=300)  # some seconds
 SERVED = LONG.replace(strategy=lk.ParameterServer(2, colocated=True))
+PLAYED = QUESTION.replace(
+    clock="virtual", workers=4, strategy=lk.ParameterServer(2, synchronous=False), network="1GbE",
+    compute={"seconds": 0.1, "law": "lognormal"}, epochs=150,
+)  # fmt: skip
 HANG = 120.0  # seconds
 
 
@@ -38,13 +43,23 @@ def wait_for(done: Any) -> None:
         time.sleep(0.02)
 
 
-def weights(run: Run) -> list[bytes]:
-    return [np.asarray(each).tobytes() for each in run.model().get_weights()]
-
-
-def losses(run: Run) -> list[tuple[float, ...]]:
+def told(run: Run) -> tuple[list[tuple[float, ...]], list[bytes]]:
+    """Its losses, and the bytes of its weights."""
     rows = run.history.sort_values(["rank", "step"])
-    return list(rows[["rank", "step", "loss"]].itertuples(index=False, name=None))
+    losses = list(rows[["rank", "step", "loss"]].itertuples(index=False, name=None))
+    return losses, [each.tobytes() for each in weights(run)]
+
+
+def weights(run: Run) -> list[np.ndarray]:
+    return [np.asarray(each) for each in run.model().get_weights()]
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Trainings that nothing breaks off, for all that are held against them."""
+    with pytest.MonkeyPatch.context() as patch:  # where nothing that goes on finds them
+        patch.setenv("LABKIT_RUNS", str(tmp_path_factory.mktemp("whole")))
+        return {each.hash8: cluster.run(each) for each in (LONG, SERVED, PLAYED)}
 
 
 @pytest.mark.parametrize(
@@ -92,8 +107,9 @@ def test_programs_go_on_with_the_same_experiment_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [LONG, SERVED], ids=["allreduce", "servers"])
-def test_a_run_that_was_stopped_goes_on_in_its_record(asked: Experiment, cluster: Cluster) -> None:
-    whole = cluster.run(asked)
+def test_a_run_that_was_stopped_goes_on_in_its_record(
+    asked: Experiment, cluster: Cluster, whole: dict[str, Run]
+) -> None:
     live = cluster.submit(asked, checkpoint=lk.Checkpoint(50, keep=3))
     wait_for(lambda: len(live.rows) > 20)
     live.stop()
@@ -106,8 +122,7 @@ def test_a_run_that_was_stopped_goes_on_in_its_record(asked: Experiment, cluster
     assert again.status["state"] == "completed"
     step = again.status["resumed"][0]["step"]
     assert step == before if not asked.plays else 0 < step <= 2 * before
-    assert losses(again) == losses(whole)
-    assert weights(again) == weights(whole)
+    assert told(again) == told(whole[asked.hash8])
 
 
 @pytest.mark.slow
@@ -130,30 +145,26 @@ def test_asynchronous_servers_lose_nothing_and_hear_nothing_twice(cluster: Clust
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stops", [True, False])
-def test_a_play_on_the_virtual_clock_goes_on_bit_for_bit(stops: bool) -> None:
-    servers = lk.ParameterServer(2, synchronous=False)
-    question = QUESTION.replace(
-        clock="virtual", workers=4, strategy=servers, network="1GbE",
-        compute={"seconds": 0.1, "law": "lognormal"}, epochs=150, seed=int(stops),
-    )  # fmt: skip
-    whole = lk.run(question)
-    with Cluster(workers=1, launcher="local", name="virtual") as cluster:
-        live = cluster.submit(question, checkpoint=lk.Checkpoint(10_000 if stops else 25))
+def test_a_play_on_the_virtual_clock_goes_on_bit_for_bit(
+    stops: bool, cluster: Cluster, whole: dict[str, Run]
+) -> None:
+    own = nullcontext(cluster) if stops else Cluster(workers=1, launcher="local", name="virtual")
+    with own as player:
+        live = player.submit(PLAYED, checkpoint=lk.Checkpoint(10_000 if stops else 25))
         wait_for(lambda: len(live.rows) > 60)
         if stops:
             live.stop()
         else:
-            os.kill(cluster.state()["pid"], signal.SIGKILL)
+            os.kill(player.state()["pid"], signal.SIGKILL)
             with pytest.raises(lk.LabkitError):
                 live.result()
         wait_for(live.done)
-    again = lk.run(question, resume=True)
+    again, played = lk.run(PLAYED, resume=True), whole[PLAYED.hash8]
     assert again.path == live.directory
     assert again.status["state"] == "completed"
     assert again.status["resumed"][0]["step"] > 0
-    assert losses(again) == losses(whole)
-    assert again.history.sum(numeric_only=True).equals(whole.history.sum(numeric_only=True))
-    assert weights(again) == weights(whole)
+    assert told(again) == told(played)
+    assert again.history.sum(numeric_only=True).equals(played.history.sum(numeric_only=True))
 
 
 @pytest.mark.slow
@@ -166,7 +177,7 @@ def test_the_newest_checkpoint_is_damaged_and_another_cut_goes_on_from_the_one_b
     file = newest / "rank1.npz"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     longer = short.replace(epochs=6)
-    wanted = weights_of(cluster.run(longer))
+    wanted = weights(cluster.run(longer))
     for strategy, workers in (
         (lk.AllReduce(), 1),
         (lk.Pipeline(microbatches=2), 2),
@@ -175,12 +186,8 @@ def test_the_newest_checkpoint_is_damaged_and_another_cut_goes_on_from_the_one_b
         other_cut = longer.replace(strategy=strategy, workers=workers)
         found = cluster.run(other_cut, resume=run)
         assert f"{newest.name}/rank1.npz is damaged" in str(found.status["resumed"])
-        for own, other in zip(weights_of(found), wanted, strict=True):
+        for own, other in zip(weights(found), wanted, strict=True):
             np.testing.assert_allclose(own, other, rtol=0, atol=1e-12)
-
-
-def weights_of(run: Run) -> list[np.ndarray]:
-    return [np.asarray(each) for each in run.model().get_weights()]
 
 
 SCRIPT = """
@@ -201,7 +208,6 @@ with lk.Cluster(workers=2, name="resumed") as cluster:
     [
         (signal.SIGTERM, False, "LONG"),
         (signal.SIGKILL, False, "LONG"),
-        (signal.SIGKILL, True, "LONG"),
         (signal.SIGKILL, True, "SERVED"),
     ],
 )
@@ -210,11 +216,11 @@ def test_whoever_runs_it_is_ended_and_it_goes_on(
     ranks_too: bool,
     asked: str,
     cluster: Cluster,
+    whole: dict[str, Run],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     experiment = LONG if asked == "LONG" else SERVED
-    whole = cluster.run(experiment)
     runs, ranks = tmp_path / "other", tmp_path / "ranks"
     monkeypatch.setenv("LABKIT_RUNS", str(runs))
     script = SCRIPT.format(folder=str(Path(__file__).parent), ranks=str(ranks), asked=asked)
@@ -231,5 +237,4 @@ def test_whoever_runs_it_is_ended_and_it_goes_on(
     again = cluster.run(experiment, resume=True)
     assert again.path.resolve() == path.resolve()
     assert again.status["resumed"][0]["step"] >= reached
-    assert losses(again) == losses(whole)
-    assert weights(again) == weights(whole)
+    assert told(again) == told(whole[experiment.hash8])

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -115,14 +116,17 @@ def test_two_worlds_of_one_are_an_error_that_says_which_part_is_missing() -> Non
 
 
 def test_a_guest_that_is_killed_while_it_starts_leaves_no_folder(bed: Testbed) -> None:
-    nowhere = json.dumps({"location": bed.addresses["login"], "registration": 9})
-    environment = os.environ | {CONNECTION: nowhere}
     _, guest = command([], is_local=False)
-    with subprocess.Popen(bed.command("a", guest), env=environment, cwd=ROOT) as started:
-        # On its host and at once: it finds nobody, and ends by itself a little later.
-        ours = r"^[^ ]*python[^ ]* -m labkit.cluster.engine guest"
-        killing = f"until ls -d /tmp/labkit-*; do sleep 0.01; done; pkill -KILL -f '{ours}'"
-        assert bed.run("a", ["sh", "-c", killing], timeout=HANG).returncode == 0
+    ours = "^[^ ]*python[^ ]* -m labkit.cluster.engine guest"
+    tidies = "[k]ill -0 .*/labkit-"  # what takes its folder away; not the one that looks for it
+    killing = f"until pgrep -f '{tidies}'; do sleep 0.01; done; pkill -KILL -f '{ours}'"
+    with socket.create_server((bed.addresses["login"], 0)) as controller:
+        there = {"location": bed.addresses["login"], "registration": controller.getsockname()[1]}
+        environment = os.environ | {CONNECTION: json.dumps(there)}
+        words = bed.command("a", [*guest, f"--IPEngine.timeout={2 * HANG}"])
+        with subprocess.Popen(words, env=environment, cwd=ROOT) as started:
+            # On its host and at once: whom it finds never answers, and it waits to be killed.
+            assert bed.run("a", ["sh", "-c", killing]).returncode == 0
     assert started.returncode != 0
 
 

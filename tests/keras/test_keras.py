@@ -77,7 +77,7 @@ def both(
     validation: Any = None,
     **compiled: Any,
 ) -> dict[str, Any]:
-    """Train on the ranks, then on this rank alone from the same weights; compare."""
+    """Train on the ranks, then on one alone from the same weights; compare."""
     import tensorflow as tf
 
     from labkit import keras as lkk
@@ -103,11 +103,15 @@ def both(
         held_out and lkk.shard(held_out, communicator),
         lkk.callbacks(communicator),
     )
-    one = make()
-    one.set_weights(start)
-    compile_with(one, optimizer_of(*optimizer), **compiled)
-    alone = train(one, batches, held_out, [])
-    pairs = list(zip(ours.get_weights(), one.get_weights(), strict=True))
+    told = None
+    if communicator.rank == 0:
+        one = make()
+        one.set_weights(start)
+        compile_with(one, optimizer_of(*optimizer), **compiled)
+        alone = train(one, batches, held_out, [])
+        told = one.get_weights(), alone
+    weights, alone = communicator.share(told)
+    pairs = list(zip(ours.get_weights(), weights, strict=True))
     return {
         "difference": [float(np.abs(a - b).max() / max(1e-3, np.abs(b).max())) for a, b in pairs],
         "moved": float(max(np.abs(b - s).max() for (_, b), s in zip(pairs, start, strict=True))),

@@ -52,18 +52,22 @@ def learned(
     held_out = (parts, batches) if validates else (None, None)
     also = [*lkk.callbacks(communicator), *callbacks]
     fitted = ours.fit(parts, validation_data=held_out[0], verbose=0, callbacks=also)
-    one = make()
-    one.set_weights(start)
-    one.compile(optimizer=optimizer(), **compiled())
-    alone = one.fit(batches, validation_data=held_out[1], verbose=0)
+    told = None
+    if communicator.rank == 0:
+        one = make()
+        one.set_weights(start)
+        one.compile(optimizer=optimizer(), **compiled())
+        alone = one.fit(batches, validation_data=held_out[1], verbose=0).history
+        told = one.get_weights(), alone
     restore()
-    pairs = list(zip(ours.get_weights(), one.get_weights(), strict=True))
+    weights, alone = communicator.share(told)
+    pairs = list(zip(ours.get_weights(), weights, strict=True))
     apart = [np.abs(a - b).max() / max(1e-3, np.abs(b).max()) for a, b in pairs]
     return {
         "difference": float(max(apart)),
         "moved": float(max(np.abs(b - s).max() for (_, b), s in zip(pairs, start, strict=True))),
         "history": fitted.history,
-        "alone": alone.history,
+        "alone": alone,
     }
 
 

@@ -14,7 +14,7 @@ from labkit.schedules.blocks import BlockRounds, Select, couplings
 SELECTS: tuple[Select, ...] = ("priority", "round_robin", "random")
 
 
-@settings(max_examples=1000)
+@settings(max_examples=300)
 @given(st.data())
 def test_no_two_blocks_of_a_round_depend_on_each_other(data: st.DataObject) -> None:
     """On any graph; a round is as full as its order allows, and nobody waits for ever."""

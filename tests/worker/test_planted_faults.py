@@ -46,9 +46,12 @@ def test_at_least_thirty_faults_are_planted_each_under_a_name_of_its_own() -> No
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 30
 
 
+OTHERS = [fault for fault in FAULTS if not fault.sample]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("shown_by", dict.fromkeys(fault.shown_by for fault in FAULTS))
-def test_every_planted_fault_is_found_and_no_run_without_one_fails(
+@pytest.mark.parametrize("shown_by", dict.fromkeys(fault.shown_by for fault in OTHERS))
+def test_every_other_planted_fault_is_found_and_no_run_without_one_fails(
     cluster: Cluster, cache: str, shown_by: str
 ) -> None:
-    assert missed(cluster, cache, [fault for fault in FAULTS if fault.shown_by == shown_by]) == []
+    assert missed(cluster, cache, [fault for fault in OTHERS if fault.shown_by == shown_by]) == []
