@@ -23,6 +23,7 @@ from labkit.cluster.resumed import Resumed, checked, earlier, keeping, path_of
 from labkit.cluster.start import Start
 from labkit.cluster.submitted import Submitted, run_seeds
 from labkit.cluster.visited import Visited
+from labkit.cluster.warm import brought, settle
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.limits import Limits
 from labkit.common.places import runtime_folder
@@ -36,7 +37,6 @@ from labkit.records.checkpoints import Checkpoint, Keeping
 from labkit.records.endings import End
 from labkit.records.run import Run
 from labkit.strategies import Batch, Strategy
-from labkit.worker.luggage import settle
 from labkit.worker.work import infer, prepare
 
 if TYPE_CHECKING:
@@ -155,8 +155,7 @@ class Cluster:
             self._check_shape()
             client = self._connect(connection)
             if self._engines.was_warm:
-                given = os.environ | self.how.environment("")
-                client[:].apply_sync(settle, os.getcwd(), dict(given))
+                client[:].apply_sync(settle, os.getcwd(), brought(self.how))
             self._restore()
         except BaseException:
             self._let_go()

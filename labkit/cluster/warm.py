@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -35,7 +36,7 @@ LOCK, FILE = "warm.lock", "warm.json"  # in a cluster's folder
 LOOK_EVERY = 0.25  # seconds
 ENDS = 90.0  # seconds in which a cluster has ended
 # All that warm engines have of a terminal; their user brings the rest.
-CARRIED = ("PATH", "HOME", "USER", "LANG", "LC_", "TMP", "TEMP", "XDG_", "LABKIT_", "PYTHON")
+CARRIED = ("PATH", "HOME", "USER", "LANG", "LC_", "TMP", "TEMP", "XDG_", "LABKIT_", "PYTHON", "PWD")
 
 
 class Standing(TypedDict):
@@ -191,6 +192,24 @@ def stop(workers: int | None = None, threads: int | None = None) -> list[Standin
             raise LabkitError(f"process {said['pid']}, which keeps engines warm, does not end")
         ended.append(said)
     return ended
+
+
+def brought(how: Start) -> dict[str, str]:
+    """Variables that engines would have from this process, if it had started them."""
+    own = os.environ | bytecode_variables() | {"PWD": os.getcwd()}
+    set_at_start = how.environment("")
+    return {name: value for name, value in own.items() if name not in set_at_start}
+
+
+def settle(folder: str, environment: Mapping[str, str]) -> None:
+    """Be, on a warm engine, where and with what who takes it would have started it."""
+    before = os.getcwd()
+    os.chdir(folder)
+    sys.path[:] = [folder if each == before else each for each in sys.path]
+    for name, value in environment.items():
+        # All else that is there has been set since: by mpiexec, ipykernel, TensorFlow.
+        if name not in os.environ or name.startswith(CARRIED):
+            os.environ[name] = value
 
 
 def standing(folder: Path) -> Standing | None:

@@ -6,7 +6,6 @@ import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
@@ -49,17 +48,6 @@ def enter(folder: str, luggage: Luggage | None) -> None:
     os.chdir(folder if seen else place)
     sys.path[:] = [place, *(each for each in sys.path if each != place)]
     importlib.invalidate_caches()
-
-
-def settle(folder: str, environment: Mapping[str, str]) -> None:
-    """Be, on a rank that another process has started, where and with what this one would be.
-
-    Args:
-        folder: of who has come.
-        environment: its variables, and those of a start.
-    """
-    os.environ.update(environment)
-    enter(folder, None)
 
 
 def _has(folder: Path, luggage: Luggage) -> bool:
