@@ -97,9 +97,9 @@ class Pool(NamedTuple):
             taken = not lease.path.exists()
             lease.release()
         end = time.monotonic() + ENDS
-        while not taken and _is_held(self.folder / "keeper.lock") and time.monotonic() < end:
+        # Its keeper, a child of this process, is the last of it.
+        while not taken and _wait_for_children() and time.monotonic() < end:
             taken = bool(launch.leases(self.folder))
-            time.sleep(LOOK_EVERY)
 
     def _wait_for_users(self) -> bool:
         """Wait for the end of the cluster and of those who have used it; False: for too long."""
@@ -229,6 +229,12 @@ def _is_held(path: Path) -> bool:
         return lock.is_held()
     finally:
         lock.release()
+
+
+def _wait_for_children() -> list[psutil.Process]:
+    """Those that go on after a moment."""
+    left: list[psutil.Process] = psutil.wait_procs(psutil.Process().children(), LOOK_EVERY)[1]
+    return left
 
 
 def _memory(keeper: int) -> int:
