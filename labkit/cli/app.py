@@ -27,6 +27,7 @@ from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.cli.testbed import testbed
 from labkit.cli.tf_config import tf_config
+from labkit.cli.warm import warm
 from labkit.common.errors import DISK, InvalidInput, LabkitError, cannot_write
 from labkit.common.places import keep_bytecode
 from labkit.common.terminal import one_line, say
@@ -83,6 +84,7 @@ app.add_command(simulate)
 app.add_command(sweep)
 app.add_command(testbed)
 app.add_command(tf_config)
+app.add_command(warm)
 
 
 @app.command(cls=OfNotebook)

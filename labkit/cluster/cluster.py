@@ -15,17 +15,18 @@ from labkit.cluster import attached, launch, magic, planting
 from labkit.cluster.calls import Calls, RankError
 from labkit.cluster.carried import Carried, give, take
 from labkit.cluster.kept import Connection, Kept
-from labkit.cluster.lease import HOLD, Lock
+from labkit.cluster.lease import Lock
 from labkit.cluster.live import Live
+from labkit.cluster.naming import folder_of, usual_name
 from labkit.cluster.prediction import ask, check_rows, together
 from labkit.cluster.resumed import Resumed, checked, earlier, keeping, path_of
 from labkit.cluster.start import Start
 from labkit.cluster.submitted import Submitted, run_seeds
 from labkit.cluster.visited import Visited
-from labkit.common.content import digest
+from labkit.cluster.warm import brought, settle
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.limits import Limits
-from labkit.common.places import fingerprint, runtime_folder
+from labkit.common.places import runtime_folder
 from labkit.common.units import plural
 from labkit.communicator import Communicator
 from labkit.communicator.sheet import ENDED
@@ -65,8 +66,9 @@ class Cluster:
     Args:
         workers: ranks; default: 2, or one for each slot of hosts.
         threads: TensorFlow's threads in each rank; fixed when an engine starts.
-        name: default: one name for each shape, interpreter and version of labkit; members of a
-            sweep share one that is theirs.
+        name: default: one name for each shape, interpreter, version of labkit and of TensorFlow,
+            and what engines read of the environment; members of a sweep share one that is theirs.
+            Engines that `labkit warm` keeps under it are taken as they would have been started.
         limit: seconds after which a rank's wait for another raises an error, which tells of each
             rank what it is doing; all other deadlines follow from it, see
             `labkit.common.limits`.
@@ -107,13 +109,9 @@ class Cluster:
         self.how = how = Start.asked(
             workers, threads, launcher, hosts, nodes, fault_tolerant, spares, **more
         )
-        # Engines of another interpreter, or of an older source, would run other code than this one.
-        own = digest([sys.executable, fingerprint()])[:8]
-        held = Path(os.environ.get(HOLD, "")).name
-        self.name = name or "-".join(filter(None, [how.name, own, held]))
+        self.name = name or usual_name(how)
         self.workers, self.threads, self.limit = how.workers, threads, limit
-        folder = runtime_folder("clusters") / store.safe_name(self.name)
-        self._begin(Kept(folder, self.name, how))
+        self._begin(Kept(folder_of(self.name), self.name, how))
 
     def _begin(self, engines: Kept | Visited) -> None:
         self._engines, self.folder = engines, engines.folder
@@ -155,7 +153,9 @@ class Cluster:
         try:
             connection = self._engines.start()
             self._check_shape()
-            self._connect(connection)
+            client = self._connect(connection)
+            if self._engines.was_warm:
+                client[:].apply_sync(settle, os.getcwd(), brought(self.how))
             self._restore()
         except BaseException:
             self._let_go()
@@ -407,7 +407,7 @@ class Cluster:
         """How the engines have ended; None while they are up."""
         return self._engines.how_ended()
 
-    def _connect(self, connection: Connection) -> None:
+    def _connect(self, connection: Connection) -> ipyparallel.Client:
         import ipyparallel as ipp
         from traitlets.log import get_logger
 
@@ -428,6 +428,7 @@ class Cluster:
             view.activate()  # %%px runs on all ranks, in rank order
             magic.register(self)  # and %%ranks, which ends with the first that fails
             planting.register()
+        return self._client
 
     @property
     def engines(self) -> list[int]:

@@ -1,6 +1,6 @@
 """The keeper of one cluster: starts controller and engines, and ends them with the last lease.
 
-    python -m labkit.cluster.keeper FOLDER START
+    python -m labkit.cluster.keeper FOLDER START [warm]
 
 It is the parent of everything that a cluster starts, so nothing is left when it has ended;
 engines and controller also end by themselves when it is killed. What ends, and by what, it writes
@@ -19,9 +19,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import ipyparallel as ipp
 import psutil
@@ -29,13 +30,15 @@ from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLa
 
 from labkit.cluster.engine import CONNECTION, command
 from labkit.cluster.launch import START_LIMIT
-from labkit.cluster.lease import KEEPER, Lock, is_wanted, locked
+from labkit.cluster.lease import KEEPER, WARM, Lock, is_wanted, locked
 from labkit.cluster.processes import Watch, end_all
 from labkit.cluster.start import Met, Start
 from labkit.common.errors import LabkitError
 from labkit.hosts.queue import ASK_EVERY, Job
 from labkit.records import store
 from labkit.records.endings import End, Terminated, described, of_host, of_rank, of_step
+
+T = TypeVar("T")
 
 LOOK_EVERY = 0.5  # seconds
 CONTROLLER_LOG = "controller.log"
@@ -95,10 +98,12 @@ class Keeper:
     Args:
         folder: where the cluster's files are.
         how: how its ranks start.
+        warms: whether they import what training needs before they are ready.
     """
 
-    def __init__(self, folder: Path, how: Start) -> None:
-        self.folder, self.how = folder, how
+    def __init__(self, folder: Path, how: Start, warms: bool = False) -> None:
+        self.folder, self.how, self.warms = folder, how, warms
+        self.warm: float | None = None  # see `launch.State`
         self.ranks = how.ranks
         self.cluster: ipp.Cluster = None  # until it is started
         self.engines: list[int] = []  # their ids, in rank order
@@ -168,17 +173,19 @@ class Keeper:
             shutdown_atexit=False,  # the keeper ends its children itself
             log_level=logging.WARNING,
         )
+        begun = time.monotonic()
         self.cluster.start_cluster_sync()
         client = self.cluster.connect_client_sync()
         while len(client.ids) < self.ranks:
             self._look()
             time.sleep(0.05)
         # Asked once, while the engines are idle: who attaches later may find them at work.
-        met = client[:].apply_async(_meet, not self.how.is_local)
-        while not met.ready():
-            self._look()
-            time.sleep(0.05)
-        self._look()
+        met = self._ask(client, _meet, not self.how.is_local)
+        if self.warms:
+            from labkit.worker.work import prepare  # by name: engines import what it imports
+
+            self._ask(client, prepare)
+            self.warm = time.monotonic() - begun
         ranks = sorted((Met(*told), engine) for told, engine in zip(met, client.ids, strict=True))
         client.close()
         self.how.check_world([told for told, _ in ranks])
@@ -189,6 +196,15 @@ class Keeper:
             named |= {f"rank {told.rank}": told.pid for told, _ in ranks}
         self._watch = Watch(named)
         self.say("ready")
+
+    def _ask(self, client: ipp.Client, function: Callable[..., T], *arguments: object) -> list[T]:
+        """What all engines answer, which nobody else works with yet."""
+        asked = client[:].apply_async(function, *arguments)
+        while not asked.ready():
+            self._look()
+            time.sleep(0.05)
+        self._look()
+        return list(asked.get())
 
     def _mpiexec(self) -> psutil.Process:
         """What starts the ranks, or has them started: itself, or under who ends it with us."""
@@ -309,6 +325,7 @@ class Keeper:
             "hosts": self.hosts,
             "dead": self.dead,
             "pid": os.getpid(),
+            "warm": self.warm,
         }
         said = {"state": state, "how": self.how.to_json(), **told}
         store.write_json(self.folder / "cluster.json", said)
@@ -378,7 +395,7 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
     raise Terminated(signal.Signals(number).name)
 
 
-def main(folder: Path, how: Start) -> None:
+def main(folder: Path, how: Start, warms: bool) -> None:
     """Keep a cluster until nobody wants it."""
     lock = Lock(folder / "keeper.lock")
     # Who asks whether it is held holds it for a moment.
@@ -390,7 +407,7 @@ def main(folder: Path, how: Start) -> None:
         time.sleep(0.05)
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _terminated)
-    keeper = Keeper(folder, how)
+    keeper = Keeper(folder, how, warms)
     keeper.stop()  # what a keeper that was killed has left
 
     def end(how: End) -> None:
@@ -431,4 +448,4 @@ def _of_error(error: BaseException) -> End:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Start.of_json(sys.argv[2]))
+    main(Path(sys.argv[1]), Start.of_json(sys.argv[2]), sys.argv[3:] == [WARM])

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TypedDict
 
-from labkit.cluster.lease import Lock, wait_until_free
+from labkit.cluster.lease import WARM, Lock, wait_until_free
 from labkit.cluster.start import Start
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, pairs
@@ -38,6 +38,7 @@ class State(TypedDict):
     dead: list[int]  # ranks of this machine whose processes have ended, where others outlive them
     how: str  # a Start
     pid: int | None  # of the keeper
+    warm: float | None  # seconds that the start took, where it imported all that training needs
 
 
 def state(folder: Path) -> State:
@@ -59,6 +60,7 @@ def state(folder: Path) -> State:
             dead=[],
             how="",
             pid=None,
+            warm=None,
         )
     return said
 
@@ -86,8 +88,13 @@ def end(folder: Path) -> End | None:
     return None if said["state"] == "ready" else End("the engines are just being started")
 
 
-def launch(folder: Path, how: Start) -> None:
+def launch(folder: Path, how: Start, warm: bool = False) -> None:
     """Start a keeper and wait for its engines; a job that is queued says what it waits for.
+
+    Args:
+        folder: of the cluster.
+        how: its ranks start.
+        warm: they have imported what training needs before they are ready.
 
     Raises:
         LabkitError: the engines did not start; the message ends with what they said.
@@ -100,7 +107,7 @@ def launch(folder: Path, how: Start) -> None:
     with (folder / "keeper.log").open("wb") as log:
         command = [sys.executable, "-m", "labkit.cluster.keeper", str(folder)]
         keeper = subprocess.Popen(
-            [*command, how.to_json()],
+            [*command, how.to_json(), *([WARM] if warm else [])],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -116,7 +123,7 @@ def launch(folder: Path, how: Start) -> None:
         # The keeper's own end is seen at once, instead of after the limit.
         if keeper.poll() is not None or time.monotonic() - begin > START_LIMIT:
             raise LabkitError(
-                f"the engines did not start: {said['message'] or _last_line(folder / 'keeper.log')}"
+                f"the engines did not start: {said['message'] or last_line(folder / 'keeper.log')}"
             )
         time.sleep(0.05)
     shown.done()
@@ -141,7 +148,7 @@ def card_of(name: str, folder: Path, how: Start, connected: bool) -> str:
         f"Cluster {name}",
         pairs(
             {
-                "engines": "up" if up else ended,
+                "engines": f"up{', taken warm' if said['warm'] else ''}" if up else ended,
                 "this object": "connected" if connected else "closed",
                 "ranks": f"{how.workers} of {how.threads} threads{crowded if how.is_local else ''}",
                 "host": here if how.is_local else f"{hosts}, ranks placed by {how.place}",
@@ -191,6 +198,7 @@ class _Ticker:
         print(f"{lead}ready after {seconds:.1f} s", file=sys.stderr, flush=True)
 
 
-def _last_line(path: Path) -> str:
+def last_line(path: Path) -> str:
+    """What a log ends with."""
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"

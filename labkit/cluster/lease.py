@@ -23,6 +23,7 @@ from labkit.common.places import runtime_folder
 HOLD = "LABKIT_HOLD"  # names the file of a Hold
 KEEPER = "LABKIT_KEEPER"  # names the lock of the keeper to all that it starts
 LOOK_EVERY = 0.05  # seconds
+WARM = "warm"  # in place of a process: whose lease the first who comes ends
 
 
 class Lock:
@@ -60,10 +61,15 @@ class Lock:
 
 
 class Lease(Lock):
-    """This process's claim on a cluster."""
+    """This process's claim on a cluster.
 
-    def __init__(self, folder: Path) -> None:
-        name = f"{os.getpid()}-{secrets.token_hex(4)}"
+    Args:
+        folder: of the cluster.
+        who: claims it; default: the number of this process.
+    """
+
+    def __init__(self, folder: Path, who: str = "") -> None:
+        name = f"{who or os.getpid()}-{secrets.token_hex(4)}"
         super().__init__(folder / f"lease-{name}")
         self.acquire()
         # It appears among the leases when it is held: the keeper takes away those that are not.
@@ -106,6 +112,17 @@ def is_wanted(folder: Path) -> bool:
         # Nobody holds it: its process has ended without saying so.
         path.unlink(missing_ok=True)
     return False
+
+
+def take(folder: Path) -> bool:
+    """End the claim of who keeps this cluster warm, if one does: it is the caller's from now on.
+
+    By its name, under the start lock: it is taken once, and ends with who has taken it.
+    """
+    found = list((folder / "leases").glob(f"{WARM}-*"))
+    for path in found:
+        path.unlink(missing_ok=True)
+    return bool(found)
 
 
 class Turn:

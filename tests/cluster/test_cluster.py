@@ -8,19 +8,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from left import PATIENCE, left_of, processes
 
 from labkit import Cluster, Experiment, InvalidInput, LabkitError
 from labkit.cluster import RankError, leftovers
 from labkit.cluster.launch import START_LIMIT
 from labkit.records.run import load_runs
 
-PATIENCE = 120.0  # seconds for what takes one or two
 SMALL = {
     "dataset_options": {"rows": 64, "test_rows": 9},
     "model": "linear",
@@ -207,38 +205,6 @@ def test_what_cannot_travel_is_a_failed_run_and_the_cluster_stays_free(cluster: 
 
 
 # --- clusters that must end ----------------------------------------------------------------------
-
-
-def processes(folder: Path) -> list[psutil.Process]:
-    """Living processes that belong to clusters in this runtime folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            told = " ".join(process.cmdline()) + process.environ().get("LABKIT_RUNTIME", "")
-            alive = process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            continue
-        if str(folder) in told and alive and process.pid != os.getpid():
-            found.append(process)
-    return found
-
-
-def left_of(folder: Path) -> list[str]:
-    """What is left of a folder's processes when all are gone, or when the patience is over."""
-    end = time.monotonic() + PATIENCE
-    while (left := processes(folder)) and time.monotonic() < end:
-        time.sleep(0.2)
-    return [" ".join(process.cmdline()) for process in left]
-
-
-@pytest.fixture
-def own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime folder of this test alone; what it started must be gone at its end."""
-    folder = tmp_path / "own-runtime"
-    monkeypatch.setenv("LABKIT_RUNTIME", str(folder))
-    yield folder
-    for process in processes(folder):
-        process.kill()
 
 
 def script(tmp_path: Path, text: str) -> subprocess.Popen[str]:

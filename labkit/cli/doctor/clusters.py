@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from labkit.cli.doctor.examination import Finding
+from labkit.cluster.lease import WARM
 from labkit.common.places import runtime_folder
 from labkit.records import store
 
@@ -57,6 +58,8 @@ def _holders(folder: Path) -> Iterator[str]:
         pid, _, rest = lease.name.partition("-")
         if not rest:
             yield "a sweep"
+        elif pid == WARM:
+            yield "labkit warm, for who comes next"
         elif psutil.pid_exists(int(pid)):
             yield f"process {pid}"
 
