@@ -194,6 +194,7 @@ def test_ctrl_c_ends_with_130_and_an_honest_record() -> None:
     assert "interrupted by the user" in labkit("ls").stdout
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_run_as_ctrl_c_does_and_is_named() -> None:
     child = process("run", NOTEBOOKS / "is_interrupted.ipynb")
     assert child.stdout is not None

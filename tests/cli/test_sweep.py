@@ -94,6 +94,7 @@ def test_what_cannot_run_ends_with_2_and_one_line(arguments: list[object], words
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_a_failed_member_is_recorded_and_resume_runs_what_is_missing() -> None:
     shutil.copy(SWEPT, "is_swept.ipynb")
     Path("broken").touch()

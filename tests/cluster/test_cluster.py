@@ -252,6 +252,7 @@ time.sleep(600)
     assert leftovers() == []
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_owner_of_a_busy_cluster_and_of_its_keeper_leaves_nothing(
     tmp_path: Path, own_runtime: Path
 ) -> None:
@@ -304,6 +305,7 @@ with labkit.Cluster(workers=2) as cluster:
     assert len(run.history) > 0
 
 
+@pytest.mark.slow
 def test_the_end_of_a_rank_or_of_the_keeper_is_named_and_the_next_call_has_fresh_engines(
     own_runtime: Path, tmp_path: Path
 ) -> None:

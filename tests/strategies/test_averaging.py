@@ -365,6 +365,7 @@ def trained(communicator: Any, experiments: list[Experiment]) -> list[tuple[list
     return found
 
 
+@pytest.mark.slow
 def test_both_clocks_train_the_same_weights(cluster: Cluster) -> None:
     """With unequal batches, and layers that keep moving statistics."""
     strategies = [

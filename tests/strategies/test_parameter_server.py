@@ -126,6 +126,7 @@ def test_on_ranks_they_do_what_one_process_does(cluster: Cluster, wanted: Experi
     assert found["max_abs_difference"] < 1e-12
 
 
+@pytest.mark.slow
 def test_what_is_not_exact_is_replayed_by_servers_written_anew(cluster: Cluster) -> None:
     for each, found in zip(REPLAYED, verdicts(cluster, REPLAYED), strict=True):
         assert found["verdict"] == "passed", (each, found)
