@@ -12,6 +12,7 @@ from labkit.forecast.calibration import (
     Source,
     Spread,
     StepCost,
+    WayCost,
     model_of,
 )
 from labkit.forecast.forecast import Forecast, Prices, forecast
@@ -39,6 +40,7 @@ __all__ = [
     "StepCost",
     "Study",
     "Taken",
+    "WayCost",
     "fits",
     "forecast",
     "model_of",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NINE_TENTHS = NormalDist().inv_cdf(0.95) / NormalDist().inv_cdf(0.75)  # of median deviations
 COMPUTED = ("forward", "backward", "update", "other")
-PARTS = ("forward", "backward", "update", "other", "pack", "codec", "wire", "wait")
+PARTS = ("forward", "backward", "update", "other", "pack", "codec", "wire", "wait", "whole")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from labkit.common.units import bytes_text, duration_text, number_text, seconds_
 from labkit.forecast.asked import PARTS, Asked, Taken
 from labkit.forecast.calibration import Calibration, Source
 from labkit.forecast.known import origin
+from labkit.forecast.whole import alone, as_whole
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON
@@ -229,7 +230,7 @@ def forecast(
     steps = prices.target_steps
     if steps is None and experiment.epoch_steps is not None:
         steps = experiment.epochs * experiment.epoch_steps
-    taken = experiment.strategy.forecast(asked)
+    taken = as_whole(asked, experiment.strategy.forecast(asked))
     machine = calibration.machine.get("cpu", "the machine of the calibration")
     how = "one machine" if network is None else f"{'emulated ' * emulated}{network}"
     rows = experiment.batch_size
@@ -240,8 +241,8 @@ def forecast(
         ranks=asked.workers + experiment.strategy.beside(asked.workers),
         rows=rows,
         taken=taken,
-        alone=asked.alone(rows),
-        own=asked.alone(rows / asked.workers),
+        alone=alone(asked, rows),
+        own=alone(asked, rows / asked.workers),
         prices=prices,
         steps=steps,
         calibration=calibration.hash8,

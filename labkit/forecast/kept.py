@@ -80,6 +80,9 @@ def merged(old: Calibration, new: Calibration) -> Calibration:
         ),
         overheads=_last([*old.overheads, *new.overheads], lambda e: (e.what, e.workers, e.nbytes)),
         inputs=_last([*old.inputs, *new.inputs], lambda e: e.dataset),
+        ways=_last(
+            [*old.ways, *new.ways], lambda e: digest(e.model_dump(mode="json", exclude={"runs"}))
+        ),
     )
 
 

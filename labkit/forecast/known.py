@@ -64,6 +64,12 @@ def sources(calibration: Calibration) -> list[Source]:
     for what in sorted({each.what for each in calibration.overheads}):
         ranks = _listed(e.workers for e in calibration.overheads if e.what == what)
         rows.append(Source(f"overhead {what}", f"{by}: {ranks} ranks"))
+    for strategy, known in groupby(calibration.ways, lambda each: str(each.strategy["name"])):
+        count = list(known)
+        runs = min(len(each.runs) for each in count)
+        rows.append(
+            Source(f"whole steps of {strategy}", f"{by}: {len(count)} settings, {runs} runs")
+        )
     rows += [Source(f"input {each.dataset}", f"{by}, a row") for each in calibration.inputs]
     return rows
 
