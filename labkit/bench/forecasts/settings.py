@@ -69,7 +69,7 @@ class Setting(NamedTuple):
     @property
     def network(self) -> Network | None:
         """That it is on, emulated or not."""
-        return self.hosts or self.experiment.network
+        return self.hosts or Network.parse(self.experiment.network)
 
 
 def settings(only: str = "") -> list[Setting]:
@@ -84,9 +84,7 @@ def settings(only: str = "") -> list[Setting]:
         _setting(model, way, 2, BATCHES[(m + n + w) % len(BATCHES)], network)
         for (m, model), (n, network), (w, way) in pairs
     ]
-    found += [
-        _setting(model, "ring", 1, rows) for model, rows in zip(MODELS, BATCHES, strict=False)
-    ]
+    found += [_setting("small", "ring", 1, BATCHES[0]), _setting("large", "ring", 1, BATCHES[1])]
     found += [
         _setting("small", way, ranks, 40 * ranks, NETWORKS[2])
         for ranks, way in product(CROWDED, FEW)
@@ -99,7 +97,7 @@ def settings(only: str = "") -> list[Setting]:
 
 
 def calibrated(chosen: list[Setting]) -> list[Experiment]:
-    """What is calibrated for settings: models and ways at another batch, on no network of theirs."""
+    """What is calibrated for settings: their models and ways, at another batch."""
     known = [each.experiment.replace(batch_size=BATCH, network=None) for each in chosen]
     return list({each.hash8: each for each in known}.values())
 
