@@ -94,6 +94,8 @@ def test_a_small_model_is_calibrated_on_ranks(cluster: lk.Cluster) -> None:
     assert (both.workers, both.batch, both.network) == (2, 16, LINK)
     assert both.strategy == several[1].strategy.to_json()
     assert all(len(each.runs) == 2 and min(each.runs) > 0 for each in known.ways)
+    how = {row.what: row.how for row in sources(known)}
+    assert how["whole steps of AllReduce"].endswith(": 2 of them, 2 runs each")
     there = several[1].replace(network=LINK).forecast(calibration=known)
     assert there.seconds == pytest.approx(both.seconds.median)
     assert there.sources[-1].how == "measured, on a link with 16 rows (2 runs)"
