@@ -18,7 +18,7 @@ from labkit.bench.forecasts import foreseen as foreseen_by
 from labkit.bench.forecasts.foreseen import seal
 from labkit.bench.forecasts.held import compared, summary, verify, worst
 from labkit.bench.forecasts.measured import measure
-from labkit.bench.forecasts.settings import BATCH, BATCHES, ROWS, calibrated, settings
+from labkit.bench.forecasts.settings import BATCH, BATCHES, ROWS, WAYS, calibrated, settings
 from labkit.cli.app import app
 from labkit.common.errors import LabkitError
 from labkit.forecast import Calibration, model_of
@@ -107,14 +107,17 @@ def test_all_that_is_asked_is_calibrated() -> None:
     assert {(each.batch_size, each.network) for each in known} == {(BATCH, None)}
 
 
-CHOSEN = settings("small, ring, 2 ranks")
+CHOSEN = settings("small")
 
 
 def calibration() -> Calibration:
-    """Round figures of the model of these settings."""
-    made = sample_calibrations.calibration()
-    own = made.models[0].model_copy(update={"model": model_of(CHOSEN[0].experiment)})
-    return made.model_copy(update={"models": (own,)})
+    """Round figures of the models and compressors of all settings."""
+    lossy = {str(way): way.lossy for way in WAYS.values()}
+    codecs = [each for each in lossy.values() if each is not None]
+    made = sample_calibrations.calibration(*codecs, together=(1, 2, 3, 4))
+    names = {str(own): own for own in (model_of(each.experiment) for each in settings())}
+    models = [made.models[0].model_copy(update={"model": own}) for own in names.values()]
+    return made.model_copy(update={"models": tuple(models)})
 
 
 def test_all_forecasts_are_written_before_anything_runs(tmp_path: Path) -> None:
@@ -123,6 +126,8 @@ def test_all_forecasts_are_written_before_anything_runs(tmp_path: Path) -> None:
     assert {row["what"] for row in first} == {"forecast"}
     assert {row["calibration"] for row in first} == {known.hash8}
     assert verify(first) == []
+    rest = [*islice(measure(CHOSEN, 1, first[:30], known), len(CHOSEN) - 30)]
+    assert first[:30] + rest == first  # they were interrupted
     # Beside the calibration there is nothing that they could be made from.
     known.save(tmp_path / "rows.calibration.json")
     kept = foreseen_by.known(CHOSEN, None, tmp_path / "rows.jsonl")

@@ -45,9 +45,9 @@ def _told(line: str) -> None:
     say(line, err=True)
 
 
-def forecasts(chosen: Sequence[Setting], calibration: Calibration) -> Iterator[Row]:
-    """A row "forecast" a setting, with the `seal` of what it says."""
-    for number, setting in enumerate(chosen):
+def forecasts(chosen: Sequence[Setting], calibration: Calibration, first: int = 0) -> Iterator[Row]:
+    """A row "forecast" a setting, from that of a number on, with the `seal` of what it says."""
+    for number, setting in enumerate(chosen[first:], first):
         yield _forecast(number, setting, calibration)
 
 

@@ -37,8 +37,8 @@ def measure(
         LabkitError: the rows there are of another calibration, or of other settings.
     """
     foreseen = [row for row in known if row["what"] == "forecast"]
-    if not known:
-        for row in forecasts(chosen, calibration):
+    if len(foreseen) == len(known):
+        for row in forecasts(chosen, calibration, first=len(foreseen)):
             foreseen.append(row)
             yield row
     if [row["asked"] for row in foreseen] != [each.experiment.hash8 for each in chosen]:
@@ -85,7 +85,7 @@ def _in_turns(
 
 def _cluster(stack: ExitStack, workers: int, hosts: bool) -> Cluster:
     if not hosts:
-        return Cluster(workers=workers, name="forecasts")
+        return Cluster(workers=workers)
     bed = stack.enter_context(testbed(bandwidth=f"{LINK}Mb/s", slurm=False))
     return Cluster(workers=workers, hosts=[f"{host}:{workers // 2}" for host in bed.hosts])
 
