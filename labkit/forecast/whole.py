@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 
 from labkit.common.units import plural
 from labkit.forecast.asked import Asked, Taken
-from labkit.forecast.calibration import Source, Spread, WayCost, model_of
-from labkit.forecast.slowest import TAIL
-from labkit.forecast.spreads import widen
+from labkit.forecast.calibration import Source, WayCost, model_of
 
 BEYOND = 0.5  # of the way between the outermost points, so far a line goes on
+NINE_IN_TEN = 0.9
 MOST = 0.5  # of the parts, that a whole step may be shorter
 Points = Sequence[tuple[float, float]]
 
@@ -55,17 +55,15 @@ def as_whole(asked: Asked, taken: Taken) -> Taken:
             how = "the sum of its parts: whole steps are measured on emulated networks only"
         return replace(taken, sources=(*taken.sources, Source("whole step", how)))
     more = max(found.seconds, -MOST * taken.seconds)
-    seconds, (low, high) = taken.seconds, taken.spread
-    whole = Spread(
-        median=seconds + more, low=max(0.0, low * seconds + more), high=high * seconds + more
-    )
-    whole = widen(
-        whole, math.hypot(TAIL * _chance(asked.calibration.ways) * whole.median, found.unsure)
-    )
+    whole, (low, high) = taken.seconds + more, taken.spread
+    # Chances of their own: of the parts, of the line, and from one run to the next.
+    ratio = _chance(asked.calibration.ways)
+    below = math.hypot((1 - low) * taken.seconds, found.unsure, (1 - 1 / ratio) * whole)
+    above = math.hypot((high - 1) * taken.seconds, found.unsure, (ratio - 1) * whole)
     return replace(
         taken,
         parts={**taken.parts, "whole": more},
-        spread=(whole.low / whole.median, whole.high / whole.median),
+        spread=(max(0.0, 1 - below / whole), 1 + above / whole),
         sources=(*taken.sources, Source("whole step", found.how)),
         more={k: v + more if k in ("step_low", "step_high") else v for k, v in taken.more.items()},
     )
@@ -156,12 +154,10 @@ def on_line(points: Points, at: float) -> tuple[float, float]:
 
 
 def _chance(ways: Sequence[WayCost]) -> float:
-    """σ of what a run's typical step is from start to start, relative, over all ways together."""
-    several = [np.array(each.runs) for each in ways if len(each.runs) > 1]
-    if not several:
-        return 0.0
-    squares = sum(float(np.sum((runs / runs.mean() - 1) ** 2)) for runs in several)
-    return math.sqrt(squares / sum(len(runs) - 1 for runs in several))
+    """By which factor two runs of one way differ at most, nine times in ten, of all ways."""
+    pairs = [pair for each in ways for pair in combinations(each.runs, 2)]
+    ratios = [max(pair) / min(pair) for pair in pairs]
+    return float(np.quantile(ratios, NINE_IN_TEN)) if ratios else 1.0
 
 
 def _runs(ways: Sequence[WayCost]) -> str:
