@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -132,6 +133,17 @@ def test_all_forecasts_are_written_before_anything_runs(tmp_path: Path) -> None:
     known.save(tmp_path / "rows.calibration.json")
     kept = foreseen_by.known(CHOSEN, None, tmp_path / "rows.jsonl")
     assert [*foreseen_by.forecasts(CHOSEN, kept)] == first
+
+
+def test_without_a_testbed_settings_on_two_hosts_are_skipped_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    apart = settings("two hosts")
+    rows = [*measure(apart, 3, [], calibration())]
+    assert [row["what"] for row in rows] == ["forecast", "forecast", "skipped", "skipped"]
+    assert all("a testbed needs" in str(row["reason"]) for row in rows[2:])
+    assert [*measure(apart, 3, rows, calibration())] == []
 
 
 def test_what_forecasts_knows_nothing_of_what_measures() -> None:
