@@ -39,7 +39,8 @@ class Taken:
     """What a way to train takes for one global batch: as long as all workers need for its rows.
 
     Attributes:
-        parts: s of the rank that is last, by names of `PARTS`; they add up to the step.
+        parts: s of the rank that is last, by names of `PARTS`; they add up to the step. "whole" is
+            what a whole step takes more than the others, or less, see `as_whole`.
         spread: of the typical step of a run, as factors on its median: the middle nine tenths,
             as what was measured spreads from repeat to repeat.
         nbytes: that cross each link in a step, by its name.
