@@ -497,23 +497,36 @@ def faults(what: list[str], repeats: int | None, file: Path | None) -> None:
     help="What `labkit calibrate -o FILE` has written; default: measured first, beside the rows.",
 )
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
+@click.option("--only", default="", help="Settings of whose name this is a part: '2 ranks'.")
 @click.option("--figure", type=click.Path(path_type=Path), help="Draw the diagonal, as HTML.")
 @AS_JSON
-def forecasts(path: Path | None, repeats: int, figure: Path | None, file: Path | None) -> None:
+def forecasts(
+    path: Path | None, repeats: int, only: str, figure: Path | None, file: Path | None
+) -> None:
     """Hold forecasts against runs: settings and forecasts are written down before any run starts.
 
-    66 settings on two ranks, about 20 minutes; rows that FILE has already are not run again.
+    76 settings: 64 of two ranks, the others of one, of more than cores, and of two hosts; about 40
+    minutes. Rows that FILE has already are not run again.
     """
-    from labkit.bench.forecasts import calibrated, compared, measure, summary, verify, worst
-    from labkit.common.errors import LabkitError
+    from labkit.bench.forecasts.foreseen import known
+    from labkit.bench.forecasts.held import compared, summary, verify, worst
+    from labkit.bench.forecasts.measured import measure
+    from labkit.bench.forecasts.settings import settings
+    from labkit.common.errors import InvalidInput, LabkitError
+
+    if not (chosen := settings(only)):
+        cases = "; ".join(dict.fromkeys(each.case for each in settings()))
+        raise InvalidInput(f"only={only!r} is in no case; there are: {cases}")
 
     there = file is not None and file.exists()
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file and there else []
-    for row in measure(repeats, rows, calibrated(path, file)):
+    for row in measure(chosen, repeats, rows, known(chosen, path, file)):
         rows.append(row)
         say(" ".join(f"{k}={_shown(k, v)}" for k, v in row.items() if k != "bench"), err=True)
         if file is not None:  # whatever ends it
             _keep(rows, file)
+    for row in (row for row in rows if row["what"] == "skipped"):
+        say(f"skipped: {row['case']}: {row['reason']}")
     columns = {"case": "case", "network": "network", "predicted_ms": "predicted ms"}
     columns |= {"measured_ms": "measured ms", "least_ms": "least", "most_ms": "most"}
     columns |= {"error": "error", "held": "held", "group": "group"}

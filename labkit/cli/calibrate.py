@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     default="",
     help="Further ones, beside all that need no fields: '{name: TopK, ratio: 0.001}'.",
 )
-@click.option("--quick", is_flag=True, help="Fewer repeats and sizes: about a minute.")
+@click.option("--quick", is_flag=True, help="Fewer repeats and sizes: one or two minutes.")
 @click.option("--show", is_flag=True, help="Only show what this machine, or -o FILE, has.")
 def calibrate(
     models: tuple[str, ...],
@@ -45,8 +45,9 @@ def calibrate(
     """Measure what steps, messages and compressors take here, for `labkit forecast`.
 
     MODEL is a name, or the YAML file of an experiment, whose model, data set, precision and
-    optimizer count; -p sets these of all: labkit calibrate mlp cnn -p dataset mnist. What is
-    measured is kept with this machine and its versions, beside what was measured before.
+    optimizer count; -p sets these of all: labkit calibrate mlp cnn -p dataset mnist. Of an
+    experiment of several workers, whole steps of its strategy are measured, too. What is measured
+    is kept with this machine and its versions, beside what was measured before.
     """
     from labkit.bench.calibrating import calibrate as measure
     from labkit.bench.compression import without_fields

@@ -11,6 +11,7 @@ from labkit.forecast.calibration import (
     Source,
     Spread,
     StepCost,
+    WayCost,
     model_of,
 )
 from labkit.forecast.forecast import Forecast, Prices, forecast
@@ -37,6 +38,7 @@ __all__ = [
     "StepCost",
     "Study",
     "Taken",
+    "WayCost",
     "fits",
     "forecast",
     "model_of",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 NINE_TENTHS = NormalDist().inv_cdf(0.95) / NormalDist().inv_cdf(0.75)  # of median deviations
 COMPUTED = ("forward", "backward", "update", "other")
-PARTS = ("forward", "backward", "update", "other", "pack", "codec", "wire", "wait", "read")
+PARTS = ("forward", "backward", "update", "other", "pack", "codec", "wire", "wait", "read", "whole")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Taken:
     """What a way to train takes for one global batch: as long as all workers need for its rows.
 
     Attributes:
-        parts: s of the rank that is last, by names of `PARTS`; they add up to the step.
+        parts: s of the rank that is last, by names of `PARTS`; they add up to the step. "whole" is
+            what a whole step takes more than the others, or less, see `as_whole`.
         rows: of the largest batch that a rank reads for it.
         spread: of the typical step of a run, as factors on its median: the middle nine tenths,
             as what was measured spreads from repeat to repeat.

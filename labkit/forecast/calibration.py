@@ -16,6 +16,7 @@ from pydantic import Field
 from labkit.common.checked import Checked
 from labkit.common.content import JSON, as_json
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.network import Network
 
 SCHEMA = 2
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -216,6 +217,33 @@ class Overhead(Checked):
     seconds: Spread
 
 
+class WayCost(Checked):
+    """Whole steps of a way to train, as runs took them that were begun anew each time.
+
+    Attributes:
+        model: which one, see `model_of`.
+        strategy: as its `to_json` says it.
+        workers: ranks that train.
+        threads: of each.
+        batch: rows of all of them.
+        network: that was emulated; None: one rank alone.
+        runs: s of the typical step of each run.
+    """
+
+    model: dict[str, Any]
+    strategy: dict[str, Any]
+    workers: int = Field(gt=0)
+    threads: int = Field(gt=0)
+    batch: int = Field(gt=0)
+    network: Network | None = None
+    runs: Annotated[tuple[Seconds, ...], Field(min_length=1)]
+
+    @property
+    def seconds(self) -> Spread:
+        """Of the typical step, over the runs."""
+        return Spread.of(self.runs)
+
+
 class Source(NamedTuple):
     """Where a figure of a forecast is from: what it is, and how it is known."""
 
@@ -229,7 +257,8 @@ class Calibration(Checked):
     Attributes:
         made: when, ISO 8601, UTC.
         machine: hardware and versions, see `labkit.forecast.kept.this_machine`.
-        models, codecs, collectives, overheads: what was measured.
+        models, codecs, collectives, overheads: parts of steps that were measured.
+        ways: whole steps likewise.
     """
 
     schema_version: int = SCHEMA
@@ -239,6 +268,7 @@ class Calibration(Checked):
     codecs: tuple[CodecCost, ...] = ()
     collectives: tuple[CollectiveCost, ...] = ()
     overheads: tuple[Overhead, ...] = ()
+    ways: tuple[WayCost, ...] = ()
 
     @cached_property
     def hash8(self) -> str:

@@ -34,7 +34,7 @@ def fed(asked: Asked, taken: Taken) -> Taken:
     )
 
 
-def alone(asked: Asked, rows: float) -> float:
+def of_one(asked: Asked, rows: float) -> float:
     """Seconds of one rank's own step on so many rows, nobody beside it, with what it waits for."""
     own = asked.alone(rows)
     return own if asked.virtual else max(own, read(asked, rows).median)

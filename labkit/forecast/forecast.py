@@ -13,8 +13,9 @@ from labkit.common.html import card, folded, line, pairs, table
 from labkit.common.units import bytes_text, duration_text, number_text, seconds_text
 from labkit.forecast.asked import PARTS, Asked, Taken
 from labkit.forecast.calibration import Calibration, Source
-from labkit.forecast.fed import alone, fed
+from labkit.forecast.fed import fed
 from labkit.forecast.known import origin
+from labkit.forecast.whole import alone, as_whole
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON
@@ -230,7 +231,7 @@ def forecast(
     steps = prices.target_steps
     if steps is None and experiment.epoch_steps is not None:
         steps = experiment.epochs * experiment.epoch_steps
-    taken = fed(asked, experiment.strategy.forecast(asked))
+    taken = as_whole(asked, fed(asked, experiment.strategy.forecast(asked)))
     machine = calibration.machine.get("cpu", "the machine of the calibration")
     how = "one machine" if network is None else f"{'emulated ' * emulated}{network}"
     rows = experiment.batch_size

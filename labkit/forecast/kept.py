@@ -79,6 +79,9 @@ def merged(old: Calibration, new: Calibration) -> Calibration:
             lambda e: (e.level, e.algorithm, e.network, e.workers, e.nbytes),
         ),
         overheads=_last([*old.overheads, *new.overheads], lambda e: (e.what, e.workers, e.nbytes)),
+        ways=_last(
+            [*old.ways, *new.ways], lambda e: digest(e.model_dump(mode="json", exclude={"runs"}))
+        ),
     )
 
 

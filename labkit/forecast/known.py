@@ -66,6 +66,10 @@ def sources(calibration: Calibration) -> list[Source]:
     for what in sorted({each.what for each in calibration.overheads}):
         ranks = _listed(e.workers for e in calibration.overheads if e.what == what)
         rows.append(Source(f"overhead {what}", f"{by}: {ranks} ranks"))
+    for name in sorted({str(each.strategy["name"]) for each in calibration.ways}):
+        ways = [each for each in calibration.ways if each.strategy["name"] == name]
+        points = f"{len(ways)} of them, {min(len(each.runs) for each in ways)} runs each"
+        rows.append(Source(f"whole steps of {name}", f"{by}: {points}"))
     return rows
 
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import house
 import pytest
+import sample_calibrations
+from click.testing import CliRunner
 
+from labkit.bench.calibrating.measure import FULL, QUICK
 from labkit.bench.calibrating.messages import LINK
-from labkit.bench.forecasts import BATCHES, compared, seal, settings, summary, verify, worst
+from labkit.bench.forecasts import foreseen as foreseen_by
+from labkit.bench.forecasts.foreseen import seal
+from labkit.bench.forecasts.held import compared, summary, verify, worst
+from labkit.bench.forecasts.measured import measure
+from labkit.bench.forecasts.settings import BATCH, BATCHES, ROWS, WAYS, calibrated, settings
+from labkit.cli.app import app
+from labkit.common.errors import LabkitError
+from labkit.forecast import Calibration, model_of
 
 
 def foreseen(number: int, predicted: float = 10.0) -> dict[str, Any]:
@@ -63,12 +78,96 @@ def test_errors_are_of_what_is_calm() -> None:
     assert [row["number"] for row in worst(rows)] == [1, 0]
 
 
-def test_there_are_sixty_settings_and_no_two_are_alike() -> None:
-    asked = [experiment.hash8 for _, experiment in settings()]
-    assert len(asked) == len(set(asked)) >= 60
+def test_what_is_on_two_hosts_stands_apart() -> None:
+    there = foreseen(0) | {"case": "small, ring, 4 ranks, 160 rows, two hosts"}
+    (row,) = compared([there, measured(there, 10.0, oversubscribed=True)])
+    assert row["group"] == "two hosts"
 
 
-def test_no_setting_is_on_the_network_or_of_the_rows_of_the_calibration() -> None:
-    asked = [experiment for _, experiment in settings()]
-    assert LINK not in {getattr(each.network, "name", None) for each in asked}
-    assert not {each.batch_size // each.workers for each in asked} & {*BATCHES}
+def test_there_are_enough_settings_and_no_two_are_alike() -> None:
+    every = settings()
+    assert len({(each.experiment.hash8, str(each.hosts)) for each in every}) == len(every) == 76
+    ranks = Counter(each.experiment.workers for each in every if each.hosts is None)
+    assert ranks == {1: 2, 2: 64, 3: 4, 4: 4}
+    assert settings("alone") == [each for each in every if each.experiment.workers == 1]
+    assert {each.experiment.batch_size for each in settings("2 ranks")} == {*BATCHES}
+
+
+def test_no_setting_is_on_a_network_or_of_the_rows_of_the_calibration() -> None:
+    every = settings()
+    networks = {getattr(each.network, "name", None) for each in every}
+    assert not networks & {LINK, *(each.name for each in (*FULL.networks, *QUICK.networks))}
+    assert not {each.experiment.batch_size // each.experiment.workers for each in every} & {*ROWS}
+    assert BATCH not in {each.experiment.batch_size for each in every}
+
+
+def test_all_that_is_asked_is_calibrated() -> None:
+    known = calibrated(settings())
+    asked = {(str(each.experiment.strategy), each.experiment.workers) for each in settings()}
+    assert {(str(each.strategy), each.workers) for each in known} == asked
+    assert {(each.batch_size, each.network) for each in known} == {(BATCH, None)}
+
+
+CHOSEN = settings("small")
+
+
+def calibration() -> Calibration:
+    """Round figures of the models and compressors of all settings."""
+    lossy = {str(way): way.lossy for way in WAYS.values()}
+    codecs = [each for each in lossy.values() if each is not None]
+    made = sample_calibrations.calibration(*codecs, together=(1, 2, 3, 4))
+    names = {str(own): own for own in (model_of(each.experiment) for each in settings())}
+    models = [made.models[0].model_copy(update={"model": own}) for own in names.values()]
+    return made.model_copy(update={"models": tuple(models)})
+
+
+def test_all_forecasts_are_written_before_anything_runs(tmp_path: Path) -> None:
+    known = calibration()
+    first = [*islice(measure(CHOSEN, 1, [], known), len(CHOSEN))]
+    assert {row["what"] for row in first} == {"forecast"}
+    assert {row["calibration"] for row in first} == {known.hash8}
+    assert verify(first) == []
+    rest = [*islice(measure(CHOSEN, 1, first[:30], known), len(CHOSEN) - 30)]
+    assert first[:30] + rest == first  # they were interrupted
+    # Beside the calibration there is nothing that they could be made from.
+    known.save(tmp_path / "rows.calibration.json")
+    kept = foreseen_by.known(CHOSEN, None, tmp_path / "rows.jsonl")
+    assert [*foreseen_by.forecasts(CHOSEN, kept)] == first
+
+
+def test_without_a_testbed_settings_on_two_hosts_are_skipped_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    apart = settings("two hosts")
+    rows = [*measure(apart, 3, [], calibration())]
+    assert [row["what"] for row in rows] == ["forecast", "forecast", "skipped", "skipped"]
+    assert all("a testbed needs" in str(row["reason"]) for row in rows[2:])
+    assert [*measure(apart, 3, rows, calibration())] == []
+
+
+def test_what_forecasts_knows_nothing_of_what_measures() -> None:
+    own = "labkit.bench.forecasts."
+    arrows = house.arrows()
+    reached, edge = set(), {own + "foreseen"}
+    while edge:
+        reached |= edge
+        edge = {each.imported for each in arrows if each.importer in edge} - reached
+    assert own + "settings" in reached
+    assert not {own + "measured", own + "held"} & reached
+
+
+def test_rows_of_other_settings_or_another_calibration_are_refused() -> None:
+    known = calibration()
+    rows = [*foreseen_by.forecasts(CHOSEN, known)]
+    with pytest.raises(LabkitError, match="of other settings; give a new one"):
+        next(measure(CHOSEN[1:], 1, rows, known))
+    other = calibration().model_copy(update={"made": "later"})
+    with pytest.raises(LabkitError, match="of another calibration; give it"):
+        next(measure(CHOSEN, 1, rows, other))
+
+
+def test_the_command_says_which_settings_there_are() -> None:
+    done = CliRunner().invoke(app, ["bench", "forecasts", "--only", "9 ranks"])
+    assert done.exit_code == 2
+    assert "only='9 ranks' is in no case; there are: small, ring, 2 ranks" in done.output

@@ -13,8 +13,13 @@ from labkit.common.errors import InvalidInput
 from labkit.forecast import Asked
 from labkit.forecast.kept import differences, merged, place
 from labkit.forecast.known import fits, sources
+from labkit.network import Network
 
-TINY = Effort(rounds=1, seconds=0.0, repeats=1, sizes=(4096, 65536), gradients=(4096,))
+LINK = Network(name="a link", latency=1e-4, bandwidth=1e7)
+TINY = Effort(
+    *(1, 0.0, 1, (4096, 65536), (4096,)),  # rounds, seconds, repeats, sizes and gradients
+    *((LINK,), 2),
+)
 
 
 def test_parts_add_up_to_the_step() -> None:
@@ -111,3 +116,17 @@ def test_a_small_model_is_calibrated_on_ranks(cluster: lk.Cluster) -> None:
 
     asked = Asked(experiment.replace(workers=2), found)
     assert asked.step(16).seconds > 0
+
+    several = [experiment.replace(workers=n, batch_size=16) for n in (1, 2, 3)]
+    known = merged(found, bench.ways(several, [8], found))
+    assert lines[-1] == "whole steps of 2 ways, run 2 of 2"
+    alone, both = known.ways  # of three ranks, which the bench has not, none
+    assert (alone.workers, alone.batch, alone.network) == (1, 8, None)
+    assert (both.workers, both.batch, both.network) == (2, 16, LINK)
+    assert both.strategy == several[1].strategy.to_json()
+    assert all(len(each.runs) == 2 and min(each.runs) > 0 for each in known.ways)
+    how = {row.what: row.how for row in sources(known)}
+    assert how["whole steps of AllReduce"].endswith(": 2 of them, 2 runs each")
+    there = several[1].replace(network=LINK).forecast(calibration=known)
+    assert there.seconds == pytest.approx(both.seconds.median)
+    assert there.sources[-1].how == "measured, on a link with 16 rows (2 runs)"

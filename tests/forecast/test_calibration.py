@@ -9,7 +9,9 @@ import pytest
 
 import labkit as lk
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.forecast import Calibration, LayerCost, ModelCost, Spread, StepCost, model_of
+from labkit.forecast import Calibration, LayerCost, ModelCost, Spread, StepCost, WayCost, model_of
+from labkit.forecast.kept import merged
+from labkit.network import Network
 
 
 def calibration() -> Calibration:
@@ -30,6 +32,23 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     made.save(tmp_path / "machine.json")
     assert Calibration.load(tmp_path / "machine.json") == made
     assert [path.name for path in tmp_path.iterdir()] == ["machine.json"]
+
+
+def test_whole_steps_are_kept_and_later_ones_count(tmp_path: Path) -> None:
+    network = Network(
+        name="ring road", latency=1e-4, bandwidth=1e8, links={(0, 1): 1e8, (1, 0): 1e7}
+    )
+    fields = {"model": {"model": "mlp"}, "strategy": lk.AllReduce().to_json(), "threads": 1}
+    fields |= {"workers": 2, "batch": 32}
+    ways = [WayCost(**fields, network=each, runs=[1.0, 3.0, 2.0]) for each in (None, network)]
+    old = calibration().model_copy(update={"ways": tuple(ways)})
+    old.save(tmp_path / "machine.json")
+    assert Calibration.load(tmp_path / "machine.json") == old
+    assert ways[0].seconds.median == 2.0
+    new = calibration().model_copy(update={"ways": (ways[1].model_copy(update={"runs": (4.0,)}),)})
+    assert [each.runs for each in merged(old, new).ways] == [(1.0, 3.0, 2.0), (4.0,)]
+    with pytest.raises(InvalidInput, match="runs"):
+        WayCost(**fields, runs=[])
 
 
 def test_its_name_is_its_content() -> None:

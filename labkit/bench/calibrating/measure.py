@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from labkit import datasets
-from labkit.bench.calibrating import replicas
+from labkit.bench.calibrating import replicas, ways
 from labkit.bench.calibrating.codecs import codecs
 from labkit.bench.calibrating.messages import collectives, emulated, overheads
 from labkit.bench.calibrating.model import ModelSeen, look
 from labkit.bench.compression import without_fields
 from labkit.cluster import Cluster
-from labkit.common.content import JSON, label_of
+from labkit.common.content import JSON, digest, label_of
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.compression import Compressor, parse
@@ -31,6 +31,7 @@ from labkit.forecast import (
     model_of,
 )
 from labkit.forecast.kept import merged, place, this_machine
+from labkit.network import Network
 from labkit.strategies import AllReduce
 
 KIB, MIB = 2**10, 2**20
@@ -45,6 +46,8 @@ class Effort(NamedTuple):
         repeats: of messages and codecs.
         sizes: bytes of the buffers of allreduces.
         gradients: bytes of what codecs encode.
+        networks: on which whole steps are measured.
+        runs: of each of these.
     """
 
     rounds: int
@@ -52,12 +55,18 @@ class Effort(NamedTuple):
     repeats: int
     sizes: tuple[int, ...]
     gradients: tuple[int, ...]
+    networks: tuple[Network, ...]
+    runs: int
 
 
+FAST = Network.named("1GbE")
+SLOW = Network(name="50Mb", latency=200e-6, bandwidth=50e6 / 8)
 FULL = Effort(
-    3, 8.0, 5, (4 * KIB, 64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB), (64 * KIB, MIB, 4 * MIB)
+    *(3, 8.0, 5, (4 * KIB, 64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB), (64 * KIB, MIB, 4 * MIB)),
+    *((FAST, SLOW), 3),
 )
-QUICK = Effort(1, 3.0, 2, (4 * KIB, 256 * KIB, 4 * MIB), (64 * KIB, 2 * MIB))
+QUICK = Effort(1, 3.0, 2, (4 * KIB, 256 * KIB, 4 * MIB), (64 * KIB, 2 * MIB), (FAST,), 2)
+WHOLE = 0.25  # of the seconds for a model: those of a run that is measured as a whole
 
 
 def calibrate(
@@ -74,11 +83,12 @@ def calibrate(
     """Measure on this machine what forecasts are made from, and keep it.
 
     Args:
-        experiments: whose model, data set, precision and optimizer count.
+        experiments: whose model, data set, precision and optimizer count; and, of those that want
+            no more ranks than there are, whole steps of their strategies.
         workers: ranks that compute at once, at most: 1 to so many.
         batches: rows of a rank's batch.
         threads: of a rank; each wants engines of its own.
-        compressors: to time; None: all that need no fields.
+        compressors: to time, beside those of the strategies; None: all that need no fields.
         quick: measure fewer repeats and sizes.
         keep: as this machine's calibration, beside what was measured before with these versions.
         file: keep it there instead.
@@ -91,6 +101,8 @@ def calibrate(
         if not given or min(given) < 1:
             raise InvalidInput(f"{name}={list(given)}: give whole numbers from 1 on")
     chosen = without_fields() if compressors is None else [parse(each) for each in compressors]
+    own = (each.strategy.lossy for each in experiments)
+    chosen += [each for each in own if each is not None and each not in chosen]
     path, keep = file or place(), keep or file is not None
     before = Calibration.load(path) if keep and path.is_file() else None
     found: list[Calibration] = []
@@ -101,6 +113,7 @@ def calibrate(
             found.append(bench.models(experiments, batches))
             if number == 0:  # the rest is done by one thread, whatever training has
                 found += [bench.messages(found[-1].models), bench.codecs(chosen)]
+            found.append(bench.ways(experiments, batches, reduce(merged, found)))
     made = reduce(merged, found)
     if before is not None and before.machine == made.machine:
         made = merged(before, made)
@@ -126,7 +139,8 @@ class Bench:
 
     def models(self, experiments: Sequence[Experiment], batches: Sequence[int]) -> Calibration:
         """Steps of all, interleaved; layers and memory at the largest batch."""
-        asked = [_alone(each, self.threads) for each in experiments]
+        different = {digest(model_of(each)): each for each in experiments}
+        asked = [_alone(each, self.threads) for each in different.values()]
         for each in asked:
             if isinstance(each.dataset, str):
                 datasets.ensure(each.dataset)
@@ -166,6 +180,18 @@ class Bench:
         given = list(compressors), self.effort.gradients, self.effort.repeats
         return self._made(codecs=self.cluster.call(codecs, *given, ranks=self.workers)[0])
 
+    def ways(
+        self, experiments: Sequence[Experiment], batches: Sequence[int], parts: Calibration
+    ) -> Calibration:
+        """Whole steps of the experiments' strategies, and of one rank alone."""
+        known = ways.asked(experiments, batches, self.effort.networks, self.workers, self._trained)
+        seconds = WHOLE * self.effort.seconds
+        given = self.cluster, known, parts, self.effort.runs, seconds, self.told
+        return self._made(ways=ways.measured(*given))
+
+    def _trained(self, experiment: Experiment) -> dict[str, Any]:
+        return _fields(experiment) | {"threads": self.threads, "gate": False}
+
     def _made(self, **fields: Sequence[object]) -> Calibration:
         return Calibration(
             made=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -182,8 +208,11 @@ def _seen_by_rank(communicator: Communicator) -> dict[str, JSON]:
 
 def _alone(experiment: Experiment, threads: int) -> Experiment:
     """Its model on one rank, trained as `AllReduce` does."""
-    fields = {name: getattr(experiment, name) for name in TRAINED}
-    return Experiment(strategy=AllReduce(), threads=threads, gate=False, **fields)
+    return Experiment(strategy=AllReduce(), threads=threads, gate=False, **_fields(experiment))
+
+
+def _fields(experiment: Experiment) -> dict[str, Any]:
+    return {name: getattr(experiment, name) for name in TRAINED}
 
 
 TRAINED = (

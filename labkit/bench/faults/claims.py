@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
 import numpy as np
 
 from labkit.common.errors import InvalidInput
@@ -83,16 +77,3 @@ def named(strategy: Strategy) -> str:
 def lossy_name(strategy: Strategy) -> str:
     """What leaves something out of its exchange; "exact" where nothing does."""
     return "exact" if strategy.lossy is None else type(strategy.lossy).__name__
-
-
-@contextmanager
-def own_runs() -> Iterator[Path]:
-    """Meanwhile runs are kept in a folder that goes with this context."""
-    before = os.environ.get("LABKIT_RUNS")
-    with tempfile.TemporaryDirectory(prefix="labkit-faults-") as folder:
-        os.environ["LABKIT_RUNS"] = folder
-        try:
-            yield Path(folder)
-        finally:
-            del os.environ["LABKIT_RUNS"]
-            os.environ |= {} if before is None else {"LABKIT_RUNS": before}

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import psutil
 
-from labkit.bench.faults.claims import named, own_runs
+from labkit.bench.faults.claims import named
 from labkit.bench.faults.doomed import EVERY
 from labkit.bench.faults.resumes import WORKERS, kept, same
+from labkit.bench.own_runs import own_runs
 from labkit.bench.timing import Row, head
 from labkit.cluster import Cluster, RankError
 from labkit.common.errors import LabkitError

@@ -15,8 +15,9 @@ import numpy as np
 import psutil
 
 from labkit.bench.faults import doomed
-from labkit.bench.faults.claims import data, named, own_runs
+from labkit.bench.faults.claims import data, named
 from labkit.bench.faults.doomed import EVERY
+from labkit.bench.own_runs import own_runs
 from labkit.bench.timing import Row, head
 from labkit.cluster import Cluster
 from labkit.cluster.resumed import checked

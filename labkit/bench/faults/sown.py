@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from labkit.bench.faults.claims import LOSSY, named, own_runs
+from labkit.bench.faults.claims import LOSSY, named
+from labkit.bench.own_runs import own_runs
 from labkit.bench.timing import Row, head
 from labkit.cluster import Cluster, RankError
 from labkit.cluster.calls import Refused

@@ -1,0 +1,138 @@
+"""What whole steps take more than their parts, carried from where it was measured to elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+from sample_calibrations import calibration, experiment
+
+import labkit as lk
+from labkit.compression import Float16
+from labkit.forecast import Calibration, Forecast, Source, WayCost, model_of
+from labkit.forecast.whole import on_line
+from labkit.network import Network
+
+FAST, BETWEEN, SLOW, SLOWER = (
+    Network(name=f"{speed:g}", latency=1e-4, bandwidth=speed) for speed in (1e8, 3e7, 1e7, 1e5)
+)
+MORE, SHARE = 2e-3, 0.25  # s, and of what the network takes: what a whole step takes more
+RING = lk.AllReduce(algorithm="ring")
+PARTS = calibration(Float16(), width=0.01)
+
+
+def at(
+    network: Network | None,
+    known: Calibration = PARTS,
+    strategy: lk.AllReduce = RING,
+    rows: int = 64,
+) -> Forecast:
+    workers = 1 if network is None else 2
+    fields = {"workers": workers, "network": network, "batch_size": rows, "strategy": strategy}
+    return experiment(**fields).forecast(calibration=known)
+
+
+def more(found: Forecast) -> float:
+    return MORE + SHARE * found.taken.parts.get("wire", 0.0)
+
+
+def way(network: Network | None, rows: int = 32, *runs: float, strategy=RING) -> WayCost:
+    """As long as its parts and what the law says; runs as factors on that."""
+    own = at(network, strategy=strategy, rows=rows)
+    return WayCost(
+        model=model_of(experiment()),
+        strategy=strategy.to_json(),
+        workers=1 if network is None else 2,
+        threads=1,
+        batch=rows,
+        network=network,
+        runs=[factor * (own.seconds + more(own)) for factor in runs or (1.0, 1.0)],
+    )
+
+
+def knowing(*ways: WayCost) -> Calibration:
+    return PARTS.model_copy(update={"ways": ways})
+
+
+def whole(found: Forecast) -> Source:
+    return found.sources[-1]
+
+
+def test_what_lies_on_a_line_over_the_network_is_exact() -> None:
+    known = knowing(way(FAST), way(SLOW))
+    for network in (FAST, BETWEEN, SLOW):
+        parts, found = at(network), at(network, known)
+        assert found.seconds == pytest.approx(parts.seconds + more(parts), rel=1e-9)
+        assert found.seconds == pytest.approx(sum(found.taken.parts.values()))
+        assert whole(found).how == "measured, on 1e+07 and 1e+08 with 32 rows (2 runs)"
+
+
+def test_far_beyond_what_was_measured_the_line_ends() -> None:
+    parts, found = at(SLOWER), at(SLOWER, knowing(way(FAST), way(SLOW)))
+    ends = [more(at(each)) for each in (FAST, SLOW)]
+    assert found.seconds - parts.seconds == pytest.approx(ends[1] + 0.5 * (ends[1] - ends[0]))
+    much_less = knowing(way(FAST, 32, 0.01), way(SLOW, 32, 0.01))
+    assert at(FAST, much_less, rows=8).seconds == pytest.approx(0.5 * at(FAST, rows=8).seconds)
+
+
+def test_where_nothing_is_known_parts_are_the_forecast() -> None:
+    other = way(FAST, strategy=lk.AllReduce(algorithm="tree"))
+    parts, found = at(BETWEEN), at(BETWEEN, knowing(other))
+    assert (found.seconds, found.interval) == (parts.seconds, parts.interval)
+    assert whole(found).how == (
+        "the sum of its parts: no whole step of this way to train was measured"
+    )
+    known = knowing(way(FAST), way(SLOW))
+    apart, here = (experiment(workers=2).forecast(2, BETWEEN, each) for each in (PARTS, known))
+    assert apart.seconds == here.seconds
+    assert whole(here).how.endswith("whole steps are measured on emulated networks only")
+
+
+def test_another_compressor_is_the_nearest_neighbour() -> None:
+    lossy = RING.model_copy(update={"compressor": Float16()})
+    parts, found = (at(BETWEEN, each, lossy) for each in (PARTS, knowing(way(BETWEEN))))
+    assert found.seconds == pytest.approx(parts.seconds + more(at(BETWEEN, rows=32)))
+    assert whole(found).how.startswith("that of the same way with another compressor, on 3e+07")
+    own = knowing(way(BETWEEN), way(BETWEEN, strategy=lossy))
+    assert whole(at(BETWEEN, own, lossy)).how.startswith("measured, on 3e+07")
+
+
+def test_the_batch_that_is_nearest_counts() -> None:
+    known = knowing(way(FAST, 16, 2.0, 2.0), way(FAST, 128))
+    parts, found = at(FAST, rows=100), at(FAST, known, rows=100)
+    assert found.seconds == pytest.approx(parts.seconds + more(at(FAST, rows=128)))
+
+
+def test_one_rank_is_on_a_line_between_batches() -> None:
+    known = knowing(way(None, 16), way(None, 48))
+    parts, found = at(None, rows=24), at(None, known, rows=24)
+    assert found.seconds == pytest.approx(parts.seconds + MORE)
+    assert found.strong == pytest.approx(1)
+    assert whole(found).how == "measured alone, on a line between batches (2 runs)"
+    two = at(FAST, known)
+    assert two.alone == pytest.approx(at(FAST).alone + MORE)
+
+
+def test_the_interval_grows_with_what_runs_differ_by() -> None:
+    widths = []
+    for differ in (0.0, 0.02, 0.1):
+        runs = (1 - differ, 1.0, 1 + differ)
+        low, high = at(BETWEEN, knowing(way(FAST, 32, *runs), way(SLOW, 32, *runs))).interval
+        widths.append(high - low)
+    assert widths == sorted(widths)
+    usual = at(BETWEEN, knowing(way(FAST), way(SLOW)))
+    # Of three pairs of runs the widest, 0.9 and 1.1, is what nine in ten come close to.
+    assert widths[-1] / usual.seconds == pytest.approx(1.1 / 0.9 - 0.9 / 1.1, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("points", "at", "found"),
+    [
+        ([(1.0, 3.0)], 5.0, (3.0, 0.0)),
+        ([(1.0, 3.0), (1.0, 5.0)], 1.0, (4.0, 1.0)),
+        ([(2.0, 5.0), (1.0, 3.0)], 1.5, (4.0, 0.5)),
+        ([(1.0, 3.0), (2.0, 5.0), (4.0, 5.0)], 3.0, (5.0, 0.0)),
+        ([(1.0, 3.0), (2.0, 5.0)], 9.0, (6.0, 0.5)),
+        ([(1.0, 3.0), (2.0, 5.0)], 0.0, (2.0, 0.5)),
+    ],
+)
+def test_a_line_goes_on_by_half_of_its_length(points, at, found) -> None:
+    assert on_line(points, at) == pytest.approx(found)
