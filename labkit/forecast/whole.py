@@ -23,6 +23,7 @@ BEYOND = 0.5  # of the way between the outermost points, so far a line goes on
 NINE_IN_TEN = 0.9
 MOST = 0.5  # of the parts, that a whole step may be shorter
 Points = Sequence[tuple[float, float]]
+_FOUND: dict[tuple[str, str], Taken] = {}  # by calibration and way: a play takes long
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,14 @@ def _plain(strategy: dict[str, object]) -> dict[str, object]:
 
 
 def _parts(asked: Asked, way: WayCost) -> Taken:
-    """The forecast from parts of what was measured as a whole."""
-    fields = {"strategy": way.strategy, "batch_size": way.batch, "network": way.network}
-    experiment = asked.experiment.replace(**fields, capacities=None, slow={}, faults=())
-    measured = replace(asked, experiment=experiment, network=way.network)
-    return fed(measured, experiment.strategy.forecast(measured))
+    """The forecast from parts of what was measured as a whole; made once for a calibration."""
+    key = asked.calibration.hash8, way.model_dump_json()
+    if key not in _FOUND:
+        fields = {"strategy": way.strategy, "batch_size": way.batch, "network": way.network}
+        experiment = asked.experiment.replace(**fields, capacities=None, slow={}, faults=())
+        measured = replace(asked, experiment=experiment, network=way.network)
+        _FOUND[key] = fed(measured, experiment.strategy.forecast(measured))
+    return _FOUND[key]
 
 
 def on_line(points: Points, at: float) -> tuple[float, float]:
