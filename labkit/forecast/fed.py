@@ -25,12 +25,14 @@ def fed(asked: Asked, taken: Taken) -> Taken:
     known = asked.model.read
     far = beyond(taken.rows, known)
     how = f"measured{far and far + ' rows'}; hidden by the step before, as far as that lasts"
+    singles = {"step_low": reading.low, "step_high": reading.high}
     source = Source("read", how if known else "not measured: counted as nothing")
     return replace(
         taken,
         parts={**taken.parts, "read": late},
         spread=(low, high),
         sources=(*taken.sources, source),
+        more={k: max(v, singles.get(k, v)) for k, v in taken.more.items()},
     )
 
 

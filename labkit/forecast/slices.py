@@ -81,7 +81,7 @@ def sliced(
 
 def _divides(layer: LayerCost, size: int) -> bool:
     """Whether there is something of it for each slice."""
-    if layer.kind not in DIVIDED:
+    if layer.kind not in DIVIDED or not layer.weights:  # those of a frozen one are not known
         return False
     weight, dimension = DIVIDED[layer.kind]
     return layer.weights[weight][dimension] >= size

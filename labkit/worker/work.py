@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from labkit.common.content import JSON
 from labkit.communicator import Communicator, RankDied, join
 from labkit.experiment import Experiment
 from labkit.network.fault import left
@@ -139,7 +140,8 @@ def _train(
     kept, peak = session.memory or _memory(session), memory.peak()
     session.close()
     evaluation = session.outlive(session.evaluate)
-    whole = session.outlive(partial(_whole, session, verdict, evaluation, comeback))
+    exchange = session.exchange()  # which saving the model forgets
+    whole = session.outlive(partial(_whole, session, verdict, evaluation, exchange, comeback))
     return RankResult(
         rows=recorder.rows,
         memory=kept,
@@ -159,6 +161,7 @@ def _whole(
     session: TrainingSession,
     verdict: Verdict,
     evaluation: dict[str, float],
+    exchange: dict[str, JSON] | None,
     comeback: Comeback | None,
 ) -> WholeResult | None:
     """What the first rank says of all; the others see that it has not died over it."""
@@ -173,7 +176,7 @@ def _whole(
             evaluation=evaluation,
             equivalence=verdict,
             environment=environment.describe(),
-            exchange=session.exchange(),
+            exchange=exchange,
             partition=session.partition or None,
             checkpoints=session.checkpoints,
             faults=[

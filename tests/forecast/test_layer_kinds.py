@@ -62,3 +62,9 @@ def test_a_block_is_of_the_kind_of_all_that_train_in_it() -> None:
     mixed = keras.Model(x, layers.Add()([x, layers.Dense(4)(layers.LayerNormalization()(x))]))
     assert (kind(two), kind(mixed)) == ("Dense", "Functional")
     assert kind(keras.Model(x, layers.ReLU()(x))) == "ReLU"
+
+
+def test_a_frozen_layer_counts_as_whole() -> None:
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(6, trainable=False), layers.Dense(6)])
+    frozen, trained = sliced(costs_of(model, 2, WALL), 2, shares_scores=False)
+    assert (frozen.share, trained.share) == (1, 1 / 2)

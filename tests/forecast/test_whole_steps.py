@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sample_calibrations import calibration, experiment
+from sample_calibrations import calibration, exactly, experiment
 
 import labkit as lk
 from labkit.compression import Float16
@@ -77,13 +77,11 @@ def test_where_nothing_is_known_parts_are_the_forecast() -> None:
     other = way(FAST, strategy=lk.AllReduce(algorithm="tree"))
     parts, found = at(BETWEEN), at(BETWEEN, knowing(other))
     assert (found.seconds, found.interval) == (parts.seconds, parts.interval)
-    assert whole(found).how == (
-        "the sum of its parts: no whole step of this way to train was measured"
-    )
+    assert whole(found).how == "the sum of its parts: no whole step was measured"
     known = knowing(way(FAST), way(SLOW))
     apart, here = (experiment(workers=2).forecast(2, BETWEEN, each) for each in (PARTS, known))
     assert apart.seconds == here.seconds
-    assert whole(here).how.endswith("whole steps are measured on emulated networks only")
+    assert whole(here) == whole(found)
 
 
 def test_another_compressor_is_the_nearest_neighbour() -> None:
@@ -124,9 +122,35 @@ def test_the_interval_grows_with_what_runs_differ_by() -> None:
 
 
 @pytest.mark.parametrize(
+    "strategy",
+    [RING, lk.ParameterServer(), lk.Pipeline(microbatches=2), lk.TensorParallel()],
+    ids=lambda each: type(each).__name__,
+)
+def test_efficiency_has_what_one_rank_takes_more_on_both_sides(strategy: lk.Strategy) -> None:
+    def strong(workers: int, known: Calibration) -> float:
+        own = experiment(workers=workers, strategy=strategy, batch_size=64)
+        return own.forecast(workers, FAST, known).strong
+
+    known = knowing(*(way(None, rows, 1.0, 1.0) for rows in (16, 32, 64)))
+    for workers in (2, 3):
+        assert strong(workers, known) <= 1
+        assert strong(workers, known) == pytest.approx(strong(workers, PARTS), rel=0.05)
+
+
+@pytest.mark.parametrize("more", [0.5, 2.0])
+def test_a_whole_step_hides_reading_and_is_no_shorter_than_it(more: float) -> None:
+    step = at(FAST).seconds
+    slow = calibration(Float16(), width=0.01, read={32: exactly(1.5 * step)})
+    known = slow.model_copy(update={"ways": (way(FAST, 64, more, more),)})
+    assert at(FAST, known).seconds == pytest.approx(max(1.5, more) * step, rel=0.1)
+
+
+@pytest.mark.parametrize(
     ("points", "at", "found"),
     [
-        ([(1.0, 3.0)], 5.0, (3.0, 0.0)),
+        ([(1.0, 3.0)], 1.0, (3.0, 0.0)),
+        ([(1.0, 3.0)], 4.0, (3.0, 2.25)),
+        ([(1.0, 2.0), (1.0, 4.0), (2.0, 5.0), (2.0, 5.0)], 0.5, (2.0, 1.5)),
         ([(1.0, 3.0), (1.0, 5.0)], 1.0, (4.0, 1.0)),
         ([(2.0, 5.0), (1.0, 3.0)], 1.5, (4.0, 0.5)),
         ([(1.0, 3.0), (2.0, 5.0), (4.0, 5.0)], 3.0, (5.0, 0.0)),

@@ -178,7 +178,10 @@ def _killed(
             (each for each in told.values() if "faults" in each), {"faults": []}
         )
         accuracy = whole.get("accuracy", float("nan"))
-        behind = finished and "accuracy" not in whole  # who had it died with all behind it
+        struck = [v for v, moment in zip(victims, moments, strict=True) if moment is not None]
+        # Who had to say what came of it died with all behind it.
+        first = struck and struck[-1] == min(set(range(SIZE)) - set(struck[:-1]))
+        behind = bool(finished and "accuracy" not in whole and first)
         common: Row = {
             "number": number,
             "seed": seed,
