@@ -251,6 +251,10 @@ class Source(NamedTuple):
     how: str
 
 
+class Outdated(LabkitError):
+    """A calibration that another labkit has written."""
+
+
 class Calibration(Checked):
     """All that was measured on a machine, kept in a file, with the machine and its versions.
 
@@ -287,7 +291,9 @@ class Calibration(Checked):
     def load(cls, path: Path | str) -> Self:
         """Read it.
 
-        Raises: InvalidInput, where there is no such file, or it is none of these.
+        Raises:
+            InvalidInput: there is no such file, or it is none of these.
+            Outdated: it is of another labkit.
         """
         path = Path(path)
         if not path.is_file():
@@ -296,8 +302,10 @@ class Calibration(Checked):
             fields = json.loads(path.read_text())
         except ValueError:
             raise InvalidInput(f"{path.name!r} holds no calibration: it is not JSON") from None
-        if not isinstance(fields, dict) or fields.get("schema_version") != SCHEMA:
-            raise LabkitError(
+        if not isinstance(fields, dict) or "schema_version" not in fields:
+            raise InvalidInput(f"{path.name!r} holds no calibration: it has no schema_version")
+        if fields["schema_version"] != SCHEMA:
+            raise Outdated(
                 f"{path.name!r} is a calibration of another labkit; make it anew by "
                 "`labkit calibrate`"
             )

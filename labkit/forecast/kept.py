@@ -11,7 +11,7 @@ from labkit.common.content import JSON, digest
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.machine import HARDWARE, installed, machine
 from labkit.common.places import cache_folder
-from labkit.forecast.calibration import SCHEMA, Calibration, ModelCost
+from labkit.forecast.calibration import SCHEMA, Calibration, ModelCost, Outdated
 
 T = TypeVar("T")
 ANEW = "measure anew by `labkit calibrate`"
@@ -49,6 +49,17 @@ def here() -> Calibration:
     if changed := differences(found):
         raise LabkitError(f"this machine's calibration is stale: {'; '.join(changed)}; {ANEW}")
     return found
+
+
+def earlier(path: Path) -> Calibration | None:
+    """What a file has already; None: there is none, or another labkit has written it.
+
+    Raises: InvalidInput, where it is no calibration.
+    """
+    try:
+        return Calibration.load(path) if path.is_file() else None
+    except Outdated:
+        return None
 
 
 def differences(calibration: Calibration) -> list[str]:

@@ -157,9 +157,10 @@ def test_what_forecasts_knows_nothing_of_what_measures() -> None:
     assert not {own + "measured", own + "held"} & reached
 
 
-def test_rows_of_other_settings_or_another_calibration_are_refused() -> None:
+@pytest.mark.parametrize("written", [len(CHOSEN), 3])
+def test_rows_of_other_settings_or_another_calibration_are_refused(written: int) -> None:
     known = calibration()
-    rows = [*foreseen_by.forecasts(CHOSEN, known)]
+    rows = [*islice(foreseen_by.forecasts(CHOSEN, known), written)]  # before anything is added
     with pytest.raises(LabkitError, match="of other settings; give a new one"):
         next(measure(CHOSEN[1:], 1, rows, known))
     other = calibration().model_copy(update={"made": "later"})

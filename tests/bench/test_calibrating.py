@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 import labkit as lk
 from labkit.bench.calibrating import Bench, Effort
+from labkit.bench.calibrating.codecs import wanted
 from labkit.bench.calibrating.parts import cost
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput
@@ -57,6 +58,14 @@ def test_no_step_is_measured_while_it_waits_for_its_batch() -> None:
         began.append(clock.now())
         clock.sleep(step)
     assert began == [6, 12, 18, 26]
+
+
+def test_each_compressor_is_timed_once() -> None:
+    lossy = lk.Experiment(strategy=lk.AllReduce(compressor=lk.TopK(ratio=0.1)))
+    assert wanted(["Float16", "Float16"], [lossy, lk.Experiment(), lossy]) == [
+        *(lk.Float16(), lk.TopK(ratio=0.1))
+    ]
+    assert len(wanted(None, [lossy, lossy])) == len(wanted(None, [])) + 1
 
 
 @pytest.mark.parametrize("wrong", [{"threads": [0]}, {"batches": []}, {"workers": 0}])

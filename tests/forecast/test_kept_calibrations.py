@@ -16,7 +16,7 @@ from labkit.forecast import (
     Spread,
     StepCost,
 )
-from labkit.forecast.kept import differences, here, merged, place, this_machine
+from labkit.forecast.kept import differences, earlier, here, merged, place, this_machine
 from labkit.forecast.known import fits, sources
 
 NOW = "2026-01-01T00:00:00+00:00"
@@ -66,6 +66,18 @@ def test_a_stale_one_is_refused_with_what_differs(name: str) -> None:
     said = f"stale: {name} was another, is {own[name]}; measure anew by `labkit calibrate`"
     with pytest.raises(LabkitError, match=said):
         here()
+
+
+def test_what_another_labkit_has_written_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "given.json"
+    assert earlier(path) is None
+    made().save(path)
+    assert earlier(path) == made()
+    path.write_text('{"schema_version": 1}')
+    assert earlier(path) is None
+    path.write_text('{"of": "somebody else"}')
+    with pytest.raises(InvalidInput, match="holds no calibration: it has no schema_version"):
+        earlier(path)
 
 
 def test_one_of_another_machine_is_named_so() -> None:

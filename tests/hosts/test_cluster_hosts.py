@@ -118,15 +118,17 @@ def test_two_worlds_of_one_are_an_error_that_says_which_part_is_missing() -> Non
 def test_a_guest_that_is_killed_while_it_starts_leaves_no_folder(bed: Testbed) -> None:
     _, guest = command([], is_local=False)
     ours = "^[^ ]*python[^ ]* -m labkit.cluster.engine guest"
-    tidies = "[k]ill -0 .*/labkit-"  # what takes its folder away; not the one that looks for it
-    killing = f"until pgrep -f '{tidies}'; do sleep 0.01; done; pkill -KILL -f '{ours}'"
+    # What takes its own folder away; not that of an earlier guest, nor the one that looks for it.
+    tidies = "[k]ill -0 .* $guest .*/labkit-"
+    found = f"guest=$(pgrep -f '{ours}') && pgrep -f \"{tidies}\""
+    killing = f"until {found}; do sleep 0.01; done; kill -KILL $guest"
     with socket.create_server((bed.addresses["login"], 0)) as controller:
         there = {"location": bed.addresses["login"], "registration": controller.getsockname()[1]}
         environment = os.environ | {CONNECTION: json.dumps(there)}
         words = bed.command("a", [*guest, f"--IPEngine.timeout={2 * HANG}"])
         with subprocess.Popen(words, env=environment, cwd=ROOT) as started:
             # On its host and at once: whom it finds never answers, and it waits to be killed.
-            assert bed.run("a", ["sh", "-c", killing]).returncode == 0
+            assert bed.run("a", ["sh", "-c", killing], timeout=HANG).returncode == 0
     assert started.returncode != 0
 
 

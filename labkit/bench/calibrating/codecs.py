@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from labkit.bench.compression import in_this_process, named
+from labkit.bench.compression import in_this_process, named, without_fields
 from labkit.bench.timing import Row
+from labkit.common.content import JSON, digest
 from labkit.communicator import Communicator
-from labkit.compression import Compressor
+from labkit.compression import Compressor, parse
+from labkit.experiment import Experiment
 from labkit.forecast import CodecCost, Spread
+
+
+def wanted(
+    given: Sequence[Compressor | Mapping[str, JSON] | str] | None, experiments: Sequence[Experiment]
+) -> list[Compressor]:
+    """Those that are given (None: all that need no fields) and those of strategies, each once."""
+    found = without_fields() if given is None else [parse(each) for each in given]
+    found += [own for each in experiments if (own := each.strategy.lossy) is not None]
+    return list({digest(each.to_json()): each for each in found}.values())
 
 
 def codecs(

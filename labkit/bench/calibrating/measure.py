@@ -12,15 +12,14 @@ from typing import Any, NamedTuple
 
 from labkit import datasets
 from labkit.bench.calibrating import replicas, ways
-from labkit.bench.calibrating.codecs import codecs
+from labkit.bench.calibrating.codecs import codecs, wanted
 from labkit.bench.calibrating.messages import collectives, emulated, overheads
 from labkit.bench.calibrating.model import ModelSeen, look
-from labkit.bench.compression import without_fields
 from labkit.cluster import Cluster
 from labkit.common.content import JSON, digest, label_of
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
-from labkit.compression import Compressor, parse
+from labkit.compression import Compressor
 from labkit.experiment import Experiment
 from labkit.forecast import (
     Calibration,
@@ -30,7 +29,7 @@ from labkit.forecast import (
     Spread,
     model_of,
 )
-from labkit.forecast.kept import merged, place, this_machine
+from labkit.forecast.kept import earlier, merged, place, this_machine
 from labkit.network import Network
 from labkit.strategies import AllReduce
 
@@ -59,7 +58,8 @@ class Effort(NamedTuple):
     runs: int
 
 
-FAST = Network.named("1GbE")
+# Of their own: what is asked on a network with a name was not calibrated.
+FAST = Network(name="700Mb", latency=70e-6, bandwidth=700e6 / 8)
 SLOW = Network(name="50Mb", latency=200e-6, bandwidth=50e6 / 8)
 FULL = Effort(
     *(3, 8.0, 5, (4 * KIB, 64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB), (64 * KIB, MIB, 4 * MIB)),
@@ -100,11 +100,9 @@ def calibrate(
     for name, given in (("threads", threads), ("batches", batches), ("workers", (workers,))):
         if not given or min(given) < 1:
             raise InvalidInput(f"{name}={list(given)}: give whole numbers from 1 on")
-    chosen = without_fields() if compressors is None else [parse(each) for each in compressors]
-    own = (each.strategy.lossy for each in experiments)
-    chosen += [each for each in own if each is not None and each not in chosen]
+    chosen = wanted(compressors, experiments)
     path, keep = file or place(), keep or file is not None
-    before = Calibration.load(path) if keep and path.is_file() else None
+    before = earlier(path) if keep else None
     found: list[Calibration] = []
     for number, count in enumerate(threads):
         told(f"starting {workers} ranks, threads={count}")

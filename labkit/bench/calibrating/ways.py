@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from labkit.bench.own_runs import own_runs
-from labkit.cluster import Cluster
+from labkit.cluster import Cluster, RankError
 from labkit.common.errors import InvalidInput
 from labkit.experiment import Experiment
 from labkit.forecast import Calibration, WayCost, model_of
@@ -71,7 +71,8 @@ def measured(
     Args:
         cluster: of ranks enough.
         ways: see `asked`.
-        parts: what was measured of them; a way of which they say no forecast is left out.
+        parts: what was measured of them; a way of which they say no forecast is left out, as is
+            one whose run fails.
         runs: of each.
         seconds: that a run is to train, by that forecast.
         told: is told what is measured next, and what is left out.
@@ -82,7 +83,13 @@ def measured(
         for turn in range(runs):
             told(f"whole steps of {len(longer)} ways, run {turn + 1} of {runs}")
             for number in list(found)[:: -1 if turn % 2 else 1]:
-                found[number].append(step_seconds(cluster.run(longer[number], show=False)))
+                try:
+                    seconds = step_seconds(cluster.run(longer[number], show=False))
+                except (InvalidInput, RankError) as error:
+                    told(f"left out: {longer[number].label}: {error}")
+                    del found[number]
+                else:
+                    found[number].append(seconds)
     return [
         WayCost(
             model=model_of(each),
@@ -94,15 +101,19 @@ def measured(
             runs=tuple(found[number]),
         )
         for number, each in enumerate(longer)
+        if number in found
     ]
 
 
 def step_seconds(run: Run) -> float:
-    """What a global batch took in a run: the median over stretches of steps."""
-    strategy = run.experiment["strategy"]
-    period = strategy.get("period", 1) if isinstance(strategy, dict) else 1
-    stretch = period if isinstance(period, int) and period > 1 else STRETCH
+    """What a global batch took in a run: the median over stretches of steps.
+
+    Raises: InvalidInput, where it has not two of them.
+    """
+    stretch = _stretch(run.experiment["strategy"], run.experiment.get("steps"))
     ended = in_order(run.history).groupby("step")["ended"].max().to_numpy(float)[WARM_UP::stretch]
+    if len(ended) < 2:
+        raise InvalidInput(f"{run.name} has no two stretches of {stretch} steps: train for more")
     return float(np.median(np.diff(ended))) / stretch
 
 
@@ -121,4 +132,12 @@ def _longer(
     except InvalidInput as error:
         told(f"left out: {way.label}: {error}")
         return
-    yield long_enough(way, int(np.clip(seconds / step, *STEPS)))
+    least = WARM_UP + 3 * _stretch(way.strategy.to_json(), way.epoch_steps) + 1
+    yield long_enough(way, max(least, int(np.clip(seconds / step, *STEPS))))
+
+
+def _stretch(strategy: Any, epoch: int | None) -> int:
+    """Steps that are timed together: as many as there are from one meeting to the next."""
+    period = strategy.get("period") if isinstance(strategy, dict) else None
+    steps: int = epoch or 1 if period == "epoch" else period or 1
+    return steps if steps > 1 else STRETCH

@@ -37,14 +37,16 @@ def measure(
         LabkitError: the rows there are of another calibration, or of other settings.
     """
     foreseen = [row for row in known if row["what"] == "forecast"]
-    if len(foreseen) == len(known):
-        for row in forecasts(chosen, calibration, first=len(foreseen)):
-            foreseen.append(row)
-            yield row
-    if [row["asked"] for row in foreseen] != [each.experiment.hash8 for each in chosen]:
+    asked = [each.experiment.hash8 for each in chosen]
+    # Once something has run, no forecast may follow.
+    due = asked[: len(foreseen)] if len(foreseen) == len(known) else asked
+    if [row["asked"] for row in foreseen] != due:
         raise LabkitError("the file has forecasts of other settings; give a new one")
     if any(row["calibration"] != calibration.hash8 for row in foreseen):
         raise LabkitError("the file has forecasts of another calibration; give it, or a new file")
+    for row in forecasts(chosen, calibration, first=len(foreseen)):
+        foreseen.append(row)
+        yield row
     over = {row["number"] for row in known if row["what"] == "skipped"}
     done = {(row["number"], row["repeat"]) for row in known if row["what"] == "measured"}
     left = [
