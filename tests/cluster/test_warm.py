@@ -227,7 +227,7 @@ def test_who_keeps_them_may_end_while_it_is_told_to(
         warm.stop()  # the lock tells, not the signal
 
 
-def test_engines_that_have_ended_meanwhile_take_no_memory() -> None:
+def test_memory_is_told_although_engines_have_just_ended() -> None:
     assert warm.memory(gone()) > 0  # this process's
 
 
