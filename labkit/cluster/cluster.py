@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -15,7 +14,7 @@ from labkit.cluster import attached, launch, magic, planting
 from labkit.cluster.calls import Calls, RankError
 from labkit.cluster.carried import Carried, give, take
 from labkit.cluster.kept import Connection, Kept
-from labkit.cluster.lease import Lock
+from labkit.cluster.lease import is_held
 from labkit.cluster.live import Live
 from labkit.cluster.naming import folder_of, usual_name
 from labkit.cluster.prediction import ask, check_rows, together
@@ -23,7 +22,7 @@ from labkit.cluster.resumed import Resumed, checked, earlier, keeping, path_of
 from labkit.cluster.start import Start
 from labkit.cluster.submitted import Submitted, run_seeds
 from labkit.cluster.visited import Visited
-from labkit.cluster.warm import brought, settle
+from labkit.cluster.warm import take_over
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.limits import Limits
 from labkit.common.places import runtime_folder
@@ -154,8 +153,7 @@ class Cluster:
             connection = self._engines.start()
             self._check_shape()
             client = self._connect(connection)
-            if self._engines.was_warm:
-                client[:].apply_sync(settle, os.getcwd(), brought(self.how))
+            take_over(self.folder, client)
             self._restore()
         except BaseException:
             self._let_go()
@@ -512,8 +510,6 @@ def leftovers() -> list[str]:
     """Names of clusters on this machine whose keeper runs."""
     found = []
     for folder in sorted(runtime_folder("clusters").glob("*")):
-        lock = Lock(folder / "keeper.lock")
-        if lock.is_held():
+        if is_held(folder / "keeper.lock"):
             found.append(folder.name)
-        lock.release()
     return found

@@ -29,7 +29,7 @@ import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
 
 from labkit.cluster.engine import CONNECTION, command
-from labkit.cluster.launch import START_LIMIT
+from labkit.cluster.launch import START_LIMIT, UNSETTLED
 from labkit.cluster.lease import KEEPER, WARM, Lock, is_wanted, locked
 from labkit.cluster.processes import Watch, end_all
 from labkit.cluster.start import Met, Start
@@ -185,6 +185,7 @@ class Keeper:
             from labkit.worker.work import prepare  # by name: engines import what it imports
 
             self._ask(client, prepare)
+            (self.folder / UNSETTLED).touch()
             self.warm = time.monotonic() - begun
         ranks = sorted((Met(*told), engine) for told, engine in zip(met, client.ids, strict=True))
         client.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,7 +13,6 @@ from labkit.cluster.lease import Lease, hold, locked, take, wait_until_free
 from labkit.cluster.start import Start
 from labkit.common.errors import LabkitError
 from labkit.common.places import fingerprint
-from labkit.common.units import plural
 from labkit.records.endings import End
 
 Connection: TypeAlias = dict[str, Any]  # what a client must know, keys included
@@ -33,7 +31,6 @@ class Kept:
     def __init__(self, folder: Path, name: str, how: Start) -> None:
         self.folder, self.name, self.how = folder, name, how
         self._lease: Lease | None = None
-        self.was_warm = False  # nobody has used it between its start and this process
 
     def start(self) -> Connection:
         """Take a lease, and start the engines where they are not up; how to connect.
@@ -47,13 +44,9 @@ class Kept:
             # Before the engines are looked for: a keeper that is about to end sees it, and stays.
             self._lease = Lease(self.folder)
             hold(self.folder)
-            stood, ended = take(self.folder), self.how_ended()
-            self.was_warm = stood and ended is None
-            if ended is not None:
+            take(self.folder)
+            if self.how_ended() is not None:
                 launch.launch(self.folder, self.how)
-        if self.was_warm and (seconds := self.state()["warm"]):
-            told = f"{plural(self.how.ranks, 'MPI engine')}, kept warm"
-            print(f"{told} since a start of {seconds:.1f} s", file=sys.stderr, flush=True)
         return self._connection()
 
     def let_go(self) -> None:

@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
-from labkit.cluster.lease import WARM, Lock, wait_until_free
+from labkit.cluster.lease import WARM, is_held
 from labkit.cluster.start import Start
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, pairs
@@ -22,6 +23,7 @@ from labkit.records.endings import End, described
 
 QUIET = 60.0  # seconds between two lines of a log about what is waited for
 START_LIMIT = 300.0  # seconds, also on a machine that is busy
+UNSETTLED = "unsettled"  # in a cluster's folder: its engines were warmed, and nobody has used them
 
 
 class State(TypedDict):
@@ -75,11 +77,7 @@ def end(folder: Path) -> End | None:
 
     Its keeper says so. Of one that is gone without a word, the lock tells.
     """
-    lock = Lock(folder / "keeper.lock")
-    try:
-        kept = lock.is_held()
-    finally:
-        lock.release()
+    kept = is_held(folder / "keeper.lock")
     said = state(folder)  # after the lock: a keeper lets go of it when all is said
     if said["state"] == "ended":
         return End(said["message"], said["rank"], said["signal"])
@@ -89,7 +87,7 @@ def end(folder: Path) -> End | None:
 
 
 def launch(folder: Path, how: Start, warm: bool = False) -> None:
-    """Start a keeper and wait for its engines; a job that is queued says what it waits for.
+    """Have a keeper start engines and wait for them; a queued job says what it waits for.
 
     Args:
         folder: of the cluster.
@@ -99,11 +97,17 @@ def launch(folder: Path, how: Start, warm: bool = False) -> None:
     Raises:
         LabkitError: the engines did not start; the message ends with what they said.
     """
-    # A keeper that is just ending must be through before its place is taken.
-    if not wait_until_free(folder / "keeper.lock", 90):
-        raise LabkitError(f"cluster {folder.name!r} is ending but does not end")
-    # What it says is of an earlier cluster, which may have been "ready".
-    (folder / "cluster.json").unlink(missing_ok=True)
+    kept = folder / "keeper.lock"
+    if is_held(kept):
+        # A start that another has given up goes on for who has come since. A keeper that is just
+        # ending must be through before its place is taken.
+        if _wait(folder, how, lambda: is_held(kept)):
+            return
+        if is_held(kept):
+            raise LabkitError(f"cluster {folder.name!r} is ending but does not end")
+    # What they say is of an earlier cluster, which may have been "ready".
+    for earlier in ("cluster.json", UNSETTLED):
+        (folder / earlier).unlink(missing_ok=True)
     with (folder / "keeper.log").open("wb") as log:
         command = [sys.executable, "-m", "labkit.cluster.keeper", str(folder)]
         keeper = subprocess.Popen(
@@ -114,6 +118,14 @@ def launch(folder: Path, how: Start, warm: bool = False) -> None:
             env=os.environ | bytecode_variables(),
             start_new_session=True,  # Ctrl-C in a terminal is not meant for the engines
         )
+    # A keeper whose start was given up a moment ago may have been quicker to take the lock.
+    if not _wait(folder, how, lambda: keeper.poll() is None or is_held(kept)):
+        told = state(folder)["message"] or last_line(folder / "keeper.log")
+        raise LabkitError(f"the engines did not start: {told}")
+
+
+def _wait(folder: Path, how: Start, goes_on: Callable[[], bool]) -> bool:
+    """Wait for engines while their start goes on, and not too long; whether they are up."""
     begin, shown = time.monotonic(), _Ticker(f"starting {plural(how.ranks, 'MPI engine')}")
     while (said := state(folder))["state"] != "ready":
         waits_for = said["message"] if said["state"] == "starting" else ""
@@ -121,12 +133,11 @@ def launch(folder: Path, how: Start, warm: bool = False) -> None:
             begin = time.monotonic()
         shown.tick(waits_for)
         # The keeper's own end is seen at once, instead of after the limit.
-        if keeper.poll() is not None or time.monotonic() - begin > START_LIMIT:
-            raise LabkitError(
-                f"the engines did not start: {said['message'] or last_line(folder / 'keeper.log')}"
-            )
+        if not goes_on() or time.monotonic() - begin > START_LIMIT:
+            return False
         time.sleep(0.05)
     shown.done()
+    return True
 
 
 def card_of(name: str, folder: Path, how: Start, connected: bool) -> str:

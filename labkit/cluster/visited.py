@@ -55,7 +55,6 @@ class Visited:
         own = digest([self.name, self._connection["curve_serverkey"]])[:8]
         self.folder = runtime_folder("visited") / own
         self._asked = self._answered = -math.inf
-        self.was_warm = False
 
     def start(self) -> Connection:
         """How to connect. Raises: LabkitError, where nobody answers any more."""

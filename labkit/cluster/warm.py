@@ -18,25 +18,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import psutil
 
 from labkit.cluster import launch
-from labkit.cluster.lease import WARM, Lease, Lock, locked, wait_until_free
-from labkit.cluster.naming import SHAPING, folder_of, usual_name
+from labkit.cluster.lease import KEEPER, WARM, Lease, Lock, is_held, locked, wait_until_free
+from labkit.cluster.naming import SHAPING, absolute, folder_of, usual_name
 from labkit.cluster.start import Start
 from labkit.common.errors import LabkitError
 from labkit.common.places import bytecode_variables, runtime_folder
+from labkit.common.units import plural
 from labkit.records import store
 from labkit.records.endings import terminate
+
+if TYPE_CHECKING:
+    import ipyparallel
 
 LOCK, FILE = "warm.lock", "warm.json"  # in a cluster's folder
 LOOK_EVERY = 0.25  # seconds
 ENDS = 90.0  # seconds in which a cluster has ended
 # All that warm engines have of a terminal; their user brings the rest.
-CARRIED = ("PATH", "HOME", "USER", "LANG", "LC_", "TMP", "TEMP", "XDG_", "LABKIT_", "PYTHON", "PWD")
+CARRIED = ("PATH", "HOME", "USER", "TMP", "TEMP", "XDG_", "LABKIT_", "PYTHON", "PWD")
 
 
 class Standing(TypedDict):
@@ -80,6 +85,8 @@ class Pool(NamedTuple):
                 self._say("warming")
                 lease = Lease(self.folder, WARM)
                 launch.launch(self.folder, self.how, warm=True)
+                if launch.state(self.folder)["warm"] is None:  # a user's start, given up
+                    return True
             self._say("warm")
             end = time.monotonic() + self.idle
             while lease.path.exists() and time.monotonic() < end:
@@ -108,7 +115,7 @@ class Pool(NamedTuple):
         last = time.monotonic()
         while time.monotonic() - last < self.idle:
             users |= set(launch.leases(self.folder))
-            if _is_held(self.folder / "keeper.lock"):
+            if is_held(self.folder / "keeper.lock"):
                 last = time.monotonic()
             elif not any(map(psutil.pid_exists, users)):
                 return True
@@ -123,7 +130,7 @@ class Pool(NamedTuple):
             threads=self.how.threads,
             pid=os.getpid(),
             seconds=(said["warm"] or 0.0) if state == WARM else 0.0,
-            bytes=_memory(said["pid"]) if state == WARM and said["pid"] else 0,
+            bytes=memory(said["pid"]) if state == WARM and said["pid"] else 0,
             idle=self.idle,
             since=time.time(),
         )
@@ -148,7 +155,7 @@ def start(how: Start, idle: float) -> tuple[Standing, bool]:
     if (there := standing(folder)) is not None:
         return there, True
     (folder / FILE).unlink(missing_ok=True)  # an earlier one's
-    kept = {k: v for k, v in os.environ.items() if k.startswith((*SHAPING, *CARRIED))}
+    kept = absolute({k: v for k, v in os.environ.items() if k.startswith((*SHAPING, *CARRIED))})
     with (folder / "warm.log").open("wb") as log:
         keeper = subprocess.Popen(
             [sys.executable, "-m", "labkit.cluster.warm", str(folder), how.to_json(), str(idle)],
@@ -187,18 +194,27 @@ def stop(workers: int | None = None, threads: int | None = None) -> list[Standin
             continue
         if threads not in (None, said["threads"]):
             continue
-        os.kill(said["pid"], signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(said["pid"], signal.SIGTERM)
         if not wait_until_free(folder / LOCK, ENDS):
             raise LabkitError(f"process {said['pid']}, which keeps engines warm, does not end")
         ended.append(said)
     return ended
 
 
-def brought(how: Start) -> dict[str, str]:
-    """Variables that engines would have from this process, if it had started them."""
-    own = os.environ | bytecode_variables() | {"PWD": os.getcwd()}
-    set_at_start = how.environment("")
-    return {name: value for name, value in own.items() if name not in set_at_start}
+def take_over(folder: Path, client: ipyparallel.Client) -> None:
+    """Let warm engines be as this process would have started them, where nobody has used them."""
+    mark = folder / launch.UNSETTLED
+    if not mark.exists():
+        return
+    with locked(folder / "start.lock"):  # who comes at the same moment waits, and uses them then
+        if mark.exists():
+            own = os.environ | bytecode_variables() | {"PWD": os.getcwd()}
+            client[:].apply_sync(settle, os.getcwd(), own)
+            mark.unlink()
+            said = launch.state(folder)
+            told = f"{plural(len(said['engines']), 'MPI engine')}, kept warm since a start of"
+            print(f"{told} {said['warm'] or 0:.1f} s", file=sys.stderr, flush=True)
 
 
 def settle(folder: str, environment: Mapping[str, str]) -> None:
@@ -206,7 +222,10 @@ def settle(folder: str, environment: Mapping[str, str]) -> None:
     before = os.getcwd()
     os.chdir(folder)
     sys.path[:] = [folder if each == before else each for each in sys.path]
-    for name, value in environment.items():
+    own = {**environment, KEEPER: os.environ[KEEPER]}
+    for name in [each for each in os.environ if each.startswith(CARRIED) and each not in own]:
+        del os.environ[name]  # another terminal's
+    for name, value in own.items():
         # All else that is there has been set since: by mpiexec, ipykernel, TensorFlow.
         if name not in os.environ or name.startswith(CARRIED):
             os.environ[name] = value
@@ -214,7 +233,7 @@ def settle(folder: str, environment: Mapping[str, str]) -> None:
 
 def standing(folder: Path) -> Standing | None:
     """What is said of the cluster of this folder by who keeps it warm; None: nobody does."""
-    if not (folder / LOCK).exists() or not _is_held(folder / LOCK):
+    if not (folder / LOCK).exists() or not is_held(folder / LOCK):
         return None
     try:
         said: Standing = json.loads((folder / FILE).read_text())
@@ -223,25 +242,20 @@ def standing(folder: Path) -> Standing | None:
     return said
 
 
-def _is_held(path: Path) -> bool:
-    lock = Lock(path)
-    try:
-        return lock.is_held()
-    finally:
-        lock.release()
-
-
 def _wait_for_children() -> list[psutil.Process]:
     """Those that go on after a moment."""
     left: list[psutil.Process] = psutil.wait_procs(psutil.Process().children(), LOOK_EVERY)[1]
     return left
 
 
-def _memory(keeper: int) -> int:
-    """Bytes that would be free without these processes."""
-    started = psutil.Process(keeper)
-    all_of_it = [psutil.Process(), started, *started.children(recursive=True)]
-    return sum(each.memory_full_info().uss for each in all_of_it)
+def memory(keeper: int) -> int:
+    """Bytes that would be free without this process, a keeper, and those that it has started."""
+    found = psutil.Process().memory_full_info().uss
+    with suppress(psutil.NoSuchProcess):  # somebody has taken them, and they have ended
+        started = psutil.Process(keeper)
+        for each in (started, *started.children(recursive=True)):
+            found += each.memory_full_info().uss
+    return int(found)
 
 
 def main(folder: Path, how: Start, idle: float) -> None:

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from left import PATIENCE, left_of
 
 from labkit import Cluster
 from labkit.cli.app import app
-from labkit.cluster import naming, warm
-from labkit.cluster.lease import WARM, Lease, take
+from labkit.cluster import launch, naming, warm
+from labkit.cluster.lease import KEEPER, WARM, Lease, take
 from labkit.cluster.start import Start
+from labkit.common.errors import LabkitError
+from labkit.records import store
 
 # Who comes for a cluster: what it finds on the ranks, and what training makes of it.
 COMES = """
@@ -52,6 +56,19 @@ with labkit.Cluster(workers=2, name=sys.argv[1] or None) as cluster:
     }))
 """
 KEPT_WARM = "2 MPI engines, kept warm since a start of"
+# Holds a lock of a cluster's folder until it gets a line.
+HOLDS = """
+import sys, time
+from pathlib import Path
+from labkit.cluster.lease import locked
+from labkit.records import store
+
+folder = Path(sys.argv[1])
+with locked(folder / sys.argv[2]):
+    print(flush=True)
+    sys.stdin.readline()
+    time.sleep(0.2)
+"""
 # What tells one start from another: where it listens, and who it was.
 OWN = ("LABKIT_KEEPER", "IPP_", "OMPI_", "PMIX_", "PRTE_", "_")
 
@@ -80,6 +97,25 @@ def as_found(record: dict[str, Any]) -> dict[str, Any]:
     return record | {"there": there, "engines": None}
 
 
+@contextmanager
+def holder(folder: Path, lock: str, then: str = "") -> Iterator[None]:
+    """A process that holds a lock, and does something with it soon: when this one waits."""
+    command = [sys.executable, "-c", HOLDS + then, str(folder), lock]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        if then:
+            assert child.stdin is not None
+            print(file=child.stdin, flush=True)
+        yield
+
+
+def gone() -> int:
+    """The number of a process that has ended."""
+    with subprocess.Popen(["true"]) as child:
+        return child.pid
+
+
 def wait_for(folder: Path, state: str | None) -> None:
     end = time.monotonic() + PATIENCE
     while (said := warm.standing(folder)) is None or said["state"] != state:
@@ -93,11 +129,11 @@ def wait_for(folder: Path, state: str | None) -> None:
 
 
 def test_a_cluster_is_taken_from_who_keeps_it_warm_once(tmp_path: Path) -> None:
-    lease = Lease(tmp_path, WARM)
-    assert take(tmp_path)
-    assert not take(tmp_path)
-    assert not lease.path.exists()
+    lease, other = Lease(tmp_path, WARM), Lease(tmp_path)
+    take(tmp_path)
+    assert (lease.path.exists(), other.path.exists()) == (False, True)
     lease.release()
+    other.release()
 
 
 @pytest.mark.parametrize(
@@ -117,17 +153,82 @@ def test_engines_that_have_read_other_variables_or_run_other_code_are_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     usual = naming.usual_name(Start(2))
-    for name, value in (("XLA_FLAGS", "--xla_dump_to=x"), ("OMPI_MCA_btl", "tcp,self")):
+    same = {"OMPI_MCA_btl": "tcp,self"}  # what a start sets itself, it sets for all
+    same |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": "/x", "MPLBACKEND": "agg"}
+    other = {"XLA_FLAGS": "--xla_dump_to=x", "PYTHONOPTIMIZE": "2", "LC_ALL": "C", "LANG": "xx"}
+    for name, value in (same | other).items():
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            # What a start sets itself, it sets for all.
-            assert (naming.usual_name(Start(2)) == usual) == (name == "OMPI_MCA_btl"), name
+            assert (naming.usual_name(Start(2)) == usual) == (name in same), name
     for name in ("version", "fingerprint"):
         with monkeypatch.context() as patch:
             patch.setattr(naming, name, lambda *_: "another")
             assert naming.usual_name(Start(2)) != usual, name
-    monkeypatch.setenv("MPLBACKEND", "agg")  # of a kernel
-    assert naming.usual_name(Start(2)) == usual
+
+
+def test_a_relative_folder_of_modules_is_another_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"src{os.pathsep}/lib")
+    here = naming.usual_name(Start(2))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'src'}{os.pathsep}/lib")
+    assert naming.usual_name(Start(2)) == here
+    monkeypatch.setenv("PYTHONPATH", f"src{os.pathsep}/lib")
+    monkeypatch.chdir("/")
+    assert naming.usual_name(Start(2)) != here
+    assert naming.absolute({"PYTHONPATH": "src", "PATH": "bin"}) == {
+        "PYTHONPATH": "/src",
+        "PATH": "bin",
+    }
+    assert naming.absolute({"PYTHONPATH": ""}) == {"PYTHONPATH": ""}  # Python: none
+
+
+def test_who_settles_finds_its_own_variables_and_none_of_another_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own := tmp_path / "own").mkdir()
+    theirs = {"LABKIT_DATA": "/theirs", "TMPDIR": "/theirs", "PATH": "/theirs"}
+    set_since = {"OMPI_COMM_WORLD_RANK": "0", "TERM": "xterm-color", KEEPER: "its"}
+    mine = {"PATH": "/mine", "LABKIT_CACHE": "/mine", "EDITOR": "ed", "TERM": "dumb"}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", theirs | set_since)
+        patch.setattr(sys, "path", [os.getcwd(), "/lib"])
+        warm.settle(str(own), mine | {KEEPER: "of a cluster that this one is started from"})
+        assert os.environ == mine | set_since
+        assert sys.path == [str(own), "/lib"]
+    assert Path.cwd() == own
+
+
+@pytest.mark.heavy  # a process
+def test_who_comes_while_another_settles_waits_and_does_not_settle_again(tmp_path: Path) -> None:
+    (tmp_path / launch.UNSETTLED).touch()
+    with holder(tmp_path, "start.lock", f'    (folder / "{launch.UNSETTLED}").unlink()'):
+        warm.take_over(tmp_path, None)  # it would ask its engines, of which it has none
+    assert not (tmp_path / launch.UNSETTLED).exists()
+
+
+@pytest.mark.heavy  # a process
+def test_a_start_that_another_has_given_up_is_waited_for(tmp_path: Path) -> None:
+    store.write_json(tmp_path / "cluster.json", {"state": "starting", "message": ""})
+    ready = '    store.write_json(folder / "cluster.json", {"state": "ready"}); sys.stdin.read()'
+    with holder(tmp_path, "keeper.lock", ready):
+        launch.launch(tmp_path, Start(1))
+    assert not (tmp_path / "keeper.log").exists()  # of a second keeper
+
+
+@pytest.mark.heavy  # a process
+def test_who_keeps_them_may_end_while_it_is_told_to(
+    own_runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := naming.folder_of("1x1")).mkdir()
+    store.write_json(folder / warm.FILE, {"workers": 1, "threads": 1, "pid": gone()})
+    monkeypatch.setattr(warm, "ENDS", 0.0)
+    with holder(folder, warm.LOCK), pytest.raises(LabkitError, match="does not end"):
+        warm.stop()  # the lock tells, not the signal
+
+
+def test_memory_is_told_although_engines_have_just_ended() -> None:
+    assert warm.memory(gone()) > 0  # this process's
 
 
 # --- on real engines -----------------------------------------------------------------------------
@@ -139,7 +240,7 @@ def test_one_user_takes_warm_engines_and_finds_what_fresh_ones_have(
     own_runtime: Path, tmp_path: Path
 ) -> None:
     folder = naming.folder_of(naming.usual_name(Start(2)))
-    first = CliRunner().invoke(app, ["warm"])
+    first = CliRunner().invoke(app, ["warm"], env={"LABKIT_PEERS": "/of/this/terminal"})
     assert first.output.startswith("warm after"), first.output
     again = CliRunner().invoke(app, ["warm", "--minutes", "5"])
     assert again.output.startswith("already warm: 2 ranks of 1 thread"), again.output
@@ -187,6 +288,31 @@ def test_what_nobody_takes_ends_after_its_time_or_when_told(own_runtime: Path) -
     # Engines are gone when it returns, not soon after.
     assert left_of(own_runtime, patience=0) == []
     assert "no such engines" in CliRunner().invoke(app, ["warm", "--stop"]).output
+
+
+@pytest.mark.slow
+def test_a_start_that_was_given_up_ends_as_if_who_waits_had_begun_it(
+    own_runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := naming.folder_of(naming.usual_name(Start(1)))).mkdir()
+    command = [sys.executable, "-m", "labkit.cluster.warm", str(folder), Start(1).to_json(), "600"]
+    with subprocess.Popen(command, cwd=folder) as warms:
+        while launch.state(folder)["state"] != "starting":
+            assert warms.poll() is None
+            time.sleep(0.05)
+        keeper, here = launch.state(folder)["pid"], os.getcwd()
+        lease = Lease(folder)  # who waits for the start lock puts it down as soon
+        warms.terminate()
+        assert warms.wait(PATIENCE) == 0
+    with Cluster(workers=1) as first:
+        lease.release()
+        assert first.state()["pid"] == keeper
+        assert first.state()["warm"]
+        assert first.view.apply_sync(os.getcwd) == [here]
+        monkeypatch.chdir("/")
+        with Cluster(workers=1) as second:  # which finds them up, and used
+            assert second.view.apply_sync(os.getcwd) == [here]
+    assert left_of(own_runtime) == []
 
 
 @pytest.mark.slow
