@@ -144,6 +144,7 @@ def _names(_: click.Context, __: click.Parameter, text: str | None) -> list[str]
     callback=_names,
     help="Other frameworks in turns with it: multi_worker_mirrored,ddp,fsdp,horovod,jax.",
 )
+@click.option("--where", is_flag=True, help="Also say where the time goes that sequential adds.")
 @AS_JSON
 def exchange(
     workers: int,
@@ -154,6 +155,7 @@ def exchange(
     repeats: int,
     bucket_bytes: int,
     peers: list[str],
+    where: bool,
     file: Path | None,
 ) -> None:
     """What the exchange of gradients adds to a training step, beside other frameworks."""
@@ -161,11 +163,11 @@ def exchange(
     from labkit.bench.peers import beside
 
     # Before the engines: they take seconds to start.
-    _check_exchange(workers, schedules, algorithm, network, repeats)
+    _check_exchange(workers, schedules, algorithm, network, repeats, where)
     beside.check(peers, network)
     others = beside.Beside(peers, cases, workers) if peers else None
     given = (workers, cases, schedules, algorithm, network, repeats, bucket_bytes)
-    rows = measure(*given, others.turn if others else None)
+    rows = measure(*given, others.turn if others else None, where)
     say(_table([_with_spread(row) for row in rows], EXCHANGE | OVERLAP))
     for row in rows:
         if "why" in row:
@@ -366,6 +368,27 @@ def records(listed: int, compared: int, repeats: int, file: Path | None) -> None
 
 
 @bench.command()
+@click.option(
+    "--notebook",
+    default="notebooks/tour.ipynb",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="With parameters workers, epochs and seed.",
+)
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(1))
+@AS_JSON
+def start(notebook: Path, repeats: int, file: Path | None) -> None:
+    """Time first answers: a notebook, cold and with warm engines, a second cell, a sweep's member.
+
+    Engines that `labkit warm` keeps for two ranks are ended first.
+    """
+    from labkit.bench.start import measure
+
+    rows = measure(notebook, repeats)
+    _show(rows, {"case": "notebook", "what": "what", "repeats": "repeats"} | TIMES, file)
+
+
+@bench.command()
 @click.argument("folder", metavar="RUNS", type=click.Path(path_type=Path))
 @click.option("--counts", default="2,14,200,1000", show_default=True, callback=numbers)
 @AS_JSON
@@ -549,6 +572,7 @@ EXCHANGE = {
     "case": "case",
     "what": "what",
     **TIMES,
+    "limit_ms": "limit",
     "added": "added ms (least to most)",
     "same_weights": "same weights",
 }
@@ -571,7 +595,12 @@ def _with_spread(row: Row) -> Row:
 
 
 def _check_exchange(
-    workers: int, schedules: Sequence[str], algorithm: str, network: str | None, repeats: int
+    workers: int,
+    schedules: Sequence[str],
+    algorithm: str,
+    network: str | None,
+    repeats: int,
+    where: bool,
 ) -> None:
     from labkit.common.errors import InvalidInput
     from labkit.communicator import ALGORITHMS, refuse_unmetered
@@ -596,6 +625,8 @@ def _check_exchange(
             f"schedule={own[0]!r} has a training loop of its own, which the plain steps of this "
             "benchmark are not; notebooks/scheduling.ipynb times it"
         )
+    if where and "sequential" not in schedules:
+        raise InvalidInput("--where is about schedule sequential, which --schedules leaves out")
     refuse_unmetered(algorithm, network)
 
 

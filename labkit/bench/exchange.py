@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.bench import where as places
 from labkit.bench.steps import CASES, WORD_CASES, Averaging, Model, WordModel
 from labkit.bench.timing import Row, added, head, spread
 from labkit.bench.turns import STEPS, WARM, Step, take
@@ -37,6 +38,7 @@ def measure(
     repeats: int = 5,
     bucket_bytes: int = 4 * 2**20,
     others: Callable[[], None] | None = None,
+    where: bool = False,
 ) -> list[Row]:
     """Time local steps, exchanged steps and the bare allreduce of the same bytes, interleaved.
 
@@ -52,6 +54,7 @@ def measure(
         repeats: rounds over everything.
         bucket_bytes: see `Exchange`.
         others: measures something else for one repeat; called after each of the repeats here.
+        where: also say where the time goes that the usual schedule adds, on one host.
 
     Returns:
         One row a case and kind ("local", "raw allreduce", a schedule): median, least and 90th
@@ -71,7 +74,8 @@ def measure(
     with Cluster(workers=workers) as cluster:
         for _ in range(turns):
             for name in cases:
-                given = (name, list(schedules), algorithm, repeats // turns, bucket_bytes)
+                each = repeats // turns
+                given = (name, list(schedules), algorithm, each, bucket_bytes, where)
                 found[name] += cluster.call(_measure, *given, ranks=workers, network=network)[:1]
             if others:
                 others()
@@ -100,6 +104,7 @@ def _measure(
     algorithm: str,
     repeats: int,
     bucket_bytes: int,
+    where: bool,
 ) -> dict[str, Any]:
     """On each rank: seconds of steps, a median a repeat, by kind."""
     from labkit.exchange import Exchange
@@ -124,6 +129,9 @@ def _measure(
         communicator.allreduce(buffer, exchanges[schedules[0]].choice.algorithm)
 
     steps["raw allreduce"] = sum_raw
+    if where:
+        handed = kind_of_model(KNOWN[name], communicator.rank)
+        steps |= places.kinds(communicator, KNOWN[name].parameters, handed.step)
     taken = take(
         steps,
         lambda: communicator.meet("the next step of a benchmark"),
@@ -134,8 +142,10 @@ def _measure(
         kind: len(set(communicator.allgather(model.checksum()))) == 1
         for kind, model in models.items()
     }
+    usual = exchanges[USUAL].timeline.events if where else ()
     return {
         "seconds": taken.seconds,
+        "where": places.taken(communicator.allgather([*usual]), repeats * STEPS) if where else {},
         "added": taken.added,
         "same": same,
         "nbytes": 4 * KNOWN[name].parameters,
@@ -203,6 +213,8 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, Row]]:
             if other and USUAL in found["same"]:
                 row |= _saved(found["added"], kind, found["delay"][kind])
         yield kind, row
+    if found["where"]:
+        yield from places.rows(found["where"], found["seconds"], found["added"], USUAL)
 
 
 def _saved(added: dict[str, list[float]], kind: str, delay: float) -> Row:

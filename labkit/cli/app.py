@@ -324,7 +324,9 @@ def _run_notebook(
     resume: bool,
     followed: AbstractContextManager[Follow],
 ) -> None:
+    from labkit.cluster import ahead
     from labkit.jobs import estimate, parameters
+    from labkit.jobs.first_cluster import first_cluster
     from labkit.jobs.listing import run_row, shown, table
     from labkit.jobs.notebook import execute
     from labkit.records.run import load_runs
@@ -335,7 +337,7 @@ def _run_notebook(
     say(estimate.of_notebook(notebook, values, root), err=True)
     if check:
         return
-    with followed as follow:
+    with followed as follow, ahead.started(first_cluster(notebook, values)):
         job = execute(notebook, values, root, follow, resume)
     found = load_runs(job.path)
     if found:

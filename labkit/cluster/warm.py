@@ -155,7 +155,6 @@ def start(how: Start, idle: float) -> tuple[Standing, bool]:
     if (there := standing(folder)) is not None:
         return there, True
     (folder / FILE).unlink(missing_ok=True)  # an earlier one's
-    kept = absolute({k: v for k, v in os.environ.items() if k.startswith((*SHAPING, *CARRIED))})
     with (folder / "warm.log").open("wb") as log:
         keeper = subprocess.Popen(
             [sys.executable, "-m", "labkit.cluster.warm", str(folder), how.to_json(), str(idle)],
@@ -163,7 +162,7 @@ def start(how: Start, idle: float) -> tuple[Standing, bool]:
             stdout=log,
             stderr=log,
             cwd=folder,  # where no module of anybody's lies
-            env=kept | bytecode_variables(),
+            env=inherited(),
             start_new_session=True,
         )
     try:
@@ -176,6 +175,12 @@ def start(how: Start, idle: float) -> tuple[Standing, bool]:
         keeper.wait()
         raise
     return said, False
+
+
+def inherited() -> dict[str, str]:
+    """The variables of who starts engines for others: those that shape engines, and few more."""
+    own = {k: v for k, v in os.environ.items() if k.startswith((*SHAPING, *CARRIED))}
+    return absolute(own) | bytecode_variables()
 
 
 def stop(workers: int | None = None, threads: int | None = None) -> list[Standing]:

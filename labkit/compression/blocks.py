@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from labkit.compression.chance import uniform
 from labkit.compression.payload import Tensor
 
 
@@ -68,8 +69,7 @@ def to_levels(tensor: Tensor, unit: Tensor, most: int, key: Tensor) -> Tensor:
     """
     import tensorflow as tf
 
-    # Philox by name: what XLA would choose by itself takes a hundred times longer on a CPU.
-    chance = tf.random.stateless_uniform(tensor.shape, key, alg="philox")
-    size = tf.math.divide_no_nan(tf.abs(tensor), unit) + tf.cast(chance, tensor.dtype)
+    chance = tf.cast(uniform(tensor.shape[0], key), tensor.dtype)
+    size = tf.math.divide_no_nan(tf.abs(tensor), unit) + chance
     level = tf.minimum(tf.floor(size), most)  # rounding may have lifted the greatest
     return tf.cast(most + tf.where(tensor < 0, -level, level), tf.uint8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, TypeAlias
@@ -271,6 +271,17 @@ def compiled(compressor: Compressor, method: str) -> tf.types.experimental.Polym
         return getattr(compressor, method)
     # Without AutoGraph: these are operations only, and it would translate each again.
     return tf.function(getattr(compressor, method), jit_compile=compressor.xla, autograph=False)
+
+
+def in_one_loop(work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """What `work` makes of tensors, by XLA in one loop over them, in a function that is not XLA's.
+
+    For passes that must stay apart: XLA joins all that it is given, and computes again for each
+    reader what two of them read.
+    """
+    import tensorflow as tf
+
+    return tf.function(work, jit_compile=True, autograph=False)(*tensors)
 
 
 # Name to class; filled where all members are known, in the package's `__init__`.

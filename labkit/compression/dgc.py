@@ -17,9 +17,11 @@ from labkit.compression.compressor import (
     SparseMean,
     State,
     compiled,
+    in_one_loop,
     next_key,
 )
 from labkit.compression.payload import Tensor
+from labkit.compression.selection import scatter
 from labkit.compression.topk import TopK
 from labkit.compression.waiting import Waiting
 
@@ -44,7 +46,7 @@ class DGC(Compressor):
 
     Source: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep Gradient Compression, 2018, arXiv
     1712.01887. Differs from it: the norm that is clipped is that of a bucket, not of all layers
-    together; the threshold comes from a sample of 128 n/k elements; no Nesterov momentum.
+    together; the threshold comes from a sample of 64 n/k elements; no Nesterov momentum.
     """
 
     family: ClassVar[str] = "sparsification"
@@ -89,19 +91,35 @@ class DGC(Compressor):
 
     def reduce(self, tensor: Tensor, state: State) -> Reduction:
         """Mean of what ranks send of their accumulations."""
-        import tensorflow as tf
 
         key, velocity, waiting, limit = state
-        velocity, waiting = compiled(self, "accumulate")(tensor, velocity, waiting, limit)
-        top = TopK(ratio=self.density(int(key[1])))  # a key counts the steps
-        payload = compiled(top, "encode")(waiting, key)
-        indices = payload["indices"]
-        mean = yield SparseMean(indices, payload["values"], tensor.shape[0])
-        sent = top.decode(payload)
-        nothing = tf.zeros_like(payload["values"])
+        density = self.density(int(key[1]))  # a key counts the steps
+        take = compiled(self, "take")
+        indices, values, velocity, waiting = take(tensor, velocity, waiting, limit, key, density)
+        length = tensor.shape[0]
+        mean = yield SparseMean(indices, values, length)
+        sent = scatter(indices, values, length)
+        return Reduced(mean, sent, (next_key(key), velocity, waiting, limit))
+
+    def take(
+        self,
+        tensor: Tensor,
+        velocity: Tensor,
+        waiting: Tensor,
+        limit: Tensor,
+        key: Tensor,
+        density: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Indices and values (k,) of what is sent; velocity and accumulation (n,) without it."""
+        import tensorflow as tf
+
+        # In one loop over all three; the search behind it has shapes that XLA cannot know.
+        velocity, waiting = in_one_loop(self.accumulate, tensor, velocity, waiting, limit)
+        indices, values = TopK(ratio=density).select(waiting, key)
+        nothing, places = tf.zeros_like(values), indices[:, None]
         # Momentum factor masking: what was sent shall not push once more.
-        velocity = tf.tensor_scatter_nd_update(velocity, indices[:, None], nothing)
-        return Reduced(mean, sent, (next_key(key), velocity, waiting - sent, limit))
+        velocity = tf.tensor_scatter_nd_update(velocity, places, nothing)
+        return indices, values, velocity, tf.tensor_scatter_nd_update(waiting, places, nothing)
 
     def asks(self, shape: Sequence[int], payload: float) -> tuple[tuple[type[Request], float], ...]:
         """A sum of sparse vectors."""

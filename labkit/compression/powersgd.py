@@ -17,6 +17,7 @@ from labkit.compression.compressor import (
     State,
     Told,
     compiled,
+    in_one_loop,
     next_key,
 )
 from labkit.compression.payload import Payload, Tensor
@@ -115,7 +116,10 @@ class PowerSGD(Compressor):
         """M Q, (n, r)."""
         import tensorflow as tf
 
-        return tf.matmul(tf.reshape(tensor, _matrix(tensor.shape)), tf.cast(q, tensor.dtype))
+        matrix = tf.reshape(tensor, _matrix(tensor.shape))
+        # Column by column: for few of them a product of matrices would copy M first.
+        columns = tf.unstack(tf.cast(q, tensor.dtype), axis=1)
+        return tf.stack([tf.linalg.matvec(matrix, column) for column in columns], 1)
 
     def project_back(self, tensor: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """P, orthonormal, (n, r), and the transpose of M by it, (m, r)."""
@@ -130,8 +134,15 @@ class PowerSGD(Compressor):
         """P by the ranks' Q and P by this rank's, in the layer's shape."""
         import tensorflow as tf
 
-        mean, sent = (tf.matmul(p, factor, transpose_b=True) for factor in (q, own))
+        mean, sent = (in_one_loop(_outer, p, tf.transpose(factor)) for factor in (q, own))
         return tf.reshape(mean, like.shape), tf.reshape(sent, like.shape)
+
+
+def _outer(p: Tensor, q: Tensor) -> Tensor:
+    """P Q of thin factors, (n, r) and (r, m), as a sum over r."""
+    import tensorflow as tf
+
+    return tf.add_n([p[:, k, None] * q[None, k] for k in range(p.shape[1])])
 
 
 def _matrix(shape: Sequence[int]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from labkit.compression.bits import pack, unpack
 from labkit.compression.blocks import scaled, split, to_levels
-from labkit.compression.compressor import Compressor
+from labkit.compression.compressor import Compressor, in_one_loop
 from labkit.compression.payload import Payload, Tensor
 
 
@@ -33,7 +33,6 @@ class QSGD(Compressor):
     family: ClassVar[str] = "quantization"
     paper: ClassVar[str] = "Alistarh 2017, arXiv 1610.02132"
     unbiased: ClassVar[bool] = True
-    xla: ClassVar[bool] = True
 
     levels: int = Field(7, ge=1, le=127, kw_only=False)
     bucket: int | None = Field(512, ge=1)
@@ -54,10 +53,17 @@ class QSGD(Compressor):
         """Packed "codes", uint8, "norms" (buckets,), and "length", int32 (1,)."""
         import tensorflow as tf
 
-        norms = tf.concat([tf.norm(rows, axis=1) for rows in split(tensor, self.bucket)], 0)
-        units = scaled(tf.ones_like(tensor), norms / self.levels, self.bucket)
-        codes = pack(to_levels(tensor, units, self.levels, key), self.bits)
+        # Not by XLA: it adds up one number after the other.
+        rows = split(tensor, self.bucket)
+        norms = tf.concat([tf.math.reduce_euclidean_norm(each, axis=1) for each in rows], 0)
+        codes = in_one_loop(self._codes, tensor, norms, key)
         return {"codes": codes, "norms": norms, "length": tf.constant(list(tensor.shape))}
+
+    def _codes(self, tensor: Tensor, norms: Tensor, key: Tensor) -> Tensor:
+        import tensorflow as tf
+
+        units = scaled(tf.ones_like(tensor), norms / self.levels, self.bucket)
+        return pack(to_levels(tensor, units, self.levels, key), self.bits)
 
     def decode(self, payload: Payload) -> Tensor:
         """Levels times the norm's share, (n,)."""
@@ -68,5 +74,11 @@ class QSGD(Compressor):
         def level(code: Tensor) -> Tensor:
             return tf.cast(code, norms.dtype) - self.levels
 
-        levels = unpack(payload["codes"], self.bits, payload["length"][0], level)
-        return scaled(levels, norms / self.levels, self.bucket)
+        def levels(codes: Tensor, length: Tensor) -> Tensor:
+            return unpack(codes, self.bits, length, level)
+
+        def times(levels: Tensor, norms: Tensor) -> Tensor:
+            return scaled(levels, norms / self.levels, self.bucket)
+
+        found = in_one_loop(levels, payload["codes"], payload["length"][0])
+        return in_one_loop(times, found, norms)

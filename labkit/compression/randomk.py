@@ -8,7 +8,7 @@ from pydantic import Field
 
 from labkit.compression.compressor import Compressor
 from labkit.compression.payload import Payload, Tensor
-from labkit.compression.selection import count, scatter
+from labkit.compression.selection import count, draw, scatter
 
 
 class RandomK(Compressor):
@@ -54,7 +54,7 @@ class RandomK(Compressor):
         import tensorflow as tf
 
         n = tensor.shape[0]
-        indices, pieces = _draw(key, count(self.ratio, n), n)
+        indices, pieces = draw(key, count(self.ratio, n), n)
         values = tf.gather(tensor, indices)
         if self.rescale:
             values *= tf.cast(pieces, values.dtype)
@@ -65,18 +65,5 @@ class RandomK(Compressor):
         import tensorflow as tf
 
         values, n = payload["values"], payload["length"][0]
-        indices, _ = _draw(payload["key"], tf.size(values), n)
+        indices, _ = draw(payload["key"], tf.size(values), n)
         return scatter(indices, values, n)
-
-
-def _draw(key: Tensor, k: Tensor | int, n: Tensor | int) -> tuple[Tensor, Tensor]:
-    """An index out of each of k pieces of n elements, int32 (k,), and the pieces' lengths (k,)."""
-    import tensorflow as tf
-
-    k, n = tf.cast(k, tf.int64), tf.cast(n, tf.int64)
-    bounds = tf.range(k + 1) * n // tf.maximum(k, 1)
-    pieces = bounds[1:] - bounds[:-1]
-    # Of double precision, so that no element of a long piece is out of reach.
-    place = tf.random.stateless_uniform([k], key, dtype=tf.float64)
-    drawn = bounds[:-1] + tf.cast(place * tf.cast(pieces, tf.float64), tf.int64)
-    return tf.cast(drawn, tf.int32), pieces

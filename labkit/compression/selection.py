@@ -13,6 +13,7 @@ from labkit.compression.compressor import (
     SparseMean,
     State,
     compiled,
+    in_one_loop,
     next_key,
 )
 from labkit.compression.payload import Payload, Tensor
@@ -75,7 +76,7 @@ def above(tensor: Tensor, threshold: Tensor | float) -> tuple[Tensor, Tensor]:
 
     whole = tensor.shape[0] // ROW * ROW
     rows = tf.reshape(tensor[:whole], [-1, ROW])
-    held = tf.where(tf.reduce_max(tf.abs(rows), 1) >= threshold)[:, 0]  # (rows that hold one,)
+    held = tf.where(in_one_loop(_reach, rows, threshold))[:, 0]  # (rows that hold one,)
     near = tf.reshape(tf.gather(rows, held), [-1])  # all elements of these rows
     found = tf.where(tf.abs(near) >= threshold)[:, 0]
     inside = tf.gather(held, found // ROW) * ROW + found % ROW
@@ -83,3 +84,22 @@ def above(tensor: Tensor, threshold: Tensor | float) -> tuple[Tensor, Tensor]:
     behind = tf.where(tf.abs(rest) >= threshold)[:, 0]
     indices = tf.cast(tf.concat([inside, behind + whole], 0), tf.int32)
     return indices, tf.concat([tf.gather(near, found), tf.gather(rest, behind)], 0)
+
+
+def _reach(rows: Tensor, threshold: Tensor) -> Tensor:
+    import tensorflow as tf
+
+    return tf.reduce_max(tf.abs(rows), 1) >= threshold
+
+
+def draw(key: Tensor, k: Tensor | int, n: Tensor | int) -> tuple[Tensor, Tensor]:
+    """An index out of each of k pieces of n elements, int32 (k,), and the pieces' lengths (k,)."""
+    import tensorflow as tf
+
+    k, n = tf.cast(k, tf.int64), tf.cast(n, tf.int64)
+    bounds = tf.range(k + 1) * n // tf.maximum(k, 1)
+    pieces = bounds[1:] - bounds[:-1]
+    # Of double precision, so that no element of a long piece is out of reach.
+    place = tf.random.stateless_uniform([k], key, dtype=tf.float64)
+    drawn = bounds[:-1] + tf.cast(place * tf.cast(pieces, tf.float64), tf.int64)
+    return tf.cast(drawn, tf.int32), pieces

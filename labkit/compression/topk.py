@@ -8,9 +8,9 @@ import numpy as np
 from pydantic import Field
 
 from labkit.compression.payload import Tensor
-from labkit.compression.selection import Sparse, above, count
+from labkit.compression.selection import Sparse, above, count, draw
 
-HITS = 128  # elements of a sample that lie above the threshold: it is met to about 1/sqrt(HITS)
+HITS = 64  # elements of a sample that lie above the threshold: it is met to about 1/sqrt(HITS)
 
 
 class TopK(Sparse):
@@ -21,14 +21,14 @@ class TopK(Sparse):
 
     Args:
         ratio: of the elements, how many are sent.
-        threshold: "exact": k elements, by a sort. "sampled", about ten times as fast: all above
-            the threshold that leaves k/n of a random sample; about k, and k exactly where these
-            would be more than 2 k. Zeros are not sent. Tensors not much longer than the sample
-            are sorted.
+        threshold: "exact": k elements, sorted out of those that a random sample lets through.
+            "sampled": all above the threshold that leaves k/n of a random sample; about k, and k
+            exactly where these would be more than 2 k. Zeros are not sent. Tensors not much longer
+            than the sample are sorted.
 
     Source: A. F. Aji, K. Heafield, Sparse Communication for Distributed Gradient Descent, 2017,
     arXiv 1704.05021; the sampled threshold: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep
-    Gradient Compression, 2018, arXiv 1712.01887. Differs from them: the sample has 128 n/k
+    Gradient Compression, 2018, arXiv 1712.01887. Differs from them: the sample has 64 n/k
     elements, not a fixed share of all.
     """
 
@@ -43,8 +43,10 @@ class TopK(Sparse):
         n = tensor.shape[0]
         k = count(self.ratio, n)
         sample = HITS * n // max(k, 1)
-        if self.threshold == "exact" or 4 * sample >= n:
+        if 4 * sample >= n:
             return _largest(tensor, k)
+        if self.threshold == "exact":
+            return _sifted(tensor, k, sample, key)
         return _sampled(tensor, k, sample, key)
 
 
@@ -56,20 +58,43 @@ def _largest(tensor: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return indices, tf.gather(tensor, indices)
 
 
-def _sampled(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Tensor, Tensor]:
+def _largest_of(found: Tensor, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k greatest of elements that stood at the indices `found`."""
     import tensorflow as tf
 
-    drawn = tf.random.stateless_uniform([sample], key, 0, tensor.shape[0], tf.int32)
+    places, greatest = _largest(values, k)
+    return tf.gather(found, places), greatest
+
+
+def _sifted(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Exactly the k greatest: those of the elements above a threshold that leaves more than k."""
+    import tensorflow as tf
+
+    found, values = above(tensor, _threshold(tensor, sample, HITS * 3 // 2, key))
+    enough = tf.size(found) >= k  # if not, a sample was unlucky, or most elements are zero
+    indices, values = tf.cond(
+        enough, lambda: _largest_of(found, values, k), lambda: _largest(tensor, k)
+    )
+    return indices, values
+
+
+def _sampled(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Those above the threshold of a sample; where these are too many, the greatest of them."""
+    import tensorflow as tf
+
+    found, values = above(tensor, _threshold(tensor, sample, HITS, key))
+    many = tf.size(found) > 2 * k  # a sample was unlucky
+    indices, values = tf.cond(many, lambda: _largest_of(found, values, k), lambda: (found, values))
+    return indices, values
+
+
+def _threshold(tensor: Tensor, sample: int, hits: int, key: Tensor) -> Tensor:
+    """The size that so many of a random sample reach, not less than the least positive number."""
+    import tensorflow as tf
+
+    # In the order in which they lie: at random, each would be waited for.
+    drawn, _ = draw(key, sample, tensor.shape[0])
     sizes = tf.abs(tf.gather(tensor, drawn))
-    threshold = tf.reduce_min(tf.math.top_k(sizes, HITS, sorted=False).values)
+    threshold = tf.reduce_min(tf.math.top_k(sizes, hits, sorted=False).values)
     # Where most elements are zero, so is the threshold; zeros are not worth sending.
-    threshold = tf.maximum(threshold, np.finfo(tensor.dtype.as_numpy_dtype).tiny)
-    found, values = above(tensor, threshold)
-
-    def k_of_them() -> tuple[Tensor, Tensor]:
-        places, greatest = _largest(values, k)
-        return tf.gather(found, places), greatest
-
-    # A sample may have been unlucky: then far too many lie above its threshold.
-    found, values = tf.cond(tf.size(found) > 2 * k, k_of_them, lambda: (found, values))
-    return found, values
+    return tf.maximum(threshold, np.finfo(tensor.dtype.as_numpy_dtype).tiny)

@@ -115,6 +115,7 @@ def row_of(rows: list[dict[str, Any]], case: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_what_is_exchanged_comes_back_bit_by_bit_and_only_tcp_uses_tcp(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"

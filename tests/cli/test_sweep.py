@@ -136,6 +136,7 @@ def test_ctrl_c_lets_members_clean_up_and_leaves_a_sweep_to_resume() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_members_run_abreast_as_cores_allow_and_end_at_their_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -146,6 +147,7 @@ def test_members_run_abreast_as_cores_allow_and_end_at_their_limit(
     assert found[0]["ended"] < found[1]["started"]  # one alone, whatever it wants
 
 
+@pytest.mark.slow
 def test_a_notebook_that_is_edited_while_its_sweep_runs_changes_nothing_of_it() -> None:
     notebook = Path("edited.ipynb")
     shutil.copy(SWEPT, notebook)

@@ -344,6 +344,7 @@ def test_the_end_of_a_rank_or_of_the_keeper_is_named_and_the_next_call_has_fresh
     assert left_of(own_runtime) == []
 
 
+@pytest.mark.slow
 def test_the_rank_that_others_wait_for_in_vain_is_to_blame(cluster: Cluster) -> None:
     def late(communicator: Any) -> None:
         if communicator.rank == 1:

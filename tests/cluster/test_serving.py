@@ -35,6 +35,7 @@ def written(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_replicas_stages_and_slices_answer_batches_and_streams_over_each_network(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def span(moments):
     return max(stop for _, stop in moments) - min(start for start, _ in moments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ring", "master_worker", "tree", "rabenseifner"])
 def test_an_allreduce_takes_what_the_simulator_says(cluster, algorithm):
     tries = [span(cluster.call(timed, algorithm, NBYTES, network=SLOWER)) for _ in range(3)]

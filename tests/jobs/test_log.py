@@ -196,6 +196,7 @@ def test_a_notebook_that_fails_leaves_a_run_that_says_so(tmp_path: Path) -> None
     assert run.metrics["test_accuracy"] == 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.heavy  # a job's process
 def test_a_notebook_that_fails_at_once_is_in_the_comparison(tmp_path: Path) -> None:
     path = notebook(tmp_path / "mine.ipynb", "if rate > 0.2: 1 / 0", LOGS)

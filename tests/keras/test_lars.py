@@ -126,6 +126,7 @@ def test_it_looks_at_whole_variables() -> None:
         refuse_norms("lars", {})
 
 
+@pytest.mark.slow
 def test_by_name_ranks_learn_what_one_process_does(cluster: Cluster) -> None:
     asked = lk.Experiment(
         model_options={"widths": [16]},
@@ -143,6 +144,7 @@ def test_by_name_ranks_learn_what_one_process_does(cluster: Cluster) -> None:
     assert float(opened.learning_rate) == 2.0  # of two workers
 
 
+@pytest.mark.slow
 def test_a_model_that_ranks_have_trained_is_saved_with_it(cluster: Cluster, tmp_path: Path) -> None:
     def work(communicator: Any, path: str) -> None:
         import keras

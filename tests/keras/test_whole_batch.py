@@ -140,6 +140,7 @@ def sentences(count: int) -> Any:
     return x, random.integers(0, 3, (count, 6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drop", [False, pytest.param(True, marks=slow)])
 def test_masked_sequences(cluster: Cluster, drop: bool) -> None:
     def work(communicator: Any) -> Any:
@@ -330,6 +331,7 @@ FEW_OR_ALL = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @FEW_OR_ALL
 def test_every_loss_and_reduction_is_equal(cluster: Cluster, chosen: slice) -> None:
     """Weighted samples, 8 + 2 rows on 3 ranks: parts are unequal, and one is empty."""
@@ -364,6 +366,7 @@ def test_every_loss_and_reduction_is_equal(cluster: Cluster, chosen: slice) -> N
             np.testing.assert_allclose(one["history"]["loss"], one["alone"]["loss"], rtol=1e-9)
 
 
+@pytest.mark.slow
 @FEW_OR_ALL
 def test_every_optimizer_is_equal(cluster: Cluster, chosen: slice) -> None:
     def work(communicator: Any) -> Any:

@@ -238,6 +238,7 @@ WAVES: list[Strategy] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategies",
     [
@@ -309,6 +310,7 @@ def scores() -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_weights_count_in_scores_that_stay_cut(cluster: Cluster) -> None:
     """Slices take the softmax together: Keras's own loss sees none of it."""
     chosen = data(WORDS, np.maximum(CLASSES, 0), STEP_WEIGHTS)

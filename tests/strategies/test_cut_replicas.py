@@ -167,6 +167,7 @@ def furthest(communicator: Any, pairs: list[tuple[Experiment, Any]]) -> list[flo
     return found
 
 
+@pytest.mark.slow
 def test_as_models_they_are_whole_ones_at_the_same_interleaving(cluster: Cluster) -> None:
     def asked(workers: int, optimizer: str, **options: Any) -> Experiment:
         strategy = Downpour(servers=2, placement="sharded", optimizer=optimizer)
@@ -186,6 +187,7 @@ CONVOLUTION: dict[str, Any] = {"model": "cnn", "model_options": {"filters": [3, 
 SINGLE = {"dataset_options": {"rows": 8, "test_rows": 10}, "batch_size": 2}  # and one has no row
 
 
+@pytest.mark.slow
 def test_over_a_grid_they_are_whole_ones_at_the_same_interleaving(cluster: Cluster) -> None:
     distbelief = Downpour(servers=2, placement="sharded")
     steps_of_their_own = Downpour(2, push_every=3, servers=2)

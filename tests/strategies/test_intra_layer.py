@@ -176,6 +176,7 @@ def handed_over(communicator: Any, experiments: list[Experiment]) -> list[bool]:
     return same
 
 
+@pytest.mark.slow
 def test_weights_that_are_set_reach_the_shares(cluster: Cluster) -> None:
     cases = [
         TEXT | {"strategy": TensorParallel(slices=2)},

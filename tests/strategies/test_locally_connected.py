@@ -73,6 +73,7 @@ def verify(communicator: Any, experiments: list[Experiment], cache: str) -> list
     return [dict(gate.verify(e, communicator, read(e, communicator))) for e in experiments]
 
 
+@pytest.mark.slow
 def test_replicas_with_unlike_data_are_exact(cluster: Cluster) -> None:
     cache = str(Path.cwd() / "cache")
     for (verdict,) in cluster.call(verify, [Experiment(**SMALL | UNLIKE)], cache):
@@ -137,6 +138,7 @@ def first_step(communicator: Any, experiments: list[Experiment]) -> list[dict[st
     return found
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_whole_model_and_bytes_those_of_the_data(
     cluster: Cluster,
 ) -> None:
@@ -179,6 +181,7 @@ def replicas(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Run:
         return Run(run.path.resolve())
 
 
+@pytest.mark.slow
 def test_a_run_of_two_replicas_is_exact_and_says_what_crossed(replicas: Run) -> None:
     run, planes = replicas, Experiment(**SMALL).planes
     assert run.metrics["equivalence"]["verdict"] == "passed"
@@ -198,6 +201,7 @@ def test_a_run_of_two_replicas_is_exact_and_says_what_crossed(replicas: Run) -> 
     assert "wall clock · network" in figure.layout.title.text
 
 
+@pytest.mark.slow
 def test_a_machine_holds_its_tiles_alone_while_it_trains(replicas: Run) -> None:
     table = rank_table(replicas)
     own = 4 * (18 * 10 * 3 + 8 * 28 * 2 + 33 * 5)  # of half of the places and units
@@ -240,6 +244,7 @@ def starts(communicator: Any, experiment: Experiment) -> None:
     strategy.start(session)
 
 
+@pytest.mark.slow
 def test_what_only_the_model_tells_is_refused_in_a_sentence(cluster: Cluster) -> None:
     experiment = Experiment(**SMALL | {"model": narrow, "model_options": {}})
     sentence = r"larger than layer 'narrow' of 3 units; allowed: \(1, 2\), \(2, 1\), \(1, 1\)"

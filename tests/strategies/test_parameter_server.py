@@ -97,6 +97,7 @@ REPLAYED = [
 ]
 
 
+@pytest.mark.slow
 def test_on_the_virtual_clock_they_do_what_one_process_does(cluster: Cluster) -> None:
     for each, found in zip(EXACT, verdicts(cluster, EXACT), strict=True):
         assert found["verdict"] == "passed", (each, found)
@@ -181,6 +182,7 @@ def trained(communicator: Any, experiments: list[Experiment]) -> list[list[Any]]
     return found
 
 
+@pytest.mark.slow
 def test_a_compressed_allreduce_is_the_same_on_both_clocks(cluster: Cluster) -> None:
     compressors = [TopK(ratio=0.2, threshold="exact"), ErrorFeedback(QSGD(levels=127)), PowerSGD()]
     wall = [

@@ -249,6 +249,7 @@ def test_what_differs_by_nature_is_named_and_nothing_else_is_excused(
     assert says in found["reason"]
 
 
+@pytest.mark.slow
 def test_one_process_serves_all_strategies_on_the_same_batches(cluster: Cluster) -> None:
     for strategy in (AllReduce(), AllReduce("ring"), Layerwise()):
         assert verdict_of(cluster, Experiment(**SMALL, strategy=strategy))["verdict"] == "passed"

@@ -129,6 +129,7 @@ def test_what_is_clipped_is_said_and_training_goes_on(cluster: Cluster) -> None:
     assert np.isfinite(found.metrics["test_loss"])
 
 
+@pytest.mark.slow
 def test_without_a_policy_nothing_is_looked_at_and_with_one_nothing_is_changed(
     cluster: Cluster,
 ) -> None:
@@ -181,6 +182,7 @@ def test_a_replica_that_drifts_apart_is_found_with_its_step_layer_and_rank(
     assert f"rank {who} went wrong in step {step}: computed again" in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_bit_that_no_checksum_finds_is_found_by_the_replicas(cluster: Cluster) -> None:
     flip = Fault("corrupt", rank=1, step=2, message=1, offset=43, bit=6)
     given = {"strategy": lk.AllReduce("ring"), "faults": flip, "optimizer_options": {}}
@@ -190,6 +192,7 @@ def test_a_bit_that_no_checksum_finds_is_found_by_the_replicas(cluster: Cluster)
         run(cluster, checksums=True, **given)
 
 
+@pytest.mark.slow
 def test_faults_on_the_virtual_clock_take_its_time_and_its_messages(cluster: Cluster) -> None:
     servers = lk.ParameterServer(1, synchronous=False)
     given = {"strategy": servers, "workers": 3, **VIRTUAL}

@@ -38,6 +38,7 @@ def missed(cluster: Cluster, cache: str, planted: Iterable[Fault]) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_faults_of_each_kind_are_found(cluster: Cluster, cache: str) -> None:
     assert missed(cluster, cache, [fault for fault in FAULTS if fault.sample]) == []
 

@@ -84,6 +84,7 @@ def loop(session: TrainingSession) -> None:
     session.loop(step, lambda: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [AllReduce(), Layerwise()])
 @pytest.mark.parametrize("steps", [STEPS, None])
 def test_it_goes_on_as_if_nothing_had_been(strategy: Strategy, steps: int | None) -> None:

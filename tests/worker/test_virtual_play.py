@@ -72,6 +72,7 @@ def told(session: TrainingSession, stage: Stage) -> list[Any]:
     return [stage.rows, session.recorder.epochs, session.exchanged, session.model.get_weights()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "data"),
     [

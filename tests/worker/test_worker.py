@@ -450,6 +450,7 @@ def test_a_callback_stops_one_worker_at_once(cluster: Cluster) -> None:
     assert len(cluster.run(alone, show=False).history) == 1
 
 
+@pytest.mark.slow
 def test_repeats_are_seeds_with_medians_and_spread(cluster: Cluster) -> None:
     """The same seed gives the same bits, and another seed does not."""
     run = cluster.run(Experiment(**SHORT | {"repeats": 3, "seed": 5}), show=False)

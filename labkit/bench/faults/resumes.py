@@ -133,12 +133,14 @@ def _killed(
         struck = process.poll() is None
         if who in ("caller", "all"):
             process.kill()
-        for rank in ranks if who == "all" else [ranks[victim]] if who == "rank" and struck else ():
+        # What has ended needs its ranks no more, but who resumes it does.
+        dying = {"all": ranks, "rank": [ranks[victim]], "caller": []}[who] if struck else []
+        for rank in dying:
             psutil.Process(rank).kill()
         process.wait(LIMIT)
     limit = time.monotonic() + LIMIT
-    dies = struck and who != "caller"  # with a rank all engines end; the next call starts others
-    while (dies and cluster.how_ended() is None) or any(
+    # With a rank all engines end; the next call starts others.
+    while (dying and cluster.how_ended() is None) or any(
         each.status["state"] not in ENDED for each in scan(folder).found
     ):
         if time.monotonic() > limit:

@@ -1,0 +1,77 @@
+"""A checkpoint is whole when all ranks have written; who waits for that stops where it is over."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from labkit.communicator import Communicator
+from labkit.records import stream
+from labkit.records.checkpoints import Checkpoint, Keeping, sealed
+from labkit.records.pieces import Piece
+from labkit.worker.writing import Copied, Writing
+
+OWNER, OTHER = {"pid": 1}, {"pid": 2}
+PATIENCE = 60.0  # seconds for what takes less than one
+
+
+def writing(run: Path, rank: int) -> Writing:
+    """That of one of two ranks."""
+    board = SimpleNamespace(check=lambda: None)
+    ranks = cast(Communicator, SimpleNamespace(rank=rank, size=2, board=board))
+    return Writing(ranks, Keeping(Checkpoint(1), folder=str(run / "checkpoints"), owner=OWNER))
+
+
+def copied(step: int) -> Copied:
+    told: dict[str, Any] = {"taken": step}
+    return Copied(step, [Piece.alone("weights", np.ones(3))], (), {}, told)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    stream.make_stream(tmp_path / stream.FOLDER, OWNER)
+    return tmp_path
+
+
+def ends(one: Writing) -> bool:
+    waits = threading.Thread(target=one.wait, daemon=True)
+    waits.start()
+    waits.join(PATIENCE)
+    return not waits.is_alive()
+
+
+def test_it_is_whole_when_the_last_rank_has_written(run: Path) -> None:
+    first, last = (writing(run, rank) for rank in range(2))
+    first.begin(copied(7))
+    assert first.goes_on()
+    assert sealed(run) == []
+    last.begin(copied(7))
+    assert ends(last)
+    assert ends(first)
+    assert [path.name for path in sealed(run)] == ["7"]
+
+
+def test_whoever_takes_up_the_run_is_not_waited_for(run: Path) -> None:
+    first, last = (writing(run, rank) for rank in range(2))
+    last.begin(copied(7))
+    assert ends(last)
+    # Another process goes back to an earlier checkpoint: this half is gone, and nobody writes it.
+    shutil.rmtree(run / stream.FOLDER)
+    shutil.rmtree(run / "checkpoints")
+    stream.make_stream(run / stream.FOLDER, OTHER)
+    first.begin(copied(7))
+    assert ends(first)
+    assert sealed(run) == []
+
+
+def test_whoever_gives_up_waits_no_more(run: Path) -> None:
+    first = writing(run, 0)
+    first.begin(copied(7))
+    first.give_up()
+    assert ends(first)
