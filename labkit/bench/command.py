@@ -163,7 +163,7 @@ def exchange(
     from labkit.bench.peers import beside
 
     # Before the engines: they take seconds to start.
-    _check_exchange(workers, schedules, algorithm, network, repeats, where)
+    _check_exchange(workers, cases, schedules, algorithm, network, repeats, where)
     beside.check(peers, network)
     others = beside.Beside(peers, cases, workers) if peers else None
     given = (workers, cases, schedules, algorithm, network, repeats, bucket_bytes)
@@ -596,12 +596,14 @@ def _with_spread(row: Row) -> Row:
 
 def _check_exchange(
     workers: int,
+    cases: Sequence[str],
     schedules: Sequence[str],
     algorithm: str,
     network: str | None,
     repeats: int,
     where: bool,
 ) -> None:
+    from labkit.bench.steps import WORD_CASES
     from labkit.common.errors import InvalidInput
     from labkit.communicator import ALGORITHMS, refuse_unmetered
     from labkit.exchange import SCHEDULES
@@ -627,6 +629,8 @@ def _check_exchange(
         )
     if where and "sequential" not in schedules:
         raise InvalidInput("--where is about schedule sequential, which --schedules leaves out")
+    if where and (words := [name for name in cases if name in WORD_CASES]):
+        raise InvalidInput(f"--where is about dense gradients; {words[0]!r} has rows: leave it out")
     refuse_unmetered(algorithm, network)
 
 

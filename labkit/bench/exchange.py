@@ -94,7 +94,15 @@ def _joined(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {kind: join([turn[what][kind] for turn in turns]) for kind in turns[0][what]}
 
     joined = {what: each(what, lambda some: [*chain(*some)]) for what in ("seconds", "added")}
-    return turns[-1] | joined | {"same": each("same", all), "delay": each("delay", np.median)}
+    return (
+        turns[-1]
+        | joined
+        | {
+            "same": each("same", all),
+            "delay": each("delay", np.median),
+            "where": each("where", np.median),
+        }
+    )
 
 
 def _measure(

@@ -8,9 +8,10 @@ it only until the notebook has taken it, or nobody is at the other end of its in
 
 from __future__ import annotations
 
-import select
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,9 +39,9 @@ def started(how: Start | None) -> Iterator[None]:
     if how is None or not how.is_local:
         yield
         return
-    folder = folder_of(usual_name(how))
+    folder = folder_of(usual_name(how)).resolve()
     folder.mkdir(exist_ok=True, mode=0o700)
-    with subprocess.Popen(
+    ahead = subprocess.Popen(
         [sys.executable, "-m", "labkit.cluster.ahead", str(folder), how.to_json()],
         stdin=subprocess.PIPE,  # it closes, however this process ends
         stdout=subprocess.DEVNULL,
@@ -48,7 +49,8 @@ def started(how: Start | None) -> Iterator[None]:
         cwd=folder,  # where no module of anybody's lies
         env=inherited(),
         start_new_session=True,
-    ) as ahead:
+    )
+    with ahead:
         try:
             yield
         finally:
@@ -57,6 +59,7 @@ def started(how: Start | None) -> Iterator[None]:
 
 def main(folder: Path, how: Start) -> None:
     """Start a cluster, and hold it until it is taken or nobody wants it any more."""
+    threading.Thread(target=_end_with_input, daemon=True).start()
     with locked(folder / "start.lock"):
         if launch.is_up(folder):
             return
@@ -68,9 +71,14 @@ def main(folder: Path, how: Start) -> None:
             raise
     end = time.monotonic() + UNCLAIMED
     while lease.path.exists() and launch.is_up(folder) and time.monotonic() < end:
-        if select.select([sys.stdin], [], [], LOOK_EVERY)[0]:
-            break
+        time.sleep(LOOK_EVERY)
     lease.release()
+
+
+def _end_with_input() -> None:
+    """End at once, also amid a start: locks and claims go with the process."""
+    sys.stdin.read()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,7 @@ def uniform(length: int, key: Tensor) -> Tensor:
 
     first, second = tf.unstack(tf.bitcast(key, tf.uint32))
     # Mixed by themselves: keys are small numbers, and those of neighbours must not be near.
-    half = _mixed(first + _mixed(second + APART))
-    other = _mixed(half + APART)
+    half, other = _mixed(first + _mixed(second + APART)), _mixed(second + _mixed(first))
     number = tf.bitcast(tf.range(length, dtype=tf.int32), tf.uint32) * APART + half
     number = _turned(number, ROUNDS[0]) + other
     number = _turned(number, ROUNDS[1])

@@ -274,13 +274,15 @@ def compiled(compressor: Compressor, method: str) -> tf.types.experimental.Polym
 
 
 def in_one_loop(work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """What `work` makes of tensors, by XLA in one loop over them, in a function that is not XLA's.
+    """What `work` makes of tensors, by XLA in one loop, while a function is traced that is not its.
 
     For passes that must stay apart: XLA joins all that it is given, and computes again for each
     reader what two of them read.
     """
     import tensorflow as tf
 
+    if tf.executing_eagerly():  # shapes differ from call to call: each would be compiled
+        return work(*tensors)
     return tf.function(work, jit_compile=True, autograph=False)(*tensors)
 
 

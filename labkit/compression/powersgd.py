@@ -22,6 +22,8 @@ from labkit.compression.compressor import (
 )
 from labkit.compression.payload import Payload, Tensor
 
+FEW = 4  # columns that are faster one by one: a product of matrices copies the large one first
+
 
 class PowerSGD(Compressor):
     r"""Two thin factors of each matrix, one step of a power iteration, summed on the way.
@@ -117,8 +119,10 @@ class PowerSGD(Compressor):
         import tensorflow as tf
 
         matrix = tf.reshape(tensor, _matrix(tensor.shape))
-        # Column by column: for few of them a product of matrices would copy M first.
-        columns = tf.unstack(tf.cast(q, tensor.dtype), axis=1)
+        q = tf.cast(q, tensor.dtype)
+        if self.approximation_rank > FEW:
+            return tf.matmul(matrix, q)
+        columns = tf.unstack(q, axis=1)
         return tf.stack([tf.linalg.matvec(matrix, column) for column in columns], 1)
 
     def project_back(self, tensor: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,7 +138,10 @@ class PowerSGD(Compressor):
         """P by the ranks' Q and P by this rank's, in the layer's shape."""
         import tensorflow as tf
 
-        mean, sent = (in_one_loop(_outer, p, tf.transpose(factor)) for factor in (q, own))
+        if self.approximation_rank > FEW:
+            mean, sent = (tf.matmul(p, factor, transpose_b=True) for factor in (q, own))
+        else:
+            mean, sent = (in_one_loop(_outer, p, tf.transpose(factor)) for factor in (q, own))
         return tf.reshape(mean, like.shape), tf.reshape(sent, like.shape)
 
 

@@ -95,6 +95,7 @@ def _threshold(tensor: Tensor, sample: int, hits: int, key: Tensor) -> Tensor:
     # In the order in which they lie: at random, each would be waited for.
     drawn, _ = draw(key, sample, tensor.shape[0])
     sizes = tf.abs(tf.gather(tensor, drawn))
+    hits = min(hits, sample)
     threshold = tf.reduce_min(tf.math.top_k(sizes, hits, sorted=False).values)
     # Where most elements are zero, so is the threshold; zeros are not worth sending.
     return tf.maximum(threshold, np.finfo(tensor.dtype.as_numpy_dtype).tiny)

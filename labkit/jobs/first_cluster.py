@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from labkit.cluster.start import Start
 
 SHAPE = ("workers", "threads")
+EARLY = 3  # code cells, the parameters among them: those before a later one may take long
 
 
 def first_cluster(notebook: Path, values: Values) -> Start | None:
     """How the ranks of a notebook's first cluster start; None: that cannot be read.
 
-    It is read where a cell's own line calls `Cluster` with `workers` and `threads` alone, each a
-    number or a parameter: `cluster = lk.Cluster(workers=workers)`.
+    It is read where one of the first cells calls `Cluster` in a line of its own with `workers` and
+    `threads` alone, each a number or a parameter: `cluster = lk.Cluster(workers=workers)`.
 
     Args:
         notebook: an .ipynb file.
@@ -30,31 +31,43 @@ def first_cluster(notebook: Path, values: Values) -> Start | None:
     from labkit.cluster.start import Start
 
     known = {name: each.default for name, each in declared(notebook).items()} | {**values}
-    for cell in cells.read(notebook):
-        if cell.kind != "code" or "Cluster(" not in cell.source:
-            continue
-        try:
-            shape = _shape(ast.parse(cell.source), known)
-            if shape is None:
-                return None
-            return Start.asked(shape["workers"], shape.get("threads", 1))
-        except (SyntaxError, ValueError, InvalidInput):  # a magic, or what only its kernel can say
-            return None
+    code = [cell for cell in cells.read(notebook) if cell.kind == "code"]
+    try:
+        for cell in code[:EARLY]:
+            found = ast.parse(cell.source)
+            if "parameters" not in cell.tags:
+                for name in _stored(found):
+                    known.pop(name, None)
+            if "Cluster(" in cell.source:
+                shape = _shape(found, known)
+                return None if shape is None else Start.asked(*shape)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, InvalidInput):
+        return None  # a magic, or what only its kernel can say
     return None
 
 
-def _shape(cell: ast.Module, known: Mapping[str, Any]) -> dict[str, int] | None:
+def _stored(cell: ast.Module) -> list[str]:
+    """Names to which a cell gives another value than its parameter had."""
+    names = (node for node in ast.walk(cell) if isinstance(node, ast.Name))
+    return [node.id for node in names if isinstance(node.ctx, ast.Store)]
+
+
+def _shape(cell: ast.Module, known: Mapping[str, Any]) -> tuple[int, int] | None:
     for statement in cell.body:
         call = getattr(statement, "value", None)
         if isinstance(statement, ast.With):
             call = statement.items[0].context_expr
         if not isinstance(call, ast.Call) or ast.unparse(call.func).split(".")[-1] != "Cluster":
             continue
+        if len(call.args) > len(SHAPE):
+            return None
         given = dict(zip(SHAPE, call.args, strict=False))
         given |= {keyword.arg or "**": keyword.value for keyword in call.keywords}
         shape = {name: _value(node, known) for name, node in given.items()}
         readable = given.keys() <= {*SHAPE} and all(type(n) is int for n in shape.values())
-        return shape if readable and "workers" in shape else None
+        return (
+            (shape["workers"], shape.get("threads", 1)) if readable and "workers" in shape else None
+        )
     return None
 
 

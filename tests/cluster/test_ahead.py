@@ -34,9 +34,9 @@ def test_what_is_not_known_or_elsewhere_is_not_started(
         assert processes(own_runtime) == []
 
 
-def wait_until(folder: Path, state: str) -> None:
+def wait_until(folder: Path, *states: str) -> None:
     end = time.monotonic() + PATIENCE
-    while launch.state(folder)["state"] != state:
+    while launch.state(folder)["state"] not in states:
         assert time.monotonic() < end
         time.sleep(0.05)
 
@@ -44,7 +44,7 @@ def wait_until(folder: Path, state: str) -> None:
 @pytest.mark.slow
 def test_the_first_cluster_takes_them_and_they_end_with_it(own_runtime: Path) -> None:
     with ahead.started(Start(1)):
-        wait_until(naming.folder_of(naming.usual_name(Start(1))), "starting")
+        wait_until(naming.folder_of(naming.usual_name(Start(1))), "starting", "ready")
         with Cluster(workers=1) as cluster:
             assert cluster.state()["warm"]
             assert cluster.call(lambda communicator: communicator.rank) == [0]

@@ -79,6 +79,19 @@ def test_exact_top_k_keeps_k_and_none_greater_is_left(values: list[float], ratio
     assert left.max(initial=0) <= np.abs(array[indices]).min()
 
 
+@pytest.mark.parametrize("ratio", [0.005, 0.01, 0.1, 0.7, 0.9, 1.0])
+@pytest.mark.parametrize("n", [300, 1000, 5000, LONG])
+@pytest.mark.parametrize("zeros", [0.0, 0.999])
+def test_exact_top_k_of_long_ones_is_that_of_a_sort(n: int, ratio: float, zeros: float) -> None:
+    array = gaussian(n)
+    array[: int(zeros * n)] = 0
+    indices = encode(TopK(ratio=ratio, threshold="exact"), array)["indices"].numpy()
+    k = max(1, round(ratio * n))
+    assert len(indices) == k
+    assert (np.diff(indices) > 0).all()
+    np.testing.assert_array_equal(np.sort(np.abs(array[indices])), np.sort(np.abs(array))[n - k :])
+
+
 @pytest.mark.parametrize("shape", ["gaussian", "heavy tail", "mostly zero", "constant", "ordered"])
 def test_sampled_top_k_keeps_the_greatest_and_at_most_two_k(shape: str) -> None:
     array = gaussian(LONG)

@@ -43,6 +43,9 @@ def notebook(folder: Path, *sources: str) -> Path:
         ("cluster = lk.Cluster(**{'workers': 2})", None),
         ("if workers:\n    cluster = lk.Cluster(workers=2)", None),
         ("%time cluster = lk.Cluster(workers=2)", None),
+        ("cluster = lk.Cluster(2, 1, 'mine')", None),
+        ("cluster = lk.Cluster({} / 2)", None),
+        ("workers = 7\ncluster = lk.Cluster(workers=workers)", None),
         ("print(workers)", None),
     ],
 )
@@ -58,6 +61,13 @@ def test_values_that_are_given_win_and_the_first_cluster_counts(tmp_path: Path) 
     found = first_cluster(path, {"workers": 5})
     assert found is not None
     assert found.workers == 5
+
+
+def test_one_that_comes_late_or_behind_other_values_is_not_read(tmp_path: Path) -> None:
+    made = "cluster = lk.Cluster(workers=workers)"
+    assert first_cluster(notebook(tmp_path, "1", made), {}) is not None
+    assert first_cluster(notebook(tmp_path, "1", "2", made), {}) is None
+    assert first_cluster(notebook(tmp_path, "workers = max(names)", made), {}) is None
 
 
 def test_clusters_elsewhere_are_not_of_this_machine(

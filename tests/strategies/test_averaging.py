@@ -24,6 +24,7 @@ from labkit import (
     PowerSGD,
 )
 from labkit.common.errors import InvalidInput
+from labkit.compression.chance import uniform
 from labkit.network import Slowdown
 from labkit.programs import Gradient
 
@@ -231,7 +232,7 @@ def test_outer_gradients_in_four_bits_are_made_up_for_at_the_next_meeting(
 
     @tf.function(jit_compile=True)
     def drawn(key: Any) -> Any:
-        return tf.random.stateless_uniform([4 * SIZE], key, alg="philox")
+        return uniform(4 * SIZE, key)
 
     monkeypatch.setattr(Numbers, "gradient", pulled)
     compressor = ErrorFeedback(QSGD(levels=7, bucket=32))
