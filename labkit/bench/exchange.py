@@ -94,15 +94,9 @@ def _joined(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {kind: join([turn[what][kind] for turn in turns]) for kind in turns[0][what]}
 
     joined = {what: each(what, lambda some: [*chain(*some)]) for what in ("seconds", "added")}
-    return (
-        turns[-1]
-        | joined
-        | {
-            "same": each("same", all),
-            "delay": each("delay", np.median),
-            "where": each("where", np.median),
-        }
-    )
+    joined |= {"same": each("same", all)}
+    joined |= {what: each(what, np.median) for what in ("delay", "where")}
+    return turns[-1] | joined
 
 
 def _measure(

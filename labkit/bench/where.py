@@ -56,27 +56,21 @@ def taken(events: Sequence[Sequence[Event]], steps: int) -> dict[str, float]:
     the mean; "wait": of a rank for the last one, the mean over ranks, which adds nothing to the
     step of the slowest.
     """
-    last = max(event[1] for own in events for event in own)
-    found: dict[str, list[float]] = {"pack": [], "sum": [], "wait": []}
-    of_steps = [_by_step(own) for own in events]
-    for step in range(last - steps + 1, last + 1):
-        packs = [[e for e in own.get(step, []) if e[0] == "pack"] for own in of_steps]
-        served = [e[4] for own in of_steps for e in own.get(step, []) if e[0] == "communicate"]
-        if not served or not all(packs):
-            continue
-        ends = [max(event[4] for event in own) for own in packs]
-        slowest = packs[int(np.argmax(ends))]
-        found["pack"].append(sum(event[4] - event[3] for event in slowest))
-        found["sum"].append(max(served) - max(ends))
-        found["wait"].append(max(ends) - float(np.mean(ends)))
+    packs = np.array([_last("pack", own, steps) for own in events])  # (ranks, steps, 2)
+    served = np.array([_last("communicate", own, steps) for own in events])
+    ends = packs[..., 1]
+    slowest = np.argmax(ends, 0), np.arange(ends.shape[1])
+    found = {
+        "pack": (ends - packs[..., 0])[slowest],
+        "sum": served[..., 1].max(0) - ends.max(0),
+        "wait": ends.max(0) - ends.mean(0),
+    }
     return {line: float(np.median(seconds)) for line, seconds in found.items()}
 
 
-def _by_step(events: Sequence[Event]) -> dict[int, list[Event]]:
-    found: dict[int, list[Event]] = {}
-    for event in events:
-        found.setdefault(event[1], []).append(event)
-    return found
+def _last(kind: str, events: Sequence[Event], steps: int) -> list[tuple[float, float]]:
+    """Start and stop of the last events of a kind, of which a step has one: there is one bucket."""
+    return [event[3:] for event in events if event[0] == kind][-steps:]
 
 
 def rows(

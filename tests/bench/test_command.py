@@ -49,8 +49,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
 
     def measure(*arguments: Any) -> list[dict[str, Any]]:
-        *given, others = arguments
-        calls.append(tuple(given))
+        *given, others, where = arguments
+        calls.append((*given, where) if where else tuple(given))
         if others:
             others()
         return [dict(each) for each in OWN]
@@ -100,6 +100,8 @@ def test_options_reach_the_measurement(asked: list[Any]) -> None:
     )
     assert done.exit_code == 0, done.output
     assert asked == [(3, ["cnn", "deep-mlp"], ["overlap", "staggered"], "ring", "1GbE", 2, 999)]
+    assert bench("--where").exit_code == 0
+    assert asked[1][-1] is True
 
 
 def test_peers_stand_below_and_those_that_are_absent_are_remarked(
@@ -132,6 +134,8 @@ def test_peers_stand_below_and_those_that_are_absent_are_remarked(
         (["--algorithm", "mpi", "--network", "1GbE"], "cannot run on the emulated network"),
         (["--workers", "1"], "2 workers or more"),
         (["--repeats", "0"], "1 repeat or more"),
+        (["--where", "--schedules", "overlap"], "--where is about schedule sequential"),
+        (["--where", "--cases", "cnn,embedding"], "'embedding' has rows"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_measured(
@@ -172,6 +176,7 @@ def test_repeats_of_all_turns_stand_one_behind_the_other(monkeypatch: pytest.Mon
                     "why": {"sequential": {}},
                     "events": {"sequential": {"events_per_step": 1.0, "seconds_per_event": 0.0}},
                     "delay": {"sequential": 0.0},
+                    "where": {},
                 }
             ]
 
