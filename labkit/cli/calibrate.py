@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     default="",
     help="Further ones, beside all that need no fields: '{name: TopK, ratio: 0.001}'.",
 )
-@click.option("--quick", is_flag=True, help="Fewer repeats and sizes: one or two minutes.")
+@click.option("--quick", is_flag=True, help="Fewer repeats and sizes: a few minutes.")
 @click.option("--show", is_flag=True, help="Only show what this machine, or -o FILE, has.")
 def calibrate(
     models: tuple[str, ...],
