@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from labkit.exchange.timeline import Event
 
 COPY, HANDED = "copy", "handed over"  # kinds of steps, beside those of the exchange
-LIMITS = {"pack": COPY, "sum": "raw allreduce"}  # a line and the kind that it cannot be less than
+LIMITS = {"pack": COPY, "sum": "raw allreduce"}  # a line and bare work on all bytes
 
 
 def kinds(
@@ -79,7 +79,9 @@ def rows(
     added: Mapping[str, Sequence[float]],
     schedule: str,
 ) -> Iterator[tuple[str, Row]]:
-    """Each line of the budget: what it takes, and the least that it could, ms.
+    """Each line of the budget: what it takes, and what bare work on all bytes does, ms.
+
+    Packing may take less than a copy of all: what a rank adds up itself is not packed.
 
     Args:
         found: what `taken` says.

@@ -12,9 +12,9 @@ ROUNDS = (0x7FEB352D, 0x846CA68B)  # multipliers under which each bit flips half
 def uniform(length: int, key: Tensor) -> Tensor:
     r"""Numbers in [0, 1), one a place; other keys give other numbers.
 
-    A counter-based generator: \(u_i = h_b(h_a(i \cdot \gamma)) / 2^{23}\), where each h adds its
-    half of the key, shifts, and multiplies modulo \(2^{32}\). It needs two products of 32 bits a
-    number, where Philox needs forty, and XLA writes it in one loop with what uses the numbers. Good
+    A counter-based generator: of \(h_b(h_a(i \cdot \gamma))\), where each h adds its half of the
+    key, shifts, and multiplies modulo \(2^{32}\), the upper 23 bits over \(2^{23}\). It needs three
+    products of 32 bits a number, and XLA writes it in one loop with what uses the numbers. Good
     enough to round with; no secret is safe with it.
 
     Args:
