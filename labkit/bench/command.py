@@ -621,15 +621,16 @@ def _check_exchange(
         if unknown or not values:
             given = repr(unknown[0]) if unknown else "nothing"
             raise InvalidInput(f"{field}={given} is not known; allowed: {', '.join(allowed)}")
-    # A schedule that reaches into the next step cannot be timed step by step.
-    if own := [name for name in schedules if SCHEDULES[name].into_next]:
+    words = [name for name in cases if name in WORD_CASES]
+    own = [name for name in schedules if SCHEDULES[name].into_next]
+    if words and own:
         raise InvalidInput(
-            f"schedule={own[0]!r} has a training loop of its own, which the plain steps of this "
-            "benchmark are not; notebooks/scheduling.ipynb times it"
+            f"schedule={own[0]!r} updates dense layers one by one; {words[0]!r} has rows: leave "
+            "one of them out"
         )
     if where and "sequential" not in schedules:
         raise InvalidInput("--where is about schedule sequential, which --schedules leaves out")
-    if where and (words := [name for name in cases if name in WORD_CASES]):
+    if where and words:
         raise InvalidInput(f"--where is about dense gradients; {words[0]!r} has rows: leave it out")
     refuse_unmetered(algorithm, network)
 

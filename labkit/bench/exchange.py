@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 KNOWN = CASES | WORD_CASES
 USUAL = AllReduce().schedule  # what the others are held against
+CHAIN = 10  # steps in a row where they reach into each other; behind the last one, all is done
 DENSE = ", dense"  # a schedule that gets the gradients of a table whole
 
 
@@ -116,13 +117,16 @@ def _measure(
         schedules = [each + more for each in schedules for more in ("", DENSE)]
     local = kind_of_model(KNOWN[name], communicator.rank)
     steps: dict[str, Step] = {"local": local.step(lambda gradients: gradients)}
-    exchanges, models = {}, {}
+    exchanges, models, counts = {}, {}, {}
     for kind in schedules:
         schedule = kind.removesuffix(DENSE)
-        exchanges[kind] = Exchange(communicator, algorithm, schedule, bucket_bytes)
-        models[kind] = kind_of_model(KNOWN[name], communicator.rank)
-        mean = exchanges[kind].mean
-        steps[kind] = models[kind].step(mean if schedule == kind else _dense(mean))
+        exchange = exchanges[kind] = Exchange(communicator, algorithm, schedule, bucket_bytes)
+        model = models[kind] = kind_of_model(KNOWN[name], communicator.rank)
+        if exchange.schedule.into_next:
+            counts[kind], steps[kind] = CHAIN, model.step_into_next(exchange, CHAIN)
+        else:
+            mean = exchange.mean if schedule == kind else _dense(exchange.mean)
+            steps[kind] = model.step(mean)
     buffer = communicator.allocate(KNOWN[name].parameters)
     buffer[...] = 0.0  # stays so: sums of sums would overflow
 
@@ -139,6 +143,7 @@ def _measure(
         lambda: communicator.meet("the next step of a benchmark"),
         lambda own: np.array(communicator.allgather(own)),
         repeats,
+        counts,
     )
     same = {
         kind: len(set(communicator.allgather(model.checksum()))) == 1
@@ -153,10 +158,11 @@ def _measure(
         "nbytes": 4 * KNOWN[name].parameters,
         "why": {kind: exchange.describe() for kind, exchange in exchanges.items()},
         "events": {
-            kind: _events(exchange, WARM + repeats * STEPS) for kind, exchange in exchanges.items()
+            kind: _events(exchange, counts.get(kind, 1) * (WARM + repeats * STEPS))
+            for kind, exchange in exchanges.items()
         },
         "delay": {
-            kind: _delay(communicator, exchange.timeline, repeats * STEPS)
+            kind: _delay(communicator, exchange.timeline, counts.get(kind, 1) * repeats * STEPS)
             for kind, exchange in exchanges.items()
         },
     }

@@ -26,12 +26,15 @@ IDLE = 600.0  # seconds after which warm engines end, if this process does not e
 MEMBERS = 5  # of a sweep: the first one starts the engines, and does not count
 
 
-def measure(notebook: Path, repeats: int = 5) -> list[Row]:
+def measure(
+    notebook: Path, repeats: int = 5, hear: Callable[[str, list[float]], None] = lambda *_: None
+) -> list[Row]:
     """Time what people wait for, in turns.
 
     Args:
         notebook: that is run; it has parameters `workers`, `epochs` and `seed`, as the tour.
         repeats: of each.
+        hear: is told each kind and its seconds, as they come.
 
     Returns:
         One row a kind, ms: "run", of a command with nothing of it running; "run, warm", of the same
@@ -56,7 +59,9 @@ def measure(notebook: Path, repeats: int = 5) -> list[Row]:
     warm.stop(WORKERS)  # of somebody else: what is timed cold must be cold
     for _ in range(repeats):
         for what, way in ways.items():
-            found[what] += way(notebook)
+            seconds = way(notebook)
+            hear(what, seconds)
+            found[what] += seconds
     return [
         head("start", notebook.stem, what, WORKERS, repeats=len(seconds)) | spread(seconds)
         for what, seconds in found.items()

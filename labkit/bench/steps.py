@@ -3,7 +3,7 @@ do not hide those of the exchange."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
@@ -12,6 +12,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+    from labkit.exchange import Exchange
 
 # What stands between gradients and update: of this rank's gradients, the mean over the ranks.
 Averaging: TypeAlias = "Callable[[list[tf.Tensor]], list[tf.Tensor]]"
@@ -118,15 +120,31 @@ class Model:
 
     def loss(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         """Mean cross-entropy of the batch."""
-        import tensorflow as tf
-
-        return tf.reduce_mean(
-            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=self.scores(x))
-        )
+        return cross_entropy(y, self.scores(x))
 
     def scores(self, x: tf.Tensor) -> tf.Tensor:
         """Of each class, (batch, 10)."""
-        return self._convolutions(x) if len(self.weights[0].shape) == 4 else self._perceptron(x)
+        for layer in range(len(self.weights) // 2):
+            x = self.forward(layer, x)
+        return x
+
+    def forward(self, layer: int, x: tf.Tensor) -> tf.Tensor:
+        """What a layer makes of its input, by its weight and bias."""
+        import tensorflow as tf
+
+        weight, bias = self.weights[2 * layer : 2 * layer + 2]
+        pictures = len(weight.shape) == 4
+        if pictures:
+            x = x if layer else tf.reshape(x, (-1, 28, 28, 1))
+            x = tf.nn.bias_add(tf.nn.conv2d(x, weight, 1, "VALID"), bias)
+        else:
+            x = tf.nn.bias_add(x @ weight, bias)
+        if layer == len(self.weights) // 2 - 1:
+            return x
+        x = tf.nn.relu(x)
+        if pictures and len(self.weights[2 * layer + 2].shape) == 2:  # the last of its kind
+            x = tf.reshape(tf.nn.max_pool2d(x, 2, 2, "VALID"), (-1, 9216))
+        return x
 
     def step(self, mean: Averaging) -> Callable[[], np.ndarray]:
         """A compiled training step; `mean` stands between gradients and update."""
@@ -144,11 +162,68 @@ class Model:
         self.update(mean(tape.gradient(loss, self.weights)))
         return loss
 
-    def update(self, gradients: list[tf.Tensor]) -> None:
-        """Change the weights."""
+    def step_into_next(self, exchange: Exchange, count: int) -> Callable[[], np.ndarray]:
+        """So many compiled steps, each of which updates layers right before it uses them.
+
+        As `labkit.exchange.priority` does it; behind the last one, all is up to date.
+        """
         import tensorflow as tf
 
-        for weight, momentum, gradient in zip(self.weights, self.momenta, gradients, strict=True):
+        from labkit.exchange.priority import LEARN
+
+        variables = [weight.value() for weight in self.weights]
+        layers = [number // 2 for number in range(len(variables))]
+        exchange.prepare(variables, [f"gradient {n}" for n in range(len(variables))], layers)
+        exchange.service.reorder_after(LEARN, exchange.by_priority)
+        first = tf.function(lambda x, y: self._into_next(x, y, exchange, pending=False))
+        further = tf.function(lambda x, y: self._into_next(x, y, exchange, pending=True))
+        last = tf.function(lambda: self._take_all(exchange))
+
+        def steps() -> np.ndarray:
+            loss = first(self.x, self.y)
+            for _ in range(count - 1):
+                loss = further(self.x, self.y)
+            last()
+            found: np.ndarray = loss.numpy()
+            return found
+
+        return steps
+
+    def _into_next(
+        self, x: tf.Tensor, y: tf.Tensor, exchange: Exchange, pending: bool
+    ) -> tf.Tensor:
+        import tensorflow as tf
+
+        value = x
+        with tf.GradientTape() as tape:
+            for layer in range(len(self.weights) // 2):
+                if pending:
+                    with tape.stop_recording(), tf.control_dependencies([value]):
+                        self._take(exchange, layer)
+                value = self.forward(layer, value)
+            loss = cross_entropy(y, value)
+        gradients = tape.gradient(loss, self.weights)
+        with tf.control_dependencies([value]):  # a step issues after its last wait
+            issued = exchange.issue(gradients, tf.constant(1, tf.int64))
+        with tf.control_dependencies(issued):
+            return tf.identity(loss)
+
+    def _take_all(self, exchange: Exchange) -> None:
+        for layer in range(len(self.weights) // 2):
+            self._take(exchange, layer)
+
+    def _take(self, exchange: Exchange, layer: int) -> None:
+        """Wait for a layer's means, and change its weights."""
+        own = range(2 * layer, 2 * layer + 2)
+        self.update(exchange.wait(own), own)
+
+    def update(self, gradients: list[tf.Tensor], which: Iterable[int] | None = None) -> None:
+        """Change these weights; None: all of them."""
+        import tensorflow as tf
+
+        chosen = range(len(self.weights)) if which is None else which
+        pairs = [(self.weights[number], self.momenta[number]) for number in chosen]
+        for (weight, momentum), gradient in zip(pairs, gradients, strict=True):
             # The operation of Keras's own optimizer, without the Python around it.
             tf.raw_ops.ResourceApplyKerasMomentum(
                 var=weight.handle, accum=momentum.handle, lr=RATE, grad=gradient, momentum=MOMENTUM
@@ -159,24 +234,13 @@ class Model:
         # In float64, and of magnitudes, which cannot cancel each other.
         return float(sum(np.abs(w.numpy().astype(np.float64)).sum() for w in self.weights))
 
-    def _perceptron(self, x: tf.Tensor) -> tf.Tensor:
-        import tensorflow as tf
 
-        *hidden, last = zip(self.weights[::2], self.weights[1::2], strict=True)
-        for weight, bias in hidden:
-            x = tf.nn.relu(tf.nn.bias_add(x @ weight, bias))
-        return tf.nn.bias_add(x @ last[0], last[1])
+def cross_entropy(y: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
+    """Its mean over a batch."""
+    import tensorflow as tf
 
-    def _convolutions(self, x: tf.Tensor) -> tf.Tensor:
-        import tensorflow as tf
-
-        w = self.weights
-        x = tf.reshape(x, (-1, 28, 28, 1))
-        x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, w[0], 1, "VALID"), w[1]))
-        x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, w[2], 1, "VALID"), w[3]))
-        x = tf.reshape(tf.nn.max_pool2d(x, 2, 2, "VALID"), (-1, 9216))
-        x = tf.nn.relu(tf.nn.bias_add(x @ w[4], w[5]))
-        return tf.nn.bias_add(x @ w[6], w[7])
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=scores)
+    return tf.reduce_mean(losses)
 
 
 class WordModel(Model):
@@ -189,7 +253,7 @@ class WordModel(Model):
         table, layer = self.weights
         return tf.gather(table, x) @ layer
 
-    def update(self, gradients: list[tf.Tensor]) -> None:
+    def update(self, gradients: list[tf.Tensor], which: Iterable[int] | None = None) -> None:
         """See `Model`."""
         import tensorflow as tf
 

@@ -38,6 +38,7 @@ def take(
     meet: Callable[[], None],
     gather: Callable[[list[float]], np.ndarray],
     repeats: int,
+    counts: Mapping[str, int] | None = None,
 ) -> Taken:
     """Time the steps of all kinds, in rounds in which each kind has a turn.
 
@@ -51,6 +52,8 @@ def take(
         meet: comes back at the same time on all ranks.
         gather: everybody's numbers, shape (ranks, numbers); at most 50.
         repeats: rounds over everything.
+        counts: of kinds whose calls are several steps that reach into each other: how many; what
+            such a call takes is divided by them.
     """
     for step in steps.values():
         for _ in range(WARM):
@@ -62,7 +65,8 @@ def take(
         for number in range(STEPS // length):
             # Backwards every other round: no kind always follows the same one.
             for kind in list(steps)[:: -1 if number % 2 else 1]:
-                own[kind] += _turn(meet, steps[kind], length)
+                calls = _turn(meet, steps[kind], length)
+                own[kind] += [seconds / (counts or {}).get(kind, 1) for seconds in calls]
         slowest = {kind: gather(values).max(axis=0) for kind, values in own.items()}
         turns = {kind: np.median(s.reshape(-1, length), axis=1) for kind, s in slowest.items()}
         for kind in steps:

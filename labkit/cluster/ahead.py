@@ -41,6 +41,9 @@ def started(how: Start | None) -> Iterator[None]:
         return
     folder = folder_of(usual_name(how)).resolve()
     folder.mkdir(exist_ok=True, mode=0o700)
+    if launch.is_up(folder):  # warm engines, or somebody's own
+        yield
+        return
     ahead = subprocess.Popen(
         [sys.executable, "-m", "labkit.cluster.ahead", str(folder), how.to_json()],
         stdin=subprocess.PIPE,  # it closes, however this process ends

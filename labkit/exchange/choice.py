@@ -5,11 +5,13 @@ What is fastest here: measured on real ranks, computed on an emulated network.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from labkit.common.places import usable_cores
 from labkit.communicator import Communicator
 from labkit.schedules import ALLREDUCE
 
@@ -52,6 +54,26 @@ def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool 
     else:
         candidates += [name for name, each in ALLREDUCE.items() if each.between is not None]
     return _measured(communicator, candidates, nbytes)
+
+
+def no_core_is_free(communicator: Communicator) -> bool:
+    """Whether ranks that compute take up their host (collective, the same on all ranks).
+
+    What moves bytes between ranks of one host is a core, which then computes nothing. A line, also
+    an emulated one, moves them by itself.
+    """
+    if communicator.network is not None or not communicator.on_one_host:
+        return False
+    told = communicator.allgather((_threads(), usable_cores()), what="the cores of the host")
+    return bool(sum(threads for threads, _ in told) >= max(cores for _, cores in told))
+
+
+def _threads() -> int:
+    """In which this rank computes; of TensorFlow, none named are all there can be."""
+    import tensorflow as tf
+
+    named = tf.config.threading.get_intra_op_parallelism_threads()
+    return named or int(os.environ.get("TF_NUM_INTRAOP_THREADS") or 0) or usable_cores()
 
 
 def rows_pay(communicator: Communicator, algorithm: str, nbytes: int) -> bool:

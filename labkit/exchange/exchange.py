@@ -12,7 +12,7 @@ from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.compression import Compressor, parse
 from labkit.exchange.bucket import Bucket
-from labkit.exchange.choice import LEAST, Choice, choose, rows_pay
+from labkit.exchange.choice import LEAST, Choice, choose, no_core_is_free, rows_pay
 from labkit.exchange.gradient import added_up, agree, dtypes_of, signature_of
 from labkit.exchange.guard import BadNumbers, Guard
 from labkit.exchange.layout import Layout, in_buckets
@@ -47,8 +47,9 @@ class Exchange:
         algorithm: how buckets are summed, see `Communicator.allreduce`; "auto": what is fastest
             here, by measurement.
         schedule: "sequential": all buckets after backpropagation; "overlap": each as soon as its
-            gradients are there, while backpropagation goes on; "staggered": as sequential, and
-            ranks take turns at links that they share; "priority": see `labkit.exchange.priority`.
+            gradients are there, while backpropagation goes on (its end, where ranks of one host
+            compute on all cores); "staggered": as sequential, and ranks take turns at links that
+            they share; "priority": see `labkit.exchange.priority`.
         bucket_bytes: how many bytes of gradients travel together.
         compressor: how they are said in fewer bytes, a compressor or the name of one; None: as
             they are.
@@ -57,6 +58,7 @@ class Exchange:
             of an emulated network longer.
         guard: looks at gradients before they travel; None: nobody does. Where the loss is scaled,
             an overflow is no fault, and it does not look.
+        eager: buckets of an overlap travel early also where no core is free.
 
     Attributes:
         timeline: what this rank did when.
@@ -77,13 +79,15 @@ class Exchange:
         seed: int = 0,
         paces: bool = True,
         guard: Guard | None = None,
+        eager: bool = False,
     ) -> None:
         if schedule not in SCHEDULES:
             raise InvalidInput(
                 f"schedule={schedule!r} is not known; allowed: {', '.join(SCHEDULES)}"
             )
         self.schedule = SCHEDULES[schedule]
-        self.communicator, self._paces = communicator, paces
+        self.communicator, self._paces, self._eager = communicator, paces, eager
+        self._after = self.schedule.after  # whether the step stands still for all buckets
         self.guard = guard
         self.clock = communicator.clock
         self.algorithm, self.bucket_bytes = algorithm, bucket_bytes
@@ -179,7 +183,7 @@ class Exchange:
         self.prepare(given, [names[i] if i < len(names) else f"gradient {i}" for i in index])
         count = tf.constant(1, tf.int64) if rows is None else tf.cast(rows, tf.int64)
         traced = self._operations
-        exchange = traced.all_at_once if self.schedule.after else traced.one_by_one
+        exchange = traced.all_at_once if self._after else traced.one_by_one
         means = dict(zip(index, exchange(given, count), strict=True))
         return [means.get(i) for i in range(len(gradients))]
 
@@ -247,6 +251,7 @@ class Exchange:
             "algorithm": self.choice.algorithm,
             "why": self.choice.why,
             "schedule": self.schedule.name,
+            "stands_still": self._after,
             "bucket_bytes": [bucket.nbytes for bucket in self.buckets],
             "compressor": None if self.compressor is None else self.compressor.to_json(),
             "rows": [self._layout.signature[table].name for table in self._layout.tables],
@@ -327,11 +332,16 @@ class Exchange:
             raise InvalidInput(
                 "no variable has a gradient: is the loss made of the model's output?"
             )
-        after, compressor = self.schedule.after, self.compressor
-        limit = None if after else self.bucket_bytes
+        compressor = self.compressor
+        after = self._after = self.schedule.after or (
+            not (self._eager or self.schedule.into_next) and no_core_is_free(self.communicator)
+        )
+        # What a compressor makes of a bucket must not depend on how many cores there are.
+        limit = None if self.schedule.after or (after and not compressor) else self.bucket_bytes
         by_layer = compressor is not None and compressor.by_layer
         dtypes = dtypes_of(gradients)
-        buckets = in_buckets(signature, dtypes, limit, cut=not (after or by_layer), groups=groups)
+        cut = limit is not None and not by_layer
+        buckets = in_buckets(signature, dtypes, limit, cut=cut, groups=groups)
         largest = max((bucket.nbytes for bucket in buckets), default=LEAST)
         dense = compressor is None
         given = self._recalled
@@ -386,6 +396,10 @@ class Exchange:
         if standing:  # another exchange of these ranks may have said otherwise
             self._attend(True)
             self.communicator.pace(self.schedule.turns)
+            if traced.lends:
+                start = self.clock.now()
+                self.communicator.free_common(self._reduce.what)
+                self.timeline.add("wait", -1, start)
 
     def _attend(self, standing: bool) -> None:
         """While the training step stands still, waits may take its core."""

@@ -90,6 +90,13 @@ class Asked:
         """Of the experiment."""
         return int(self.experiment.workers)
 
+    @property
+    def fills_host(self) -> bool:
+        """Whether all ranks are on one machine, and their threads take all of its cores."""
+        cores = self.calibration.machine.get("cores") or float("inf")
+        threads: int = self.workers * self.experiment.threads
+        return self.network is None and threads >= cores
+
     @cached_property
     def rows(self) -> list[int]:
         """Of each worker's part of the batch."""

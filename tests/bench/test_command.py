@@ -129,7 +129,7 @@ def test_peers_stand_below_and_those_that_are_absent_are_remarked(
         (["--peer", "ddp", "--network", "1GbE"], "leave out --network"),
         (["--schedules", "hasty"], "schedule='hasty' is not known; allowed: sequential"),
         (["--schedules", ""], "schedule=nothing"),
-        (["--schedules", "priority"], "training loop of its own"),
+        (["--schedules", "priority", "--cases", "embedding"], "updates dense layers one by one"),
         (["--algorithm", "gossip"], "algorithm='gossip' is not known; allowed: auto, mpi"),
         (["--algorithm", "mpi", "--network", "1GbE"], "cannot run on the emulated network"),
         (["--workers", "1"], "2 workers or more"),
@@ -195,11 +195,12 @@ def test_repeats_of_all_turns_stand_one_behind_the_other(monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_the_real_thing_measures_and_ends_with_equal_weights(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    done = bench("--cases", "mlp-1024", "--repeats", "2", "--json", str(file))
+    schedules = ("--schedules", "sequential,overlap,priority")
+    done = bench("--cases", "mlp-1024", *schedules, "--repeats", "2", "--json", str(file))
     assert done.exit_code == 0, done.output
     found = {each["what"]: each for each in map(json.loads, file.read_text().splitlines())}
-    assert set(found) == {"local", "raw allreduce", "sequential", "overlap"}
-    for schedule in ("sequential", "overlap"):
+    assert set(found) == {"local", "raw allreduce", "sequential", "overlap", "priority"}
+    for schedule in ("sequential", "overlap", "priority"):
         assert found[schedule]["same_weights"]
         recorded = found[schedule]["events_per_step"] * found[schedule]["seconds_per_event"]
         share = 1e3 * recorded / found[schedule]["median_ms"]

@@ -35,6 +35,42 @@ def test_every_rank_counts_by_its_rows(cluster: Cluster) -> None:
             assert result[place].shape == shape
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_in_common_memory_a_mean_of_large_values_is_their_mean_step_after_step(
+    cluster: Cluster, ranks: int
+) -> None:
+    """Of parts that each rank adds up from where another one has put them."""
+
+    def differences(communicator: Any) -> float:
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange
+
+        exchange = Exchange(communicator, "shared_memory")
+        kinds = [tf.TensorSpec([n], tf.float32) for n in (1000, 3, 70_001)]
+        traced = tf.function(
+            lambda rows, *given: exchange.mean([*given], rows),
+            input_signature=[tf.TensorSpec([], tf.int64), *kinds],
+        )
+        largest = 0.0
+        for step, uneven in enumerate([False, True, False, True]):
+            drawn = [np.random.default_rng((step, rank)) for rank in range(communicator.size)]
+            scale = 3e38 if step < 2 else 1.0
+            values = [
+                [scale * d.uniform(0.5, 1, k.shape).astype(np.float32) for k in kinds]
+                for d in drawn
+            ]
+            rows = [1 + uneven * rank for rank in range(communicator.size)]
+            own = communicator.rank
+            for n, mean in enumerate(traced(tf.constant(rows[own], tf.int64), *values[own])):
+                of_ranks = np.array([each[n] for each in values], np.float64)
+                wanted = np.average(of_ranks, axis=0, weights=rows)
+                largest = max(largest, float(np.max(np.abs(mean.numpy() / wanted - 1))))
+        return largest
+
+    assert max(cluster.call(differences, ranks=ranks)) < 4e-7
+
+
 def test_without_rows_every_rank_counts_the_same(cluster: Cluster) -> None:
     def mean(communicator: Any) -> list[float]:
         import tensorflow as tf
@@ -181,7 +217,7 @@ def test_a_step_that_stands_still_does_not_nap_because_another_exchange_overlaps
 
         from labkit.exchange import Exchange
 
-        still, busy = Exchange(communicator), Exchange(communicator, schedule="overlap")
+        still, busy = Exchange(communicator), Exchange(communicator, schedule="overlap", eager=True)
         seen = []
         mean = communicator.mean
 

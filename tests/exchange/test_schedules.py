@@ -11,6 +11,7 @@ import pytest
 from labkit import AllReduce, Cluster, Experiment
 from labkit.cluster import RankError
 from labkit.common.errors import InvalidInput
+from labkit.common.places import usable_cores
 from labkit.communicator import ALGORITHMS
 from labkit.exchange import SCHEDULES
 
@@ -100,7 +101,7 @@ def in_a_loop(communicator: Any, schedule: str) -> dict[str, float]:
     wanted = trained(batches(None, communicator.size), lambda gradients, rows: gradients)
     differences = {}
     for algorithm in ALL:
-        exchange = Exchange(communicator, algorithm, schedule, BUCKET)
+        exchange = Exchange(communicator, algorithm, schedule, BUCKET, eager=True)
         found = trained(batches(communicator.rank, communicator.size), exchange.mean)
         differences[algorithm] = largest_difference(found, wanted)
     return differences
@@ -221,7 +222,7 @@ def test_overlap_exchanges_while_backpropagation_goes_on(cluster: Cluster, sched
 
         from labkit.exchange import Exchange
 
-        exchange = Exchange(communicator, "ring", schedule, 4 * 64)
+        exchange = Exchange(communicator, "ring", schedule, 4 * 64, eager=True)
         weights = tf.random.stateless_normal((512, 512), (1, 2)) / 30
 
         @tf.function
@@ -240,6 +241,40 @@ def test_overlap_exchanges_while_backpropagation_goes_on(cluster: Cluster, sched
 
     for free in cluster.call(gap, ranks=2):
         assert free > 0 if schedule == "overlap" else free < 0
+
+
+@pytest.mark.parametrize(
+    ("cores", "network", "stands"), [(2, None, True), (3, None, False), (2, "10GbE", False)]
+)
+def test_overlap_waits_where_the_core_that_moves_a_bucket_would_compute(
+    cluster: Cluster, cores: int, network: str | None, stands: bool
+) -> None:
+    def trace(communicator: Any) -> tuple[bool, int, list[list[float]]]:
+        """Whether the step stands still, its buckets, and the means, also of compressed ones."""
+        import tensorflow as tf
+
+        from labkit.exchange import Exchange, choice
+
+        choice.usable_cores = lambda: cores
+        try:
+            means = []
+            for compressor in (None, "Int8"):
+                exchange = Exchange(communicator, "auto", "overlap", 4 * 64, compressor)
+                parts = [tf.random.stateless_normal([64], (communicator.rank, n)) for n in (1, 2)]
+                traced = tf.function(lambda *given, mean=exchange.mean: mean([*given]))
+                means += [mean.numpy().tolist() for mean in traced(*parts)]
+                if compressor is None:
+                    said = exchange.describe()
+            assert len(exchange.buckets) == 2  # what is lossy is so alike on any machine
+            return said["stands_still"], len(said["bucket_bytes"]), means
+        finally:
+            choice.usable_cores = usable_cores
+
+    [one, other] = cluster.call(trace, ranks=2, network=network)
+    assert one == other
+    assert one[:2] == (stands, 1 if stands else 2)
+    for plain, lossy in zip(one[2][:2], one[2][2:], strict=True):
+        np.testing.assert_allclose(lossy, plain, atol=0.05)
 
 
 def test_ranks_take_turns_only_while_a_staggered_exchange_asks_for_it(cluster: Cluster) -> None:
@@ -381,7 +416,8 @@ def test_ranks_of_one_host_write_their_means_once(
 
         from labkit.exchange import Exchange
 
-        exchange, mean = Exchange(communicator, algorithm, schedule), communicator.mean
+        exchange = Exchange(communicator, algorithm, schedule, eager=True)
+        mean = communicator.mean
         asides = []
 
         def seen(*given: Any) -> None:

@@ -113,8 +113,9 @@ def _buckets(
         return lambda: [each.numpy() for each in traced()]
 
     several = ((SMALL // 4,),) * PARCELS
-    one = Exchange(communicator, "shared_memory", "overlap", LARGE)
-    apart = Exchange(communicator, "shared_memory", "overlap", SMALL)
+    # What a thread takes for buckets, which on a line it has to itself also where no core is free.
+    one = Exchange(communicator, "shared_memory", "overlap", LARGE, eager=True)
+    apart = Exchange(communicator, "shared_memory", "overlap", SMALL, eager=True)
     exchanges = {"local": None, "one": one, "apart": apart}
     steps = {kind: step(several, exchange) for kind, exchange in exchanges.items()}
     sizes = {4 * sum(map(prod, shapes)): shapes for shapes in (several[:1], *gradients)}
