@@ -384,7 +384,10 @@ def start(notebook: Path, repeats: int, file: Path | None) -> None:
     """
     from labkit.bench.start import measure
 
-    rows = measure(notebook, repeats)
+    def hear(what: str, seconds: list[float]) -> None:
+        say(f"{what}: {', '.join(f'{each:.3g}' for each in seconds)} s")
+
+    rows = measure(notebook, repeats, hear)
     _show(rows, {"case": "notebook", "what": "what", "repeats": "repeats"} | TIMES, file)
 
 

@@ -40,6 +40,9 @@ SCHEDULES = {
             "overlap",
             """Each bucket as soon as its gradients are there, while backpropagation goes on.
 
+    Where ranks of one host compute on all of its cores, a core that moved a bucket meanwhile would
+    not compute: there buckets wait for the end, and the record says that the step stands still.
+
     Source: H. Zhang et al., Poseidon, 2017, arXiv 1706.03292 (wait-free backpropagation); buckets:
     S. Li et al., PyTorch Distributed, 2020, arXiv 2006.15704.
     """,
