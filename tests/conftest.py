@@ -59,11 +59,16 @@ def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def keras_as_new() -> None:
-    """A module finds nothing that the one before has set in the Keras of this process."""
+    """A module finds nothing that the one before has set in the Keras of this process.
+
+    What lives on from there, such as functions that were traced, costs this one no time: the
+    collection of garbage, which follows each training, passes over it.
+    """
     if "keras" in sys.modules:
         from labkit.worker.session import restore
 
         restore()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +80,10 @@ def shared_cluster(own_folders: Path) -> Iterator[labkit.Cluster]:
 
 @pytest.fixture(scope="module")
 def cluster(shared_cluster: labkit.Cluster) -> labkit.Cluster:
-    """The four ranks, as new: a module finds nothing that the one before has set in Keras."""
+    """The four ranks, as new: a module finds nothing that the one before has set in Keras.
+
+    Nor does it wait for what lives on from there, as in this process.
+    """
 
     def as_new(communicator: object) -> None:
         import gc
@@ -85,6 +93,7 @@ def cluster(shared_cluster: labkit.Cluster) -> labkit.Cluster:
         if not gc.get_freeze_count():  # engines that have just started
             leave_modules()
         restore()
+        gc.freeze()
 
     shared_cluster.call(as_new)
     return shared_cluster

@@ -185,6 +185,8 @@ class SharedMemory:
             return
         if self._staging is None or self._staging[0].nbytes < buffer.nbytes:
             flags.agree(", in new memory")
+            # MPI makes memory without looking around: whoever was here may have left meanwhile.
+            self.patience.look_around()
             self.allocate(buffer.nbytes)
             self._staging = self._buffers[-1][1]
         views = [view[: buffer.nbytes].view(buffer.dtype) for view in self._staging]

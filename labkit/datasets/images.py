@@ -6,6 +6,7 @@ import gzip
 import pickle
 import tarfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +22,19 @@ def read_digits(options: Options, paths: Sequence[Path]) -> Arrays:
 
     The bundled file is ordered by writer and holds runs of 0, 1, …, 9, hence the shuffle.
     """
+    images, target = _bundled_digits()
+    order = np.random.default_rng(0).permutation(len(target))
+    x, y = images[order][..., np.newaxis], target[order]
+    return Arrays(x[360:], y[360:], x[:360], y[:360])
+
+
+@cache
+def _bundled_digits() -> tuple[Array, Array]:
+    """What scikit-learn reads of a text, which takes longer than many a training on it."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    order = np.random.default_rng(0).permutation(len(bunch.target))
-    x, y = bunch.images[order][..., np.newaxis], bunch.target[order]
-    return Arrays(x[360:], y[360:], x[:360], y[:360])
+    return bunch.images, bunch.target
 
 
 def read_idx_set(options: Options, paths: Sequence[Path]) -> Arrays:

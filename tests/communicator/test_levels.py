@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,3 +64,27 @@ def test_whoever_waits_in_either_level_hears_of_a_rank_that_failed(cluster: Clus
     ) as caught:
         cluster.call(in_levels, "two_level", 1000, True)
     assert caught.value.rank == 3
+    assert "did not end" not in str(caught.value)
+
+
+def test_whoever_comes_when_others_have_left_does_not_wait_for_them(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    def fail(communicator: Any, left: Path) -> None:
+        from labkit.communicator.shared_memory import SharedMemory
+
+        pair = communicator.split(communicator.rank // 2)
+        memory = SharedMemory(pair.patience)
+        memory.allocate(8)
+        if communicator.rank == 2:
+            raise KeyError("lost on another host")
+        while communicator.rank == 1 and not left.exists():
+            time.sleep(0.01)
+        pair.patience.enter("a sum in memory that is made for it")
+        try:
+            memory.allreduce(np.ones(9))
+        finally:
+            left.touch()
+
+    with pytest.raises(RankError, match=r"rank 2 failed: KeyError: .*another host'$"):
+        cluster.call(fail, tmp_path / "left", ranks=3)
