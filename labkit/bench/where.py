@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from labkit.exchange.timeline import Event
 
 COPY, HANDED = "copy", "handed over"  # kinds of steps, beside those of the exchange
-ALL = -1  # bucket of the wait for all ranks
 LIMITS = {"pack": COPY, "sum": "raw allreduce"}  # a line and bare work on all bytes
 
 
@@ -53,28 +52,25 @@ def _handed(gradients: list[tf.Tensor], shared: np.ndarray) -> list[tf.Tensor]:
 def taken(events: Sequence[Sequence[Event]], steps: int) -> dict[str, float]:
     """Seconds of the last steps, medians, from the timelines of all ranks, which share a clock.
 
-    "pack": of the rank that has packed last; "sum": from then on until all have the mean; "wait":
-    of a rank until all have come, the mean over ranks, which adds nothing to the step of the
-    slowest.
+    "pack": of the rank that has packed last, for which all wait; "sum": from then on until all have
+    the mean; "wait": of a rank for the last one, the mean over ranks, which adds nothing to the
+    step of the slowest.
     """
     packs = np.array([_last("pack", own, steps) for own in events])  # (ranks, steps, 2)
     served = np.array([_last("communicate", own, steps) for own in events])
-    waits = np.array([_last("wait", own, steps, ALL) for own in events])
     ends = packs[..., 1]
     slowest = np.argmax(ends, 0), np.arange(ends.shape[1])
     found = {
         "pack": (ends - packs[..., 0])[slowest],
         "sum": served[..., 1].max(0) - ends.max(0),
-        "wait": (waits[..., 1] - waits[..., 0]).mean(0),
+        "wait": ends.max(0) - ends.mean(0),
     }
     return {line: float(np.median(seconds)) for line, seconds in found.items()}
 
 
-def _last(
-    kind: str, events: Sequence[Event], steps: int, bucket: int = 0
-) -> list[tuple[float, float]]:
-    """Start and stop of the last events of a kind and bucket, of which a step has one."""
-    return [event[3:] for event in events if (event[0], event[2]) == (kind, bucket)][-steps:]
+def _last(kind: str, events: Sequence[Event], steps: int) -> list[tuple[float, float]]:
+    """Start and stop of the last events of a kind, of which a step has one: there is one bucket."""
+    return [event[3:] for event in events if event[0] == kind][-steps:]
 
 
 def rows(

@@ -288,13 +288,6 @@ class Communicator:
         with self.patience.minding:
             return self._memory.allocate(nbytes, common).view(dtype)
 
-    def free_common(self, what: str) -> None:
-        """Wait until ranks of this host may write into their common memory (collective)."""
-        self.patience.enter(f"{what} (all come to it)")
-        with self.patience.minding:
-            self._memory.free()
-        self.patience.board.enter(f"work after {self.patience.place}")
-
     def broadcast(self, buffer: np.ndarray, root: int = 0, what: str = "broadcast") -> None:
         """Copy the root's buffer into everyone's, in place."""
         if self.size == 1:

@@ -30,14 +30,10 @@ class Aside(NamedTuple):
             it; None: they are there.
         into: the same elements of a memory from `allocate(common=True)`, where the sum is written
             once for all ranks, until they come to the next call; None: into every buffer.
-        lent: of what this rank adds up, the rank before it has put its values into `into`, where
-            the sum takes their place: memory that was just read is in the cache. Ranks may write
-            there behind `SharedMemory.free`.
     """
 
     pieces: Sequence[Piece] | None = None
     into: np.ndarray | None = None
-    lent: bool = False
 
 
 class Place(NamedTuple):
@@ -71,7 +67,7 @@ class Flags:
         self._window, views = _shared(patience.comm, LINE)
         self._phases = [view[:8].view(np.int64) for view in views]
         self.weights = [view[8:16].view(np.float64) for view in views]
-        self._codes = [view[16:32].view(np.int64) for view in views]
+        self._codes = [view[16:24].view(np.int64) for view in views]
 
     def agree(self, told: str = "", code: int = 0) -> None:
         """Wait until every rank has come to this call.
@@ -83,11 +79,10 @@ class Flags:
         Raises:
             Mismatch: ranks are in different calls, or work in different places.
         """
-        own, place = self._patience.code ^ code, self._phase % 2
-        # It stays until all have read it: a rank may be ahead by one phase, and none by two.
-        self._codes[self._rank][place] = own
+        own = self._patience.code ^ code
+        self._codes[self._rank][0] = own  # stays until all have read it: nobody is ahead by a call
         self.meet()
-        if any(other[place] != own for other in self._codes):
+        if any(other[0] != own for other in self._codes):
             self._patience.disagree(told)
 
     def meet(self) -> None:
@@ -206,15 +201,10 @@ class SharedMemory:
         if self._flags is not None:
             self._flags.close()
 
-    def own_part(self, length: int, ahead: int = 0) -> slice:
-        """The elements of a buffer that this rank adds up, or one that is so many ranks ahead."""
-        edges, rank = boundaries(length, self._comm.size), self._comm.rank + ahead
-        return slice(*edges[rank % self._comm.size :][:2].tolist())
-
-    def free(self) -> None:
-        """Wait until all ranks have come: none reads what common memory holds any more."""
-        self.patience.begin()
-        self._ready().agree()
+    def own_part(self, length: int) -> slice:
+        """The elements of a buffer that this rank adds up."""
+        edges = boundaries(length, self._comm.size)
+        return slice(int(edges[self._comm.rank]), int(edges[self._comm.rank + 1]))
 
     def _ready(self) -> Flags:
         """The flags, which all ranks make together in the first call that wants them."""
@@ -252,11 +242,8 @@ class SharedMemory:
             pieces = [(part.start, buffers[self._comm.rank][part])]
         for start, own in pieces:
             piece = slice(start, start + len(own))
-            parts = [each[piece] for each in buffers]
             into = None if aside.into is None else aside.into[piece]
-            if aside.lent and into is not None:
-                parts[self._comm.rank - 1] = into
-            self._add(parts, own, shares, into)
+            self._add([each[piece] for each in buffers], own, shares, into)
         flags.meet()
 
     def _add(
@@ -310,50 +297,24 @@ def _place(views: list[np.ndarray], told: str) -> Place:
 def _sum(values: list[np.ndarray], shares: list[float] | None, total: np.ndarray) -> None:
     """The sum of two or more arrays in their order, weighted where shares are given.
 
-    Floats of 16 bits are added in float32 and rounded once. `total` may be none of the values, or
-    the first; or with shares any of them.
+    Each is weighted before it is added: the sum of large values would overflow where their mean
+    does not. Floats of 16 bits are added in float32 and rounded once. `total` may be the first of
+    the values, or none of them.
     """
     kind = np.dtype(np.float32) if is_narrow(total.dtype) else total.dtype
-    apart = shares is not None and any(np.may_share_memory(total, value) for value in values)
-    found = np.empty(len(total), kind) if apart or kind != total.dtype else total
+    found = total if kind == total.dtype else np.empty(len(total), kind)
     if shares is None:
-        _add_up(values, found)
-    elif min(shares) == max(shares) and _even_mean(values, shares[0], found, total):
-        return
+        np.add(values[0], values[1], out=found, dtype=kind)
+        for value in values[2:]:
+            np.add(found, value, out=found, dtype=kind)
     else:
-        _weigh(values, shares, found)
+        np.multiply(values[0], kind.type(shares[0]), out=found, dtype=kind)
+        weighted = np.empty_like(found)
+        for value, share in zip(values[1:], shares[1:], strict=True):
+            np.multiply(value, kind.type(share), out=weighted, dtype=kind)
+            np.add(found, weighted, out=found)
     if found is not total:
-        total[...] = found.astype(total.dtype, copy=False)
-
-
-def _add_up(values: list[np.ndarray], found: np.ndarray) -> None:
-    np.add(values[0], values[1], out=found, dtype=found.dtype)
-    for value in values[2:]:
-        np.add(found, value, out=found, dtype=found.dtype)
-
-
-def _even_mean(
-    values: list[np.ndarray], share: float, found: np.ndarray, total: np.ndarray
-) -> bool:
-    """Weigh the sum while it is in the cache; False: it overflows, as their mean need not."""
-    try:
-        with np.errstate(over="raise"):
-            _add_up(values, found)
-    except FloatingPointError:
-        return False
-    kind = found.dtype
-    np.multiply(found, kind.type(share), out=total, dtype=kind, casting="unsafe")
-    return True
-
-
-def _weigh(values: list[np.ndarray], shares: list[float], found: np.ndarray) -> None:
-    """Weigh each before it is added."""
-    kind = found.dtype
-    np.multiply(values[0], kind.type(shares[0]), out=found, dtype=kind)
-    weighted = np.empty_like(found)
-    for value, share in zip(values[1:], shares[1:], strict=True):
-        np.multiply(value, kind.type(share), out=weighted, dtype=kind)
-        np.add(found, weighted, out=found)
+        total[...] = found.astype(total.dtype)
 
 
 def _shared(comm: MPI.Intracomm, nbytes: int, common: bool = False) -> tuple[Any, list[np.ndarray]]:

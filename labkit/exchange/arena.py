@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -77,31 +76,22 @@ class Packing:
         memory: of the bucket, (length,).
         stays: elements that this rank adds up itself. They are not copied but handed on as they
             are, while the step stands still for the sum.
-        lent: elements that lie in another memory, and that one.
     """
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        memory: np.ndarray,
-        stays: slice = slice(0, 0),
-        lent: tuple[slice, np.ndarray] | None = None,
-    ) -> None:
+    def __init__(self, bucket: Bucket, memory: np.ndarray, stays: slice) -> None:
         self._copies: list[tuple[int, slice, np.ndarray]] = []  # number, elements, place
         self._kept: list[tuple[int, slice, int]] = []  # number, elements, offset
-        there, other = lent or (slice(0, 0), memory)
-        edges = {stays.start, stays.stop, there.start, there.stop}
         for number, slot in enumerate(bucket.slots):
-            begin = slot.offset - bucket.start
-            end = begin + slot.length
-            cuts = sorted({begin, end} | {edge for edge in edges if begin < edge < end})
-            for start, stop in pairwise(cuts):
-                elements = slice(slot.start + start - begin, slot.start + stop - begin)
-                if stays.start <= start < stays.stop:
-                    self._kept.append((number, elements, start))
-                else:
-                    place = other if there.start <= start < there.stop else memory
-                    self._copies.append((number, elements, place[start:stop]))
+            first = slot.offset - bucket.start
+            begin, end = np.clip((stays.start - first, stays.stop - first), 0, slot.length).tolist()
+            for start, stop in ((0, begin), (end, slot.length)):
+                if start < stop:
+                    place = memory[first + start : first + stop]
+                    elements = slice(slot.start + start, slot.start + stop)
+                    self._copies.append((number, elements, place))
+            if begin < end:
+                elements = slice(slot.start + begin, slot.start + end)
+                self._kept.append((number, elements, first + begin))
 
     def __call__(self, arrays: Sequence[np.ndarray], counts: bool) -> list[Piece] | None:
         """Copy, and return what stays where it is; None where nothing does.

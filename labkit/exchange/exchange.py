@@ -396,10 +396,6 @@ class Exchange:
         if standing:  # another exchange of these ranks may have said otherwise
             self._attend(True)
             self.communicator.pace(self.schedule.turns)
-            if traced.lends:
-                start = self.clock.now()
-                self.communicator.free_common(self._reduce.what)
-                self.timeline.add("wait", -1, start)
 
     def _attend(self, standing: bool) -> None:
         """While the training step stands still, waits may take its core."""

@@ -31,10 +31,9 @@ class Layout:
         choice: how they are summed.
         dense: they travel as they are: what ranks of one host share need not be copied.
         after: they are packed while the training step stands still, so that what this rank adds up
-            itself need not be copied either, and the next rank's lies where its sum will be.
+            itself need not be copied either.
 
     Attributes:
-        lends: where ranks share memory, they must all have come before one of them packs.
         tables: the variables whose gradients travel as rows.
         parcels: the variables of each bucket, in the order of its slots, then each table.
         weights: of this rank in each parcel: rows of its batch.
@@ -58,18 +57,17 @@ class Layout:
         self._rows: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by parcel
         shares = choice.in_place and dense
         self._arena = Arena(communicator, _lengths(signature), dtypes, buckets, shares)
-        self.lends = shares and after
-        self._packings = [self._packing(communicator, bucket) for bucket in buckets]
+        self._packings = [
+            Packing(
+                bucket,
+                self._arena.gradients(bucket),
+                communicator.own_part(bucket.length) if shares and after else slice(0, 0),
+            )
+            for bucket in buckets
+        ]
         self._pieces: dict[int, list[Piece] | None] = {}
         self.weights: dict[int, float] = {}
         self.steps: dict[int, int] = {}
-
-    def _packing(self, communicator: Communicator, bucket: Bucket) -> Packing:
-        memory, common = self._arena.gradients(bucket), self._arena.into(bucket)
-        if not self.lends or common is None:
-            return Packing(bucket, memory)
-        own, following = (communicator.own_part(bucket.length, ahead) for ahead in (0, 1))
-        return Packing(bucket, memory, own, (following, common))
 
     def mean(self, variable: int) -> list[np.ndarray]:
         """A variable's mean, flat, read where it lies; of a table, rows and whose they are."""
@@ -119,8 +117,7 @@ class Layout:
 
     def aside(self, number: int) -> Aside:
         """What of a bucket's sum lies elsewhere."""
-        into = self._arena.into(self.buckets[number])
-        return Aside(self._pieces.pop(number, None), into, self.lends)
+        return Aside(self._pieces.pop(number, None), self._arena.into(self.buckets[number]))
 
     def layers(self, number: int) -> tuple[list[np.ndarray], list[Layer]]:
         """The gradients of a bucket in the order of their places, and what they are."""

@@ -23,13 +23,7 @@ class NotFinite(LabkitError):
 
 
 class BucketMean(Protocol):
-    """What takes the mean of buckets, the same on all ranks.
-
-    Attributes:
-        what: it does, in words for messages.
-    """
-
-    what: str
+    """What takes the mean of buckets, the same on all ranks."""
 
     def __call__(self, layout: Layout, number: int, first: bool) -> None:
         """Put the mean of a parcel where it is read.

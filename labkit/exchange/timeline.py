@@ -19,8 +19,7 @@ class Timeline:
 
     `step`: from the begin of a training step to its end; `pack`: gradients are copied into a
     bucket; `communicate`: the communication thread serves a bucket; `wait`: the training step
-    stands still until a bucket is there, or (bucket -1) until all
-    ranks have come to the exchange. What of a step is neither pack nor wait is computation.
+    stands still until a bucket is there. What of a step is neither pack nor wait is computation.
     The clock is that of the host: ranks of one host compare. To append one event costs well
     under a microsecond.
     """

@@ -55,9 +55,8 @@ class Exchanged:
         last = last_of(ranks, computing)
         line = sum(each.seconds for each in self.served)
         late = last / own.seconds if own.seconds else 1.0
-        line_of = self._line(late)
-        full = self.asked.fills_host
-        exposed = line_of.exposed(SCHEDULES[self.schedule], self.asked.workers, full)
+        schedule, full = SCHEDULES[self.schedule], self.asked.fills_host
+        exposed = self._line(late).exposed(schedule, self.asked.workers, full)
         share = exposed / line if line else 0.0
         parts = {name: getattr(own, name).median for name in COMPUTED}
         parts["wait"] = last - own.seconds

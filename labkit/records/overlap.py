@@ -123,8 +123,7 @@ def overlaps(timeline: pandas.DataFrame) -> list[Overlap]:
     Args:
         timeline: of all ranks, with rank, kind, step, bucket, start, stop (s).
     """
-    of_buckets = (timeline["kind"] != "step") & (timeline["bucket"] >= 0)
-    events = timeline[of_buckets].sort_values("start", kind="stable")
+    events = timeline[timeline["kind"] != "step"].sort_values("start", kind="stable")
     # The n-th event of a bucket from the end belongs to the n-th exchange from the end, on every
     # rank.
     back = events.groupby(["rank", "kind", "bucket"]).cumcount(ascending=False)

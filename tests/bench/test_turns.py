@@ -78,3 +78,16 @@ def test_kinds_take_turns_forward_and_backward(monkeypatch: pytest.MonkeyPatch) 
     rounds = "".join(log)[2 * WARM + 3 :]
     forth, back = "l" * 10 + "s" * 10, "s" * 10 + "l" * 10
     assert rounds == 2 * (2 * (forth + back) + forth)
+
+
+def test_a_call_of_several_steps_counts_by_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
+
+    def step(seconds: float) -> None:
+        now[0] += seconds
+
+    steps = {"local": lambda: step(1.0), "chain": lambda: step(15.0)}
+    found = take(steps, lambda: None, lambda own: np.array([own]), 2, counts={"chain": 10})
+    assert found.seconds["chain"] == pytest.approx([1.5, 1.5])
+    assert found.added["chain"] == pytest.approx([0.5, 0.5])

@@ -39,8 +39,6 @@ def test_every_rank_counts_by_its_rows(cluster: Cluster) -> None:
 def test_in_common_memory_a_mean_of_large_values_is_their_mean_step_after_step(
     cluster: Cluster, ranks: int
 ) -> None:
-    """Of parts that each rank adds up from where another one has put them."""
-
     def differences(communicator: Any) -> float:
         import tensorflow as tf
 

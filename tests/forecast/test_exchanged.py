@@ -71,6 +71,15 @@ def test_overlap_is_never_slower_and_hides_at_most_the_way_back() -> None:
         assert front.seconds <= one.seconds * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("cores", [2, 8])
+def test_overlap_hides_nothing_where_ranks_compute_on_all_cores(cores: int) -> None:
+    known = calibration()
+    given = known.model_copy(update={"machine": {**known.machine, "cores": cores}})
+    how = {"schedule": "overlap", "bucket_bytes": 400_000, "algorithm": "shared_memory"}
+    found = at(2, None, given, **how)
+    assert (found.taken.more["hidden"] > 0) == (cores > 2)
+
+
 def test_one_worker_takes_its_own_step() -> None:
     for schedule in SCHEDULES:
         found = at(1, schedule=schedule)
