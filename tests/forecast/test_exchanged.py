@@ -73,7 +73,17 @@ def test_overlap_is_never_slower_and_hides_at_most_the_way_back() -> None:
 
 @pytest.mark.parametrize("cores", [2, 8])
 def test_overlap_hides_nothing_where_ranks_compute_on_all_cores(cores: int) -> None:
-    known = calibration()
+    costs = tuple(
+        CollectiveCost(
+            level="memory",
+            algorithm="shared_memory",
+            workers=2,
+            nbytes=nbytes,
+            seconds=exactly(1e-9 * nbytes),
+        )
+        for nbytes in (1000, 4_000_000)
+    )
+    known = calibration(collectives=costs)
     given = known.model_copy(update={"machine": {**known.machine, "cores": cores}})
     how = {"schedule": "overlap", "bucket_bytes": 400_000, "algorithm": "shared_memory"}
     found = at(2, None, given, **how)
