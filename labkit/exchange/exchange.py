@@ -307,7 +307,16 @@ class Exchange:
         self._attend(self.schedule.after)
 
     def issue(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-        """See `Operations`, as for `wait`: of the gradients that were prepared last."""
+        """See `Operations`, as for `wait`: of the gradients that were prepared last.
+
+        Raises:
+            InvalidInput: of what is not copied, and travels while the step stands still.
+        """
+        if self._after:
+            raise InvalidInput(
+                "buckets of a step that stands still are not issued one by one: call `mean`, or "
+                "give eager=True"
+            )
         return self._operations.issue(gradients, rows)
 
     def wait(self, variables: Iterable[int]) -> list[tf.Tensor]:

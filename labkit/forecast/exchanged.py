@@ -55,8 +55,9 @@ class Exchanged:
         last = last_of(ranks, computing)
         line = sum(each.seconds for each in self.served)
         late = last / own.seconds if own.seconds else 1.0
-        schedule, full = SCHEDULES[self.schedule], self.asked.fills_host
-        exposed = self._line(late).exposed(schedule, self.asked.workers, full)
+        exposed = line
+        if not self._after:
+            exposed = self._line(late).exposed(SCHEDULES[self.schedule], self.asked.workers)
         share = exposed / line if line else 0.0
         parts = {name: getattr(own, name).median for name in COMPUTED}
         parts["wait"] = last - own.seconds
@@ -95,6 +96,12 @@ class Exchanged:
         """A step of the rank that has most rows, as if there were no others to wait for."""
         return self.asked.computed(max(self.asked.rows))
 
+    @property
+    def _after(self) -> bool:
+        """Whether the step stands still for all buckets; an overlap where no core is free."""
+        found = SCHEDULES[self.schedule]
+        return found.after or (self.asked.fills_host and not found.into_next)
+
     @cached_property
     def buckets(self) -> list[Bucket]:
         """As the exchange lays them out; none where there is nothing to exchange."""
@@ -110,11 +117,12 @@ class Exchanged:
             )
         signature = [Gradient(f"{n}", shape, dtype.name) for n, shape in enumerate(shapes)]
         by_layer = self.compressor is not None and self.compressor.by_layer
+        together = found.after or (self._after and self.compressor is None)
         return in_buckets(
             signature,
             [dtype] * len(shapes),
-            None if found.after else self.bucket_bytes,
-            cut=not (found.after or by_layer),
+            None if together else self.bucket_bytes,
+            cut=not (together or by_layer),
             groups=self._layer_of if found.into_next and self.asked.workers > 1 else None,
         )
 
@@ -147,7 +155,7 @@ class Exchanged:
         if asked.virtual:
             return served
         pack = asked.once("bucket", bucket.nbytes)
-        if number and not SCHEDULES[self.schedule].after and asked.knows("overlap"):
+        if number and not self._after and asked.knows("overlap"):
             # That is all of a further bucket of the least size; a larger one takes more.
             more = max(0.0, pack.median - asked.once("bucket").median)
             pack = both(asked.once("overlap"), times(pack, more / pack.median if more else 0.0))
@@ -203,6 +211,6 @@ class Exchanged:
             "bucket",
             "meeting",
             "replicas",
-            *([] if SCHEDULES[self.schedule].after else ["overlap"]),
+            *([] if self._after else ["overlap"]),
         ):
             yield self.asked.overhead(what, largest if what == "bucket" else 0)

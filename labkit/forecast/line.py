@@ -32,15 +32,9 @@ class Line:
     fore: NDArray[np.float64]
     back: NDArray[np.float64]
 
-    def exposed(self, schedule: Schedule, workers: int, full: bool = False) -> float:
-        """Seconds of a step in which it only waits.
-
-        Args:
-            schedule: of the exchange.
-            workers: of the run.
-            full: ranks compute on all cores of one host, which serve the buckets.
-        """
-        if schedule.after or not self.buckets or (full and not schedule.into_next):
+    def exposed(self, schedule: Schedule, workers: int) -> float:
+        """Seconds of a step in which it only waits."""
+        if schedule.after or not self.buckets:
             return sum(self.seconds)
         if schedule.into_next and workers > 1:
             return self._into_next()

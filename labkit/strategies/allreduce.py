@@ -33,8 +33,8 @@ class AllReduce(Strategy):
             library's own choice), "shared_memory" (ranks of one host), or "auto": what is
             fastest here, by measurement.
         schedule: when buckets travel: "sequential", after backpropagation; "overlap", while it
-            goes on; "priority", front layers first and into the next step; "staggered", one
-            after the other where ranks share a link.
+            goes on, unless ranks of one host compute on all of its cores; "priority", front layers
+            first and into the next step; "staggered", one after the other where ranks share a link.
         bucket_bytes: how much travels together.
         compressor: how gradients are said in fewer bytes: one of `labkit.compression.COMPRESSORS`,
             its name, or None. Linear ones are summed on the way, sparse ones merged, others

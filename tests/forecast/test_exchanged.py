@@ -88,6 +88,9 @@ def test_overlap_hides_nothing_where_ranks_compute_on_all_cores(cores: int) -> N
     how = {"schedule": "overlap", "bucket_bytes": 400_000, "algorithm": "shared_memory"}
     found = at(2, None, given, **how)
     assert (found.taken.more["hidden"] > 0) == (cores > 2)
+    assert (found.taken.more["buckets"] > 1) == (cores > 2)
+    if cores == 2:
+        assert found.seconds == at(2, None, given, algorithm="shared_memory").seconds
 
 
 def test_one_worker_takes_its_own_step() -> None:
