@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,15 @@ def test_kinds_take_turns_and_are_told_as_they_come(
     for way in ("_run", "_run_warm", "_second_cell", "_members"):
         monkeypatch.setattr(start, way, lambda _: next(turns))
     monkeypatch.setattr(start.warm, "stop", lambda workers: None)
-    done = CliRunner().invoke(
-        app, ["bench", "start", "--notebook", str(notebook), "--repeats", "2"]
-    )
+    file = tmp_path / "rows.jsonl"
+    asked = ["bench", "start", "--notebook", str(notebook), "--repeats", "2", "--json", str(file)]
+    done = CliRunner().invoke(app, asked)
     assert done.exit_code == 0, done.output
-    heard, table = done.output.splitlines()[:8], done.output.splitlines()[9:]
+    heard = done.output.splitlines()[:8]
     assert heard[:4] == ["run: 3 s", "run, warm: 1 s", "second cell: 0.5 s", "member: 0.1, 0.3 s"]
     assert heard[4:] == ["run: 5 s", "run, warm: 2 s", "second cell: 0.7 s", "member: 0.2, 0.6 s"]
-    medians = {line[6:18].strip(): line.split() for line in table}
-    assert "4e+03" in medians["run"] or "4000" in medians["run"]
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    medians = {row["what"]: row["median_ms"] for row in rows}
+    assert medians == pytest.approx(
+        {"run": 4000, "run, warm": 1500, "second cell": 600, "member": 250}
+    )
