@@ -45,6 +45,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LABKIT_RUNTIME", str(folder / "runtime"))
         patch.setenv("LABKIT_CACHE", str(folder / "cache"))
+        patch.setenv("IPYTHONDIR", str(folder / "ipython"))  # the history of kernels
         patch.delenv("LABKIT_JOB", raising=False)
         if data := os.environ.get("LABKIT_DATA"):
             patch.setenv("LABKIT_DATA", str(Path(data).resolve()))

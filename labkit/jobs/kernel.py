@@ -42,12 +42,21 @@ class LosslessKernel(IPKernelApp):
 
     ZeroMQ keeps 1,000 messages for a subscriber and drops what comes after them: outputs of a
     chatty cell, and among them the word that the cell has ended.
+
+    Its threads end in the order in which they need each other: the one that is told to shut down
+    hands over its last outputs, and would wait 10 s for a thread of outputs that has ended.
     """
 
     def init_iopub(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        """Lift the limit before the socket for outputs is made."""
+        """Lift the limit before the socket for outputs is made, and its thread is started."""
         context.setsockopt(zmq.SNDHWM, 0)
         super().init_iopub(context)  # type: ignore[no-untyped-call]  # ipykernel gives it none
+        atexit.register(self._end_control)  # registered later than the end of outputs: done earlier
+
+    def _end_control(self) -> None:
+        if self.control_thread.is_alive():
+            self.control_thread.stop()
+            self.control_thread.join()
 
 
 class Embryo(Fork):

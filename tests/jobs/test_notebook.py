@@ -114,6 +114,13 @@ def test_no_output_of_a_chatty_cell_is_lost(tmp_path: Path) -> None:
     ]
 
 
+def test_a_kernel_that_hands_over_its_last_outputs_late_waits_for_nobody(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(NOTEBOOKS / "ends_slowly.ipynb", root=tmp_path).state == "completed"
+    assert "timed out" not in capfd.readouterr().err
+
+
 def test_a_broken_contract_starts_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput):
         execute(NOTEBOOKS / "trains.ipynb", {"workers": 0}, tmp_path / "runs")
