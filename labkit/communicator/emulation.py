@@ -100,13 +100,15 @@ class Emulation:
     def _depart(self, source: int, destination: int, nbytes: int, turn: int) -> float:
         if self.paced and turn != FREE:
             turn = self.turn()
+        # When the sender is here, and not when the bookings of others are done.
+        now = self._clock.now()
         while True:
             with self._booking():
-                now = self._clock.now()
                 room = self._links.room(now)
                 if room <= now:
                     return self._links.depart(source, destination, nbytes, turn, now)
             self._clock.sleep_until(room)
+            now = self._clock.now()
 
     def _deliveries(self, messages: Sequence[Message]) -> Iterator[float]:
         return self._moments(lambda now: self._links.arrive(messages, now))

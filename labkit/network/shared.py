@@ -129,9 +129,10 @@ class FlowTable:
         found |= {number: float(self._drained[number % MOST]) for number in known}
         if np.inf in found.values():
             flows = self._flows(now)
-            flows.find_rates()
-            self._keep(flows)
             found |= {number: float(self._drained[number % MOST]) for number in known}
+            if np.inf in found.values():
+                flows.find_rates()
+                self._keep(flows)
             while np.inf in found.values():
                 for number, time in zip(*flows.run(flows.next), strict=True):
                     found[int(number)] = float(time)
