@@ -93,7 +93,7 @@ def _threshold(tensor: Tensor, sample: int, hits: int, key: Tensor) -> Tensor:
     """The size that so many of a random sample reach, not less than the least positive number."""
     import tensorflow as tf
 
-    # In the order in which they lie: at random, each would be waited for.
+    # In the order in which they lie, and by XLA: else each would be waited for.
     drawn, _ = draw(key, sample, tensor.shape[0])
     sizes = in_one_loop(_sizes, tensor, drawn)
     hits = min(hits, sample)
