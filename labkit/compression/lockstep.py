@@ -52,17 +52,17 @@ def reduce_all(
 
 def reply_to(requests: Sequence[Request]) -> Any:
     """What all ranks receive for the requests that they yielded together, by rank."""
-    first = requests[0]
+    first, ranks = requests[0], len(requests)
     if isinstance(first, Gather):
         return [request.payload for request in requests if isinstance(request, Gather)]
     total: Any = None
     for request in requests:
         if isinstance(request, SparseMean):
             # Divided while they are few, as ranks do it.
-            value = scatter(request.indices, request.values / len(requests), request.length)
+            value = scatter(request.indices, request.values / ranks, request.length)
         elif isinstance(request, Mean):
-            value = request.value / len(requests)
+            value = request.value
         else:
             raise LabkitError(f"ranks yielded {type(first).__name__} and {type(request).__name__}")
         total = value if total is None else total + value
-    return total
+    return total if isinstance(first, SparseMean) else total / ranks
