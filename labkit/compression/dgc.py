@@ -116,10 +116,14 @@ class DGC(Compressor):
         # In one loop over all three; the search behind it has shapes that XLA cannot know.
         velocity, waiting = in_one_loop(self.accumulate, tensor, velocity, waiting, limit)
         indices, values = TopK(ratio=density).select(waiting, key)
-        nothing, places = tf.zeros_like(values), indices[:, None]
-        # Momentum factor masking: what was sent shall not push once more.
-        velocity = tf.tensor_scatter_nd_update(velocity, places, nothing)
-        return indices, values, velocity, tf.tensor_scatter_nd_update(waiting, places, nothing)
+        # Momentum factor masking: what was sent shall not push once more. In place, for both were
+        # made here, and the search, which alone has read them, has come to its end.
+        with tf.control_dependencies([indices, values]):
+            velocity, waiting = (
+                tf.raw_ops.InplaceUpdate(x=each, i=indices, v=tf.zeros_like(values))
+                for each in (velocity, waiting)
+            )
+        return indices, values, velocity, waiting
 
     def asks(self, shape: Sequence[int], payload: float) -> tuple[tuple[type[Request], float], ...]:
         """A sum of sparse vectors."""

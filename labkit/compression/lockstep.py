@@ -16,6 +16,7 @@ from labkit.compression.compressor import (
     State,
 )
 from labkit.compression.payload import Tensor
+from labkit.compression.selection import scatter
 
 
 def reduce_all(
@@ -51,18 +52,17 @@ def reduce_all(
 
 def reply_to(requests: Sequence[Request]) -> Any:
     """What all ranks receive for the requests that they yielded together, by rank."""
-    import tensorflow as tf
-
-    first = requests[0]
+    first, ranks = requests[0], len(requests)
     if isinstance(first, Gather):
         return [request.payload for request in requests if isinstance(request, Gather)]
     total: Any = None
     for request in requests:
         if isinstance(request, SparseMean):
-            value = tf.scatter_nd(request.indices[:, None], request.values, [request.length])
+            # Divided while they are few, as ranks do it.
+            value = scatter(request.indices, request.values / ranks, request.length)
         elif isinstance(request, Mean):
             value = request.value
         else:
             raise LabkitError(f"ranks yielded {type(first).__name__} and {type(request).__name__}")
         total = value if total is None else total + value
-    return total / tf.cast(len(requests), total.dtype)
+    return total if isinstance(first, SparseMean) else total / ranks

@@ -22,8 +22,6 @@ from labkit.compression.compressor import (
 )
 from labkit.compression.payload import Payload, Tensor
 
-FEW = 4  # columns that are faster one by one: a product of matrices copies the large one first
-
 
 class PowerSGD(Compressor):
     r"""Two thin factors of each matrix, one step of a power iteration, summed on the way.
@@ -118,12 +116,9 @@ class PowerSGD(Compressor):
         """M Q, (n, r)."""
         import tensorflow as tf
 
+        # By XLA, which reads the large factor where it lies; TensorFlow would copy it first.
         matrix = tf.reshape(tensor, _matrix(tensor.shape))
-        q = tf.cast(q, tensor.dtype)
-        if self.approximation_rank > FEW:
-            return tf.matmul(matrix, q)
-        columns = tf.unstack(q, axis=1)
-        return tf.stack([tf.linalg.matvec(matrix, column) for column in columns], 1)
+        return in_one_loop(tf.matmul, matrix, tf.cast(q, tensor.dtype))
 
     def project_back(self, tensor: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """P, orthonormal, (n, r), and the transpose of M by it, (m, r)."""
@@ -131,25 +126,16 @@ class PowerSGD(Compressor):
 
         p = tf.linalg.qr(p).q
         # A matrix is read faster by its rows: (r, n) by (n, m) rather than (m, n) by (n, r).
-        rows = tf.matmul(tf.transpose(p), tf.reshape(tensor, _matrix(tensor.shape)))
+        matrix = tf.reshape(tensor, _matrix(tensor.shape))
+        rows = in_one_loop(tf.matmul, tf.transpose(p), matrix)
         return p, tf.transpose(rows)
 
     def expand(self, like: Tensor, p: Tensor, q: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
         """P by the ranks' Q and P by this rank's, in the layer's shape."""
         import tensorflow as tf
 
-        if self.approximation_rank > FEW:
-            mean, sent = (tf.matmul(p, factor, transpose_b=True) for factor in (q, own))
-        else:
-            mean, sent = (in_one_loop(_outer, p, tf.transpose(factor)) for factor in (q, own))
+        mean, sent = (in_one_loop(tf.matmul, p, tf.transpose(factor)) for factor in (q, own))
         return tf.reshape(mean, like.shape), tf.reshape(sent, like.shape)
-
-
-def _outer(p: Tensor, q: Tensor) -> Tensor:
-    """P Q of thin factors, (n, r) and (r, m), as a sum over r."""
-    import tensorflow as tf
-
-    return tf.add_n([p[:, k, None] * q[None, k] for k in range(p.shape[1])])
 
 
 def _matrix(shape: Sequence[int]) -> tuple[int, int]:

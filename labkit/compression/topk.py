@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from labkit.compression.compressor import in_one_loop
 from labkit.compression.payload import Tensor
 from labkit.compression.selection import Sparse, above, count, draw
 
@@ -92,10 +93,16 @@ def _threshold(tensor: Tensor, sample: int, hits: int, key: Tensor) -> Tensor:
     """The size that so many of a random sample reach, not less than the least positive number."""
     import tensorflow as tf
 
-    # In the order in which they lie: at random, each would be waited for.
+    # In the order in which they lie, and by XLA: else each would be waited for.
     drawn, _ = draw(key, sample, tensor.shape[0])
-    sizes = tf.abs(tf.gather(tensor, drawn))
+    sizes = in_one_loop(_sizes, tensor, drawn)
     hits = min(hits, sample)
     threshold = tf.reduce_min(tf.math.top_k(sizes, hits, sorted=False).values)
     # Where most elements are zero, so is the threshold; zeros are not worth sending.
     return tf.maximum(threshold, np.finfo(tensor.dtype.as_numpy_dtype).tiny)
+
+
+def _sizes(tensor: Tensor, places: Tensor) -> Tensor:
+    import tensorflow as tf
+
+    return tf.abs(tf.gather(tensor, places))

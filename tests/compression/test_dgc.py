@@ -21,7 +21,7 @@ def step(compressor: DGC, gradients: np.ndarray, states: list[Any]) -> list[Redu
 
 
 @given(
-    n=st.sampled_from([0, 1, 7, 33]),
+    n=st.sampled_from([0, 1, 7, 33, 20_003]),
     dtype=st.sampled_from(["float32", "float64"]),
     seed=st.integers(0, 99),
     momentum=st.sampled_from([0.0, 0.9]),
