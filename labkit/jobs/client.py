@@ -9,7 +9,6 @@ from queue import Empty
 import zmq
 import zmq.asyncio
 from jupyter_client.asynchronous import AsyncKernelClient
-from traitlets import default
 
 RECONNECTS = 10  # milliseconds between two tries to reach a kernel that comes up
 ANSWERS = 1.0  # seconds after which it is asked again
@@ -23,7 +22,6 @@ class Client(AsyncKernelClient):
     something; ours has said all when it has said that it is idle.
     """
 
-    @default("context")
     def _context_default(self) -> zmq.asyncio.Context:
         self._created_context = True
         context = zmq.asyncio.Context()
