@@ -58,18 +58,16 @@ class Kernel:
         from labkit.jobs.kernel import Embryo, Provisioner
 
         self._process = embryo = Embryo()
-        import zmq
-        import zmq.asyncio
         from jupyter_client.kernelspec import KernelSpecManager
         from jupyter_client.manager import AsyncKernelManager
 
-        context = zmq.asyncio.Context()
-        context.setsockopt(zmq.RCVHWM, 0)  # this end of what labkit.jobs.kernel says about dropping
+        from labkit.jobs.client import Client
+
         # Where no folder of kernels is looked into, "python3" is the interpreter that asks.
         self.manager = manager = AsyncKernelManager(
+            client_factory=Client,
             kernel_name="python3",
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
-            context=context,
             transport_encryption="auto",
             # Half of it passes before the kernel is ended: its atexit functions keep records, and
             # on a busy machine they take longer than the 2.5 s that there are by default.
@@ -282,9 +280,13 @@ def prepare() -> None:
     # checks nothing that a notebook has; without this module it leaves that check out.
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     import ipyparallel  # noqa: F401
+    import nbformat
     import papermill  # noqa: F401
 
+    import labkit.jobs.client
     import labkit.jobs.kernel  # noqa: F401
+
+    nbformat.validate(nbformat.v4.new_notebook())  # compiles the schema
 
 
 def _interrupt(pid: int) -> None:

@@ -192,7 +192,9 @@ def _whole(
 
 def prepare() -> None:
     """Import what training needs: a run on all ranks would wait for those that do it then."""
-    import labkit.worker.session  # noqa: F401
+    from labkit.worker.session import leave_modules
+
+    leave_modules()
 
 
 def infer(

@@ -180,6 +180,16 @@ def test_the_summary_is_one_line_with_rows_shape_and_task() -> None:
     )
 
 
+def test_digits_are_those_that_scikit_learn_loads() -> None:
+    from sklearn.datasets import load_digits
+
+    digits, bunch = datasets.load("digits"), load_digits()
+    order = np.random.default_rng(0).permutation(len(bunch.target))
+    x = np.concatenate([digits.x_test, digits.x_train])[..., 0]
+    assert np.array_equal(16 * x, bunch.images[order])
+    assert np.array_equal(np.concatenate([digits.y_test, digits.y_train]), bunch.target[order])
+
+
 def test_digits_lie_between_0_and_1_and_both_parts_hold_all_ten() -> None:
     digits = datasets.load("digits")
     assert (digits.x_train.min(), digits.x_train.max()) == (0, 1)

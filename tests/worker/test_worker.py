@@ -543,3 +543,33 @@ def test_collections_of_garbage_pass_over_modules_from_the_first_session_on(
 
     [objects] = cluster.call(passed_over, ranks=1)
     assert objects > 100_000
+
+
+def test_what_engines_prepare_changes_no_draw_no_setting_and_no_run(cluster: Cluster) -> None:
+    def prepared(communicator: Any) -> tuple[bool, bool]:
+        import gc
+        import random
+
+        import keras
+        import numpy as np
+
+        from labkit.worker import session
+        from labkit.worker.work import prepare
+
+        def state() -> str:
+            settings = keras.config.floatx(), keras.config.dtype_policy().name
+            return repr((random.getstate(), np.random.get_state(), settings))
+
+        gc.unfreeze()
+        session.leave_modules.cache_clear()
+        before = state()
+        prepare()
+        return state() == before, gc.get_freeze_count() > 100_000
+
+    experiment = Experiment(model="linear", dataset="digits", epochs=1, gate=False, workers=2)
+    before = cluster.run(experiment, show=False)
+    assert cluster.call(prepared, ranks=2) == [(True, True)] * 2
+    after = cluster.run(experiment, show=False)
+    for column in ("loss", "samples", "messages", "payload_bytes"):
+        assert list(after.history[column]) == list(before.history[column])
+    assert after.metrics["test_loss"] == before.metrics["test_loss"]
