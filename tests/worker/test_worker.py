@@ -570,6 +570,6 @@ def test_what_engines_prepare_changes_no_draw_no_setting_and_no_run(cluster: Clu
     before = cluster.run(experiment, show=False)
     assert cluster.call(prepared, ranks=2) == [(True, True)] * 2
     after = cluster.run(experiment, show=False)
-    for column in ("loss", "samples", "messages", "payload_bytes"):
+    for column in ("loss", "samples"):  # a first run also measures the ways to sum, by messages
         assert list(after.history[column]) == list(before.history[column])
     assert after.metrics["test_loss"] == before.metrics["test_loss"]
