@@ -58,16 +58,18 @@ class Kernel:
         from labkit.jobs.kernel import Embryo, Provisioner
 
         self._process = embryo = Embryo()
+        import zmq
+        import zmq.asyncio
         from jupyter_client.kernelspec import KernelSpecManager
         from jupyter_client.manager import AsyncKernelManager
 
-        from labkit.jobs.client import Client
-
+        context = zmq.asyncio.Context()
+        context.setsockopt(zmq.RCVHWM, 0)  # this end of what labkit.jobs.kernel says about dropping
         # Where no folder of kernels is looked into, "python3" is the interpreter that asks.
         self.manager = manager = AsyncKernelManager(
-            client_factory=Client,
             kernel_name="python3",
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
+            context=context,
             transport_encryption="auto",
             # Half of it passes before the kernel is ended: its atexit functions keep records, and
             # on a busy machine they take longer than the 2.5 s that there are by default.
@@ -283,7 +285,6 @@ def prepare() -> None:
     import nbformat
     import papermill  # noqa: F401
 
-    import labkit.jobs.client
     import labkit.jobs.kernel  # noqa: F401
 
     nbformat.validate(nbformat.v4.new_notebook())  # compiles the schema
