@@ -59,7 +59,7 @@ def count(ratio: float, length: int) -> int:
 
 
 def scatter(indices: Tensor, values: Tensor, length: Tensor) -> Tensor:
-    """A dense vector, (length,), from values (k,) at indices, int32 (k,)."""
+    """A dense vector, (length,), from values (k,) at distinct indices, int32 (k,)."""
     import tensorflow as tf
 
     # tf.scatter_nd is slow by the element; tf.math.unsorted_segment_sum makes a second vector.

@@ -191,7 +191,7 @@ def _whole(
 
 
 def prepare() -> None:
-    """Import what training needs: a run on all ranks would wait for those that do it then."""
+    """Import what training needs, and collect what that leaves: the first run would wait for it."""
     from labkit.worker.session import leave_modules
 
     leave_modules()
