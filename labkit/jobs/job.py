@@ -55,21 +55,17 @@ class Kernel:
 
     def fork(self) -> None:
         """Fork what becomes the kernel, while this process has neither thread nor socket."""
-        from labkit.jobs.kernel import Embryo, Provisioner
+        from labkit.jobs.kernel import Client, Embryo, Provisioner
 
         self._process = embryo = Embryo()
-        import zmq
-        import zmq.asyncio
         from jupyter_client.kernelspec import KernelSpecManager
         from jupyter_client.manager import AsyncKernelManager
 
-        context = zmq.asyncio.Context()
-        context.setsockopt(zmq.RCVHWM, 0)  # this end of what labkit.jobs.kernel says about dropping
         # Where no folder of kernels is looked into, "python3" is the interpreter that asks.
         self.manager = manager = AsyncKernelManager(
             kernel_name="python3",
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
-            context=context,
+            client_factory=Client,
             transport_encryption="auto",
             # Half of it passes before the kernel is ended: its atexit functions keep records, and
             # on a busy machine they take longer than the 2.5 s that there are by default.

@@ -7,18 +7,26 @@ It is a process of its own as any kernel is; it shares with others only memory p
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import json
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
+from queue import Empty
 from types import FrameType
 from typing import Any
 
 import zmq
+import zmq.asyncio
+from jupyter_client.asynchronous import AsyncKernelClient
 from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+from traitlets import Integer
 
 from labkit.jobs.fork import Fork
 from labkit.records.endings import terminate
@@ -47,6 +55,13 @@ class LosslessKernel(IPKernelApp):
     hands over its last outputs, and would wait 10 s for a thread of outputs that has ended.
     """
 
+    told = Integer(help="The writing end of a pipe that is closed when all sockets are bound.")
+
+    def start(self) -> None:
+        """Say that it can be connected to, and serve."""
+        os.close(self.told)
+        super().start()  # type: ignore[no-untyped-call]
+
     def init_iopub(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Lift the limit before the socket for outputs is made, and its thread is started."""
         context.setsockopt(zmq.SNDHWM, 0)
@@ -63,13 +78,25 @@ class Embryo(Fork):
     """A forked process that waits to become a kernel."""
 
     def __init__(self) -> None:
-        super().__init__(_become_kernel)
+        self._listens, told = os.pipe()
+        super().__init__(partial(_become_kernel, told))
+        os.close(told)  # so the kernel's end is the last, and its death closes the pipe, too
 
     def launch(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         """Become the kernel with these arguments."""
         # Closing ends the message: the embryo reads until the end.
         with self.stdin:
             json.dump([arguments, environment], self.stdin)
+
+    async def listens(self) -> None:
+        """Wait until its sockets are bound, or it has ended before."""
+        loop, closed = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._listens, closed.set)
+        try:
+            await closed.wait()
+        finally:
+            loop.remove_reader(self._listens)
+            os.close(self._listens)
 
 
 class Provisioner(LocalProvisioner):
@@ -83,7 +110,43 @@ class Provisioner(LocalProvisioner):
         self.embryo.launch(cmd[cmd.index("ipykernel_launcher") + 1 :], kwargs["env"])
         self.process = self.embryo
         self.pid = self.pgid = self.embryo.pid
+        # Who connects earlier is refused, tries again 100 ms later, and may be given, as the port
+        # that it comes from, the very one that the kernel is about to bind.
+        await self.embryo.listens()
         return self.connection_info
+
+
+class Client(AsyncKernelClient):
+    """The job's end: ready as soon as it hears the kernel, and it drops no output either.
+
+    jupyter_client's asks until something is published and then waits for 0.2 s of silence, as older
+    kernels do not greet who subscribes.
+    """
+
+    def _context_default(self) -> zmq.asyncio.Context:
+        self._created_context = True
+        context = zmq.asyncio.Context()
+        context.setsockopt(zmq.RCVHWM, 0)
+        return context
+
+    async def wait_for_ready(self, timeout: float | None = None) -> None:
+        """Wait for the kernel's greeting: what it publishes from then on arrives.
+
+        Raises:
+            RuntimeError: the kernel has ended, or has not greeted within `timeout` seconds.
+        """
+        end = time.monotonic() + (math.inf if timeout is None else timeout)
+        while True:
+            try:
+                message = await self.get_iopub_msg(timeout=1)
+            except Empty:
+                if not await self.is_alive():
+                    raise RuntimeError("the kernel has ended before it was ready") from None
+                if time.monotonic() > end:
+                    raise RuntimeError(f"the kernel was not ready within {timeout} s") from None
+            else:
+                if message["msg_type"] == "iopub_welcome":
+                    return
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -99,7 +162,7 @@ def _stay(number: int, frame: FrameType | None) -> None:
     """Leave it to the job's process, which is told as well."""
 
 
-def _become_kernel(orders: int) -> int:
+def _become_kernel(told: int, orders: int) -> int:
     """Wait for the order, be the kernel, and end as an interpreter ends."""
     with os.fdopen(orders) as pipe:
         text = pipe.read()
@@ -117,7 +180,7 @@ def _become_kernel(orders: int) -> int:
     signal.signal(signal.SIGTERM, _stay if ELEMENT in os.environ else _end)
     sys.argv = ["labkit.jobs.kernel", *arguments]
     # Given here, as ipykernel reads the variable when it is imported.
-    LosslessKernel.launch_instance(arguments, parent_handle=os.getppid())
+    LosslessKernel.launch_instance(arguments, parent_handle=os.getppid(), told=told)
     # A fork ends by os._exit, which leaves these out; a notebook's cluster ends in one of them.
     atexit._run_exitfuncs()
     return 0

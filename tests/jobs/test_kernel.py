@@ -1,0 +1,60 @@
+"""A job hears its kernel: as soon as it is there, and all that it says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+# A process of its own forks: this one has threads and sockets, which a job has not.
+BEGINS = """
+import asyncio, socket
+from pathlib import Path
+import zmq
+from labkit.jobs.job import Kernel, prepare
+prepare()
+kernel = Kernel(Path())
+kernel.fork()
+manager = kernel.manager
+"""
+HEARS = """
+async def act():
+    await manager.start_kernel()
+    for port in manager.ports:
+        socket.create_connection((manager.ip, port)).close()  # nothing refuses it
+    client = manager.client()
+    client.start_channels()
+    await client.wait_for_ready(timeout=60)
+    print("limit", client.iopub_channel.socket.getsockopt(zmq.RCVHWM))
+    await client.execute_interactive("print('heard')", timeout=60)
+    client.stop_channels()
+asyncio.run(act())
+kernel.close()
+"""
+TAKEN = """
+taken = socket.create_server((manager.ip, 0))
+manager.cache_ports, manager.shell_port = False, taken.getsockname()[1]
+async def act():
+    await manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    await client.wait_for_ready(timeout=60)
+asyncio.run(act())
+"""
+
+
+def run(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", BEGINS + code], cwd=folder, capture_output=True, text=True
+    )
+
+
+def test_a_kernel_that_has_started_listens_and_is_heard_from_then_on(tmp_path: Path) -> None:
+    done = run(HEARS, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "limit 0\nheard\n"  # no limit: what waits at this end is never dropped
+
+
+def test_a_kernel_that_ends_before_it_listens_is_not_waited_for(tmp_path: Path) -> None:
+    done = run(TAKEN, tmp_path)
+    assert done.returncode != 0
+    assert "Address already in use" in done.stderr
+    assert done.stderr.endswith("RuntimeError: the kernel has ended before it was ready\n")
