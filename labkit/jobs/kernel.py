@@ -1,4 +1,4 @@
-"""The kernel that executes jobs: there at once, and it never drops an output.
+"""The kernel that executes jobs: there at once, and it loses neither an output nor an interrupt.
 
 An interpreter that starts anew for each notebook spends two seconds on the same imports. Here a
 process is forked that has done them, before it has any thread or socket, and waits for its orders.
@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from queue import Empty
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import zmq
@@ -26,7 +26,7 @@ import zmq.asyncio
 from jupyter_client.asynchronous import AsyncKernelClient
 from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
-from traitlets import Integer
+from traitlets import Integer, Type
 
 from labkit.jobs.fork import Fork
 from labkit.records.endings import terminate
@@ -36,13 +36,62 @@ from labkit.records.store import ELEMENT
 # looks for it once, shall not find it.
 if "debugpy" not in sys.modules:
     sys.modules["debugpy"] = None  # type: ignore[assignment]
-    import ipykernel.debugger
+    import ipykernel.debugger  # noqa: F401
 
     del sys.modules["debugpy"]
 
-import ipykernel.ipkernel
-import ipykernel.zmqshell  # noqa: F401
+from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
+from ipykernel.zmqshell import ZMQInteractiveShell
+
+
+class Shell(ZMQInteractiveShell):
+    """IPython's shell, which an interrupt strikes in a statement of a cell, or before the next one.
+
+    ipykernel ignores those that come between cells, and where one strikes as it prepares a cell or
+    its answer, it never answers.
+
+    Attributes:
+        executing: whether a statement is executed.
+        asked: whether an interrupt waits for one.
+    """
+
+    executing = asked = False
+
+    @classmethod
+    def interrupt(cls, number: int, frame: FrameType | None) -> None:
+        """Handle SIGINT."""
+        if cls.executing:
+            raise KeyboardInterrupt
+        cls.asked = True
+
+    async def run_code(
+        self, code_obj: CodeType, result: Any = None, *, async_: bool = False
+    ) -> bool:
+        """Execute statements; whether they failed."""
+        # Of the class: signals come to the process, and before there is a shell.
+        outer, Shell.executing = Shell.executing, True
+        try:
+            if Shell.asked:
+                Shell.asked = False
+                raise KeyboardInterrupt
+            failed: bool = await super().run_code(code_obj, result, async_=async_)
+            return failed
+        finally:
+            Shell.executing = outer
+
+
+class Interrupted(IPythonKernel):
+    """IPython's kernel, which leaves interrupts to its shell."""
+
+    shell_class = Type(Shell)
+
+    def pre_handler_hook(self) -> None:
+        """Leave it to the shell again, whatever a cell has made of the signal."""
+        signal.signal(signal.SIGINT, Shell.interrupt)
+
+    def post_handler_hook(self) -> None:
+        """Interrupts between cells are not ignored."""
 
 
 class LosslessKernel(IPKernelApp):
@@ -55,12 +104,16 @@ class LosslessKernel(IPKernelApp):
     hands over its last outputs, and would wait 10 s for a thread of outputs that has ended.
     """
 
+    kernel_class = Type(Interrupted)
     told = Integer(help="The writing end of a pipe that is closed when all sockets are bound.")
 
     def start(self) -> None:
         """Say that it can be connected to, and serve."""
         os.close(self.told)
         super().start()  # type: ignore[no-untyped-call]
+
+    def init_signal(self) -> None:
+        """Interrupts are handled already: they may come before a kernel does."""
 
     def init_iopub(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Lift the limit before the socket for outputs is made, and its thread is started."""
@@ -151,8 +204,7 @@ class Client(AsyncKernelClient):
 
 def _end(number: int, frame: FrameType | None) -> None:
     """Let a cell that runs clean up; end where none does, as processes do."""
-    # While a cell runs, and only then, ipykernel lets it be interrupted.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if Shell.executing:
         terminate(number, frame)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
@@ -178,6 +230,7 @@ def _become_kernel(told: int, orders: int) -> int:
     # Slurm tells all processes of an element at once; its job interrupts the cell, and this kernel
     # must be there to say that it has cleaned up. Ignored, it would be by what cells start, too.
     signal.signal(signal.SIGTERM, _stay if ELEMENT in os.environ else _end)
+    signal.signal(signal.SIGINT, Shell.interrupt)
     sys.argv = ["labkit.jobs.kernel", *arguments]
     # Given here, as ipykernel reads the variable when it is imported.
     LosslessKernel.launch_instance(arguments, parent_handle=os.getppid(), told=told)

@@ -39,6 +39,28 @@ async def act():
     await client.wait_for_ready(timeout=60)
 asyncio.run(act())
 """
+INTERRUPTED = """
+from labkit.jobs.job import _interrupt
+async def execute(client, code):
+    reply = await client.execute(code, reply=True, timeout=60)
+    print(reply["content"].get("ename") or reply["content"]["status"])
+async def act():
+    await manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    await client.wait_for_ready(timeout=60)
+    me = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    at = f"get_ipython().events.register('pre_run_cell', lambda _: exec({me!r}))"
+    await execute(client, f"{me}; import time; time.sleep(600)")
+    await execute(client, "1")
+    _interrupt(kernel._pid)  # between two cells
+    await execute(client, "1")
+    await execute(client, at)
+    await execute(client, "1")  # as it is prepared
+    client.stop_channels()
+asyncio.run(act())
+kernel.close()
+"""
 
 
 def run(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
@@ -58,3 +80,12 @@ def test_a_kernel_that_ends_before_it_listens_is_not_waited_for(tmp_path: Path) 
     assert done.returncode != 0
     assert "Address already in use" in done.stderr
     assert done.stderr.endswith("RuntimeError: the kernel has ended before it was ready\n")
+
+
+def test_an_interrupt_strikes_the_statement_or_the_next_one_and_is_never_lost(
+    tmp_path: Path,
+) -> None:
+    done = run(INTERRUPTED, tmp_path)
+    assert done.returncode == 0, done.stderr
+    struck = "KeyboardInterrupt"
+    assert done.stdout.split() == [struck, "ok", struck, "ok", struck]
