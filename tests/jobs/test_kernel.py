@@ -42,7 +42,8 @@ asyncio.run(act())
 INTERRUPTED = """
 from labkit.jobs.job import _interrupt
 async def execute(client, code):
-    reply = await client.execute(code, reply=True, timeout=60)
+    # Else what comes at once after an error would be told "aborted".
+    reply = await client.execute(code, reply=True, timeout=60, stop_on_error=False)
     print(reply["content"].get("ename") or reply["content"]["status"])
 async def act():
     await manager.start_kernel()
