@@ -1,4 +1,4 @@
-"""The kernel that executes jobs: there at once, and it loses neither an output nor an interrupt.
+"""The kernel that executes jobs: there at once, it drops no output, and interrupts wait for it.
 
 An interpreter that starts anew for each notebook spends two seconds on the same imports. Here a
 process is forked that has done them, before it has any thread or socket, and waits for its orders.
@@ -15,7 +15,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from asyncio import Future
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from queue import Empty
 from types import CodeType, FrameType
@@ -43,6 +45,8 @@ if "debugpy" not in sys.modules:
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from ipykernel.zmqshell import ZMQInteractiveShell
+
+STARTS = 60.0  # seconds that a kernel has to come up, as papermill gives it
 
 
 class Shell(ZMQInteractiveShell):
@@ -90,8 +94,23 @@ class Interrupted(IPythonKernel):
         """Leave it to the shell again, whatever a cell has made of the signal."""
         signal.signal(signal.SIGINT, Shell.interrupt)
 
-    def post_handler_hook(self) -> None:
-        """Interrupts between cells are not ignored."""
+    post_handler_hook = pre_handler_hook
+
+    @contextmanager
+    def _cancel_on_sigint(self, future: Future[Any]) -> Iterator[None]:
+        """Cancel an asynchronous cell; where it succeeds all the same, strike the next one."""
+        struck = False
+
+        def strike(number: int, frame: FrameType | None) -> None:
+            nonlocal struck
+            struck = True
+            cancel(number, frame)
+
+        with super()._cancel_on_sigint(future):
+            cancel: Any = signal.signal(signal.SIGINT, strike)
+            yield
+        if struck and future.result().success:
+            Shell.asked = True
 
 
 class LosslessKernel(IPKernelApp):
@@ -105,10 +124,11 @@ class LosslessKernel(IPKernelApp):
     """
 
     kernel_class = Type(Interrupted)
-    told = Integer(help="The writing end of a pipe that is closed when all sockets are bound.")
+    told = Integer(help="The writing end of a pipe that hears when the kernel can be reached.")
 
     def start(self) -> None:
-        """Say that it can be connected to, and serve."""
+        """Say that it can be reached, and serve."""
+        os.write(self.told, b"!")
         os.close(self.told)
         super().start()  # type: ignore[no-untyped-call]
 
@@ -131,9 +151,9 @@ class Embryo(Fork):
     """A forked process that waits to become a kernel."""
 
     def __init__(self) -> None:
-        self._listens, told = os.pipe()
+        self._hears, told = os.pipe()
         super().__init__(partial(_become_kernel, told))
-        os.close(told)  # so the kernel's end is the last, and its death closes the pipe, too
+        os.close(told)  # else the kernel's death would not close the pipe
 
     def launch(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         """Become the kernel with these arguments."""
@@ -142,14 +162,23 @@ class Embryo(Fork):
             json.dump([arguments, environment], self.stdin)
 
     async def listens(self) -> None:
-        """Wait until its sockets are bound, or it has ended before."""
-        loop, closed = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._listens, closed.set)
+        """Wait until its sockets are bound, or it has ended before.
+
+        Raises:
+            RuntimeError: neither is so within `STARTS` seconds.
+        """
+        loop, heard = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._hears, heard.set)
         try:
-            await closed.wait()
+            await asyncio.wait_for(heard.wait(), STARTS)
+        except TimeoutError:
+            raise RuntimeError(
+                f"the kernel cannot be reached {STARTS:g} s after its start: see what IPython's "
+                "startup files do"
+            ) from None
         finally:
-            loop.remove_reader(self._listens)
-            os.close(self._listens)
+            loop.remove_reader(self._hears)
+            os.close(self._hears)
 
 
 class Provisioner(LocalProvisioner):
@@ -203,8 +232,9 @@ class Client(AsyncKernelClient):
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Let a cell that runs clean up; end where none does, as processes do."""
-    if Shell.executing:
+    """Let a statement that is executed clean up; end where none is, as processes do."""
+    # An asynchronous cell has another handler: it waits, and the kernel's loop would be struck.
+    if Shell.executing and signal.getsignal(signal.SIGINT) == Shell.interrupt:
         terminate(number, frame)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
