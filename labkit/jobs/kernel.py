@@ -107,7 +107,8 @@ class Interrupted(IPythonKernel):
             cancel(number, frame)
 
         with super()._cancel_on_sigint(future):
-            cancel: Any = signal.signal(signal.SIGINT, strike)
+            cancel: Any = signal.getsignal(signal.SIGINT)  # before `strike` can be called
+            signal.signal(signal.SIGINT, strike)
             yield
         if struck and future.result().success:
             Shell.asked = True
@@ -233,7 +234,7 @@ class Client(AsyncKernelClient):
 
 def _end(number: int, frame: FrameType | None) -> None:
     """Let a statement that is executed clean up; end where none is, as processes do."""
-    # An asynchronous cell has another handler: it waits, and the kernel's loop would be struck.
+    # While an asynchronous cell waits, which has another handler, it would end the kernel's loop.
     if Shell.executing and signal.getsignal(signal.SIGINT) == Shell.interrupt:
         terminate(number, frame)
     signal.signal(number, signal.SIG_DFL)

@@ -88,9 +88,7 @@ def test_a_kernel_that_ends_before_it_listens_is_not_waited_for(tmp_path: Path) 
     assert done.stderr.endswith("RuntimeError: the kernel has ended before it was ready\n")
 
 
-def test_an_interrupt_strikes_a_statement_or_the_next_one(
-    tmp_path: Path,
-) -> None:
+def test_an_interrupt_strikes_a_statement_or_the_next_one(tmp_path: Path) -> None:
     done = run(INTERRUPTED, tmp_path)
     assert done.returncode == 0, done.stderr
     struck = "KeyboardInterrupt"
