@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from labkit.common.errors import LabkitError
+from labkit.communicator.board import RankDied
 from labkit.communicator.numbers import is_narrow
 from labkit.communicator.patience import Patience
 from labkit.schedules import boundaries
@@ -68,6 +70,8 @@ class Flags:
         self._phases = [view[:8].view(np.int64) for view in views]
         self.weights = [view[8:16].view(np.float64) for view in views]
         self._codes = [view[16:24].view(np.int64) for view in views]
+        self._vote = np.zeros(1, np.int64)  # the last one that was first
+        self._ballot = views[0].ctypes.data - self._window.Shared_query(0)[0].address + 24
 
     def agree(self, told: str = "", code: int = 0) -> None:
         """Wait until every rank has come to this call.
@@ -84,6 +88,31 @@ class Flags:
         self.meet()
         if any(other[0] != own for other in self._codes):
             self._patience.disagree(told)
+
+    def agree_to_go_on(self, told: str) -> None:
+        """Likewise, and then all ranks go on from here or none does.
+
+        One that waits may hear of a failure on another host while the others, who have not, go on
+        to where they need it. So each votes, and the vote that is first is everybody's.
+        """
+        try:
+            self.agree(told)
+        except RankDied:
+            raise  # which has woken the others, wherever they are
+        except LabkitError:
+            if not self._first_vote(goes_on=False):
+                raise
+        else:
+            if not self._first_vote(goes_on=True):
+                self.meet()  # where who has left never comes: this rank is told why
+
+    def _first_vote(self, goes_on: bool) -> bool:
+        """Vote in this phase; whether who was the first to do so goes on."""
+        own, found = np.array([self._phase if goes_on else -self._phase]), np.empty(1, np.int64)
+        self._window.Compare_and_swap(own, self._vote, found, 0, self._ballot)
+        self._window.Flush(0)
+        self._vote = own if found[0] == self._vote[0] else found
+        return bool(self._vote[0] > 0)
 
     def meet(self) -> None:
         """Wait until every rank has come to this phase; writes before it are then visible."""
@@ -179,10 +208,10 @@ class SharedMemory:
             work(flags, place)
             return
         if self._staging is None or self._staging[0].nbytes < buffer.nbytes:
-            flags.agree(", in new memory")
-            # MPI makes memory without looking around: whoever was here may have left meanwhile.
-            self.patience.look_around()
-            self.allocate(buffer.nbytes)
+            flags.agree_to_go_on(", in new memory")  # which MPI makes without looking around
+            self.patience.mind()
+            with self.patience.minding:
+                self.allocate(buffer.nbytes)
             self._staging = self._buffers[-1][1]
         views = [view[: buffer.nbytes].view(buffer.dtype) for view in self._staging]
         staged = views[self._comm.rank]

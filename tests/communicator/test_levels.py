@@ -67,6 +67,45 @@ def test_whoever_waits_in_either_level_hears_of_a_rank_that_failed(cluster: Clus
     assert "did not end" not in str(caught.value)
 
 
+def test_whoever_hears_of_a_failure_when_others_have_gone_on_goes_with_them(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    def fail(communicator: Any, waits: Path, gone_on: Path) -> None:
+        from labkit.communicator.shared_memory import SharedMemory
+
+        def until(there: Path) -> None:
+            while not there.exists():
+                time.sleep(0.01)
+
+        def pause(polls: int) -> None:
+            waits.touch()
+            until(gone_on)
+            while True:
+                patience.look_around()
+
+        def allocate(nbytes: int) -> Any:
+            gone_on.touch()
+            return memory_of_all(nbytes)
+
+        pair = communicator.split(communicator.rank // 2)
+        patience, memory = pair.patience, SharedMemory(pair.patience)
+        memory_of_all = memory.allocate
+        memory_of_all(8)
+        if communicator.rank == 2:
+            until(gone_on)
+            raise KeyError("lost on another host")
+        patience.enter("a sum in memory that is made for it")
+        if communicator.rank == 1:
+            patience.pause = pause
+        else:
+            until(waits)
+            memory.allocate = allocate
+        memory.allreduce(np.ones(9))
+
+    with pytest.raises(RankError, match=r"rank 2 failed: KeyError: .*another host'$"):
+        cluster.call(fail, tmp_path / "waits", tmp_path / "gone on", ranks=3)
+
+
 def test_whoever_comes_when_others_have_left_does_not_wait_for_them(
     cluster: Cluster, tmp_path: Path
 ) -> None:
