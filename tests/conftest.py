@@ -46,6 +46,8 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("LABKIT_RUNTIME", str(folder / "runtime"))
         patch.setenv("LABKIT_CACHE", str(folder / "cache"))
         patch.setenv("IPYTHONDIR", str(folder / "ipython"))  # the history of kernels
+        # An mpiexec that is killed leaves files by its number, at which a later one would fail.
+        patch.setenv("PRTE_MCA_prte_local_tmpdir_base", str(folder / "mpiexec"))
         patch.delenv("LABKIT_JOB", raising=False)
         if data := os.environ.get("LABKIT_DATA"):
             patch.setenv("LABKIT_DATA", str(Path(data).resolve()))

@@ -45,7 +45,8 @@ CONTROLLER_LOG = "controller.log"
 BEAT = 0.5  # seconds between two heartbeats: an engine is registered with its second
 GIVEN_UP = 60.0  # seconds without a heartbeat after which an engine counts as gone
 TRIES = 5  # to start: ports that were free when they were chosen may be taken a moment later
-DEAF = "listener thread failed to start"  # mpiexec's own, where several start at one moment
+# Of an mpiexec whose number another one had that was killed: it has left files of this name.
+DEAF = "listener thread failed to start"
 NOTHING = "it said nothing"
 DONE = 10.0  # seconds that Slurm gets to be through with a job that has ended
 FEW = 5  # nodes that are named
