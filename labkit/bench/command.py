@@ -13,6 +13,7 @@ from labkit.common.terminal import say
 
 if TYPE_CHECKING:
     from labkit.bench.timing import Row
+    from labkit.compression import Compressor
 
 AS_JSON = click.option(
     "--json", "file", type=click.Path(path_type=Path), help="Write rows here, one a line."
@@ -183,16 +184,31 @@ def exchange(
     _write(rows, file)
 
 
+def compressors(_: click.Context, __: click.Parameter, text: str | None) -> list[Compressor]:
+    """An option's compressors, as YAML has the items of a list."""
+    from labkit.compression import parse
+    from labkit.records.plain_yaml import read_plain
+
+    given = read_plain(f"[{text or ''}]")
+    assert isinstance(given, list)  # as brackets say
+    return [parse(each) for each in given]
+
+
 @bench.command()
-@click.option("--compressors", default=None, callback=_names, help="Names with commas; or all.")
+@click.option(
+    "--compressors",
+    "chosen",
+    callback=compressors,
+    help="QSGD,'{name: TopK, threshold: exact}'; default: all that need no fields.",
+)
 @click.option("--elements", default=5_800_000, show_default=True, help="Of the float32 vector.")
 @click.option("--repeats", default=5, show_default=True)
 @AS_JSON
-def compression(compressors: list[str], elements: int, repeats: int, file: Path | None) -> None:
+def compression(chosen: list[Compressor], elements: int, repeats: int, file: Path | None) -> None:
     """Time every compressor on one thread, beside a copy of the same bytes."""
     from labkit.bench.compression import measure
 
-    rows = measure(compressors or None, elements, repeats)
+    rows = measure(chosen or None, elements, repeats)
     errors = ["" if row["error"] is None else f"{row['error']:.2%}" for row in rows]
     columns = {"case": "compressor", "what": "what"} | TIMES
     columns |= {"to_copy": "copies", "bytes": "bytes", "ratio": "ratio", "lost": "error"}

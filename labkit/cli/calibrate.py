@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from labkit.bench.command import numbers
+from labkit.bench.command import compressors, numbers
 from labkit.common.terminal import say
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 @click.option("--workers", default=2, show_default=True, help="Ranks at once, at most.")
 @click.option(
     "--compressors",
-    default="",
+    "further",
+    callback=compressors,
     help="Further ones, beside all that need no fields: '{name: TopK, ratio: 0.001}'.",
 )
 @click.option("--quick", is_flag=True, help="Fewer repeats and sizes: a few minutes.")
@@ -38,7 +39,7 @@ def calibrate(
     threads: list[int],
     batches: list[int],
     workers: int,
-    compressors: str,
+    further: list[Compressor],
     quick: bool,
     show: bool,
 ) -> None:
@@ -65,22 +66,13 @@ def calibrate(
         workers,
         batches,
         threads,
-        [*without_fields(), *_compressors(compressors)],
+        [*without_fields(), *further],
         quick,
         file=output,
         told=lambda line: say(line, err=True),
     )
     _show(found)
     say(f"calibration {found.hash8}: {shown(output) if output else 'kept for this machine'}")
-
-
-def _compressors(text: str) -> list[Compressor]:
-    from labkit.compression import parse
-    from labkit.records.plain_yaml import read_plain
-
-    given = read_plain(f"[{text}]")
-    assert isinstance(given, list)  # as brackets say
-    return [parse(each) for each in given]
 
 
 def _show(calibration: Calibration) -> None:

@@ -18,7 +18,13 @@ import tensorflow as tf
 from labkit.communicator import Communicator, world
 from labkit.keras.evaluation import evaluate, global_metrics, predict
 from labkit.keras.lars import LARS
-from labkit.keras.optimizer import DistributedOptimizer, Recipe, check_compressor, copy_of
+from labkit.keras.optimizer import (
+    DistributedOptimizer,
+    Recipe,
+    by_itself,
+    check_compressor,
+    copy_of,
+)
 from labkit.keras.replicas import Synchronize, attach, broadcast, callbacks, part_of, shard
 
 __all__ = [
@@ -28,6 +34,7 @@ __all__ = [
     "Synchronize",
     "attach",
     "broadcast",
+    "by_itself",
     "callbacks",
     "check_compressor",
     "copy_of",

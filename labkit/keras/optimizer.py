@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, TypeAlias, TypedDict, Unpack
 
 import keras
 import tensorflow as tf
@@ -14,6 +14,8 @@ from labkit.communicator import Communicator
 from labkit.compression import Compressor
 from labkit.exchange import SCHEDULES, Exchange, Guard, weighed
 from labkit.exchange.seam import Rows, Variables, optimizers
+
+Pairs: TypeAlias = "list[tuple[tf.Tensor | None, tf.Variable]]"
 
 
 class ExchangeOptions(TypedDict, total=False):
@@ -191,7 +193,23 @@ class Recipe(NamedTuple):
     def made(self) -> keras.optimizers.Optimizer:
         """A new one, without state."""
         with keras.saving.custom_object_scope(self.own):
-            return self.kind.from_config(self.settings)
+            return by_itself(self.kind.from_config(self.settings))
+
+
+def by_itself(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """The same one, which sums gradients over replicas of TensorFlow's own only where there are.
+
+    In that sum is a gradient of Keras's own making, and TensorFlow keeps what makes such a one, and
+    with it the graph, the model and its slots, until the process ends.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    sums = inner._all_reduce_sum_gradients
+
+    def summed(pairs: Pairs) -> Pairs:
+        return sums(pairs) if tf.distribute.has_strategy() else pairs
+
+    inner._all_reduce_sum_gradients = summed
+    return optimizer
 
 
 def distributed_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:

@@ -21,7 +21,7 @@ from labkit.exchange import Exchange, Guard, Timeline
 from labkit.exchange.seam import seam
 from labkit.experiment import Experiment
 from labkit.experiment.batches import owns_rows
-from labkit.keras import LARS, Recipe, copy_of, evaluate
+from labkit.keras import LARS, Recipe, by_itself, copy_of, evaluate
 from labkit.model_parallel.memory import Memory
 from labkit.model_parallel.meter import LayerRow
 from labkit.programs.diary import Event
@@ -103,7 +103,7 @@ class TrainingSession:
         """A new optimizer: the experiment's, or that of a model that came compiled."""
         if self._given is not None:
             return copy_of(self._given)
-        return _optimizer_class(self._optimizer_name)(**self._optimizer_options())
+        return by_itself(_optimizer_class(self._optimizer_name)(**self._optimizer_options()))
 
     @property
     def _optimizer_name(self) -> str:

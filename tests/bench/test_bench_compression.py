@@ -12,6 +12,7 @@ from labkit.bench import compression
 from labkit.bench.compression import layers, measure, without_fields
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput
+from labkit.compression import Int8, TopK
 
 KEYS = {
     *("bench", "case", "what", "workers", "network", "clock", "median_ms", "min_ms", "p90_ms"),
@@ -71,10 +72,11 @@ def test_the_command_prints_a_table_and_writes_lines(
     asked = []
     monkeypatch.setattr(compression, "measure", lambda *given: asked.append(given) or [row])
     file = tmp_path / "rows.jsonl"
-    options = ["--compressors", "Int8, QSGD", "--elements", "9", "--repeats", "2"]
+    given = "Int8, {name: TopK, threshold: exact}"
+    options = ["--compressors", given, "--elements", "9", "--repeats", "2"]
     done = CliRunner().invoke(app, ["bench", "compression", *options, "--json", str(file)])
     assert done.exit_code == 0, done.output
-    assert asked == [(["Int8", "QSGD"], 9, 2)]
+    assert asked == [([Int8(), TopK(threshold="exact")], 9, 2)]
     for cell in ("compressor", "copies", "3.25", "3.5", "1.10%"):
         assert cell in done.output
     assert json.loads(file.read_text()) == row

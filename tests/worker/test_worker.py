@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit import Cluster, Experiment, InvalidInput
+from labkit import Cluster, DelayedGradients, Experiment, InvalidInput
 from labkit.cluster import RankError
 from labkit.datasets import available
 from labkit.records.run import Run
@@ -502,6 +502,27 @@ def test_a_run_leaves_nothing_behind_for_the_next(cluster: Cluster) -> None:
 
     cluster.run(plain.replace(precision="float64", steps=1), show=False)
     assert cluster.call(policy, ranks=2) == [["float32", "float32"]] * 2
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"precision": "mixed_float16"}, {"strategy": DelayedGradients()}], ids=str
+)
+def test_what_a_run_has_traced_goes_when_the_run_is_over(
+    cluster: Cluster, given: dict[str, Any]
+) -> None:
+    """TensorFlow keeps custom gradients for good, and the graph, the model, its slots with each."""
+
+    def graphs(communicator: Any) -> int:
+        import gc
+
+        gc.collect()
+        return sum(type(each).__name__ == "FuncGraph" for each in gc.get_objects())
+
+    counted = []
+    for _ in range(3):
+        cluster.run(Experiment(**SHORT | {"steps": 2} | given), show=False)
+        counted.append(cluster.call(graphs, ranks=2))
+    assert counted[1] == counted[2]
 
 
 def test_a_rank_whose_batches_are_empty_reports_no_loss(cluster: Cluster) -> None:
