@@ -187,9 +187,12 @@ def exchange(
 def compressors(_: click.Context, __: click.Parameter, text: str | None) -> list[Compressor]:
     """An option's compressors, as YAML has the items of a list."""
     from labkit.compression import parse
-    from labkit.records.plain_yaml import read_plain
+    from labkit.records.plain_yaml import NotPlain, read_plain
 
-    given = read_plain(f"[{text or ''}]")
+    try:
+        given = read_plain(f"[{text or ''}]")
+    except NotPlain as error:
+        raise click.BadParameter(f"{text!r} {error}") from error
     assert isinstance(given, list)  # as brackets say
     return [parse(each) for each in given]
 

@@ -45,7 +45,7 @@ CONTROLLER_LOG = "controller.log"
 BEAT = 0.5  # seconds between two heartbeats: an engine is registered with its second
 GIVEN_UP = 60.0  # seconds without a heartbeat after which an engine counts as gone
 TRIES = 5  # to start: ports that were free when they were chosen may be taken a moment later
-# Of an mpiexec whose number another one had that was killed: it has left files of this name.
+# Said by an mpiexec that has the process number of one that was killed, which has left its files.
 DEAF = "listener thread failed to start"
 NOTHING = "it said nothing"
 DONE = 10.0  # seconds that Slurm gets to be through with a job that has ended

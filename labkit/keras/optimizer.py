@@ -199,8 +199,8 @@ class Recipe(NamedTuple):
 def by_itself(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """The same one, which sums gradients over replicas of TensorFlow's own only where there are.
 
-    In that sum is a gradient of Keras's own making, and TensorFlow keeps what makes such a one, and
-    with it the graph, the model and its slots, until the process ends.
+    The sum that Keras asks for has a custom gradient, and TensorFlow keeps what makes such a one,
+    and with it the graph, the model and its slots, until the process ends.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     sums = inner._all_reduce_sum_gradients

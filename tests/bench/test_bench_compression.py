@@ -80,3 +80,10 @@ def test_the_command_prints_a_table_and_writes_lines(
     for cell in ("compressor", "copies", "3.25", "3.5", "1.10%"):
         assert cell in done.output
     assert json.loads(file.read_text()) == row
+
+
+def test_compressors_that_are_no_yaml_are_told_with_the_option() -> None:
+    done = CliRunner().invoke(app, ["bench", "compression", "--compressors", "QSGD,{name: TopK"])
+    assert done.exit_code == 2
+    assert "--compressors" in done.output
+    assert "is not YAML" in done.output

@@ -522,7 +522,7 @@ def test_what_a_run_has_traced_goes_when_the_run_is_over(
     for _ in range(3):
         cluster.run(Experiment(**SHORT | {"steps": 2} | given), show=False)
         counted.append(cluster.call(graphs, ranks=2))
-    assert counted[1] == counted[2]
+    assert all(later <= before for before, later in zip(counted[1], counted[2], strict=True))
 
 
 def test_a_rank_whose_batches_are_empty_reports_no_loss(cluster: Cluster) -> None:
