@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from labkit.common.privacy import scrub
 from labkit.jobs.fork import BROKEN, Fork
-from labkit.records import store
+from labkit.records import registry, store
 from labkit.records.endings import ASKS, End, described
 
 if TYPE_CHECKING:
@@ -186,6 +186,12 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
     # A thread: whoever is interrupted may have to be insisted on.
     stop = partial(kernel.interrupt, "ended by SIGTERM (labkit stop sends it)")
     signal.signal(signal.SIGTERM, lambda *_: _start(stop))
+    with registry.registration(job):
+        return _record(notebook, job, kernel, limit, shown)
+
+
+def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, shown: bool) -> int:
+    """Execute the notebook and record how that ends; arguments as of `main`."""
     try:
         store.mark_running(job)
         prepare()

@@ -85,7 +85,7 @@ def read_json(path: Path | str) -> Record:
     except FileNotFoundError:
         reason = "is missing"
     except UnsafeFile as error:
-        reason = error.strerror
+        reason = str(error.strerror)
     except _Odd as error:
         reason = str(error)
     except (OSError, ValueError, RecursionError) as error:
@@ -388,13 +388,19 @@ def end_orphans(
 ) -> None:
     """Record the end of a job's runs whose process ends with the job and cannot say so itself."""
     end = time.monotonic() + seconds
-    for path in sorted(job.glob("*/status.json")):
+    for run in runs_of(job):
+        path = run / "status.json"
         status = read_json(path)
         while status["state"] == "running" and is_alive(status) and time.monotonic() < end:
             time.sleep(0.1)
             status = read_json(path)
         if status["state"] == "running" and not is_alive(status):
-            record(path.parent, cause)
+            record(run, cause)
+
+
+def runs_of(job: Path) -> list[Path]:
+    """The runs in a job's folder; a link there is none, for its runs are another folder's."""
+    return sorted(path.parent for path in job.glob("*/status.json") if not path.parent.is_symlink())
 
 
 def read_status(directory: Path) -> Record:
@@ -477,16 +483,20 @@ def is_alive(status: Record) -> bool:
 
     if "element" in status and status["element"] != os.environ.get(ELEMENT):
         return True
+    pid = status.get("pid")
+    # A stranger's record may say anything: True, -1 and 0 are no numbers of processes.
+    if type(pid) is not int or pid <= 0:
+        return False
     try:
         boot = psutil.boot_time()
-        process = psutil.Process(int(status["pid"]))
+        process = psutil.Process(pid)
         started = process.create_time()
         # Some seconds of tolerance: the system tells it relative to its own start, which is
         # rounded. That moves when the clock is set; the time since then does not.
         same = abs(started - float(status["process_started"])) < 2.0
         same = same or abs(started - boot - float(status.get("since_boot", -1.0))) < SAME
         return same and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, KeyError, TypeError, ValueError):
+    except (psutil.Error, KeyError, TypeError, ValueError, OverflowError):
         return False
 
 

@@ -13,18 +13,19 @@ from labkit.common.privacy import scrub
 from labkit.common.units import plural
 from labkit.hosts.queue import ASK_EVERY, Job, Queue
 from labkit.hosts.reach import login
-from labkit.jobs.elements import NEVER_BEGAN, number_of, numbered, settle
+from labkit.jobs.elements import NEVER_BEGAN, is_ours, number_of, numbered, settle
 from labkit.jobs.interrupts import Interrupts
 from labkit.jobs.job import LOG
 from labkit.jobs.listing import elapsed
 from labkit.jobs.sweep import roster
 from labkit.jobs.sweep.plan import Member, Plan
 from labkit.jobs.sweep.screen import Screen
-from labkit.records import store
+from labkit.records import registry, store
 
 LOOK_EVERY = 1.0  # seconds between two looks at what elements have recorded
 HELD = "JobHeldUser"  # Slurm's reason
 OF_SLURM = ("slurmstepd", "srun:")
+NOT_OURS = "was not submitted by this user on this machine; the member runs anew"
 SAID = ".slurm"  # folder of what elements say before they have a record; hidden: not searched
 
 
@@ -68,6 +69,8 @@ class Array:
             if left and not self._interrupts.count:
                 self._submit(left)
                 self._follow()
+        if not self._elements:
+            registry.forget_arrays(self.folder)
         self.screen.close()
         return not self._interrupts.count
 
@@ -76,8 +79,12 @@ class Array:
         earlier = {}
         for member in members:
             status = roster.status_of(self.folder / member.folder)
-            if (number := number_of(status)) and status["state"] not in store.ENDED:
+            if not (number := number_of(status)) or status["state"] in store.ENDED:
+                continue
+            if is_ours(self.folder / member.folder, number):
                 earlier[number] = member
+            else:  # what a record names may be another job of this user's
+                self.screen.say(f"{member.folder}: element {number} {NOT_OURS}")
         known = numbered(self.queue.jobs(jobs=arrays(earlier))) if earlier else {}
         # Of a command that was killed as it submitted them: nobody would release them.
         if held := [number for number, job in known.items() if job.waits and job.reason == HELD]:
@@ -114,6 +121,7 @@ class Array:
             "--hold",
         )
         try:
+            registry.add_array(self.folder, number)
             for place, member in enumerate(members):
                 element = f"{number}_{place}"
                 self._elements[element] = member
