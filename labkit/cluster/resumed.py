@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.safe_files import check_folder
 from labkit.experiment import Experiment
 from labkit.records import checkpoints, store
 from labkit.records.checkpoints import RESUMES, Checkpoint, Keeping, Resume
@@ -76,6 +77,7 @@ def earlier(experiment: Experiment, resume: Resumed) -> Run | None:
     found = [each for each in scan(root).found if each.experiment == wanted]
     found.sort(key=lambda each: each.status.get("started") or "", reverse=job is None)
     for each in found:
+        check_folder(each.path, root)
         run = Run(each.path.resolve())
         state = run.status["state"]
         broken = state in ("interrupted", "failed")
@@ -176,8 +178,10 @@ def path_of(given: Run | Path | str) -> Run:
 
     Raises:
         LabkitError: there is none.
+        UnsafeFile: in its folder is a link, or what else is neither file nor folder.
     """
     run = given if isinstance(given, Run) else Run(Path(given))
     if not (run.path / "experiment.json").exists():
         raise LabkitError(f"resume={str(run.path)!r} is no run: give its folder, or True")
+    check_folder(run.path)
     return run

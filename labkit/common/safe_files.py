@@ -58,12 +58,12 @@ def open_folder(path: Path | str, root: Path | str | None = None) -> Iterator[in
     """
     path = Path(path)
     root = path if root is None else Path(root)
+    if not path.is_relative_to(root) or ".." in (parts := path.relative_to(root).parts):
+        raise UnsafeFile(errno.EINVAL, "leads out of its folder: name what lies in it", str(path))
     descriptor, place = os.open(root, _FOLDER), root
     try:
-        for part in path.relative_to(root).parts:
+        for part in parts:
             place /= part
-            if part == "..":
-                raise UnsafeFile(errno.EINVAL, "leads out of its folder: give it without ..", place)
             found = os.stat(part, dir_fd=descriptor, follow_symlinks=False)
             if not stat.S_ISDIR(found.st_mode):
                 raise _refusal(place, found, "a folder")
@@ -156,6 +156,18 @@ def replace_file(path: Path | str, data: bytes, root: Path | str | None = None) 
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=folder)
+
+
+def make_folder(path: Path | str, root: Path | str) -> None:
+    """Make a folder below a root, where it is missing.
+
+    Raises:
+        UnsafeFile: a link, or what else is no folder, has its name.
+    """
+    with suppress(FileExistsError):
+        Path(path).mkdir(parents=True)
+    with open_folder(path, root):
+        pass
 
 
 def remove_folder(path: Path | str, root: Path | str | None = None) -> None:

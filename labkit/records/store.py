@@ -22,7 +22,14 @@ from labkit.common.content import JSON
 from labkit.common.errors import LabkitError, short
 from labkit.common.places import runtime_folder
 from labkit.common.privacy import scrub
-from labkit.common.safe_files import UnsafeFile, read_file, replace_file
+from labkit.common.safe_files import (
+    UnsafeFile,
+    check_folder,
+    make_folder,
+    open_file,
+    read_file,
+    replace_file,
+)
 from labkit.records.shape import wrong_field
 
 if TYPE_CHECKING:
@@ -167,8 +174,9 @@ def new_run_directory(parent: Path | str, name: str) -> Path:
 def run_directory(name: str) -> Path:
     """A new run directory: in the folder of this process's job, else of interactive runs."""
     interactive = Path(os.environ.get("LABKIT_RUNS", "runs")) / "interactive"
-    folder = Path(os.environ.get("LABKIT_JOB", interactive))
-    folder.mkdir(parents=True, exist_ok=True)
+    job = os.environ.get("LABKIT_JOB")
+    folder = Path(job or interactive)
+    make_folder(folder, folder if job else folder.parent)
     # Resolved: a Run is found also when the notebook has changed its folder.
     return new_run_directory(folder.resolve(), name)
 
@@ -180,7 +188,7 @@ def new_job_directory(root: Path | str, notebook: Path | str, parameters: Fields
     path is recorded whole); parameters, what differs from the notebook's own values.
     """
     folder = Path(root) / safe_name(Path(notebook).stem)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, root)
     with _locked(folder):
         taken = [re.match(r"(\d+)(_|$)", entry.name) for entry in folder.iterdir()]
         number = 1 + max((int(match[1]) for match in taken if match), default=0)
@@ -194,6 +202,9 @@ def unfinished_job(root: Path | str, notebook: Path | str, parameters: Fields) -
     """The newest job of a notebook with these parameters, if it ended before it was completed.
 
     Args: as of `new_job_directory`, whose folder and status "queued" it has again then.
+
+    Raises:
+        UnsafeFile: in its folder is a link, or what else is neither file nor folder.
     """
     folder, words = Path(root) / safe_name(Path(notebook).stem), job_name(0, parameters, 1)[1:]
     jobs = {each.parent for each in folder.glob("*/params.yaml")}
@@ -202,6 +213,7 @@ def unfinished_job(root: Path | str, notebook: Path | str, parameters: Fields) -
     _, newest = max(found, default=(0, None))
     if newest is None or read_status(newest)["state"] not in ("interrupted", "failed"):
         return None
+    check_folder(newest, root)
     queue(newest, notebook, parameters)
     return newest
 
@@ -314,7 +326,8 @@ def read_table(path: Path, columns: Mapping[str, str]) -> pandas.DataFrame:
 
     try:
         # Not by pandas, which takes three times as long for a short one, and heeds its own notes.
-        table = pq.ParquetFile(path).read()
+        with os.fdopen(open_file(path), "rb") as file:
+            table = pq.ParquetFile(file).read()
         odd = [
             name
             for name, kind in columns.items()
@@ -368,13 +381,15 @@ def prune(directory: Path, cause: str) -> None:
 def give_reason(directory: Path, cause: str) -> None:
     """Tell who works for this job why it is about to be interrupted."""
     with suppress(OSError):  # then the interrupt comes without a reason
-        (directory / _REASON).write_text(cause)
+        write_atomically(directory / _REASON, cause)
 
 
 def reason(directory: Path) -> str | None:
     """Why this job is being interrupted; None where nobody has said."""
-    file = directory / _REASON
-    return file.read_text() if file.exists() else None
+    try:
+        return read_bytes(directory / _REASON).decode(errors="replace")
+    except FileNotFoundError:
+        return None
 
 
 def forget_reason(directory: Path) -> None:

@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from special_files import KINDS, Kind, contents, put
 
 from labkit.common import safe_files
 from labkit.common.safe_files import UnsafeFile
 
-
-def _link(place: Path) -> None:
-    target = place.parents[1] / "elsewhere"
-    target.write_bytes(b"precious")
-    place.symlink_to(target)
-
-
-def _dangling(place: Path) -> None:
-    place.symlink_to(place.parents[1] / "made")
-
-
-def _folder_link(place: Path) -> None:
-    place.symlink_to(place.parents[1], target_is_directory=True)
-
-
-def _socket(place: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.path.relpath(place))  # a socket's path has at most 107 bytes
-
-
-SPECIALS = {
-    "link": _link,
-    "dangling link": _dangling,
-    "link to a folder": _folder_link,
-    "link to a device": lambda place: place.symlink_to("/dev/zero"),
-    "pipe": os.mkfifo,
-    "socket": _socket,
-}
 READ, APPEND = os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_APPEND
 TRUNCATE = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
@@ -51,28 +22,26 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("make", SPECIALS.values(), ids=SPECIALS)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("flags", [READ, APPEND, TRUNCATE], ids=["read", "append", "truncate"])
-def test_what_is_no_plain_file_is_refused(
-    root: Path, make: Callable[[Path], None], flags: int
-) -> None:
-    make(root / "file")
+def test_what_is_no_plain_file_is_refused(root: Path, kind: Kind, flags: int) -> None:
+    (root / "file").write_bytes(b"precious")
+    put(kind, root / "file")
+    before = contents(root.parent)
     with pytest.raises(UnsafeFile, match=r"root/file is a .*, not a file"):
         safe_files.open_file(root / "file", flags)
-    assert not (root.parent / "made").exists()
-    if (root.parent / "elsewhere").exists():
-        assert (root.parent / "elsewhere").read_bytes() == b"precious"
+    assert contents(root.parent) == before
 
 
-@pytest.mark.parametrize("make", SPECIALS.values(), ids=SPECIALS)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("depth", ["", "a", "a/.hidden/c"])
 def test_a_folder_to_be_continued_holds_only_files_and_folders(
-    root: Path, make: Callable[[Path], None], depth: str
+    root: Path, kind: Kind, depth: str
 ) -> None:
-    (root / depth).mkdir(parents=True, exist_ok=True)
-    (root / depth / "good").touch()
+    place = root / depth / "odd"
+    place.mkdir(parents=True)
     safe_files.check_folder(root)
-    make(root / depth / "odd")
+    put(kind, place)
     with pytest.raises(UnsafeFile, match=r"/odd is a .*, not a file or folder"):
         safe_files.check_folder(root)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
+from labkit.common.safe_files import make_folder, read_file
 from labkit.common.units import plural
 from labkit.hosts.queue import ASK_EVERY, Job, Queue
 from labkit.hosts.reach import login
@@ -109,7 +110,7 @@ class Array:
         roster.keep(self.folder, self.plan)
         # Before any element can begin: they find their members by it.
         roster.update(self.folder, elements=[member.folder for member in members])
-        (self.folder / SAID).mkdir(exist_ok=True)
+        make_folder(self.folder / SAID, self.folder)
         limit = f"%{self.jobs}" if self.jobs else ""
         number = self.queue.submit(
             [sys.executable, "-P", "-m", "labkit.jobs.sweep.element", str(self.folder.resolve())],
@@ -203,9 +204,10 @@ class Array:
 
     def _keep_said(self, said: Path, kept: Path) -> None:
         """Keep what an element has said, but for Slurm's lines: they name nodes."""
-        lines = said.read_text(errors="replace").splitlines() if said.exists() else []
+        text = read_file(said, root=self.folder) if said.exists() else b""
+        lines = text.decode(errors="replace").splitlines()
         if own := [line for line in lines if not line.startswith(OF_SLURM)]:
-            kept.parent.mkdir(exist_ok=True)
+            make_folder(kept.parent, self.folder)
             store.write_atomically(kept, scrub("\n".join(own) + "\n"))
         said.unlink(missing_ok=True)
 
