@@ -21,8 +21,8 @@ def dangling(place: Path, original: Path) -> None:
 
 
 def device(place: Path, original: Path) -> None:
-    """A link to a device that never ends."""
-    place.symlink_to("/dev/zero")
+    """A link to a device."""
+    place.symlink_to("/dev/null")
 
 
 def pipe(place: Path, original: Path) -> None:

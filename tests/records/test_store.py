@@ -312,7 +312,7 @@ def test_a_run_that_its_process_left_behind_ends_as_its_job_did(
         *({"pid": pid} for pid in (0, -1, -(2**40), 2**80, True, 1.0, 1e400, "1", None, [1])),
         *({"process_started": value} for value in (10**400, "now", None, {})),
     ],
-    ids=str,
+    ids=lambda odd: str(odd)[:40],
 )
 def test_no_process_is_alive_under_an_odd_number(odd: dict[str, object]) -> None:
     this = store.this_process()
