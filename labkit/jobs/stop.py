@@ -68,7 +68,8 @@ def _tell_to_end(
     for path in sorted(paths):
         process = registry.process(path)
         if process is None:
-            if _claims_to_run(path / name):
+            # Of one whose process is not here, `labkit ls` says that it is interrupted.
+            if (claimed := _claim(path / name)) and store.is_alive(claimed):
                 say(f"{path} {ELSEWHERE}")
             continue
         if not store.is_alive(process):
@@ -85,12 +86,13 @@ def _tell_to_end(
     return told, refused
 
 
-def _claims_to_run(path: Path) -> bool:
+def _claim(path: Path) -> store.Record | None:
+    """The record of a job or sweep that says that it runs, in a process and not in Slurm."""
     try:
         record = store.read_json(path)
     except LabkitError:  # `labkit ls` says what is wrong with it
-        return False
-    return record.get("state") == "running" and "element" not in record
+        return None
+    return record if record.get("state") == "running" and "element" not in record else None
 
 
 def _wait(told: dict[Path, store.Record], say: Callable[[str], None]) -> list[Path]:

@@ -83,6 +83,14 @@ def test_the_registered_process_is_ended_whatever_the_record_names(
     assert said[1:] == ["nothing runs in ."]
 
 
+def test_what_runs_on_another_machine_is_left_to_it(bystander: subprocess.Popen[bytes]) -> None:
+    job, said = forged_job(bystander), list[str]()
+    elsewhere = store.read_json(job / "status.json") | {"process_started": 1.0, "since_boot": -1.0}
+    store.write_json(job / "status.json", elsewhere)
+    assert stop(Path("runs"), said.append) == []
+    assert said == ["nothing runs in runs"]
+
+
 def test_a_process_of_another_machine_is_not_ours(
     bystander: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
