@@ -68,6 +68,9 @@ def earlier(experiment: Experiment, resume: Resumed) -> Run | None:
         experiment: what is to be run.
         resume: True: the newest that was interrupted or failed, under the folder of all runs;
             None: where a job is run again, the next one of that job, which may have completed.
+
+    Raises:
+        UnsafeFile: in its folder is a link, or what else is neither file nor folder.
     """
     job = os.environ.get("LABKIT_JOB") if resume is None and RESUMES in os.environ else None
     root = Path(job or os.environ.get("LABKIT_RUNS", "runs"))
@@ -77,15 +80,15 @@ def earlier(experiment: Experiment, resume: Resumed) -> Run | None:
     found = [each for each in scan(root).found if each.experiment == wanted]
     found.sort(key=lambda each: each.status.get("started") or "", reverse=job is None)
     for each in found:
-        check_folder(each.path, root)
         run = Run(each.path.resolve())
         state = run.status["state"]
         broken = state in ("interrupted", "failed")
         kept = broken and (run.seeds or checkpoints.sealed(run.path))
-        if job is None and kept:
-            return run
-        if job and (kept or state == "completed") and run.path not in _taken:
-            _taken.add(run.path)
+        next_of_job = (kept or state == "completed") and run.path not in _taken
+        if next_of_job if job else kept:
+            check_folder(each.path, root)
+            if job:
+                _taken.add(run.path)
             return run
     return None
 

@@ -10,8 +10,9 @@ import pytest
 from sample_runs import write_run
 from special_files import KINDS, Kind, contents, link, pipe, put
 
-from labkit.cluster.resumed import path_of
+from labkit.cluster.resumed import earlier, path_of
 from labkit.common.errors import LabkitError
+from labkit.experiment import Experiment
 from labkit.jobs.listing import jobs_and_runs
 from labkit.jobs.sweep import roster
 from labkit.records import checkpoints, store
@@ -132,6 +133,22 @@ def test_a_run_is_not_resumed(kind: Kind) -> None:
     for name in RUN:
         refuses(run / name, kind, lambda: path_of(run))
     path_of(run)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_the_newest_run_of_an_experiment_is_not_resumed(kind: Kind) -> None:
+    experiment = Experiment(model="mlp", workers=2)
+    run = store.new_run_directory("runs", "run")
+    store.start(run, experiment.to_json())
+    _filled(run, RUN)
+    store.interrupt(run)
+    (run / "metrics.json").unlink()
+    (run / "history.parquet").unlink()
+    known = earlier(experiment, True)
+    assert known is not None
+    assert known.path == run.resolve()
+    for name in ("logs", "logs/rank0.log", "checkpoints/5/rank0.npz", "live"):
+        refuses(run / name, kind, lambda: earlier(experiment, True))
 
 
 def test_the_folder_of_all_runs_may_be_a_link() -> None:
