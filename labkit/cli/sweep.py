@@ -215,10 +215,10 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
     from labkit.jobs.sweep.scheduler import Scheduler
     from labkit.jobs.sweep.screen import Screen
     from labkit.jobs.sweep.trials import Trials
-    from labkit.records import store
+    from labkit.records import registry, store
 
     # What is done is asked under the lock: another process may just have been at it.
-    with roster.owned(folder):
+    with roster.owned(folder), registry.registration(folder):
         roster.tidy(folder)
         trials = Trials(folder, plan, plan.search) if plan.search else None
         if trials:
