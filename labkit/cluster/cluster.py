@@ -504,11 +504,15 @@ def _player(threads: int) -> Cluster:
 
 
 def predict(
-    run: Run, x: Batch, strategy: Strategy | str | None = None, batch_size: int = 256
+    run: Run,
+    x: Batch,
+    strategy: Strategy | str | None = None,
+    batch_size: int = 256,
+    oversubscribe: bool = False,
 ) -> Batch:
     """What a run's model says of rows, on a cluster of its shape; see `Cluster.predict`."""
     workers, threads = run.experiment["workers"], run.experiment["threads"]
-    with Cluster(workers=workers, threads=threads) as cluster:
+    with Cluster(workers=workers, threads=threads, oversubscribe=oversubscribe) as cluster:
         return cluster.predict(run, x, strategy, workers, batch_size)
 
 

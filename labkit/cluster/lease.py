@@ -17,7 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
-from labkit.common.lock import KEEPER, LOOK_EVERY, Lock
+from labkit.common.lock import KEEPER as KEEPER
+from labkit.common.lock import LOOK_EVERY
+from labkit.common.lock import Lock as Lock
 from labkit.common.places import runtime_folder
 
 HOLD = "LABKIT_HOLD"  # names the file of a Hold
