@@ -113,7 +113,13 @@ def _killed(role: str, told: str = "", **more: Any) -> Attack:
 def _killed_start(role: str, state: str, **more: Any) -> Attack:
     """Return an attack on the caller of ranks, at any moment of their start."""
     act = _send("SIGKILL", role)
-    alone = {"anytime": 20.0, "role": role, "ranks": STARTED, "within": 15.0, "followed": False}
+    alone: dict[str, Any] = {
+        "anytime": 20.0,
+        "role": role,
+        "ranks": STARTED,
+        "within": 15.0,
+        "followed": False,
+    }
     return Attack(act, "", state, **alone, **more)
 
 

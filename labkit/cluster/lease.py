@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from labkit.common.lock import KEEPER as KEEPER
-from labkit.common.lock import LOOK_EVERY
+from labkit.common.lock import LOOK_EVERY as LOOK_EVERY
 from labkit.common.lock import Lock as Lock
 from labkit.common.places import runtime_folder
 
