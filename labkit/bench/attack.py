@@ -25,6 +25,7 @@ STILL = 20.0  # seconds for which everything is stopped
 STALE = 60  # segments of shared memory that somebody has left
 SWEPT = ("workers=2,3", "--jobs", "1")
 STARTED = (4, 8, 16)  # ranks, of whose start the caller is killed
+STARTS = 20.0  # seconds that they take on two cores
 ADDRESSES = 2 << 30  # bytes that a process may map: too few for TensorFlow
 
 
@@ -112,15 +113,17 @@ def _killed(role: str, told: str = "", **more: Any) -> Attack:
 
 def _killed_start(role: str, state: str, **more: Any) -> Attack:
     """Return an attack on the caller of ranks, at any moment of their start."""
-    act = _send("SIGKILL", role)
-    alone: dict[str, Any] = {
-        "anytime": 20.0,
-        "role": role,
-        "ranks": STARTED,
-        "within": 15.0,
-        "followed": False,
-    }
-    return Attack(act, "", state, **alone, **more)
+    return Attack(
+        _send("SIGKILL", role),
+        "",
+        state,
+        anytime=STARTS,
+        role=role,
+        ranks=STARTED,
+        within=15.0,
+        followed=False,
+        **more,
+    )
 
 
 TWO, MANY = ("-p", "workers", "2"), ("-p", "workers", "9999")
