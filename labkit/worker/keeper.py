@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from labkit.common.content import JSON
+from labkit.common.state import decoding
 from labkit.records.checkpoints import Keeping
 from labkit.records.pieces import Piece
 from labkit.strategies import Kept
@@ -50,7 +51,8 @@ class Keeper(keras.callbacks.Callback):
         self._numbers: list[dict[str, float]] = []  # of the user's callbacks
         self._held = held(kept)
         if (resume := keeping.resume) is not None:
-            found = Restored(session, kept, self._held, recorder, resume, keeping.goes_on)
+            with decoding(f"the state in {resume.folder or 'memory'}"):
+                found = Restored(session, kept, self._held, recorder, resume, keeping.goes_on)
             self._alone, self._numbers, self._dropped = found.alone, found.numbers, found.dropped
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -59,7 +61,10 @@ class Keeper(keras.callbacks.Callback):
             if each.own and each.name in self._alone:
                 each.variable.assign(self._alone[each.name])
         for callback, numbers in zip(self._session.callbacks[1:], self._numbers, strict=False):
-            vars(callback).update(numbers)
+            own = vars(callback)  # a file may say more than numbers
+            own.update(
+                {k: v for k, v in numbers.items() if k in own and isinstance(v, int | float)}
+            )
 
     def on_train_end(self, logs: Any = None) -> None:
         """To Keras, an epoch that was begun and those behind it are two trainings."""
