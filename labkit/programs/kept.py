@@ -11,7 +11,8 @@ import numpy as np
 
 from labkit.common.errors import LabkitError, short
 from labkit.common.state import decoding, record
-from labkit.programs.nodes import Reader, Writer
+from labkit.programs.reader import Reader
+from labkit.programs.writer import Writer
 
 SCHEMA = 1
 LIMIT = 2**30  # letters of a form

@@ -117,7 +117,8 @@ class World:
     def _taken(self, kept: Kept, program: Callable[[int, Any], Program]) -> Sequence[Any]:
         """Go on from there; what more was kept."""
         assert self._outside is not None  # for the type checker: see `keeps`
-        parts, *more = taken(kept, self._outside)
+        content: list[Any] = taken(kept, self._outside)
+        parts, *more = content
         for (thing, names), values in zip(self._changing, parts, strict=True):
             vars(thing).update({name: values[name] for name in names})
         for number, player in self._players.items():

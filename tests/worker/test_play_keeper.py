@@ -41,15 +41,21 @@ def kept_in(folder: Path, form: bytes, pack: Any = np.savez) -> None:
     (folder / "rank0.npz").write_bytes(file.getvalue())
 
 
-def resumed(folder: Path) -> None:
+def staged() -> tuple[TrainingSession, Stage]:
     communicator = alone()
     session = TrainingSession(QUESTION, communicator, read(QUESTION, communicator))
     session.recorder = Recorder(communicator, lambda kind, records: None, lambda: False)
     session.compile(session.optimizer())
     stage = Stage(session, STRATEGY)
     stage.hold(range(len(stage.roles.hosts)))
+    return session, stage
+
+
+def resumed(folder: Path) -> None:
+    session, stage = staged()
     resume = Resume(str(folder), {"taken": 3}, same=True)
     keeping = Keeping(None, resume, goes_on=True, folder=str(folder))
+    assert session.recorder is not None
     VirtualKeeper(session, keeping, session.recorder).play(VirtualPlay(session, STRATEGY, stage))
 
 
@@ -86,3 +92,10 @@ def test_a_damaged_or_compressed_checkpoint_is_refused_by_name(tmp_path: Path) -
         (tmp_path / "rank0.npz").write_bytes(content)
         with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or forged"):
             resumed(tmp_path)
+
+
+def test_a_state_that_would_read_for_ever_is_refused() -> None:
+    _, stage = staged()
+    state = stage.keep()
+    with pytest.raises(LabkitError, match=r"a worker with 1000000000000 batches; .* 400 at most"):
+        stage.take(state | {"replica": ({0: 10**12}, {})})
