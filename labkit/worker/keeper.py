@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -61,10 +62,7 @@ class Keeper(keras.callbacks.Callback):
             if each.own and each.name in self._alone:
                 each.variable.assign(self._alone[each.name])
         for callback, numbers in zip(self._session.callbacks[1:], self._numbers, strict=False):
-            own = vars(callback)  # a file may say more than numbers
-            own.update(
-                {k: v for k, v in numbers.items() if k in own and isinstance(v, int | float)}
-            )
+            vars(callback).update(numbers_of(numbers))  # a file may hold more than that
 
     def on_train_end(self, logs: Any = None) -> None:
         """To Keras, an epoch that was begun and those behind it are two trainings."""
@@ -152,10 +150,7 @@ class Keeper(keras.callbacks.Callback):
         }
 
     def _of_callbacks(self) -> list[dict[str, float]]:
-        return [
-            {k: v for k, v in vars(each).items() if isinstance(v, int | float) and k[0] != "_"}
-            for each in self._session.callbacks[1:]
-        ]
+        return [numbers_of(vars(each)) for each in self._session.callbacks[1:]]
 
     def close(self) -> None:
         """Wait for what is being written."""
@@ -178,3 +173,12 @@ class Keeper(keras.callbacks.Callback):
             "interval_seconds": self._interval() if every is None else None,
             "interval_steps": every,
         }
+
+
+def numbers_of(attributes: Mapping[str, Any]) -> dict[str, float]:
+    """Those attributes of a callback that are public and numbers."""
+    return {
+        name: value
+        for name, value in attributes.items()
+        if isinstance(value, int | float) and not name.startswith("_")
+    }

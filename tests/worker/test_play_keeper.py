@@ -17,6 +17,7 @@ from labkit.common.errors import LabkitError
 from labkit.communicator.world import alone
 from labkit.records.checkpoints import Keeping, Resume
 from labkit.worker.feed import read
+from labkit.worker.keeper import numbers_of
 from labkit.worker.play_keeper import VirtualKeeper
 from labkit.worker.played import Stage
 from labkit.worker.recorder import Recorder
@@ -99,3 +100,8 @@ def test_a_state_that_would_read_for_ever_is_refused() -> None:
     state = stage.keep()
     with pytest.raises(LabkitError, match=r"a worker with 1000000000000 batches; .* 400 at most"):
         stage.take(state | {"replica": ({0: 10**12}, {})})
+
+
+def test_of_a_callback_a_file_says_numbers_alone() -> None:
+    attributes = {"wait": 2, "best": 0.5, "_model": 1, "model": [1], "on_epoch_end": "x"}
+    assert numbers_of(attributes) == {"wait": 2, "best": 0.5}
