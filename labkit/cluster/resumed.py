@@ -11,6 +11,7 @@ from typing import TypeAlias
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.safe_files import check_folder
+from labkit.common.state import decoding
 from labkit.experiment import Experiment
 from labkit.records import checkpoints, store
 from labkit.records.checkpoints import RESUMES, Checkpoint, Keeping, Resume
@@ -115,15 +116,8 @@ def keeping(
             "is to be resumed"
         )
     if found is not None and run is not None and not goes_on:
-        if (clock := found.manifest["experiment"]["clock"]) != experiment.clock:
-            raise InvalidInput(
-                f"resume={run.name!r} is of clock={clock!r}, whose state is another one than that "
-                f"of clock={experiment.clock!r}; resume on the same clock"
-            )
-        if experiment.plays:
-            _refuse_another(experiment, found)
-        else:
-            _refuse_done(experiment, found)
+        with decoding(f"the manifest of resume={run.name!r}"):
+            _refuse_unfit(experiment, found, run.name)
     return Keeping(checkpoint, found, goes_on) if checkpoint or found else None
 
 
@@ -137,6 +131,18 @@ def same(experiment: Experiment) -> checkpoints.Same:
         return alone and all(manifest["experiment"].get(n) == wanted.get(n) for n in _SAME)
 
     return alike
+
+
+def _refuse_unfit(experiment: Experiment, found: Resume, name: str) -> None:
+    if (clock := found.manifest["experiment"]["clock"]) != experiment.clock:
+        raise InvalidInput(
+            f"resume={name!r} is of clock={clock!r}, whose state is another one than that of "
+            f"clock={experiment.clock!r}; resume on the same clock"
+        )
+    if experiment.plays:
+        _refuse_another(experiment, found)
+    else:
+        _refuse_done(experiment, found)
 
 
 def _refuse_another(experiment: Experiment, found: Resume) -> None:

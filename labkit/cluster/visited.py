@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -32,11 +33,12 @@ class Visited:
         file: what the cluster wrote, `cluster.attach_file`, or a copy; it holds its keys.
 
     Raises:
-        InvalidInput: it is no such file, or of another labkit.
+        InvalidInput: it is no such file, of another labkit, or other users can write it.
     """
 
     def __init__(self, file: Path) -> None:
         try:
+            status = file.stat()
             told = json.loads(file.read_text())
             self.how, self.name = Start.of_json(told["how"]), str(told["name"])
             self._state: State = told["state"]
@@ -48,6 +50,12 @@ class Visited:
             raise InvalidInput(
                 f"{file.name} is not what a cluster wrote; give cluster.attach_file, or its copy"
             ) from None
+        # Engines answer with pickles: whoever writes this file may run code here.
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise InvalidInput(
+                f"{file.name} may be written by other users, who could name engines of theirs; "
+                f"give a file that only you can write: chmod 600 {file.name}"
+            )
         if made_by != fingerprint():
             raise InvalidInput(
                 f"{file.name} is of another labkit than this one; install the same on both machines"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.common.state import record
 from labkit.compression.compressor import Compressor, State
 from labkit.compression.payload import from_bytes, to_bytes
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 Bytes = NDArray[np.uint8]
 Vector = NDArray[Any]
+_END = ("_compressor", "_size", "_shapes", "_edges")
 
 
 class _End:
@@ -48,6 +50,7 @@ class _End:
         return np.concatenate(arrays or [np.empty(0)]).astype(dtype, copy=False)
 
 
+@record(*_END, "_states", "sent")
 class Speaker(_End):
     r"""Says vectors of one kind to one listener, and keeps what the compressor keeps.
 
@@ -95,6 +98,7 @@ class Speaker(_End):
         return None if any(each is None for each in found) else self._flat(found, self.sent.dtype)
 
 
+@record(*_END, "_dtype", "_likes")
 class Listener(_End):
     """Understands what a speaker of the same kind says.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import pickle
 import tarfile
 from collections.abc import Sequence
 from functools import cache
@@ -60,22 +59,21 @@ def read_idx(path: Path) -> Array:
 
 
 def read_cifar10(options: Options, paths: Sequence[Path]) -> Arrays:
-    """Return CIFAR-10 (32, 32, 3) from its archive of pickles (A. Krizhevsky 2009)."""
+    """Return CIFAR-10 (32, 32, 3) from its archive of bytes (A. Krizhevsky 2009)."""
     with tarfile.open(paths[0]) as archive:
-        batches = [_cifar_batch(archive, f"data_batch_{number}") for number in range(1, 6)]
-        x_test, y_test = _cifar_batch(archive, "test_batch")
+        batches = [_cifar_batch(archive, f"data_batch_{number}.bin") for number in range(1, 6)]
+        x_test, y_test = _cifar_batch(archive, "test_batch.bin")
     x_train = np.concatenate([x for x, _ in batches])
     return Arrays(x_train, np.concatenate([y for _, y in batches]), x_test, y_test)
 
 
 def _cifar_batch(archive: tarfile.TarFile, name: str) -> tuple[Array, Array]:
-    stream = archive.extractfile(f"cifar-10-batches-py/{name}")
+    """Images and labels of a file, whose rows are a label and three planes of colour."""
+    stream = archive.extractfile(f"cifar-10-batches-bin/{name}")
     if stream is None:
         raise LabkitError(f"the CIFAR-10 archive holds a folder where the file {name} belongs")
-    # A pickle can run code; this one is the publisher's, as its checksum has shown.
-    batch = pickle.load(stream, encoding="bytes")
-    planes = batch[b"data"].reshape(-1, 3, 32, 32)  # colour planes first
-    return planes.transpose(0, 2, 3, 1), np.array(batch[b"labels"])
+    rows = np.frombuffer(stream.read(), np.uint8).reshape(-1, 1 + 3 * 32 * 32)
+    return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0].astype(np.int64)
 
 
 def _idx_files(folder: str, address: str, *checksums: str) -> tuple[DataFile, ...]:
@@ -105,9 +103,10 @@ _FASHION = _idx_files(
 )
 _CIFAR10 = DataFile(
     "cifar10",
-    "cifar-10-python.tar.gz",
-    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-    "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+    # That of the same images for Python holds pickles, which can run code.
+    "cifar-10-binary.tar.gz",
+    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
 )
 DIGITS = DatasetSpec(read_digits, images(8, 8, 1), always(1437), scale=16)
 MNIST = DatasetSpec(read_idx_set, images(28, 28, 1), always(60_000), _MNIST, scale=255)

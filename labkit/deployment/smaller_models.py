@@ -57,10 +57,9 @@ class Method(Checked):
 
     def read(self, path: Path) -> keras.Model:
         """Open what `write` wrote."""
-        import keras
+        from labkit.keras.safe_mode import load_model
 
-        model: keras.Model = keras.models.load_model(path)
-        return model
+        return load_model(path)
 
 
 class FineTuned(Method):

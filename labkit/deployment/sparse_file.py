@@ -79,7 +79,7 @@ def write_sparse(model: keras.Model, path: Path | str) -> Path:
 
 def read_sparse(path: Path | str) -> keras.Model:
     """The model that `write_sparse` wrote; raises LabkitError for any other file."""
-    import keras
+    from labkit.keras.safe_mode import model_of
 
     path = Path(path)
     content = path.read_bytes()
@@ -90,7 +90,7 @@ def read_sparse(path: Path | str) -> keras.Model:
         raise LabkitError(
             f"{path.name} has {len(content)} bytes instead of {expected}: write it again"
         )
-    model: keras.Model = keras.saving.deserialize_keras_object(header["model"])
+    model = model_of(header["model"], path.name)
     for weight, record in zip(model.weights, header["tensors"], strict=True):
         end = start + _bytes_of(record)
         weight.assign(unpack(record, content[start:end]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,11 +58,6 @@ class Links:
             self._ends = source, destination
             self._between = self._topology.way(source, destination)
         return self._between
-
-    def __getstate__(self) -> dict[str, Any]:
-        """With arrays of its own: it writes into them."""
-        own = vars(self)
-        return own | {n: v.copy() for n, v in own.items() if isinstance(v, np.ndarray)}
 
     def route(self, source: Integers, destination: Integers) -> tuple[Integers, Seconds]:
         """The links of each message, shape (messages, hops), and its latency without jitter, s."""

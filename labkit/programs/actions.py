@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from numpy.typing import NDArray
 
+from labkit.common.state import record
+
 if TYPE_CHECKING:
     from labkit.compression import Compressor
 
 Vector: TypeAlias = NDArray[Any]  # flat, of the dtype of the weights; nobody writes into one
 
 
+@record()
 @dataclass(frozen=True)
 class Gradient:
     """The mean gradient of a worker's next batch.
@@ -57,6 +60,7 @@ class Place(NamedTuple):
     share: float = 0.0
 
 
+@record()
 @dataclass(frozen=True)
 class Passed:
     """What a member of a replica passes on, of the replica's next batch.
@@ -70,6 +74,7 @@ class Passed:
     step: int
 
 
+@record()
 @dataclass(frozen=True, eq=False)
 class Message:
     """What one program says to another.
@@ -223,6 +228,7 @@ class Send:
     answers: Message | None = None
 
 
+@record()
 @dataclass(frozen=True)
 class Receive:
     """The next message that is there, from one source or from whoever comes first."""
@@ -230,6 +236,7 @@ class Receive:
     source: int | None = None
 
 
+@record()
 @dataclass(frozen=True)
 class AllReduce:
     """The mean of what all workers bring, weighted by their rows; answered by a `Gradient`.

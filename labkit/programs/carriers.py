@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import count
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from labkit.common.state import record
 from labkit.network import FREE, Flows, Links, Network, Queues
 from labkit.schedules.round import Integers
 
 
+@record()
 class Event(NamedTuple):
     """Something that will happen, as data: what, and to whom."""
 
@@ -19,6 +20,8 @@ class Event(NamedTuple):
     given: tuple[Any, ...]
 
 
+# Objects that are made anew, and which of their attributes are state.
+Changing: TypeAlias = Sequence[tuple[object, Sequence[str]]]
 At: TypeAlias = Callable[[float, Event], None]  # lets something happen later
 
 
@@ -35,6 +38,10 @@ class Carrier(Protocol):
     def start(self, ends: tuple[int, int], nbytes: int, now: float, arrive: Event) -> None:
         """A message from one place to another is handed over."""
 
+    @property
+    def changing(self) -> Changing:
+        """What messages under way change."""
+
 
 def carrier(network: Network | None, places: int, at: At) -> Carrier:
     """What carries messages on a network among so many places; `at` lets things happen later."""
@@ -47,6 +54,7 @@ class _Free:
     """No network: messages are there at once."""
 
     next = np.inf
+    changing: Changing = ()
 
     def __init__(self, at: At) -> None:
         self._at = at
@@ -64,6 +72,7 @@ class _Queued(_Free):
     def __init__(self, network: Network, places: int, at: At) -> None:
         super().__init__(at)
         self._queues = Queues(network, places)
+        self.changing = [(self._queues, ("numbers", "busy"))]
 
     def start(self, ends: tuple[int, int], nbytes: int, now: float, arrive: Event) -> None:
         first = self._queues.depart(*ends, nbytes, now)
@@ -81,7 +90,15 @@ class _Fair:
         self._handed: list[tuple[int, Integers, float]] = []
         self._under_way: dict[int, tuple[float, Event]] = {}
         self._drained: list[tuple[float, Event]] = []
-        self._numbers = count()
+        self._number = 0  # of the next message
+
+    @property
+    def changing(self) -> Changing:
+        return [
+            (self, ("_under_way", "_handed", "_drained", "_number")),
+            (self._links, ("numbers",)),
+            (self._flows, ("now", "number", "way", "turn", "left", "rate", "_wait")),
+        ]
 
     @property
     def next(self) -> float:
@@ -114,6 +131,6 @@ class _Fair:
             way, latency = self._links.route(source, np.array([ends[1]]))
             self._ways[ends] = way[0], float(latency[0])
         own, delay = self._ways[ends]
-        number = next(self._numbers)
+        number, self._number = self._number, self._number + 1
         self._under_way[number] = delay + float(self._links.jitters(source)[0]), arrive
         self._handed.append((number, own, float(nbytes)))

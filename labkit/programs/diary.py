@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from labkit.common.state import record
 from labkit.programs.actions import Gradient, Message, Passed, Place, Vector
 from labkit.programs.together import Meeting
 
@@ -59,6 +60,7 @@ class Scenes(Protocol):
         """Whether someone wants training to end."""
 
 
+@record()
 @dataclass
 class Carried:
     """What a worker has sent, and what those have sent it who write no rows.
@@ -77,6 +79,7 @@ class Carried:
         self.messages += messages
 
 
+@record()
 @dataclass
 class Play:
     """A step of a worker under way: from the request of a gradient to that of the next.

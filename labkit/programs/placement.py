@@ -12,11 +12,13 @@ from typing import TypeAlias
 import numpy as np
 
 from labkit.common.rows import cut
+from labkit.common.state import record
 from labkit.programs.actions import Vector
 
 Index: TypeAlias = tuple[slice | EllipsisType, ...]  # into a tensor
 
 
+@record()
 @dataclass(frozen=True)
 class Piece:
     """A tensor, or elements of it: where it begins and ends in the flat weights.
@@ -40,6 +42,7 @@ class Piece:
         return [_within(self, *run) for run in runs]
 
 
+@record()
 @dataclass(frozen=True)
 class Parts:
     """What one server holds: pieces of the flat weights, which lie one behind the other there."""

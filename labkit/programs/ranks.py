@@ -34,6 +34,7 @@ from labkit.programs.actions import (
     Vector,
     Wait,
 )
+from labkit.programs.carriers import Changing
 from labkit.programs.diary import Diary, Scenes
 from labkit.programs.kept import Kept
 from labkit.programs.standstill import Standstill
@@ -188,13 +189,17 @@ class RankWorld(World):
         self._communicator.patience.enter(_WAIT, collective=False)
         return found
 
+    @property
+    def _changing(self) -> Changing:
+        return [(self, _STATE), *super()._changing]
+
     def keep(self, beside: Any = None) -> Kept:
         """All that this rank has to know to go on, while all stand still; see `VirtualWorld`."""
         assert self.still is not None  # for the type checker: see `keeps`
         meeting = None if self._under_way is None else self._under_way.result()
         means = {fragment: means.remembered() for fragment, means in self._means.items()}
         more = self._now(), self.still.steps, meeting, self._recalled | means
-        return self._kept(_STATE, more, beside)
+        return self._kept(more, beside)
 
     def take(self, kept: Kept, program: Callable[[int, Any], Program]) -> Any:
         """Go on from there; what was kept beside it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from labkit.common.state import record
 from labkit.compression import Compressor, Listener, Speaker
 from labkit.programs.actions import Vector
 from labkit.programs.roles import Roles
@@ -11,6 +12,10 @@ from labkit.programs.roles import Roles
 TENSORS = 1_000  # seeds that a listener has to itself, one a tensor
 
 
+@record(
+    *("compressor", "size", "dtype", "_worker", "_server", "_seed", "_shapes", "_followed"),
+    *("_pushes", "_heard", "_answers", "_told"),
+)
 class Talk:
     r"""One end of what a worker and a server say to each other; both have one.
 

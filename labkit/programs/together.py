@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from labkit.common.state import record
 from labkit.compression import Compressor, Gather, Mean, Request, State, nbytes
 from labkit.compression.lockstep import reduce_all
 from labkit.network import Network
@@ -16,6 +17,7 @@ from labkit.programs.actions import AllReduce, Gradient, Vector
 from labkit.simulate import Simulation, simulate
 
 
+@record()
 @dataclass(frozen=True)
 class Meeting:
     """What one worker has of an allreduce.

@@ -6,7 +6,6 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,7 +29,7 @@ from labkit.programs.actions import (
     Update,
     Wait,
 )
-from labkit.programs.carriers import Event, carrier
+from labkit.programs.carriers import Changing, Event, carrier
 from labkit.programs.diary import Diary, Scenes
 from labkit.programs.kept import Kept
 from labkit.programs.together import Meeting, Together
@@ -39,8 +38,9 @@ from labkit.programs.world import World
 # Of a world, what changes while it is played.
 _STATE = (
     *("now", "_begun", "_players", "_heap", "_order", "_lines", "_there"),
-    *("_together", "_met", "_joins", "_script", "_times"),
+    *("_met", "_joins", "_script"),
 )
+_EVENTS = frozenset({"_arrive", "_comes", "_lose", "_resume"})
 FORWARDS = 1 / 3  # of a gradient's time
 
 
@@ -83,6 +83,7 @@ class VirtualWorld(World):
 
     Attributes:
         now: s.
+        times: the laws.
     """
 
     def __init__(
@@ -102,10 +103,10 @@ class VirtualWorld(World):
         injectors: Mapping[int, Injector] | None = None,
     ) -> None:
         super().__init__(programs, hosts, scenes, diary)
-        self.now, self._times = 0.0, times
+        self.now, self.times = 0.0, times
         self._script = {server: list(order)[::-1] for server, order in (script or {}).items()}
         self._heap: list[tuple[float, int, Event]] = []
-        self._order = count()
+        self._order = 0  # of what is asked for next
         self._carrier = carrier(network, 1 + max(hosts), self._at)
         self._lines: dict[tuple[int, int], deque[Message]] = {}  # under way, by source and to
         self._there: set[Message] = set()  # that wait for one before them
@@ -135,8 +136,7 @@ class VirtualWorld(World):
                 self._at(wake, event)
             self.now = moment
             while self._heap and self._heap[0][0] <= moment:
-                what, given = heapq.heappop(self._heap)[2]
-                getattr(self, what)(*given)
+                self._carry_out(heapq.heappop(self._heap)[2])
             between(self)
         if stuck := [number for number, player in self._players.items() if not player.over]:
             raise LabkitError(
@@ -145,10 +145,10 @@ class VirtualWorld(World):
 
     # --- its state ---------------------------------------------------------------------------
 
-    def keeps(self, outside: Mapping[str, object]) -> None:
-        """See `World`; what is to happen refers to the world itself."""
-        own = {"world": self, "scenes": self._scenes, "carrier": self._carrier}
-        super().keeps({**outside, **own})
+    @property
+    def _changing(self) -> Changing:
+        meetings = self._together, ("_here", "_states")
+        return [(self, _STATE), *super()._changing, meetings, *self._carrier.changing]
 
     def keep(self, beside: Any = None) -> Kept:
         """All that has happened, and all that will happen.
@@ -156,8 +156,7 @@ class VirtualWorld(World):
         Args:
             beside: what scenes hold; arrays that both know stay one.
         """
-        links = {name: v for name, v in vars(self._carrier).items() if name != "_at"}
-        return self._kept(_STATE, links, beside)
+        return self._kept(beside)
 
     def take(self, kept: Kept, program: Callable[[int, Any], Program]) -> Any:
         """Go on from there; what was kept beside it.
@@ -166,15 +165,22 @@ class VirtualWorld(World):
             kept: of a world of the same programs.
             program: that of a number, which begins at a mark, or where there is None at its begin.
         """
-        links, beside = self._taken(kept, program)
-        vars(self._carrier).update(links)
+        (beside,) = self._taken(kept, program)
         return beside
 
     def _soonest(self) -> float:
         return min(self._heap[0][0] if self._heap else np.inf, self._carrier.next)
 
     def _at(self, moment: float, event: Event) -> None:
-        heapq.heappush(self._heap, (moment, next(self._order), event))
+        heapq.heappush(self._heap, (moment, self._order, event))
+        self._order += 1
+
+    def _carry_out(self, event: Event) -> None:
+        if event.what not in _EVENTS:  # a state names it, and a name may be that of any method
+            raise LabkitError(
+                f"a state asks for {event.what!r:.80}; allowed: {', '.join(sorted(_EVENTS))}"
+            )
+        getattr(self, event.what)(*event.given)
 
     def _answer(self, moment: float, number: int, answer: Any) -> None:
         """A program gets its answer at that moment."""
@@ -196,18 +202,18 @@ class VirtualWorld(World):
                 self._answer(stop, number, found)
             case Predict(worker, step, weights):
                 predicted = self._scenes.predictions(number, worker, step, weights)
-                stop = self._times.computed(number, step, self.now, FORWARDS)
+                stop = self.times.computed(number, step, self.now, FORWARDS)
                 self._diary.predicted(number, stop - self.now)
                 self._answer(stop, number, predicted)
             case Curve(weights, ends):
                 curved = self._scenes.curved(number, weights, ends)
                 # A product with the Hessian is a gradient, and the gradient of that.
-                stop = self._times.computed(number, 0, self.now, 2.0 * (len(ends) - 1))
+                stop = self.times.computed(number, 0, self.now, 2.0 * (len(ends) - 1))
                 self._answer(stop, number, curved)
             case Update(gradient, of, rate):
                 self._diary.applies(number, of, self.now)
                 weights = self._scenes.update(number, gradient, rate)
-                stop = self._times.updated(number, self.now)
+                stop = self.times.updated(number, self.now)
                 self._answer(stop, number, weights)
             case AllReduce():
                 self._join(number)
@@ -231,8 +237,8 @@ class VirtualWorld(World):
             case Backward(place):
                 share = place.share * (1 - FORWARDS)
             case _:
-                return self._times.computed(number, step, self.now)
-        return self._times.computed(place.worker, step, self.now, share)
+                return self.times.computed(number, step, self.now)
+        return self.times.computed(place.worker, step, self.now, share)
 
     def _lose(self, members: tuple[int, ...]) -> None:
         """One is gone with all its members, as broken connections tell servers in its place."""
@@ -267,7 +273,7 @@ class VirtualWorld(World):
 
     def _arrive(self, source: int, to: int, message: Message) -> None:
         """The network has brought a message."""
-        late = self._times.late(to, message)
+        late = self.times.late(to, message)
         if late:
             self._at(self.now + late, Event("_comes", (source, to, message)))
         else:

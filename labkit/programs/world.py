@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
+from labkit.common.state import record
 from labkit.programs.actions import (
     Action,
     Adopt,
@@ -27,13 +30,17 @@ from labkit.programs.actions import (
     States,
     Vector,
 )
+from labkit.programs.carriers import Changing
 from labkit.programs.diary import Diary, Scenes
 from labkit.programs.kept import Kept, keep, taken
 
 
+@record("inbox", "waits", "over", "mark", "heard")
 @dataclass
 class Player:
     """A program that is being played.
+
+    As state it has no program, which begins at the mark and is told again what it has heard.
 
     Attributes:
         inbox: what was delivered and not received.
@@ -50,10 +57,6 @@ class Player:
     mark: Kept | None = None
     heard: list[Any] = field(default_factory=list)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the program, which begins at the mark and is told again what it has heard."""
-        return vars(self) | {"program": None}
-
     def begin_again(self, program: Program) -> None:
         """Let a program that begins at the mark come to where this one was."""
         self.program = program
@@ -62,6 +65,9 @@ class Player:
                 action = program.send(answer)
                 if isinstance(action, Code):  # which changes what the program knows
                     action.call()
+
+
+_DIARY = ("events", "losses", "_plays", "_ahead", "_updates")
 
 
 class World:
@@ -95,19 +101,26 @@ class World:
         """
         self._outside = outside
 
-    def _kept(self, names: Iterable[str], *more: Any) -> Kept:
-        """These of its own, the diary, and more; arrays that several know stay one."""
+    @property
+    def _changing(self) -> Changing:
+        """What changes while programs are played."""
+        return [(self._diary, _DIARY)]
+
+    def _kept(self, *more: Any) -> Kept:
+        """What changes, and more; arrays that several know stay one."""
         assert self._outside is not None  # for the type checker: see `keeps`
-        diary = {name: v for name, v in vars(self._diary).items() if name != "scenes"}
-        return keep([{name: vars(self)[name] for name in names}, diary, *more], self._outside)
+        parts = [
+            {name: _still(vars(thing)[name]) for name in names} for thing, names in self._changing
+        ]
+        return keep([parts, *more], self._outside)
 
     def _taken(self, kept: Kept, program: Callable[[int, Any], Program]) -> Sequence[Any]:
         """Go on from there; what more was kept."""
         assert self._outside is not None  # for the type checker: see `keeps`
-        found: list[Any] = taken(kept, self._outside)
-        own, diary, *more = found
-        vars(self).update(own)
-        vars(self._diary).update(diary)
+        content: list[Any] = taken(kept, self._outside)
+        parts, *more = content
+        for (thing, names), values in zip(self._changing, parts, strict=True):
+            vars(thing).update({name: values[name] for name in names})
         for number, player in self._players.items():
             mark = None if player.mark is None else taken(player.mark, self._outside)
             player.begin_again(program(number, mark))
@@ -237,3 +250,8 @@ class World:
     def _in_turn(self, number: int, message: Message) -> bool:
         """Whether this one may take a message now; if so, it does."""
         return True
+
+
+def _still(value: Any) -> Any:
+    """The value as it stays: links write into their arrays."""
+    return value.copy() if isinstance(value, np.ndarray) else value

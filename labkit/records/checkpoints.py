@@ -18,6 +18,7 @@ from labkit.common.checked import Checked
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.safe_files import open_file
+from labkit.common.state import decoding
 from labkit.records import store
 from labkit.records.store import Record
 
@@ -25,6 +26,7 @@ FOLDER = "checkpoints"  # in a run's directory; in it a folder for each, by its 
 RESUMES = "LABKIT_RESUME"  # set where a job is run again: its experiments go on, or have completed
 MANIFEST = "manifest.json"  # written last: without it a checkpoint is not whole
 SECONDS = 30.0  # from one to the next, where nothing is said
+RANKS = 2**20  # of a checkpoint, at most
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 Same: TypeAlias = Callable[[Record], bool]
@@ -168,6 +170,12 @@ def read(folder: Path) -> Record:
     said = {name: value for name, value in record.items() if name not in ("schema", "checksum")}
     if record.get("checksum") != _checksum(said):
         raise LabkitError(f"{folder.name}/{MANIFEST} is damaged: its checksum is another one")
+    ranks, steps = said["ranks"], said["taken"]
+    if not (0 < ranks <= RANKS and steps >= 0):
+        raise LabkitError(
+            f"{folder.name}/{MANIFEST} is of {ranks:,} ranks after {steps:,} steps; allowed: 1 to "
+            f"{RANKS:,} ranks, 0 steps or more"
+        )
     for name, file in said["files"].items():
         path = folder / name
         try:
@@ -203,11 +211,13 @@ def newest(run: Path, same: Same) -> Resume | None:
     notes: list[str] = []
     for folder in sealed(run):
         try:
-            manifest = read(folder)
+            with decoding(f"{folder.name}/{MANIFEST}"):
+                manifest = read(folder)
+                resume = Resume(str(folder), manifest, same(manifest), tuple(notes))
         except LabkitError as error:
             notes.append(str(error))
             continue
-        return Resume(str(folder), manifest, same(manifest), tuple(notes))
+        return resume
     if notes:
         raise LabkitError(f"{run.name}: {'; '.join(notes)}; no checkpoint is whole: begin anew")
     return None

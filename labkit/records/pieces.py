@@ -9,11 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias
+from zipfile import ZIP_STORED, BadZipFile
 
 import numpy as np
 
 from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
+from labkit.common.state import decoding
 from labkit.records import store
 
 Corner: TypeAlias = tuple[int, ...]
@@ -96,14 +98,16 @@ class Rank:
     """What one rank has written; values are read when they are asked for."""
 
     def __init__(self, file: Path | bytes) -> None:
+        self._name = "a rank's state" if isinstance(file, bytes) else f"the state in {file}"
         content = io.BytesIO(file) if isinstance(file, bytes) else file
-        self._file = np.load(content, allow_pickle=False)
-        said = json.loads(self._file[_INDEX].tobytes())
-        self.told: dict[str, JSON] = said["told"]
         self._index: dict[tuple[bool, str], list[tuple[Any, ...]]] = {}
-        for number, (name, *place, own, kind) in enumerate(said["pieces"]):
-            known = self._index.setdefault((own, name), [])
-            known.append((number, *map(tuple, place), kind))
+        with decoding(self._name):
+            self._file = _arrays(content)
+            said = json.loads(self._file[_INDEX].tobytes())
+            self.told: dict[str, JSON] = said["told"]
+            for number, (name, *place, own, kind) in enumerate(said["pieces"]):
+                known = self._index.setdefault((own, name), [])
+                known.append((number, *map(tuple, place), kind))
 
     def own(self) -> dict[str, np.ndarray]:
         """What this rank alone has had, by name."""
@@ -117,9 +121,10 @@ class Rank:
     def pieces(self, name: str, own: bool) -> Iterator[Piece]:
         """Its boxes of a tensor."""
         for number, whole, corner, kind in self._index.get((own, name), ()):
-            values = self._file[str(number)]
-            if values.dtype.kind == "V":  # of a type that NumPy itself does not know
-                values = values.view(np.dtype(kind))
+            with decoding(self._name):
+                values = self._file[str(number)]
+                if values.dtype.kind == "V":  # of a type that NumPy itself does not know
+                    values = values.view(np.dtype(kind))
             yield Piece(name, values, whole, corner, own)
 
 
@@ -152,6 +157,17 @@ class State:
         """A whole tensor; None where no rank has had it."""
         found = self.tensor(name)
         return assembled(found, (0,) * len(found[0].whole), found[0].whole) if found else None
+
+
+def _arrays(content: Any) -> Any:
+    """The arrays of an .npz file, which take as many bytes in memory as in the file."""
+    try:
+        arrays = np.load(content, allow_pickle=False)
+    except BadZipFile as error:
+        raise ValueError(error) from error
+    if any(entry.compress_type != ZIP_STORED for entry in arrays.zip.infolist()):
+        raise ValueError("compressed arrays, which labkit writes nowhere")
+    return arrays
 
 
 def file_of(folder: Path, rank: int) -> Path:

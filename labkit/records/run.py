@@ -187,13 +187,13 @@ class Run:
         return files[0]
 
     def model(self) -> keras.Model:
-        """The trained keras.Model; imports Keras."""
-        import keras
+        """The trained keras.Model, read in Keras's safe mode; imports Keras.
 
-        import labkit.keras.lars
-        import labkit.models.unshared  # noqa: F401  registers what a file may name
+        Raises: LabkitError, the file holds code, such as a Lambda layer, or unknown classes.
+        """
+        from labkit.keras.safe_mode import load_model
 
-        return keras.models.load_model(self.model_file)
+        return load_model(self.model_file)
 
     def _repr_html_(self) -> str:
         status = self.status

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from labkit.common.state import record
 
 Select = Literal["priority", "round_robin", "random"]
 Matrix = NDArray[np.float64]
 
 
+@record(
+    *("_parallel", "_select", "_floor", "_depends", "_random", "_order", "_chosen"),
+    *("_round", "_changes"),
+)
 class BlockRounds:
     r"""Chooses blocks for each round, no two of which depend on each other.
 
@@ -56,11 +62,6 @@ class BlockRounds:
         self._round = 0
         self._changes = np.full(count, np.inf)  # of those that never were chosen
 
-    def __getstate__(self) -> dict[str, Any]:
-        """With arrays of its own: it writes into them."""
-        own = vars(self)
-        return own | {n: v.copy() for n, v in own.items() if isinstance(v, np.ndarray)}
-
     def next(self) -> NDArray[np.intp]:
         """The numbers of the blocks of the next round, sorted."""
         order = self._candidates()
@@ -75,12 +76,14 @@ class BlockRounds:
                     free &= ~self._depends[block]
         waits = ~np.isin(self._order, chosen)
         self._order = np.concatenate([self._order[waits], chosen]).astype(np.intp)
+        self._chosen = self._chosen.copy()  # a state that somebody keeps has the last one
         self._chosen[chosen] = self._round
         self._round += 1
         return np.sort(np.array(chosen, np.intp))
 
     def learn(self, chosen: Sequence[int] | NDArray[np.intp], changes: Sequence[float]) -> None:
         """How much the blocks of a round have changed."""
+        self._changes = self._changes.copy()  # as above
         self._changes[chosen] = np.abs(changes)
 
     def _candidates(self) -> NDArray[np.intp]:

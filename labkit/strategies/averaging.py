@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from labkit.common.errors import InvalidInput
+from labkit.common.state import record
 from labkit.compression import Nested
 from labkit.forecast import Asked, Taken, of_program
 from labkit.network import slower_than_fastest
@@ -213,6 +214,7 @@ class ParameterAveraging(Meeting):
                 yield Snapshot(replica.step // roles.steps - 1, replica.weights)
 
 
+@record()
 @dataclass
 class _UnderWay:
     """An allreduce under way: of which fragment, from which weights and rows, due at which step."""
@@ -223,6 +225,11 @@ class _UnderWay:
     due: int
 
 
+@record(
+    *("weights", "step", "_slower", "_strategy", "_roles", "_parts", "_shared", "_velocity"),
+    *("_rows", "_met", "_since", "_losses", "_first", "_longest", "_least", "_period"),
+    *("_last", "_under_way"),
+)
 class _Replica:
     """The weights of a worker, and what it met at last, fragment by fragment."""
 

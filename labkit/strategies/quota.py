@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from labkit.common.state import record
 from labkit.programs import Message, Roles
 
 
+@record(
+    *("_leads", "_each", "_epoch", "_epochs", "_granted", "_total", "_done", "_at_work"),
+    *("_lost", "_kept"),
+)
 class Quota:
     """What a server knows of the batches that are computed or under way.
 

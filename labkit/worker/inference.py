@@ -10,11 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import labkit.models.unshared  # noqa: F401  registers its layer, which a file may name
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.communicator import Communicator
 from labkit.keras import global_metrics
+from labkit.keras.safe_mode import load_model
 from labkit.model_parallel.losses import WholeLosses
 from labkit.strategies import Batch, Predicted, Predictor, Strategy
 
@@ -27,7 +27,7 @@ def load(file: str | bytes) -> keras.Model:
             kept.flush()
             return load(kept.name)
     keras.backend.clear_session()
-    model = keras.models.load_model(file, compile=False)
+    model = load_model(file, compile=False)
     if any(each.dtype == "float64" for each in keras.tree.flatten(getattr(model, "inputs", []))):
         keras.config.set_floatx("float64")
     return model

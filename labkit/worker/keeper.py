@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
 from labkit.common.content import JSON
+from labkit.common.state import decoding
 from labkit.records.checkpoints import Keeping
 from labkit.records.pieces import Piece
 from labkit.strategies import Kept
@@ -50,7 +52,8 @@ class Keeper(keras.callbacks.Callback):
         self._numbers: list[dict[str, float]] = []  # of the user's callbacks
         self._held = held(kept)
         if (resume := keeping.resume) is not None:
-            found = Restored(session, kept, self._held, recorder, resume, keeping.goes_on)
+            with decoding(f"the state in {resume.folder or 'memory'}"):
+                found = Restored(session, kept, self._held, recorder, resume, keeping.goes_on)
             self._alone, self._numbers, self._dropped = found.alone, found.numbers, found.dropped
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -59,7 +62,7 @@ class Keeper(keras.callbacks.Callback):
             if each.own and each.name in self._alone:
                 each.variable.assign(self._alone[each.name])
         for callback, numbers in zip(self._session.callbacks[1:], self._numbers, strict=False):
-            vars(callback).update(numbers)
+            vars(callback).update(numbers_of(numbers))  # a file may hold more than that
 
     def on_train_end(self, logs: Any = None) -> None:
         """To Keras, an epoch that was begun and those behind it are two trainings."""
@@ -147,10 +150,7 @@ class Keeper(keras.callbacks.Callback):
         }
 
     def _of_callbacks(self) -> list[dict[str, float]]:
-        return [
-            {k: v for k, v in vars(each).items() if isinstance(v, int | float) and k[0] != "_"}
-            for each in self._session.callbacks[1:]
-        ]
+        return [numbers_of(vars(each)) for each in self._session.callbacks[1:]]
 
     def close(self) -> None:
         """Wait for what is being written."""
@@ -173,3 +173,12 @@ class Keeper(keras.callbacks.Callback):
             "interval_seconds": self._interval() if every is None else None,
             "interval_steps": every,
         }
+
+
+def numbers_of(attributes: Mapping[str, Any]) -> dict[str, float]:
+    """Those attributes of a callback that are public and numbers."""
+    return {
+        name: value
+        for name, value in attributes.items()
+        if isinstance(value, int | float) and not name.startswith("_")
+    }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.common.content import JSON
+from labkit.common.state import decoding
 from labkit.programs.kept import Kept
 from labkit.records.checkpoints import Keeping
 from labkit.records.pieces import Piece, Rank, file_of
@@ -59,7 +61,7 @@ class PlayKeeper:
 
     def _write(self, kept: Kept, done: int) -> None:
         """Begin to write; arrays of what is kept may be written into later, and are copied."""
-        pieces = [Piece.alone("form", np.frombuffer(kept.form, np.uint8))]
+        pieces = [Piece.alone("form", np.frombuffer(kept.form.encode(), np.uint8))]
         pieces += [Piece.alone(f"array/{n}", array.copy()) for n, array in enumerate(kept.arrays)]
         manifest: dict[str, JSON] = {
             "taken": done,
@@ -70,25 +72,24 @@ class PlayKeeper:
             "chosen": {},
             "versions": versions(),
         }
-        told: dict[str, JSON] = {"tensors": sorted(kept.tensors)}
-        self._writing.begin(Copied(done, pieces, (), told, manifest))
+        self._writing.begin(Copied(done, pieces, (), {}, manifest))
 
     def _took(self, start: float, done: int) -> None:
         self._steps, self._taken_at = done, self._clock.now()
         self._costs.append(self._taken_at - start)
 
-    def _found(self) -> Kept | None:
-        """What this process goes on with; None: it begins."""
+    def _resume(self, take: Callable[[Kept], object]) -> None:
+        """Take what this process goes on with; without a checkpoint it begins."""
         if (resume := self._keeping.resume) is None:
-            return None
-        rank = Rank(file_of(Path(resume.folder), self._communicator.rank))
-        own = rank.own()
-        arrays = tuple(own[f"array/{n}"] for n in range(len(own) - 1))
-        tensors: Any = rank.told["tensors"]
+            return
+        path = file_of(Path(resume.folder), self._communicator.rank)
+        with decoding(f"the state in {path}"):
+            own = Rank(path).own()
+            arrays = tuple(own[f"array/{n}"] for n in range(len(own) - 1))
+            take(Kept(own["form"].tobytes().decode("ascii", "replace"), arrays))
         self._steps = resume.step
         if self._communicator.rank == 0:
             print("; ".join([f"goes on from step {resume.step}", *resume.notes]))
-        return Kept(own["form"].tobytes(), arrays, frozenset(tensors))
 
     def _summary(self) -> dict[str, JSON]:
         return {
@@ -102,8 +103,7 @@ class VirtualKeeper(PlayKeeper):
 
     def play(self, play: VirtualPlay) -> None:
         """Play to the end, from the begin or from what was kept."""
-        if (kept := self._found()) is not None:
-            play.take(kept)
+        self._resume(play.take)
         if self._keeping.checkpoint is None:
             play.play()
             return
@@ -131,8 +131,8 @@ class RankKeeper(PlayKeeper):
         """Play to the end, from the begin or from what was kept."""
         # Programs refer to these, which are made anew.
         world.keeps({"roles": stage.roles, "strategy": played})
-        if (kept := self._found()) is not None:
-            stage.take(world.take(kept, partial(played.program, stage.roles)))
+        program = partial(played.program, stage.roles)
+        self._resume(lambda kept: stage.take(world.take(kept, program)))
         self._communicator.meet("what programs go on with")
         if self._keeping.checkpoint is None:
             world.play()

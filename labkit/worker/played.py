@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import carrier
 from labkit.network import slower_than_fastest
 from labkit.programs import Diary, Gradient, Parts, Roles, placed
@@ -343,7 +343,14 @@ class Stage:
                 self._epochs.put(epoch, holder, weights)
         for holder, values in kept["shards"].items():
             self._shards[holder].take(values)
-        self.replica.take(*kept["replica"])
+        steps, states = kept["replica"]
+        # Some take far more than their share, but no number may let this read for ever.
+        most = 100 * self.roles.steps * self.roles.epochs * self.roles.workers
+        if odd := [count for count in steps.values() if not 0 <= count <= most]:
+            raise LabkitError(
+                f"a state has a worker with {odd[0]} batches; this experiment has {most} at most"
+            )
+        self.replica.take(steps, states)
         if self._session.recorder is not None:
             self._session.recorder.rows = list(self.rows)
             self._session.recorder.epochs = kept["epochs"]

@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -24,15 +25,18 @@ class Shelf:
         self._folder, self._limit = folder, limit
 
     def take(self, key: str) -> list[np.ndarray] | None:
-        """The arrays of this key, or None; they count as used now."""
+        """The arrays of this key, or None; they count as used now. A damaged file is as none."""
         file = self._file(key)
         try:
             data = file.read_bytes()
             os.utime(file)
         except FileNotFoundError:  # or another process has just let it go
             return None
-        with np.load(io.BytesIO(data), allow_pickle=False) as found:
-            return [found[f"arr_{number}"] for number in range(len(found.files))]
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as found:
+                return [found[f"arr_{number}"] for number in range(len(found.files))]
+        except (BadZipFile, EOFError, KeyError, ValueError):
+            return None  # whoever asks computes them, and puts them here anew
 
     def put(self, key: str, arrays: Sequence[np.ndarray]) -> None:
         """Keep these arrays, and let go of those that were not used for longest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -84,7 +85,11 @@ class VirtualPlay:
     def take(self, kept: Kept) -> None:
         """Go on from what was kept of the same experiment."""
         self._keeps()
-        stage, self._session.exchanged = self.world.take(kept, self._program)
+        stage, exchanged = self.world.take(kept, self._program)
+        laws, self._session.exchanged = self.world.times, exchanged
+        assert isinstance(laws, Laws)  # for the type checker: see `_laws`
+        seconds = exchanged["compute_seconds"] or 0.0, exchanged["update_seconds"]
+        self.world.times = replace(laws, measured=seconds[0], update=seconds[1])
         self._stage.take(stage)
 
     def _keeps(self) -> None:

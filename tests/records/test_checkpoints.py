@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +71,28 @@ def test_where_all_are_damaged_none_is_taken_for_the_begin(tmp_path: Path) -> No
         (checkpoint(tmp_path, step) / "rank0.npz").write_bytes(b"")
     with pytest.raises(LabkitError, match=r"9/rank0.*5/rank0.*begin anew"):
         newest(tmp_path, lambda manifest: True)
+
+
+GOOD: dict[str, Any] = {"taken": 5, "ranks": 2, "files": {}}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"files": [1]}, {"files": {"rank0.npz": 1}}, {"files": None}, {"taken": None},
+        {"taken": -1}, {"ranks": 0}, {"ranks": 10**12}, {"ranks": "two"}, {"experiment": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_manifest_of_odd_values_is_damaged(odd: dict[str, Any], tmp_path: Path) -> None:
+    half = tmp_path / FOLDER / "5.half"
+    half.mkdir(parents=True)
+    (half / "rank0.npz").touch()
+    seal(half, {**GOOD, **odd})
+    (sole,) = half.parent.iterdir()  # its name is what the manifest says
+    sole.rename(half.with_name("5"))
+    with pytest.raises(LabkitError, match="no checkpoint is whole: begin anew"):
+        newest(tmp_path, lambda manifest: bool(manifest["experiment"]["clock"]))
 
 
 def test_the_newest_stay_and_what_is_being_written(tmp_path: Path) -> None:

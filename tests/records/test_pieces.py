@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.common.errors import LabkitError
-from labkit.records.pieces import Piece, State, assembled, file_of, write
+from labkit.records.pieces import Piece, Rank, State, assembled, file_of, write
 
 
 @st.composite
@@ -68,3 +71,28 @@ def test_files_of_ranks_say_together_what_there_was(tmp_path: Path) -> None:
         assert own["count"] == 7 + rank
         assert own["half"].dtype == small.dtype
         assert own["half"].tobytes() == small.tobytes()
+
+
+def test_a_file_that_is_damaged_or_unpacks_to_more_is_refused_by_name(tmp_path: Path) -> None:
+    path = file_of(tmp_path, 0)
+    words = np.frombuffer(b'{"pieces": [], "told": {}}', np.uint8)
+    for content in (b"", b"PK\3\4", pickle.dumps([1])):
+        path.write_bytes(content)
+        with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or forged"):
+            Rank(path)
+    for arrays in ({}, {"index": words[:9]}, {"index": words[::-1]}, {"index": np.array([None])}):
+        np.savez(path, **arrays)
+        with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or forged"):
+            Rank(path)
+    np.savez_compressed(path, index=words)
+    with pytest.raises(LabkitError, match=r"rank0\.npz is damaged .*compressed arrays"):
+        Rank(path)
+
+
+@pytest.mark.parametrize("kind", ["O", "V4,O", "no type", 7])
+def test_a_piece_of_an_odd_type_is_refused(kind: Any, tmp_path: Path) -> None:
+    index = {"pieces": [["w", [1], [0], True, kind]], "told": {}}
+    words = np.frombuffer(json.dumps(index).encode(), np.uint8)
+    np.savez(file_of(tmp_path, 0), **{"0": np.zeros(1, "V8"), "index": words})
+    with pytest.raises(LabkitError, match="is damaged or forged"):
+        Rank(file_of(tmp_path, 0)).own()

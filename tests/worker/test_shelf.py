@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -44,3 +46,14 @@ def test_what_is_larger_than_the_shelf_pushes_nothing_out(tmp_path: Path) -> Non
     shelf.put("large", [np.zeros(10_000)])
     assert shelf.take("large") is None
     assert shelf.take("small") is not None
+
+
+def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, 10_000)
+    objects = io.BytesIO()
+    np.savez(objects, np.array([Path()]))
+    for content in (b"", b"PK\3\4", pickle.dumps(ARRAYS), objects.getvalue()):
+        (tmp_path / "key.npz").write_bytes(content)
+        assert shelf.take("key") is None
+    shelf.put("key", ARRAYS)
+    assert shelf.take("key") is not None

@@ -1,0 +1,176 @@
+"""Objects made of nodes, see `labkit.programs.writer`: whatever nodes say, no code runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from labkit.common.content import JSON
+from labkit.common.errors import LabkitError, short
+from labkit.common.state import record_named
+from labkit.compression import Compressor, parse
+from labkit.programs.writer import PLAIN
+
+
+class Reader:
+    """Makes objects of nodes: those that may hold each other are empty until all are there.
+
+    Args:
+        arrays: to which nodes refer by number.
+        outside: by name, objects of which nodes hold the name alone.
+    """
+
+    def __init__(self, arrays: tuple[np.ndarray, ...], outside: Mapping[str, object]) -> None:
+        self._arrays, self._outside = arrays, outside
+        self._things: list[Any] = []
+        self._fills: list[Callable[[], object]] = []
+        self._hashes: list[Callable[[], object]] = []  # after those: a hash needs all fields
+
+    def add(self, kind: str, data: Any) -> None:
+        """Make the object of the next node.
+
+        Raises:
+            LabkitError: no state has a node of this kind.
+        """
+        if kind not in _KINDS:
+            raise LabkitError(f"a state has a node {short(kind)}; allowed: {', '.join(_KINDS)}")
+        self._things.append(_KINDS[kind](self, data))
+
+    def fill(self) -> None:
+        """Put into objects what they hold."""
+        for fill in (*self._fills, *self._hashes):
+            fill()
+
+    def value(self, data: Any) -> Any:
+        """What stands for itself, or the object of a node."""
+        if type(data) in PLAIN:
+            return data
+        (number,) = data
+        return _at(self._things, number)
+
+    def _values(self, data: Iterable[Any]) -> list[Any]:
+        return [entry if type(entry) in PLAIN else self.value(entry) for entry in data]
+
+    def _list(self, data: list[Any]) -> list[Any]:
+        thing: list[Any] = []
+        self._fills.append(lambda: thing.extend(self._values(data)))
+        return thing
+
+    def _tuple(self, data: list[Any]) -> tuple[Any, ...]:
+        return tuple(self._values(data))
+
+    def _set(self, data: list[Any]) -> set[Any]:
+        thing: set[Any] = set()
+
+        def fill() -> None:
+            members = self._values(data)
+            _refuse_slow(members)
+            thing.update(members)
+
+        self._hashes.append(fill)
+        return thing
+
+    def _dict(self, data: list[Any]) -> dict[Any, Any]:
+        thing: dict[Any, Any] = {}
+        keys, values = data
+
+        def fill() -> None:
+            names = self._values(keys)
+            _refuse_slow(names)
+            thing.update(zip(names, self._values(values), strict=True))
+
+        self._hashes.append(fill)
+        return thing
+
+    def _deque(self, data: list[Any]) -> deque[Any]:
+        most, values = data
+        thing: deque[Any] = deque(maxlen=most)
+        self._fills.append(lambda: thing.extend(self._values(values)))
+        return thing
+
+    def _record(self, data: list[Any]) -> Any:
+        name, names, values = data
+        entry, pairs = record_named(name), dict(zip(names, values, strict=True))
+        entry.check(pairs)
+        if entry.is_tuple:
+            return entry.tuple_of({name: self.value(value) for name, value in pairs.items()})
+        thing = entry.blank()
+
+        def fill() -> None:
+            vars(thing).update(zip(pairs, self._values(pairs.values()), strict=True))
+
+        self._fills.append(fill)
+        return thing
+
+    def _outsider(self, name: str) -> object:
+        return self._outside[name]
+
+    def _array(self, number: int) -> np.ndarray:
+        array: np.ndarray = _at(self._arrays, number)
+        return array
+
+    def _tensor(self, number: int) -> Any:
+        import tensorflow as tf
+
+        return tf.constant(self._array(number))
+
+    def _scalar(self, data: list[str]) -> Any:
+        name, value = data
+        return np.frombuffer(bytes.fromhex(value), self._dtype(name))[0]
+
+    def _dtype(self, name: str) -> np.dtype[Any]:
+        import ml_dtypes  # noqa: F401  # teaches NumPy bfloat16
+
+        dtype = np.dtype(str(name))
+        if dtype.hasobject:
+            raise LabkitError("a state names a type of Python objects; allowed: those of numbers")
+        return dtype
+
+    def _generator(self, state: Any) -> np.random.Generator:
+        bits = np.random.PCG64()
+        bits.state = state
+        return np.random.Generator(bits)
+
+    def _compressor(self, fields: dict[str, JSON]) -> Compressor:
+        return parse({**fields})
+
+
+def _refuse_slow(keys: Iterable[Any]) -> None:
+    """Refuse keys whose hash may take forever, as that of tuples in tuples."""
+    for key in keys:
+        if type(key) in PLAIN:
+            continue
+        for part in key if isinstance(key, tuple) else (key,):
+            kind: Any = type(part)
+            is_plain = kind in PLAIN or isinstance(part, np.generic)
+            if not is_plain and kind.__hash__ is not object.__hash__:
+                raise LabkitError(
+                    f"a state has a key of type {kind.__name__}; allowed: numbers, strings, "
+                    "tuples of these, and records that are the same only as themselves"
+                )
+
+
+def _at(things: Any, number: int) -> Any:
+    if number < 0:  # Python would count it from the end
+        raise IndexError(f"node {number}")
+    return things[number]
+
+
+_KINDS: dict[str, Callable[[Reader, Any], Any]] = {
+    "list": Reader._list,
+    "tuple": Reader._tuple,
+    "set": Reader._set,
+    "dict": Reader._dict,
+    "deque": Reader._deque,
+    "record": Reader._record,
+    "outside": Reader._outsider,
+    "array": Reader._array,
+    "tensor": Reader._tensor,
+    "scalar": Reader._scalar,
+    "dtype": Reader._dtype,
+    "generator": Reader._generator,
+    "compressor": Reader._compressor,
+}

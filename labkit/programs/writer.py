@@ -1,0 +1,110 @@
+"""Objects as nodes of JSON; `labkit.programs.reader` makes objects of them.
+
+A node is a kind and its data. A number, a string or None stands for itself; `[n]` stands for node
+n, so that an object with two owners stays one, and objects may hold each other in a ring. No node
+names code: a record names a class of `labkit.common.state`, by its fields.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from labkit.common.content import JSON
+from labkit.common.errors import LabkitError
+from labkit.common.state import record_of
+from labkit.compression import Compressor
+
+Node: TypeAlias = list[Any]
+
+PLAIN = frozenset({type(None), bool, int, float, str})  # types of what stands for itself
+
+
+class Writer:
+    """Makes nodes of objects.
+
+    Args:
+        outside: by name, objects of which nodes hold the name alone.
+
+    Attributes:
+        nodes: so far.
+        arrays: to which nodes refer by number.
+    """
+
+    def __init__(self, outside: Mapping[str, object]) -> None:
+        self._outside = {id(thing): name for name, thing in outside.items()}
+        self._numbers: dict[int, int] = {}
+        self._things: list[object] = []  # as long as their ids count
+        self.nodes: list[Node | None] = []
+        self.arrays: list[np.ndarray] = []
+
+    def value(self, thing: Any) -> JSON:
+        """The object itself, or the number of its node.
+
+        Raises:
+            LabkitError: it is no data.
+        """
+        if type(thing) in PLAIN:
+            plain: JSON = thing
+            return plain
+        if id(thing) not in self._numbers:
+            self._add(thing)
+        return [self._numbers[id(thing)]]
+
+    def _add(self, thing: Any) -> None:
+        self._things.append(thing)
+        if isinstance(thing, tuple):
+            node = self._node(thing)  # its parts come first: a reader makes a tuple at once
+            self._numbers[id(thing)] = len(self.nodes)
+            self.nodes.append(node)
+        else:
+            number = self._numbers[id(thing)] = len(self.nodes)
+            self.nodes.append(None)
+            self.nodes[number] = self._node(thing)
+
+    def _node(self, thing: Any) -> Node:
+        if id(thing) in self._outside:
+            return ["outside", self._outside[id(thing)]]
+        if (entry := record_of(type(thing))) is not None:
+            values = entry.values(thing)
+            return ["record", [entry.kind.__name__, [*values], self._values(values.values())]]
+        if type(thing) in (list, set, tuple):
+            return [type(thing).__name__, self._values(thing)]
+        if type(thing) is dict:
+            return ["dict", [self._values(thing), self._values(thing.values())]]
+        if type(thing) is deque:
+            return ["deque", [thing.maxlen, self._values(thing)]]
+        return self._leaf(thing)
+
+    def _values(self, things: Iterable[Any]) -> list[JSON]:
+        return [thing if type(thing) in PLAIN else self.value(thing) for thing in things]
+
+    def _leaf(self, thing: Any) -> Node:
+        match thing:
+            case np.ndarray():
+                return ["array", self._array(thing)]
+            case np.generic() if not thing.dtype.hasobject:
+                return ["scalar", [thing.dtype.name, thing.tobytes().hex()]]
+            case np.dtype():
+                return ["dtype", thing.name]
+            case np.random.Generator() if isinstance(thing.bit_generator, np.random.PCG64):
+                return ["generator", thing.bit_generator.state]
+            case Compressor():
+                return ["compressor", thing.to_json()]
+        kind = type(thing)
+        if kind.__module__.startswith("tensorflow.") and hasattr(thing, "numpy"):
+            return ["tensor", self._array(np.asarray(thing))]
+        raise LabkitError(
+            f"a state holds a {kind.__module__}.{kind.__qualname__}, which is no data; allowed: "
+            "numbers, strings, containers, arrays and classes that `labkit.common.state.record` "
+            "declares"
+        )
+
+    def _array(self, array: np.ndarray) -> int:
+        if array.dtype.hasobject:
+            raise LabkitError("a state holds an array of Python objects; allowed: numbers")
+        self.arrays.append(array)
+        return len(self.arrays) - 1
