@@ -34,6 +34,7 @@ from labkit.cluster.lease import KEEPER, WARM, Lock, is_wanted, locked
 from labkit.cluster.processes import Watch, end_all
 from labkit.cluster.start import Met, Start
 from labkit.common.errors import LabkitError
+from labkit.communicator.listeners import confine
 from labkit.hosts.queue import ASK_EVERY, Job
 from labkit.records import store
 from labkit.records.endings import End, Terminated, described, of_host, of_rank, of_step
@@ -49,6 +50,13 @@ TRIES = 5  # to start: ports that were free when they were chosen may be taken a
 DEAF = "listener thread failed to start"
 NOTHING = "it said nothing"
 DONE = 10.0  # seconds that Slurm gets to be through with a job that has ended
+SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"  # names the folder of files of an mpiexec
+OPEN = (
+    "mpiexec listens on every interface, without encryption or a key, and whoever reaches this "
+    "machine may start programs as you: on a network that you trust, give "
+    "Cluster(trusted_network=True) or set LABKIT_TRUSTED_NETWORK=1; in a container, let it use "
+    "pidfd_getfd (docker run --cap-add SYS_PTRACE)"
+)
 FEW = 5  # nodes that are named
 # By this code mpiexec means that it has said why. On a busy machine its words may be lost.
 UNHEARD = f"mpiexec ended with code 213: {NOTHING}"
@@ -104,6 +112,7 @@ class Keeper:
 
     def __init__(self, folder: Path, how: Start, warms: bool = False) -> None:
         self.folder, self.how, self.warms = folder, how, warms
+        self.sessions = folder / "mpiexec"  # files of mpiexec, which it leaves where it is killed
         self.warm: float | None = None  # see `launch.State`
         self.ranks = how.ranks
         self.cluster: ipp.Cluster = None  # until it is started
@@ -127,6 +136,8 @@ class Keeper:
         # imported.
         own = self.how.environment(self._job)
         os.environ.update(own)
+        if self.how.is_local:  # elsewhere daemons of other hosts would look for this folder
+            os.environ[SESSIONS] = str(self.sessions)
         os.environ[KEEPER] = str(self.folder / "keeper.lock")
         Engines.mpi_cmd, Engines.engine_cmd = command(
             self.how.command(self._job, [*own, CONNECTION]), self.how.is_local
@@ -162,7 +173,8 @@ class Keeper:
             # The keys reach engines with what starts them, not through a file.
             send_engines_connection_env=True,
             controller_args=[
-                f"--IPController.enable_curve={not self.how.is_local}",
+                # Without it every user of this machine could read what ranks print.
+                "--IPController.enable_curve=True",
                 f"--IPController.location={self._address}",
                 # Its database of tasks keeps every result; ours go straight to the client.
                 "--nodb",
@@ -179,6 +191,7 @@ class Keeper:
         client = self.cluster.connect_client_sync()
         while len(client.ids) < self.ranks:
             self._look()
+            self._confine()
             time.sleep(0.05)
         # Asked once, while the engines are idle: who attaches later may find them at work.
         met = self._ask(client, _meet, not self.how.is_local)
@@ -212,6 +225,21 @@ class Keeper:
         """What starts the ranks, or has them started: itself, or under who ends it with us."""
         own = psutil.Process(self.cluster.engine_set.pid)
         return own if self.how.is_local else own.children()[0]
+
+    def _confine(self) -> None:
+        """Let mpiexec of this machine listen on loopback alone.
+
+        Raises:
+            LabkitError: it cannot be bound there, and nobody trusts the network.
+        """
+        if not self.how.is_local or self.how.trusted_network:
+            return
+        try:
+            confine(self._mpiexec())
+        except psutil.NoSuchProcess:
+            return  # `_look` tells how it has ended
+        except LabkitError as error:
+            raise LabkitError(f"{error}; {OPEN}") from None
 
     def _look(self) -> None:
         """Raise where waiting has become pointless; say what a queued job waits for."""
@@ -341,6 +369,7 @@ class Keeper:
             while self._is_started() and time.monotonic() < end:
                 time.sleep(LOOK_EVERY / 5)
         end_all(self.folder / "keeper.lock")
+        shutil.rmtree(self.sessions, ignore_errors=True)
         if self.how.queues:  # also what is queued by a command that was killed
             self._cancel()
 

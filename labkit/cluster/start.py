@@ -42,6 +42,7 @@ AGENTS = (AGENT_VARIABLE, "OMPI_MCA_plm_rsh_agent")
 BY_AGENT = {"PRTE_MCA_plm": "ssh", "OMPI_MCA_plm": "rsh"}  # also inside a job of Slurm's
 JOB = "LABKIT_QUEUED"  # names the job that a keeper has queued to its ranks, who end it when alone
 LOOPBACK = "127.0.0.1"
+TRUSTED = "LABKIT_TRUSTED_NETWORK"  # stands for trusted_network=True where it is 1
 SOME = 50  # nodes that are asked by which address they reach this machine
 DISTRIBUTIONS = {"core": "block", "node": "cyclic"}  # Slurm's words for places
 
@@ -78,6 +79,8 @@ class Start:
         interface: the address of this machine that hosts reach; "" finds it by the routes.
         fault_tolerant: ranks outlive the death of others.
         spares: further ranks, which wait to take the place of one that dies.
+        trusted_network: mpiexec of this machine may listen on every interface, where the system
+            does not let labkit bind it to loopback: whoever reaches the machine then reaches it.
     """
 
     workers: int
@@ -92,6 +95,7 @@ class Start:
     interface: str = ""
     fault_tolerant: bool = False
     spares: int = 0
+    trusted_network: bool = False
 
     def __post_init__(self) -> None:
         for field, allowed in (("launcher", LAUNCHERS), ("step", STEPS), ("place", PLACES)):
@@ -139,6 +143,7 @@ class Start:
         nodes: int | None = None,
         fault_tolerant: bool = False,
         spares: int = 0,
+        trusted_network: bool = False,
         **more: str,
     ) -> Self:
         """What a caller asks for; the rest by the environment, see `VARIABLES`.
@@ -176,6 +181,7 @@ class Start:
             nodes,
             fault_tolerant=fault_tolerant,
             spares=spares,
+            trusted_network=trusted_network or os.environ.get(TRUSTED) == "1",
             **more,
         )
 
@@ -208,6 +214,7 @@ class Start:
         """By which clusters of one shape share their engines."""
         shape = f"{self.workers}x{self.threads}{'-ft' if self.fault_tolerant else ''}"
         shape += f"-{self.spares}spare" if self.spares else ""
+        shape += "-trusted" if self.trusted_network else ""
         if self.is_local:
             return shape
         told = digest([self.to_json(), os.environ.get("SLURM_JOB_ID", ""), *self.login])[:6]

@@ -1,0 +1,88 @@
+"""A network that processes of one run have to themselves: a namespace with loopback alone.
+
+    python -m labkit.frameworks.private_network [COMMAND WORD…]
+
+This program brings loopback up and becomes the command. Without one it holds the namespace until
+its input ends. TensorFlow's servers and the meeting points of PyTorch, JAX and Horovod listen on
+every interface without a key; here that is one which nobody else reaches.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from labkit.common.errors import LabkitError
+
+_FLAGS, _UP, _RUNNING = 0x8914, 0x1, 0x40  # SIOCSIFFLAGS, IFF_UP, IFF_RUNNING; see netdevice(7)
+READY = "ready"
+
+
+@contextmanager
+def private_network(what: str) -> Iterator[list[str]]:
+    """Make such a network; the words before each command that is to run in it.
+
+    Args:
+        what: listens there, for the refusal.
+
+    Raises:
+        LabkitError: the system lets nobody of this user make one.
+    """
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    try:
+        holder = subprocess.Popen(alone(), text=True, **pipes)
+    except OSError as error:
+        raise refusal(what, str(error)) from None
+    with holder:  # which closes its input
+        assert holder.stdout is not None  # for the type checker: pipes were asked for
+        if holder.stdout.readline().strip() != READY:
+            raise refusal(what, holder.communicate()[1].strip())
+        yield entering(holder.pid)
+
+
+def alone() -> list[str]:
+    """The words before one command that has a network to itself, with all that it starts."""
+    unshare = [shutil.which("unshare") or "unshare", *_as_root("--map-root-user"), "--net"]
+    return [*unshare, sys.executable, "-P", "-m", __name__]
+
+
+def entering(pid: int) -> list[str]:
+    """The words before a command that is to run in the network of a process."""
+    nsenter = shutil.which("nsenter") or "nsenter"
+    return [nsenter, *_as_root("--preserve-credentials"), "--net", "--target", str(pid)]
+
+
+def refusal(what: str, why: str) -> LabkitError:
+    """The error where no such network can be made."""
+    return LabkitError(
+        f"{what} would listen on every interface of this machine, unencrypted and without a key, "
+        "and whoever reaches it may read and change what is trained: labkit gives them a network "
+        f"namespace, which this system refuses ({why or 'without a word'}); on a network that you "
+        "trust, give trusted_network=True"
+    )
+
+
+def _as_root(option: str) -> list[str]:
+    """Options by which others than root are root of a namespace that is their own."""
+    return [] if os.geteuid() == 0 else ["--user", option]
+
+
+def main(command: list[str]) -> None:
+    """Bring loopback up; be the command, or hold the network."""
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, _FLAGS, struct.pack("16sH22x", b"lo", _UP | _RUNNING))
+    if command:
+        os.execvp(command[0], command)
+    print(READY, flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
