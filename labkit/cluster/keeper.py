@@ -31,10 +31,10 @@ from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLa
 from labkit.cluster.engine import CONNECTION, command
 from labkit.cluster.launch import START_LIMIT, UNSETTLED
 from labkit.cluster.lease import KEEPER, WARM, Lock, is_wanted, locked
+from labkit.cluster.listeners import confine
 from labkit.cluster.processes import Watch, end_all
 from labkit.cluster.start import Met, Start
 from labkit.common.errors import LabkitError
-from labkit.communicator.listeners import confine
 from labkit.hosts.queue import ASK_EVERY, Job
 from labkit.records import store
 from labkit.records.endings import End, Terminated, described, of_host, of_rank, of_step

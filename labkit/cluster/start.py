@@ -17,6 +17,7 @@ from typing import NamedTuple, Self
 
 from labkit.common.content import digest
 from labkit.common.errors import InvalidInput, LabkitError, short
+from labkit.common.machine import trusts_network
 from labkit.common.units import plural
 from labkit.communicator import launcher
 from labkit.hosts import reach
@@ -42,7 +43,6 @@ AGENTS = (AGENT_VARIABLE, "OMPI_MCA_plm_rsh_agent")
 BY_AGENT = {"PRTE_MCA_plm": "ssh", "OMPI_MCA_plm": "rsh"}  # also inside a job of Slurm's
 JOB = "LABKIT_QUEUED"  # names the job that a keeper has queued to its ranks, who end it when alone
 LOOPBACK = "127.0.0.1"
-TRUSTED = "LABKIT_TRUSTED_NETWORK"  # stands for trusted_network=True where it is 1
 SOME = 50  # nodes that are asked by which address they reach this machine
 DISTRIBUTIONS = {"core": "block", "node": "cyclic"}  # Slurm's words for places
 
@@ -181,7 +181,7 @@ class Start:
             nodes,
             fault_tolerant=fault_tolerant,
             spares=spares,
-            trusted_network=trusted_network or os.environ.get(TRUSTED) == "1",
+            trusted_network=trusted_network or trusts_network(),
             **more,
         )
 

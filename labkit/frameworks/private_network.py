@@ -20,24 +20,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from labkit.common.errors import LabkitError
+from labkit.common.machine import TRUSTED, trusts_network
 
 _FLAGS, _UP, _RUNNING = 0x8914, 0x1, 0x40  # SIOCSIFFLAGS, IFF_UP, IFF_RUNNING; see netdevice(7)
 READY = "ready"
 
 
 @contextmanager
-def private_network(what: str) -> Iterator[list[str]]:
+def private_network(what: str, trusted: bool = False) -> Iterator[list[str]]:
     """Make such a network; the words before each command that is to run in it.
 
     Args:
         what: listens there, for the refusal.
+        trusted: whether it may be reached from elsewhere; then there are no words.
 
     Raises:
         LabkitError: the system lets nobody of this user make one.
     """
+    if trusted or trusts_network():
+        yield []
+        return
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     try:
-        holder = subprocess.Popen(alone(), text=True, **pipes)
+        holder = subprocess.Popen(_alone(), text=True, **pipes)
     except OSError as error:
         raise refusal(what, str(error)) from None
     with holder:  # which closes its input
@@ -47,8 +52,27 @@ def private_network(what: str) -> Iterator[list[str]]:
         yield entering(holder.pid)
 
 
-def alone() -> list[str]:
-    """The words before one command that has a network to itself, with all that it starts."""
+def isolate(what: str) -> list[str]:
+    """Return the words by which one command has a network to itself, with all that it starts.
+
+    Args:
+        what: listens there, for the refusal.
+
+    Raises:
+        LabkitError: the system lets nobody of this user make one, and the network is not trusted.
+    """
+    if trusts_network():
+        return []
+    try:
+        done = subprocess.run([*_alone(), "true"], capture_output=True, text=True)
+    except OSError as error:
+        raise refusal(what, str(error)) from None
+    if done.returncode:
+        raise refusal(what, done.stderr.strip())
+    return _alone()
+
+
+def _alone() -> list[str]:
     unshare = [shutil.which("unshare") or "unshare", *_as_root("--map-root-user"), "--net"]
     return [*unshare, sys.executable, "-P", "-m", __name__]
 
@@ -63,9 +87,9 @@ def refusal(what: str, why: str) -> LabkitError:
     """The error where no such network can be made."""
     return LabkitError(
         f"{what} would listen on every interface of this machine, unencrypted and without a key, "
-        "and whoever reaches it may read and change what is trained: labkit gives them a network "
-        f"namespace, which this system refuses ({why or 'without a word'}); on a network that you "
-        "trust, give trusted_network=True"
+        "and whoever reaches it may read and change what is trained: labkit encloses them in a "
+        f"network namespace, which this system refuses ({why or 'without a word'}); on a network "
+        f"that you trust, give trusted_network=True or set {TRUSTED}=1"
     )
 
 

@@ -125,17 +125,16 @@ def enclosed(session: Session, ended: ExitStack, what: str, trusted: bool) -> Se
         session: of the rank.
         ended: when this is closed, their network is given up.
         what: listens, of which framework.
-        trusted: whether they may be reached nevertheless; then there are no words.
+        trusted: whether they may be reached nevertheless.
 
     Raises:
         LabkitError: they may not, and this system has no network for them.
     """
-    if trusted:
-        return ()
     made = None
     if session.communicator.rank == 0:
-        made = ended.enter_context(private_network(what))
-    return session.communicator.share(made, what="the network of the framework's processes") or ()
+        made = ended.enter_context(private_network(what, trusted))
+    words = session.communicator.share(made, what="the network of the framework's processes")
+    return words or ()
 
 
 def refuse_hosts(name: str, communicator: Communicator, instead: str) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from labkit.bench.joined import Ranks, started
@@ -17,6 +17,7 @@ from labkit.bench.transports.ways import LOOPBACK, UNATTACHED, WITHIN
 from labkit.communicator import launcher
 from labkit.frameworks.child import FOREIGN, computing
 from labkit.frameworks.namespaces import ADDRESSES, DEVICE, inside
+from labkit.frameworks.private_network import isolate, private_network
 from labkit.frameworks.tf_config import HERE, PORT, free_ports
 
 HOSTS = ("labkit-a", "labkit-b")  # names of two hosts on this machine
@@ -48,7 +49,8 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Ran
     if place == UNATTACHED:
         variables |= _UNATTACHED
     if place in WITHIN:
-        with started([[*launcher.mpiexec(2), *rank]], variables) as found:
+        command = [*isolate("mpiexec"), *launcher.mpiexec(2), *rank]
+        with started([command], variables) as found:
             yield found
         return
     device = "lo" if place == LOOPBACK else DEVICE
@@ -62,7 +64,7 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Ran
         command = [*launcher.mpiexec(2), "--prtemca", "plm", "ssh"]
         command += ["--host", ",".join(f"{host}:1" for host in HOSTS)]
         command += [word for name, value in said for word in ("--mca", name, value)]
-        words = inside(namespaces[0]) if namespaces else ()
+        words = inside(namespaces[0]) if namespaces else isolate("mpiexec")
         with started([[*words, *command, *rank]], variables) as found:
             yield found
 
@@ -74,15 +76,19 @@ def tasks(namespaces: tuple[str, str] | None = None) -> Iterator[Ranks]:
         addresses = [f"{address}:{PORT}" for address in ADDRESSES]
     else:
         addresses = [f"{HERE}:{port}" for port in free_ports(2)]
-    commands = []
-    for number in (0, 1):
-        words = inside(namespaces[number]) if namespaces else ()
-        commands.append([*words, sys.executable, "-m", _TASK, str(number), *addresses])
     variables = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
     unproxied = {"no_proxy": ",".join((HERE, "localhost", *ADDRESSES))}
     given = variables | computing(1) | launcher.huge_pages() | unproxied
-    with started(commands, given) as found:
-        yield found
+    with ExitStack() as opened:
+        if namespaces:
+            words = [inside(name) for name in namespaces]
+        else:
+            words = [opened.enter_context(private_network("TensorFlow's tasks"))] * 2
+        commands = [
+            [*each, sys.executable, "-m", _TASK, str(number), *addresses]
+            for number, each in enumerate(words)
+        ]
+        yield opened.enter_context(started(commands, given))
 
 
 def hosts_wanted() -> str:
