@@ -28,6 +28,7 @@ import ipyparallel as ipp
 import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
 
+from labkit.cluster.backing import backing
 from labkit.cluster.engine import CONNECTION, command
 from labkit.cluster.launch import START_LIMIT, UNSETTLED
 from labkit.cluster.lease import KEEPER, WARM, Lock, is_wanted, locked
@@ -137,7 +138,9 @@ class Keeper:
         own = self.how.environment(self._job)
         os.environ.update(own)
         if self.how.is_local:  # elsewhere daemons of other hosts would look for this folder
+            self.sessions.mkdir(mode=0o700, exist_ok=True)
             os.environ[SESSIONS] = str(self.sessions)
+            os.environ.update(backing(self.ranks, [self.sessions]))
         os.environ[KEEPER] = str(self.folder / "keeper.lock")
         Engines.mpi_cmd, Engines.engine_cmd = command(
             self.how.command(self._job, [*own, CONNECTION]), self.how.is_local
