@@ -58,6 +58,7 @@ OPEN = (
     "Cluster(trusted_network=True) or set LABKIT_TRUSTED_NETWORK=1; in a container, let it use "
     "pidfd_getfd (docker run --cap-add SYS_PTRACE)"
 )
+LISTENS = 1.0  # seconds after which an mpiexec that does not listen is one that never does
 FEW = 5  # nodes that are named
 # By this code mpiexec means that it has said why. On a busy machine its words may be lost.
 UNHEARD = f"mpiexec ended with code 213: {NOTHING}"
@@ -191,11 +192,12 @@ class Keeper:
         )
         begun = time.monotonic()
         self.cluster.start_cluster_sync()
+        self._confine(LISTENS)
         client = self.cluster.connect_client_sync()
         while len(client.ids) < self.ranks:
             self._look()
-            self._confine()
             time.sleep(0.05)
+        self._confine()  # what has listened late
         # Asked once, while the engines are idle: who attaches later may find them at work.
         met = self._ask(client, _meet, not self.how.is_local)
         if self.warms:
@@ -229,8 +231,11 @@ class Keeper:
         own = psutil.Process(self.cluster.engine_set.pid)
         return own if self.how.is_local else own.children()[0]
 
-    def _confine(self) -> None:
+    def _confine(self, patience: float = 0.0) -> None:
         """Let mpiexec of this machine listen on loopback alone.
+
+        Args:
+            patience: seconds that it gets to begin with it.
 
         Raises:
             LabkitError: it cannot be bound there, and nobody trusts the network.
@@ -238,7 +243,7 @@ class Keeper:
         if not self.how.is_local or self.how.trusted_network:
             return
         try:
-            confine(self._mpiexec())
+            confine(self._mpiexec(), patience)
         except psutil.NoSuchProcess:
             return  # `_look` tells how it has ended
         except LabkitError as error:

@@ -18,6 +18,7 @@ from labkit.common.errors import LabkitError
 
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 _PIDFD_GETFD = 438  # its number on every architecture that Linux has now, see pidfd_getfd(2)
+_LOOK = 5e-3  # seconds between two looks at a child
 _STOP = 1.0  # seconds that all threads of a process get to stop
 
 
@@ -55,16 +56,23 @@ def exposed(process: psutil.Process) -> list[Listener]:
     return [each for each in listeners(process) if not each.is_local]
 
 
-def confine(process: psutil.Process) -> None:
+def confine(process: psutil.Process, patience: float = 0.0) -> None:
     """Bind the listeners of a child to loopback, at their ports, while all its threads stand still.
 
     A program that binds to every interface, as Open MPI's daemon does, knows no option for that.
 
+    Args:
+        process: the child.
+        patience: seconds in which it may begin to listen.
+
     Raises:
         LabkitError: the system does not let this process do so.
     """
-    if not exposed(process):
-        return
+    end = time.monotonic() + patience
+    while not exposed(process):
+        if time.monotonic() >= end:
+            return
+        time.sleep(_LOOK)
     try:
         with _stopped(process):
             handle = os.pidfd_open(process.pid)
@@ -86,7 +94,7 @@ def _stopped(process: psutil.Process) -> Iterator[None]:
     try:
         end = time.monotonic() + _STOP
         while not _is_still(process.pid) and time.monotonic() < end:
-            time.sleep(1e-3)
+            time.sleep(_LOOK)
         yield
     finally:
         process.resume()
