@@ -110,8 +110,17 @@ class Cluster:
         trusted_network: bool = False,
         **more: str,
     ) -> None:
-        beyond = (fault_tolerant, spares, trusted_network)
-        self.how = how = Start.asked(workers, threads, launcher, hosts, nodes, *beyond, **more)
+        self.how = how = Start.asked(
+            workers,
+            threads,
+            launcher,
+            hosts,
+            nodes,
+            fault_tolerant,
+            spares,
+            trusted_network,
+            **more,
+        )
         self.name = name or usual_name(how)
         self.workers, self.threads, self.limit = how.workers, threads, limit
         self._begin(Kept(folder_of(self.name), self.name, how))

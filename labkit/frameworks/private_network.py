@@ -40,9 +40,9 @@ def private_network(what: str, trusted: bool = False) -> Iterator[list[str]]:
     if trusted or trusts_network():
         yield []
         return
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    pipe = subprocess.PIPE
     try:
-        holder = subprocess.Popen(_alone(), text=True, **pipes)
+        holder = subprocess.Popen(_alone(), stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     except OSError as error:
         raise refusal(what, str(error)) from None
     with holder:  # which closes its input

@@ -129,7 +129,9 @@ def book(inside: Sequence[str] = ()) -> socket.socket | None:
 def connections(kernel: socket.socket | None) -> list[Connection]:
     """All that are established in the network of this book; none without one."""
     found: list[Connection] = []
-    for family in (socket.AF_INET, socket.AF_INET6) if kernel else ():
+    if kernel is None:
+        return found
+    for family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError):  # no such connections here
             found.extend(_dump(kernel, family))
     return found
