@@ -138,8 +138,8 @@ class Keeper:
         # imported.
         own = self.how.environment(self._job)
         os.environ.update(own)
+        self.sessions.mkdir(mode=0o700, exist_ok=True)
         if self.how.is_local:  # elsewhere daemons of other hosts would look for this folder
-            self.sessions.mkdir(mode=0o700, exist_ok=True)
             os.environ[SESSIONS] = str(self.sessions)
             os.environ.update(backing(self.ranks, [self.sessions]))
         os.environ[KEEPER] = str(self.folder / "keeper.lock")
@@ -167,6 +167,7 @@ class Keeper:
         (self.folder / CONTROLLER_LOG).unlink(missing_ok=True)
         # A controller that was killed has left where it could be reached: nobody answers there.
         shutil.rmtree(self.folder / "profile", ignore_errors=True)
+        self.sessions.mkdir(mode=0o700, exist_ok=True)  # `stop` has removed it after each try
         self.cluster = ipp.Cluster(
             n=self.ranks,
             controller=Controller,
@@ -243,10 +244,16 @@ class Keeper:
         if not self.how.is_local or self.how.trusted_network:
             return
         try:
-            confine(self._mpiexec(), patience)
+            mpiexec = self._mpiexec()
+            # On one host no daemon calls back, and whoever else does is not to be heard.
+            confine(mpiexec, patience, deaf=True)
+            # A site's mpiexec may be a script, and its ranks may speak by TCP.
+            for each in mpiexec.children(recursive=True):
+                confine(each)
         except psutil.NoSuchProcess:
             return  # `_look` tells how it has ended
         except LabkitError as error:
+            self._look()
             raise LabkitError(f"{error}; {OPEN}") from None
 
     def _look(self) -> None:

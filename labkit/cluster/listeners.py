@@ -6,6 +6,7 @@ import ctypes
 import ipaddress
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from labkit.common.errors import LabkitError
 
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 _PIDFD_GETFD = 438  # its number on every architecture that Linux has now, see pidfd_getfd(2)
+_ATTACH_FILTER = 26  # see socket(7)
+_DROP = struct.pack("HBBI", 0x06, 0, 0, 0)  # the one instruction of a filter that accepts 0 bytes
 _LOOK = 5e-3  # seconds between two looks at a child
 _STOP = 1.0  # seconds that all threads of a process get to stop
 
@@ -56,7 +59,7 @@ def exposed(process: psutil.Process) -> list[Listener]:
     return [each for each in listeners(process) if not each.is_local]
 
 
-def confine(process: psutil.Process, patience: float = 0.0) -> None:
+def confine(process: psutil.Process, patience: float = 0.0, deaf: bool = False) -> None:
     """Bind the listeners of a child to loopback, at their ports, while all its threads stand still.
 
     A program that binds to every interface, as Open MPI's daemon does, knows no option for that.
@@ -64,6 +67,7 @@ def confine(process: psutil.Process, patience: float = 0.0) -> None:
     Args:
         process: the child.
         patience: seconds in which it may begin to listen.
+        deaf: nobody reaches these sockets any more, other users of this machine neither.
 
     Raises:
         LabkitError: the system does not let this process do so.
@@ -78,7 +82,7 @@ def confine(process: psutil.Process, patience: float = 0.0) -> None:
             handle = os.pidfd_open(process.pid)
             try:
                 for each in exposed(process):
-                    _rebind(handle, each)
+                    _rebind(handle, each, deaf)
             finally:
                 os.close(handle)
     except (AttributeError, OSError) as error:  # another system than Linux has no `pidfd_open`
@@ -107,15 +111,21 @@ def _is_still(pid: int) -> bool:
     return all(state in "Tt" for state in states)
 
 
-def _rebind(handle: int, listener: Listener) -> None:
+def _rebind(handle: int, listener: Listener, deaf: bool) -> None:
     """Take a listening socket back to its beginning, and let it listen on loopback.
 
     Linux gives a socket that stops listening its address back; both processes share the socket.
+    A closed socket would wake its owner again and again; of a deaf one the kernel drops all that
+    comes.
     """
     own = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, handle, listener.descriptor, 0)
     if own < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     with socket.socket(fileno=own) as shared:
         shared.shutdown(socket.SHUT_RDWR)
+        if deaf:
+            program = ctypes.create_string_buffer(_DROP)
+            told = struct.pack("HP", 1, ctypes.addressof(program))
+            shared.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, told)
         shared.bind((LOOPBACK[shared.family], listener.port))
         shared.listen(socket.SOMAXCONN)

@@ -58,10 +58,25 @@ def test_a_child_that_listens_everywhere_goes_on_on_loopback() -> None:
         confine(process)
         assert exposed(process) == []
         assert {each.port for each in listeners(process)} == before
+        confine(process)  # finds nothing more to do
         ports = {each.address: each.port for each in listeners(process)}
         with socket.create_connection(("127.0.0.1", ports["127.0.0.1"])) as there:
             there.sendall(b"hello")
         assert child.stdout.read() == "hello\n"
+
+
+@LINUX
+def test_nobody_of_this_machine_reaches_a_child_that_was_made_deaf() -> None:
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        confine(psutil.Process(child.pid), deaf=True)
+        for each in listeners(psutil.Process(child.pid)):
+            with pytest.raises(TimeoutError):
+                socket.create_connection((each.address, each.port), timeout=0.2)
+        assert child.poll() is None
+        child.kill()
 
 
 @LINUX
