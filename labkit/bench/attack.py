@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from labkit.bench.timing import Row
-from labkit.bench.victim import Victim, wait_for
+from labkit.bench.victim import LEFT, Victim, wait_for
 from labkit.common.errors import InvalidInput, LabkitError
 
 Act: TypeAlias = Callable[[Victim], None]
 STILL = 20.0  # seconds for which everything is stopped
 STALE = 60  # segments of shared memory that somebody has left
 SWEPT = ("workers=2,3", "--jobs", "1")
+STARTED = (4, 8, 16)  # ranks, of whose start the caller is killed
+STARTS = 20.0  # seconds that they take on two cores
 ADDRESSES = 2 << 30  # bytes that a process may map: too few for TensorFlow
 
 
@@ -40,6 +42,10 @@ class Attack:
         begin: what the command does to itself before it starts.
         spread: seconds, at most, between the moment at which ranks work and the attack.
         anytime: seconds, at most, between the command's start and the attack instead.
+        role: must be there before these seconds begin.
+        ranks: to start; one number is drawn for each attack.
+        within: seconds after which nothing may be left.
+        followed: whether the next run is tried, too.
     """
 
     act: Act
@@ -50,6 +56,10 @@ class Attack:
     begin: Callable[[], None] | None = None
     spread: float = 2.0
     anytime: float = 0.0
+    role: str = ""
+    ranks: tuple[int, ...] = (2,)
+    within: float = LEFT
+    followed: bool = True
 
 
 def _send(signal: str, role: str = "") -> Act:
@@ -101,7 +111,22 @@ def _killed(role: str, told: str = "", **more: Any) -> Attack:
     return Attack(_send("SIGKILL", role), told or f"{role}.*SIGKILL", **more)
 
 
-TWO, MANY = ("-p", "workers", "2"), ("-p", "workers", "64")
+def _killed_start(role: str, state: str, **more: Any) -> Attack:
+    """Return an attack on the caller of ranks, at any moment of their start."""
+    return Attack(
+        _send("SIGKILL", role),
+        "",
+        state,
+        anytime=STARTS,
+        role=role,
+        ranks=STARTED,
+        within=15.0,
+        followed=False,
+        **more,
+    )
+
+
+TWO, MANY = ("-p", "workers", "2"), ("-p", "workers", "9999")
 ATTACKS = {
     "keeper killed": _killed("keeper"),
     "controller killed": _killed("controller"),
@@ -134,13 +159,12 @@ ATTACKS = {
     ),
     "too many workers": Attack(_nothing, "memory.*--force", "", kind="experiment", more=MANY),
     "too many by force": Attack(
-        _send("SIGINT", "command"),
-        "by the user|^$",
-        "interrupted",
-        kind="experiment",
-        more=(*MANY, "--force"),
-        anytime=30.0,
+        _nothing, "memory.*allowed are", "", kind="experiment", more=(*MANY, "--force")
     ),
+    "script killed at its start": _killed_start("command", "", kind="script"),
+    "command killed at its start": _killed_start("command", "interrupted"),
+    "job killed at its start": _killed_start("job", "failed"),
+    "kernel killed at its start": _killed_start("kernel", "failed"),
     "stale segments": Attack(_stale_segments, "is gone", "interrupted"),
     "full disk": Attack(_fill, "No space left on device", kind="experiment", more=TWO),
     "read-only disk": Attack(_make_read_only, "Read-only file system", kind="experiment", more=TWO),
@@ -183,9 +207,11 @@ def measure(only: Sequence[str], times: int, seed: int) -> Iterator[Row]:
 
 def _try(name: str, attack: Attack, draw: random.Random) -> Row:
     """One attack: how long until the command ended, what it left, what it told, what is wrong."""
-    victim = Victim(attack.kind, attack.more, attack.begin, disk=name in DISKS)
+    ranks = draw.choice(attack.ranks)
+    victim = Victim(attack.kind, attack.more, attack.begin, disk=name in DISKS, ranks=ranks)
     try:
         if attack.anytime:
+            wait_for(lambda: attack.role in ("", *victim.processes().values()), victim)
             time.sleep(draw.uniform(0.0, attack.anytime))
         elif attack.act is not _nothing:
             wait_for(victim.at_work, victim)
@@ -194,14 +220,15 @@ def _try(name: str, attack: Attack, draw: random.Random) -> Row:
         attack.act(victim)
         ended = victim.ended()
         seconds = time.monotonic() - begin
-        left = victim.left()
+        left = victim.left(attack.within)
         told = victim.told()
         wrong = [] if ended else ["the command did not end"]
         wrong += [f"left: {', '.join(left)}"] if left else []
         wrong += [f"told: {told}"] if not re.search(attack.told, told, re.DOTALL) else []
         wrong += _odd_states(attack, victim)
         wrong += ["a traceback"] if "Traceback" in victim.said() else []
-        wrong += [] if victim.next_works() else ["the next run does not work"]
+        fails = attack.followed and not victim.next_works()
+        wrong += ["the next run does not work"] if fails else []
         wrong = [f"{name}: {each}" for each in wrong]
         text = ", ".join(left)
         return {"seconds": seconds, "left": text, "told": told, "wrong": "; ".join(wrong)}

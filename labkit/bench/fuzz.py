@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from labkit.bench.records import make
 from labkit.common.errors import short
 from labkit.common.optional import optional
 from labkit.common.terminal import plain
+from labkit.records import store
 
 if TYPE_CHECKING:
     import click
@@ -92,13 +94,20 @@ NASTY: list[Any] = [
     *([], {}, [[]], {"": []}, [1, "a", None], {"name": "Pipelin"}, ["NaN"], "1e26", "Pipelin"),
     *({"name": "AllReduce", "compressor": {"name": "TopK", "ratio": 9}}, "range(1,3)", "1,2,,"),
 ]
+PIPE = "a pipe"
+ELSEWHERE = ("../home", "../home/made", "/dev/null", PIPE)  # where a link leads
 
 
 class Case(NamedTuple):
-    """Files by name in an empty folder, and the command line that meets them."""
+    """Files by name in an empty folder, and the command line that meets them.
+
+    Attributes:
+        special: what stands in place of a file or folder: where a link leads, or PIPE.
+    """
 
     files: dict[str, bytes]
     words: list[str]
+    special: tuple[tuple[str, str], ...] = ()
 
 
 def measure(app: click.Command, cases: int, seed: int) -> Iterator[Row]:
@@ -225,7 +234,26 @@ def kinds(run: dict[str, bytes]) -> dict[str, Any]:
         return Case(files, draw(some.sampled_from([["report", "runs"], ["ls", "runs"]])))
 
     found = (parameters, texts, notebooks, records, reports)
-    return {each.__name__: some.composite(each)() for each in found}
+    made = {each.__name__: some.composite(each)() for each in found}
+    return made | {"folders": some.composite(_folder)(some, run)}
+
+
+def _folder(draw: Draw, some: Any, run: dict[str, bytes]) -> Case:
+    """A stranger's folder: its records name this process, and a link leads out of it."""
+    status = {"schema": 1, "state": draw(some.sampled_from(["failed", "running"]))}
+    status |= store.this_process() | {"notebook": "n.ipynb"}
+    if draw(some.booleans()):
+        status["pid"] = draw(some.sampled_from([0, -1, True, 2**70, "1", 1.5, None]))
+    files = {f"runs/n/001/a/{name}": content for name, content in run.items()}
+    files |= {f"runs/n/001/{name}": b"{}" for name in ("params.yaml", "logs/notebook.log")}
+    files["runs/n/001/status.json"] = json.dumps(status).encode()
+    files["runs/n/sweep.json"] = json.dumps(status | {"members": []}).encode()
+    names = {str(each) for name in files for each in (Path(name), *Path(name).parents)}
+    place = draw(some.sampled_from(sorted(names - {".", "runs"})))
+    commands = [["ls", "runs"], ["report", "runs"], ["stop", "runs"]]
+    commands.append(["sweep", "runs/n", "--resume"])
+    special = (place, draw(some.sampled_from(ELSEWHERE)))
+    return Case(files, draw(some.sampled_from(commands)), (special,))
 
 
 def _altered(whole: Any, draw: Draw, some: Any, values: Any, how: str) -> Any:
@@ -269,6 +297,8 @@ def _ended(app: click.Command, case: Case, folder: Path) -> Ended:
         path.write_bytes(content)
     home = folder / "home"
     home.mkdir(parents=True)
+    for name, target in case.special:
+        _replace(folder / "work" / name, target.replace("..", str(folder.resolve())))
     before = os.getcwd()
     os.chdir(folder / "work")
     try:
@@ -279,6 +309,14 @@ def _ended(app: click.Command, case: Case, folder: Path) -> Ended:
     outside = [*left, *home.rglob("*")]
     wrong = f"wrote {outside[0].name} outside" if outside else _misbehaviour(done)
     return Ended(case, done.exit_code, wrong)
+
+
+def _replace(place: Path, target: str) -> None:
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
+    if target == PIPE:
+        os.mkfifo(place)
+    else:
+        place.symlink_to(target)
 
 
 def _misbehaviour(done: Result) -> str:
@@ -299,4 +337,5 @@ def _misbehaviour(done: Result) -> str:
 def _seen(case: Case, run: dict[str, bytes]) -> str:
     """The odd file of a case, as far as a line shows it."""
     odd = {n: c for n, c in case.files.items() if c not in run.values()}
-    return "; ".join(f"{name}: {content[:300]!r}" for name, content in odd.items())
+    shown = [f"{name}: {content[:300]!r}" for name, content in odd.items()]
+    return "; ".join([*(f"{name} -> {target}" for name, target in case.special), *shown])

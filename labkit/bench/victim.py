@@ -16,6 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from labkit.cluster.attached import LAST
+from labkit.cluster.processes import SESSIONS
 from labkit.common.errors import LabkitError
 from labkit.jobs.listing import find
 from labkit.records import store
@@ -44,7 +46,7 @@ def work(communicator):
                 file.write('["step", {}]\\n')
         time.sleep(0.05)
 
-with labkit.Cluster(workers=2) as cluster:
+with labkit.Cluster(workers=workers) as cluster:
     cluster.call(work)
 """
 NEXT = """
@@ -63,6 +65,7 @@ class Victim:
         more: further arguments.
         before: what the process does before it becomes the command, such as to limit itself.
         disk: keep its runs on a small file system of their own (Linux, root).
+        ranks: of its cluster.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Victim:
         more: Sequence[str] = (),
         before: Callable[[], None] | None = None,
         disk: bool = False,
+        ranks: int = 2,
     ) -> None:
         # `LABKIT_RUNTIME`, which all that is started inherits, tells its processes from others.
         self.folder = Path(tempfile.mkdtemp(prefix="labkit-attack-"))
@@ -78,7 +82,11 @@ class Victim:
         self.shared = Path(tempfile.mkdtemp(prefix="labkit-attack-", dir=memory))
         own = {"LABKIT_RUNTIME": str(self.folder)}
         own["OMPI_MCA_btl_sm_backing_directory"] = str(self.shared)
-        self.environment = os.environ | own
+        # Open MPI keeps files there, which tell the processes of one mpiexec from others, too.
+        self.tmp = self.folder / "tmp"
+        self.tmp.mkdir()
+        own["TMPDIR"] = str(self.tmp)
+        self.environment = {k: v for k, v in os.environ.items() if k != SESSIONS} | own
         self.runs = self.folder / "runs"
         self.runs.mkdir()
         self._mounted = disk
@@ -86,8 +94,8 @@ class Victim:
             made = ["mount", "-t", "tmpfs", "-o", "size=1M", "labkit-attack", str(self.runs)]
             subprocess.run(made, check=True)
         (self.folder / "victim.yaml").write_text(EXPERIMENT)
-        (self.folder / "victim.py").write_text(CALLS)
-        _write_notebook(self.folder / "victim.ipynb")
+        (self.folder / "victim.py").write_text(f"workers = {ranks}\n{CALLS}")
+        _write_notebook(self.folder / "victim.ipynb", ranks)
         self.root = self._start(_command(kind, more), before)
 
     def _start(
@@ -192,14 +200,20 @@ class Victim:
         return True
 
     def left(self, seconds: float = LEFT) -> list[str]:
-        """Processes and segments that are left when all are gone, or the time is up."""
+        """Processes, segments and files that are left when all are gone, or the time is up."""
         end = time.monotonic() + seconds
         while True:
             segments = [path.name for path in self.shared.iterdir() if "stale" not in path.name]
-            there = sorted([*self.processes().values(), *segments])
+            there = sorted([*self.processes().values(), *segments, *self._files()])
             if not there or time.monotonic() > end:
                 return there
             time.sleep(0.2)
+
+    def _files(self) -> list[str]:
+        """Return the files of clusters and of mpiexec that are left."""
+        found = [path for name in ("ompi*", "prte*", "pmix*") for path in self.tmp.glob(name)]
+        found += self.folder.glob("labkit-*/clusters/*/*")
+        return [path.name for path in found if path.suffix != ".lock" and path.name != LAST]
 
     def next_works(self) -> bool:
         """Whether a cluster of the same shape starts and answers."""
@@ -241,8 +255,8 @@ def _command(kind: str, more: Sequence[str]) -> list[str]:
     return [*cli, *files.get(kind, f"{kind} victim.ipynb").split(), *more]
 
 
-def _write_notebook(path: Path) -> None:
-    cells = [("workers: int = 2  # ranks", ["parameters"]), (CALLS, [])]
+def _write_notebook(path: Path, ranks: int) -> None:
+    cells = [(f"workers: int = {ranks}  # ranks", ["parameters"]), (CALLS, [])]
     blank: store.Record = {"cell_type": "code", "execution_count": None, "outputs": []}
     made = [
         blank | {"id": f"c{number}", "source": source, "metadata": {"tags": tags}}

@@ -20,7 +20,7 @@ FOLDER = click.Path(path_type=Path)
 MLFLOW = "Log live into MLflow: its address, or a file."
 TENSORBOARD = "The same for TensorBoard."
 LAUNCHER = "slurm: each member is an element of a job array; default: local."
-FORCE = "Start more ranks than memory is free for."
+FORCE = "Start more ranks than there are cores and free memory for; all memory is the limit."
 # Those of Optuna's that need no further package; a grid is what a sweep without a search runs.
 SAMPLERS, PRUNERS = ("tpe", "random", "qmc"), ("median", "halving", "hyperband")
 INTERRUPTED = 130  # as shells have it for Ctrl-C
@@ -98,14 +98,14 @@ def sweep(
         if folder is not None and plan.search:
             plan = _recorded(folder, target)
     queued = (options if "slurm" in options or not folder else roster.read(folder)).get("slurm")
+    total = plan.search.trials if plan.search else len(plan.members)
     if queued is None:
-        estimate.refuse(most, force)
+        estimate.refuse(max(most, _ranks_abreast(plan, options.get("jobs") or 1)), force)
     elif plan.search:
         raise InvalidInput(
             "--launcher slurm submits all members at once, and a search asks for one after the "
             "other: leave out --search, or --launcher"
         )
-    total = plan.search.trials if plan.search else len(plan.members)
     if check:
         say(f"{total} members")
         return
@@ -114,6 +114,11 @@ def sweep(
             folder = roster.create(root, name or f"{target.stem}-sweep", plan)
         follow(folder)
         _run(folder, plan, roster.read(folder) | options)
+
+
+def _ranks_abreast(plan: Plan, jobs: int) -> int:
+    """Return the most ranks that so many members start, of those whose ranks are known."""
+    return sum(sorted(member.workers for member in plan.members if member.known)[-jobs:])
 
 
 def _queued(launcher: str | None, words: str | None) -> Record:
@@ -215,10 +220,10 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
     from labkit.jobs.sweep.scheduler import Scheduler
     from labkit.jobs.sweep.screen import Screen
     from labkit.jobs.sweep.trials import Trials
-    from labkit.records import store
+    from labkit.records import registry, store
 
     # What is done is asked under the lock: another process may just have been at it.
-    with roster.owned(folder):
+    with roster.owned(folder), registry.registration(folder):
         roster.tidy(folder)
         trials = Trials(folder, plan, plan.search) if plan.search else None
         if trials:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
+from labkit.cli.sweep import FORCE
+from labkit.common.capacity import OVERSUBSCRIBE
 from labkit.common.terminal import say
 from labkit.common.units import bytes_text, plural
 
@@ -21,7 +25,8 @@ COUNT = click.IntRange(1)
     help="They end by themselves after so many without use.",
 )
 @click.option("--stop", is_flag=True, help="End those of this shape; of all, where none is given.")
-def warm(workers: int | None, threads: int | None, minutes: float, stop: bool) -> None:
+@click.option("--force", is_flag=True, help=FORCE)
+def warm(workers: int | None, threads: int | None, minutes: float, stop: bool, force: bool) -> None:
     """Keep engines with TensorFlow imported for the next notebook, script or run of this shape.
 
     One user takes them, and they end with it: what a notebook finds is as new. The next are warmed
@@ -39,6 +44,8 @@ def warm(workers: int | None, threads: int | None, minutes: float, stop: bool) -
             say("no such engines are kept warm")
         return
     how = Start.asked(workers, threads or 1, launcher="local")
+    if force:
+        os.environ[OVERSUBSCRIBE] = "1"
     said, already = pool.start(how, 60 * minutes)
     shape, end = _shape(how.workers, how.threads), "labkit warm --stop"
     idle = f"{said['idle'] / 60:g} minutes without use, or by: {end}"

@@ -22,6 +22,7 @@ from labkit.cluster.lease import LOOK_EVERY, WARM, Lease, locked
 from labkit.cluster.naming import folder_of, usual_name
 from labkit.cluster.start import Start
 from labkit.cluster.warm import inherited
+from labkit.common.capacity import check_ranks
 from labkit.common.errors import LabkitError
 
 UNCLAIMED = 60.0  # seconds after which they end: the notebook asked for others after all
@@ -66,6 +67,7 @@ def main(folder: Path, how: Start) -> None:
     with locked(folder / "start.lock"):
         if launch.is_up(folder):
             return
+        check_ranks(how.ranks)
         lease = Lease(folder, WARM)
         try:
             launch.launch(folder, how, warm=True)

@@ -85,13 +85,16 @@ class Cluster:
             without a key, so that whoever reaches the machine may start programs as you. Needed
             where the system does not let labkit bind mpiexec to loopback: macOS, containers
             without pidfd_getfd. The environment says so by LABKIT_TRUSTED_NETWORK=1.
+        oversubscribe: start more ranks on this machine than 8 for each core, or than its free
+            memory holds at 0.7 GiB each; all its memory is a limit that nothing lifts.
         more: of `labkit.cluster.start.Start`: `step` ("mpiexec" or "srun", what starts ranks in a
             job), `place` ("core" fills one host after the other, "node" deals out in turn),
             `options` (further words for salloc or srun), `agent` (in place of ssh), `interface`
             (the address of this machine that hosts reach).
 
     Raises:
-        InvalidInput: a value that cannot work, or a cluster of this name that is smaller.
+        InvalidInput: a value that cannot work, more ranks than this machine has cores and memory
+            for, or a cluster of this name that is smaller.
         LabkitError: the engines did not start, or are not one MPI world on the hosts that were
             asked for; the message ends with what they said.
     """
@@ -108,6 +111,7 @@ class Cluster:
         fault_tolerant: bool = False,
         spares: int = 0,
         trusted_network: bool = False,
+        oversubscribe: bool = False,
         **more: str,
     ) -> None:
         self.how = how = Start.asked(
@@ -123,7 +127,7 @@ class Cluster:
         )
         self.name = name or usual_name(how)
         self.workers, self.threads, self.limit = how.workers, threads, limit
-        self._begin(Kept(folder_of(self.name), self.name, how))
+        self._begin(Kept(folder_of(self.name), self.name, how, oversubscribe))
 
     def _begin(self, engines: Kept | Visited) -> None:
         self._engines, self.folder = engines, engines.folder
@@ -494,6 +498,7 @@ def run(
     show: bool = True,
     checkpoint: Checkpoint | int | str | None = None,
     resume: Resumed = None,
+    oversubscribe: bool = False,
 ) -> Run:
     """Run an experiment on a cluster of its own shape, started for it or already up.
 
@@ -501,7 +506,8 @@ def run(
     """
     if experiment.clock == "virtual":
         return _player(experiment.threads).run(experiment, show, checkpoint, resume)
-    with Cluster(workers=experiment.ranks, threads=experiment.threads) as cluster:
+    ranks, threads = experiment.ranks, experiment.threads
+    with Cluster(workers=ranks, threads=threads, oversubscribe=oversubscribe) as cluster:
         return cluster.run(experiment, show, checkpoint, resume)
 
 
@@ -511,11 +517,15 @@ def _player(threads: int) -> Cluster:
 
 
 def predict(
-    run: Run, x: Batch, strategy: Strategy | str | None = None, batch_size: int = 256
+    run: Run,
+    x: Batch,
+    strategy: Strategy | str | None = None,
+    batch_size: int = 256,
+    oversubscribe: bool = False,
 ) -> Batch:
     """What a run's model says of rows, on a cluster of its shape; see `Cluster.predict`."""
     workers, threads = run.experiment["workers"], run.experiment["threads"]
-    with Cluster(workers=workers, threads=threads) as cluster:
+    with Cluster(workers=workers, threads=threads, oversubscribe=oversubscribe) as cluster:
         return cluster.predict(run, x, strategy, workers, batch_size)
 
 

@@ -19,12 +19,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 
 from labkit.cluster.lease import KEEPER, Lock
 from labkit.cluster.start import JOB
 from labkit.cluster.where import answer
+from labkit.common.semaphore import end_start, start_places
 from labkit.hosts.reach import answers
 from labkit.worker.luggage import FOLDER
 
@@ -34,6 +37,7 @@ ENDS = 30.0  # seconds that what starts guests gets to end them
 UNREACHED = 30.0  # seconds without the controller after which a guest ends; a link may come back
 PROFILE = "IPP_PROFILE_DIR"
 OWN = [sys.executable, "-m", "labkit.cluster.engine"]
+IN_WAVES = [sys.executable, "-m", "labkit.common.semaphore", "labkit.cluster.engine"]
 # Beside a guest: takes its folders away when it has ended, however.
 _TIDIES = '(while kill -0 "$0"; do sleep 1; done; rm -rf "$@") >&- 2>&- &'
 
@@ -41,7 +45,7 @@ _TIDIES = '(while kill -0 "$0"; do sleep 1; done; rm -rf "$@") >&- 2>&- &'
 def command(words: Sequence[str], is_local: bool) -> tuple[list[str], list[str]]:
     """The words that start ranks, under watch, and those of each rank."""
     if is_local:
-        return [*words], [*OWN, "engine"]
+        return [*words], [*IN_WAVES, "engine"]
     # Without the keeper's name: by it the keeper finds processes of its own host.
     return [*OWN, "command", *words], ["env", "-u", KEEPER, *OWN, "guest"]
 
@@ -81,6 +85,35 @@ def visit() -> None:
     threading.Thread(target=look, name="labkit-visit", daemon=True).start()
 
 
+class ImportsInWaves(MetaPathFinder):
+    """Let a limited number of ranks import a module at a time.
+
+    Args:
+        module: takes long to import, on all cores.
+        keeper: the lock of the ranks' keeper.
+    """
+
+    def __init__(self, module: str, keeper: Path) -> None:
+        self.module, self.keeper = module, keeper
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the usual spec of the module, which waits for its turn; None for others."""
+        spec = PathFinder.find_spec(name, path, target) if name == self.module else None
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def wait_and_execute(module: ModuleType) -> None:
+            with start_places(self.keeper):
+                execute(module)
+
+        # Set on this loader alone: every other method of it stays.
+        vars(spec.loader)["exec_module"] = wait_and_execute
+        return spec
+
+
 def carry_out(words: Sequence[str], keeper: Path) -> int:
     """Run what starts guests, and end it with the keeper; its exit code."""
     child = subprocess.Popen(words)
@@ -117,6 +150,7 @@ if __name__ == "__main__":
         # Before ipyparallel is imported, which starts threads: they inherit the blocked signal.
         if role == "engine":
             answer(keeper.parent)
+            sys.meta_path.insert(0, ImportsInWaves("tensorflow", keeper))
         # The controller leads a group of its own, with its schedulers in it.
         watch(keeper, with_group=role == "controller")
     if role == "controller":
@@ -135,6 +169,11 @@ if __name__ == "__main__":
             def init_signal(self) -> None:
                 """Let cells alone be interrupted; the keeper hears from mpiexec of any end."""
                 signal.signal(signal.SIGINT, self._signal_sigint)
+
+            def start(self) -> None:
+                """Register, when all that takes long is imported: another rank may start."""
+                end_start()
+                super().start()
 
         if role == "guest":
             # Its start wants a profile, which the keeper takes away when all have come.

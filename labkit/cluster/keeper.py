@@ -30,10 +30,10 @@ from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLa
 
 from labkit.cluster.backing import backing
 from labkit.cluster.engine import CONNECTION, command
-from labkit.cluster.launch import START_LIMIT, UNSETTLED
+from labkit.cluster.launch import START_LIMIT, UNSETTLED, clear
 from labkit.cluster.lease import KEEPER, WARM, Lock, is_wanted, locked
 from labkit.cluster.listeners import confine
-from labkit.cluster.processes import Watch, end_all
+from labkit.cluster.processes import SESSIONS, Watch, end_all
 from labkit.cluster.start import Met, Start
 from labkit.common.errors import LabkitError
 from labkit.hosts.queue import ASK_EVERY, Job
@@ -50,8 +50,8 @@ TRIES = 5  # to start: ports that were free when they were chosen may be taken a
 # Said by an mpiexec that has the process number of one that was killed, which has left its files.
 DEAF = "listener thread failed to start"
 NOTHING = "it said nothing"
+GIVEN_UP_START = "nobody waits for the engines any more"
 DONE = 10.0  # seconds that Slurm gets to be through with a job that has ended
-SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"  # names the folder of files of an mpiexec
 OPEN = (
     "mpiexec listens on every interface, without encryption or a key, and whoever reaches this "
     "machine may start programs as you: on a network that you trust, give "
@@ -129,6 +129,7 @@ class Keeper:
             own = re.sub("[^A-Za-z0-9_.-]", "_", folder.name)  # a comma would make a list of it
             name.write_text(f"labkit-{own}-{secrets.token_hex(4)}")
         self._job = name.read_text()
+        self.is_given_up = False  # nobody waits for the engines, or they take too long
         self.waits = False  # whether the job has not begun
         self._asked = time.monotonic()  # when Slurm was, last
 
@@ -258,6 +259,8 @@ class Keeper:
 
     def _look(self) -> None:
         """Raise where waiting has become pointless; say what a queued job waits for."""
+        if self.is_given_up:  # Python loses what a signal's handler raises amid a finalizer
+            raise SystemExit(GIVEN_UP_START)
         if (end := self.end()) is not None:
             raise LabkitError(f"{end.message}: {self._said()}")
         # Also by a part that registers nobody: calls would never come back.
@@ -431,13 +434,14 @@ def _obey(keeper: Keeper, started: threading.Event) -> None:
         if keeper.waits:  # in Slurm's queue, which takes as long as it takes
             end = time.monotonic() + START_LIMIT
         if not is_wanted(keeper.folder) or time.monotonic() > end:
+            keeper.is_given_up = True
             os.kill(os.getpid(), signal.SIGALRM)
             return
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
     if number == signal.SIGALRM:
-        raise SystemExit("nobody waits for the engines any more")
+        raise SystemExit(GIVEN_UP_START)
     raise Terminated(signal.Signals(number).name)
 
 
@@ -472,6 +476,7 @@ def main(folder: Path, how: Start, warms: bool) -> None:
         started.set()
     except BaseException as error:  # the process that starts us waits, and holds the start lock
         end(_of_error(error))
+        clear(folder)
         raise
     try:
         while True:
@@ -480,11 +485,14 @@ def main(folder: Path, how: Start, warms: bool) -> None:
             # comes now waits, and then starts a cluster of their own.
             with locked(folder / "start.lock"):
                 if keeper.end() is not None or not is_wanted(folder):
-                    return end(ended)
+                    end(ended)
+                    break
     except BaseException as error:
         with locked(folder / "start.lock"):
             end(_of_error(error))
         raise
+    finally:
+        clear(folder)
 
 
 def _of_error(error: BaseException) -> End:

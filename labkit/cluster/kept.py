@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from labkit.cluster import launch
 from labkit.cluster.lease import Lease, hold, locked, take, wait_until_free
 from labkit.cluster.start import Start
+from labkit.common.capacity import check_ranks
 from labkit.common.errors import LabkitError
 from labkit.common.places import fingerprint
 from labkit.records.endings import End
@@ -26,16 +27,19 @@ class Kept:
         folder: where the cluster's files are.
         name: of the cluster.
         how: how they start.
+        oversubscribe: start more of them than this machine has cores or free memory for.
     """
 
-    def __init__(self, folder: Path, name: str, how: Start) -> None:
+    def __init__(self, folder: Path, name: str, how: Start, oversubscribe: bool = False) -> None:
         self.folder, self.name, self.how = folder, name, how
+        self.oversubscribe, self._fits = oversubscribe, False
         self._lease: Lease | None = None
 
     def start(self) -> Connection:
         """Take a lease, and start the engines where they are not up; how to connect.
 
         Raises:
+            InvalidInput: this machine is too small for them.
             LabkitError: they did not start.
         """
         self.folder.mkdir(exist_ok=True, mode=0o700)
@@ -46,7 +50,11 @@ class Kept:
             hold(self.folder)
             take(self.folder)
             if self.how_ended() is not None:
+                # Once: a run whose engines have ended goes on, however busy the machine is.
+                if not self._fits:
+                    check_ranks(self.how.ranks_here, self.oversubscribe)
                 launch.launch(self.folder, self.how)
+            self._fits = True
         return self._connection()
 
     def let_go(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
-from labkit.cluster.lease import WARM, is_held
+from labkit.cluster.lease import WARM, Lock, is_held, is_wanted
 from labkit.cluster.start import Start
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, pairs
@@ -23,6 +24,8 @@ from labkit.records.endings import End, described
 
 QUIET = 60.0  # seconds between two lines of a log about what is waited for
 START_LIMIT = 300.0  # seconds, also on a machine that is busy
+# In a cluster's folder: what is asked for after its end.
+OUTLIVE = ("last-run", "warm.log")
 UNSETTLED = "unsettled"  # in a cluster's folder: its engines were warmed, and nobody has used them
 
 
@@ -138,6 +141,27 @@ def _wait(folder: Path, how: Start, goes_on: Callable[[], bool]) -> bool:
         time.sleep(0.05)
     shown.done()
     return True
+
+
+def clear(folder: Path) -> None:
+    """Remove the files of a cluster that has ended, connections with their keys among them.
+
+    Locks stay, since another process may be about to take them. All files stay where a process
+    still claims the cluster: they say how it has ended.
+    """
+    start = Lock(folder / "start.lock")
+    try:
+        if not start.acquire() or is_wanted(folder) or is_held(folder / "keeper.lock"):
+            return
+        if (folder / "warm.lock").exists() and is_held(folder / "warm.lock"):
+            return
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.suffix != ".lock" and path.name not in OUTLIVE:
+                path.unlink(missing_ok=True)
+    finally:
+        start.release()
 
 
 def card_of(name: str, folder: Path, how: Start, connected: bool) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +17,8 @@ from labkit.cluster.lease import KEEPER
 from labkit.records.endings import End, described
 
 GONE = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"  # of mpiexec: where its session folders are
+SEGMENT = "/sm_segment."  # in the name of Open MPI's shared memory
 STOPPED = 30.0  # seconds after which a process that is stopped has ended the cluster
 
 
@@ -52,15 +56,40 @@ class Watch:
 
 
 def end_all(lock: Path) -> None:
-    """End all that this process, or an earlier keeper of this lock, has started."""
+    """End all that this process, or an earlier keeper of this lock, has started.
+
+    What Open MPI keeps in files for these processes goes with them: mpiexec removes the files, but
+    not where SIGKILL ends it.
+    """
+    files: set[Path] = set()
     for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
-        end = time.monotonic() + seconds
+        end, signaled = time.monotonic() + seconds, set[psutil.Process]()
         # Again and again: what is just being started has not been there a moment ago.
         while (found := _started(lock)) and time.monotonic() < end:
             for process in found:
-                with suppress(psutil.NoSuchProcess):
-                    process.send_signal(number)
+                files |= _files(process)
+                # Once: a second SIGTERM makes mpiexec leave without tidying up.
+                if process not in signaled:
+                    with suppress(psutil.NoSuchProcess):
+                        process.send_signal(number)
+            signaled.update(found)
             psutil.wait_procs(found, timeout=0.5)
+    for path in files:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _files(process: psutil.Process) -> set[Path]:
+    """Return the session folder of an mpiexec, and the segments that a rank shares with others."""
+    base = os.environ.get(SESSIONS) or tempfile.gettempdir()
+    found = {Path(base) / f"ompi.{process.pid}"}
+    maps = Path(f"/proc/{process.pid}/maps")  # of Linux
+    with suppress(OSError):  # the process has ended
+        lines = maps.read_text().splitlines()
+        found |= {Path(line.split(maxsplit=5)[5]) for line in lines if SEGMENT in line}
+    return found
 
 
 def _started(lock: Path) -> list[psutil.Process]:

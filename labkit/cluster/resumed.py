@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.safe_files import check_folder
 from labkit.experiment import Experiment
 from labkit.records import checkpoints, store
 from labkit.records.checkpoints import RESUMES, Checkpoint, Keeping, Resume
@@ -67,6 +68,9 @@ def earlier(experiment: Experiment, resume: Resumed) -> Run | None:
         experiment: what is to be run.
         resume: True: the newest that was interrupted or failed, under the folder of all runs;
             None: where a job is run again, the next one of that job, which may have completed.
+
+    Raises:
+        UnsafeFile: in its folder is a link, or what else is neither file nor folder.
     """
     job = os.environ.get("LABKIT_JOB") if resume is None and RESUMES in os.environ else None
     root = Path(job or os.environ.get("LABKIT_RUNS", "runs"))
@@ -80,10 +84,11 @@ def earlier(experiment: Experiment, resume: Resumed) -> Run | None:
         state = run.status["state"]
         broken = state in ("interrupted", "failed")
         kept = broken and (run.seeds or checkpoints.sealed(run.path))
-        if job is None and kept:
-            return run
-        if job and (kept or state == "completed") and run.path not in _taken:
-            _taken.add(run.path)
+        next_of_job = (kept or state == "completed") and run.path not in _taken
+        if next_of_job if job else kept:
+            check_folder(each.path, root)
+            if job:
+                _taken.add(run.path)
             return run
     return None
 
@@ -176,8 +181,10 @@ def path_of(given: Run | Path | str) -> Run:
 
     Raises:
         LabkitError: there is none.
+        UnsafeFile: in its folder is a link, or what else is neither file nor folder.
     """
     run = given if isinstance(given, Run) else Run(Path(given))
     if not (run.path / "experiment.json").exists():
         raise LabkitError(f"resume={str(run.path)!r} is no run: give its folder, or True")
+    check_folder(run.path)
     return run

@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import shlex
+import socket
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Sequence
@@ -51,6 +52,11 @@ def _check_counts(**counts: object) -> None:
     for field, value in counts.items():
         if not isinstance(value, int) or value < 1:
             raise InvalidInput(f"{field}={value!r} is impossible; give a whole number from 1")
+
+
+def _names() -> tuple[str, ...]:
+    """Return the names that this machine has for itself."""
+    return "localhost", socket.gethostname()
 
 
 class Met(NamedTuple):
@@ -199,6 +205,14 @@ class Start:
     def ranks(self) -> int:
         """All that start: workers and spares."""
         return self.workers + self.spares
+
+    @property
+    def ranks_here(self) -> int:
+        """Ranks that start on this machine, as far as hosts' names tell."""
+        if self.is_local:
+            return self.ranks
+        here = sum(host.slots for host in self.hosts if host.name in (LOOPBACK, *_names()))
+        return min(self.ranks, here)
 
     @property
     def _beside(self) -> str:

@@ -52,6 +52,11 @@ class Visited:
             raise InvalidInput(
                 f"{file.name} is of another labkit than this one; install the same on both machines"
             )
+        if self.how.is_local:  # its processes would be taken for those of this machine
+            raise InvalidInput(
+                f"{file.name} is of a cluster that listens on its own machine alone; start one on "
+                "hosts: Cluster(hosts=[…]) or Cluster(nodes=…)"
+            )
         own = digest([self.name, self._connection["curve_serverkey"]])[:8]
         self.folder = runtime_folder("visited") / own
         self._asked = self._answered = -math.inf

@@ -28,6 +28,7 @@ from labkit.cluster import launch
 from labkit.cluster.lease import KEEPER, WARM, Lease, Lock, is_held, locked, wait_until_free
 from labkit.cluster.naming import SHAPING, absolute, folder_of, usual_name
 from labkit.cluster.start import Start
+from labkit.common.capacity import check_ranks
 from labkit.common.errors import LabkitError
 from labkit.common.places import bytecode_variables, runtime_folder
 from labkit.common.units import plural
@@ -82,6 +83,7 @@ class Pool(NamedTuple):
             with locked(self.folder / "start.lock"):
                 if launch.is_up(self.folder):
                     return True
+                check_ranks(self.how.ranks)
                 self._say("warming")
                 lease = Lease(self.folder, WARM)
                 launch.launch(self.folder, self.how, warm=True)
@@ -148,12 +150,14 @@ def start(how: Start, idle: float) -> tuple[Standing, bool]:
         what is said of them, and whether they were kept already.
 
     Raises:
+        InvalidInput: this machine is too small for them.
         LabkitError: they did not start.
     """
     folder = folder_of(usual_name(how))
     folder.mkdir(exist_ok=True, mode=0o700)
     if (there := standing(folder)) is not None:
         return there, True
+    check_ranks(how.ranks)
     (folder / FILE).unlink(missing_ok=True)  # an earlier one's
     with (folder / "warm.log").open("wb") as log:
         keeper = subprocess.Popen(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import sys
 import tempfile
+from contextlib import suppress
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
@@ -26,16 +28,23 @@ def runtime_folder(name: str) -> Path:
     `LABKIT_RUNTIME`, else XDG_RUNTIME_DIR, else a folder in the temporary one.
 
     Raises:
-        LabkitError: somebody else owns that folder.
+        LabkitError: others may write there, or it is a link.
     """
     given = os.environ.get("LABKIT_RUNTIME") or os.environ.get("XDG_RUNTIME_DIR")
     root = Path(given or tempfile.gettempdir()) / f"labkit-{os.getuid()}"
-    # In a folder that all may write to, anybody can make one of this name before us.
-    if _made(root).stat().st_uid != os.getuid():
-        raise LabkitError(
-            f"{root} belongs to another user; set LABKIT_RUNTIME to a folder of yours"
-        )
-    return _made(root / name)
+    # In a folder that all may write to, anybody can make one of this name before us: a link, too.
+    with suppress(FileExistsError):
+        root.mkdir(parents=True, mode=0o700)
+    there = root.lstat()
+    if not stat.S_ISDIR(there.st_mode):
+        wrong = "is a link or a file, not a folder"
+    elif there.st_uid != os.getuid():
+        wrong = "belongs to another user"
+    elif stat.S_IMODE(there.st_mode) & 0o077:
+        wrong = f"is open to other users (mode {stat.S_IMODE(there.st_mode):o}, allowed is 700)"
+    else:
+        return _made(root / name)
+    raise LabkitError(f"{root} {wrong}; remove it, or set LABKIT_RUNTIME to a folder of yours")
 
 
 def peers_folder() -> Path:

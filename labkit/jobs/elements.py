@@ -10,10 +10,11 @@ from pathlib import Path
 from labkit.common.errors import LabkitError
 from labkit.hosts.queue import Job, Queue
 from labkit.hosts.reach import login
-from labkit.records import store
+from labkit.records import registry, store
 
 NEVER_BEGAN = "JobLaunchFailure"  # Slurm's reason, such as for a folder that the node does not see
 PATIENCE, LOOK_EVERY = 80.0, 2.0  # seconds until an element must have ended, and between questions
+ELSEWHERE = "was not started by this user on this machine; stop it where it was started"
 # States in which Slurm ends an element that nobody has asked to end; others are interruptions.
 FAULTS = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "FAILED", "COMPLETED"})
 
@@ -46,7 +47,7 @@ class Elements:
 def number_of(status: store.Record) -> str:
     """The number of the element that a record names, "12_3"; "" where it names none."""
     number = str(status.get("element", ""))
-    # A record may be a stranger's, and the number becomes a word of scancel's.
+    # A record may be a stranger's, and the number becomes a word of squeue's.
     return number if re.fullmatch(r"[0-9]+_[0-9]+", number) else ""
 
 
@@ -81,22 +82,36 @@ def settle(folder: Path, job: Job | None, why: str = "") -> None:
     reason = why if why and (job is None or job.state == "CANCELLED") else cause(job)
     record = store.fail if job and job.state in FAULTS else store.interrupt
     # Its runs first: who sees the job's end may read them.
-    for run in sorted(folder.glob("*/status.json")):
-        if store.read_status(run.parent)["state"] == "running":
-            record(run.parent, reason)
+    for run in store.runs_of(folder):
+        if store.read_status(run)["state"] == "running":
+            record(run, reason)
     record(folder, reason)
 
 
-def queued(jobs: Iterable[Path]) -> dict[str, Path]:
-    """Folders of jobs that are elements which Slurm has not ended, by their numbers."""
+def is_ours(job: Path, number: str) -> bool:
+    """Whether this user has submitted the element that the record of a sweep's member names."""
+    return number.partition("_")[0] in registry.arrays(job.parent)
+
+
+def queued(jobs: Iterable[Path], say: Callable[[str], None]) -> dict[str, Path]:
+    """Folders of jobs that are elements which Slurm has not ended, by their numbers.
+
+    Args:
+        jobs: folders.
+        say: is told of each element that this user has not submitted here; it is left out.
+    """
     slurm, found = Elements(), {}
     for path in jobs:
         try:
             status = slurm.as_it_is(store.read_status(path))
         except LabkitError:  # `labkit ls` says what is wrong with it
             continue
-        if (number := number_of(status)) and status["state"] not in store.ENDED:
+        if not (number := number_of(status)) or status["state"] in store.ENDED:
+            continue
+        if is_ours(path, number):
             found[number] = path
+        else:
+            say(f"{path} {ELSEWHERE}")
     return found
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from pathlib import Path
 
-from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.capacity import OVERSUBSCRIBE, RANK_GIB, capacity, check_ranks
+from labkit.common.errors import LabkitError
 from labkit.common.units import duration_text, plural
 from labkit.jobs import listing
 from labkit.jobs.parameters import Values, declared, largest
 from labkit.records import store
 from labkit.records.scan import scan
 
-# Resident memory of a rank that has imported TensorFlow and built a small model, in GiB (measured:
-# TensorFlow 2.21, Keras 3, Linux, one thread).
-BASE_GIB = 0.7
 # What makes a step longer or shorter; epochs and repeats multiply.
 SAME = (
     *("model", "model_options", "dataset", "dataset_options", "workers", "threads", "strategy"),
@@ -51,29 +50,24 @@ def of_experiment(record: store.Record, root: Path, ranks: int | None = None) ->
 
 
 def refuse(workers: int, force: bool) -> None:
-    """Refuse more ranks than memory is free for, unless by force.
+    """Refuse more ranks than this machine can start; ranks on other machines pass.
+
+    Args:
+        workers: ranks.
+        force: oversubscribe; all processes of this command then do.
 
     Raises:
-        InvalidInput: they need more.
+        InvalidInput: the ranks do not fit.
     """
-    free, need = free_gib(), workers * BASE_GIB
-    if need > free and not force:
-        raise InvalidInput(
-            f"{plural(workers, 'rank')} want at least {need:.1f} GiB of memory, {free:.1f} GiB are "
-            "free; take fewer workers, or start them nevertheless with --force"
-        )
-
-
-def free_gib() -> float:
-    """Memory that is free, in GiB."""
-    import psutil
-
-    return float(psutil.virtual_memory().available) / 2**30
+    if force:
+        os.environ[OVERSUBSCRIBE] = "1"
+    if os.environ.get("LABKIT_LAUNCHER", "local") in ("", "local"):
+        check_ranks(workers, force)
 
 
 def memory(workers: int) -> str:
     """What the ranks need at least, beside what is free."""
-    free, need = free_gib(), workers * BASE_GIB
+    free, need = capacity().free, workers * RANK_GIB
     warning = "; that is too little" if need > free else ""
     return (
         f"memory: at least {need:.1f} GiB for {plural(workers, 'rank')}, plus data and model on "

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
+from labkit.common.safe_files import read_file
 from labkit.jobs.log import Log, experiment, parameters_of_job
 from labkit.records import store
 
@@ -18,7 +19,7 @@ RECORD = "application/papermill.record+json"  # `papermill.record`: a name and i
 
 def keep(job: Path) -> None:
     """Write a run of what the executed notebook of a job has glued, if it has glued anything."""
-    cells = json.loads((job / "output.ipynb").read_text())["cells"]
+    cells = json.loads(read_file(job / "output.ipynb"))["cells"]
     found = dict(scraps(output for cell in cells for output in cell.get("outputs", [])))
     if not found:
         return

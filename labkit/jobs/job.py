@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from labkit.common.privacy import scrub
+from labkit.common.safe_files import make_folder, open_file, read_file
 from labkit.jobs.fork import BROKEN, Fork
-from labkit.records import store
+from labkit.records import registry, store
 from labkit.records.endings import ASKS, End, described
 
 if TYPE_CHECKING:
@@ -187,6 +188,12 @@ def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = Tr
     # A thread: whoever is interrupted may have to be insisted on.
     stop = partial(kernel.interrupt, "ended by SIGTERM (labkit stop sends it)")
     signal.signal(signal.SIGTERM, lambda *_: _start(stop))
+    with registry.registration(job):
+        return _record(notebook, job, kernel, limit, shown)
+
+
+def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, shown: bool) -> int:
+    """Execute the notebook and record how that ends; arguments as of `main`."""
     try:
         store.mark_running(job)
         prepare()
@@ -247,7 +254,7 @@ def forked(notebook: Path, job: Path, environment: Mapping[str, str], limit: flo
     """
 
     def act(control: int) -> int:
-        log = os.open(job / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = open_file(job / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, job, 0o644)
         for source, target in ((control, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         # Python's own objects still hold the parent's streams, whatever lies beneath them now.
@@ -256,7 +263,7 @@ def forked(notebook: Path, job: Path, environment: Mapping[str, str], limit: flo
         os.environ.update({**environment, "LABKIT_JOB": str(job.resolve())})
         return main(notebook, job, limit, shown=False)
 
-    (job / "logs").mkdir(exist_ok=True)
+    make_folder(job / "logs", job)
     return Fork(act)
 
 
@@ -320,7 +327,7 @@ def _watch(kernel: Kernel, limit: float | None) -> None:
 
 def _keep_glued(job: Path) -> None:
     """Make a run of what the notebook has glued; few notebooks have, so look first."""
-    if "application/scrapbook.scrap" in (text := (job / "output.ipynb").read_text()) or (
+    if "application/scrapbook.scrap" in (text := read_file(job / "output.ipynb").decode()) or (
         "application/papermill.record" in text
     ):
         from labkit.jobs import glue
@@ -342,10 +349,11 @@ def _run(notebook: Path, job: Path, kernel: Kernel, terminal: Sequence[TextIO]) 
     output = str(job / "output.ipynb")
     # By the file's own name: all else that papermill reads or writes goes its usual way.
     papermill_io.register(output, Record())
-    (job / "logs").mkdir(exist_ok=True)
+    make_folder(job / "logs", job)
     logging.getLogger("papermill").addFilter(_matters)
     values = read_plain_file(job / "params.yaml")
-    with (job / "logs" / "notebook.log").open("w") as log:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with os.fdopen(open_file(job / "logs" / "notebook.log", flags, job), "w") as log:
         papermill.execute_notebook(
             _literal(str(_readable(notebook, job))),
             _literal(output),

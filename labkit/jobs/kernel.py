@@ -153,7 +153,7 @@ class Embryo(Fork):
 
     def __init__(self) -> None:
         self._hears, told = os.pipe()
-        super().__init__(partial(_become_kernel, told))
+        super().__init__(partial(_become_kernel, told, os.getpid()))
         os.close(told)  # else the kernel's death would not close the pipe
 
     def launch(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -245,11 +245,12 @@ def _stay(number: int, frame: FrameType | None) -> None:
     """Leave it to the job's process, which is told as well."""
 
 
-def _become_kernel(told: int, orders: int) -> int:
+def _become_kernel(told: int, job: int, orders: int) -> int:
     """Wait for the order, be the kernel, and end as an interpreter ends."""
     with os.fdopen(orders) as pipe:
         text = pipe.read()
-    if not text:  # its job has ended without it
+    # The kernel looks for its job's end from its start on, and takes another parent for the job.
+    if not text or os.getppid() != job:
         return 0
     arguments, environment = json.loads(text)
     # The orders hold the whole environment: what is absent there shall be absent here.
@@ -264,7 +265,7 @@ def _become_kernel(told: int, orders: int) -> int:
     signal.signal(signal.SIGINT, Shell.interrupt)
     sys.argv = ["labkit.jobs.kernel", *arguments]
     # Given here, as ipykernel reads the variable when it is imported.
-    LosslessKernel.launch_instance(arguments, parent_handle=os.getppid(), told=told)
+    LosslessKernel.launch_instance(arguments, parent_handle=job, told=told)
     # A fork ends by os._exit, which leaves these out; a notebook's cluster ends in one of them.
     atexit._run_exitfuncs()
     return 0

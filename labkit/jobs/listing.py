@@ -15,7 +15,7 @@ from labkit.jobs.listed import LEAST, Listed, Row
 from labkit.jobs.sweep import roster
 from labkit.records import store
 from labkit.records.run import Run, gate_failed, key_metrics, known
-from labkit.records.scan import Folder, folders, left_out, read_run
+from labkit.records.scan import Folder, folders, left_out, links_left_out, read_run
 
 HEAD = ("name", "state", "duration", "accuracy", "samples/s", "gate", "cause")
 CAUSE_WIDTH = 80
@@ -30,6 +30,7 @@ def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
     listed = Listed(root) if len(found) >= LEAST else None
     for folder in found:
         name = _name(folder.path, root)
+        skipped += links_left_out(folder, root)
         try:
             if folder.is_run:
                 # One by one: the records of thousands would fill memory, and slow all that is made.

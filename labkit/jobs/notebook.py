@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.common.privacy import scrub
+from labkit.common.safe_files import read_file
 from labkit.jobs import parameters
 from labkit.jobs.fork import Fork
 from labkit.jobs.job import CELL_FAILED, LOG
@@ -168,8 +169,11 @@ def start(
 
 def _clean(log: Path) -> None:
     """Keep what a process said beside its notebook's outputs, if anything, without paths."""
-    text = log.read_text(errors="replace") if log.exists() else ""
+    try:
+        text = read_file(log, root=log.parents[1]).decode(errors="replace")
+    except FileNotFoundError:
+        return
     if text.strip():
         store.write_atomically(log, scrub(text))
     else:
-        log.unlink(missing_ok=True)
+        log.unlink()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import psutil
+
 from labkit.common.errors import LabkitError
-from labkit.jobs.elements import cancel, queued
+from labkit.jobs.elements import ELSEWHERE, cancel, queued
 from labkit.jobs.listing import find
 from labkit.jobs.sweep import roster
-from labkit.records import store
+from labkit.records import registry, store
 
 PATIENCE = 80.0  # seconds: a cell has half of that to clean up before its kernel is killed
 
@@ -21,52 +22,91 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
     """Ask every running sweep and job at and below root to end; those that have not ended.
 
     A sweep ends its own members. Runs of a notebook that is open in JupyterLab are left alone: the
-    process that works on them is the notebook's.
+    process that works on them is the notebook's. What ends is what this user's registry names for a
+    folder; what a record there names is left alone.
 
     Raises:
         LabkitError: there is no such folder.
     """
     jobs, sweeps = find(root)
-    asked = _ask(sweeps, roster.read)
+    heard: list[str] = []
+
+    def tell(line: str) -> None:
+        heard.append(line)
+        say(line)
+
+    told, left = _tell_to_end(sweeps, roster.FILE, tell)
     # A member that was told itself would look to its sweep like one that failed.
-    alone = [job for job in jobs if not any(sweep in job.parents for sweep in asked)]
-    elements = queued(alone)
-    asked |= _ask(alone, store.read_status)
-    if not asked and not elements:
+    alone = [job for job in jobs if not any(sweep in job.parents for sweep in told)]
+    elements = queued(alone, tell)
+    others, refused = _tell_to_end(alone, "status.json", tell)
+    told |= others
+    left += refused
+    if elements:
+        try:
+            left += cancel(elements, tell)
+        except LabkitError as error:  # Slurm does not answer: the processes here end all the same
+            tell(str(error))
+            left += elements.values()
+    left += _wait(told, tell)
+    if not heard:
         say(f"nothing runs in {root}")
-    left = cancel(elements, say) if elements else []
+    return left
+
+
+def _tell_to_end(
+    paths: Iterable[Path], name: str, say: Callable[[str], None]
+) -> tuple[dict[Path, store.Record], list[Path]]:
+    """Send SIGTERM to the registered process of each folder; those told, and those refused.
+
+    Args:
+        paths: folders of jobs or sweeps.
+        name: of the records that say whether these run.
+        say: is told of each that claims to run and is not ended.
+    """
+    told, refused = {}, []
+    for path in sorted(paths):
+        process = registry.process(path)
+        if process is None:
+            # Of one whose process is not here, `labkit ls` says that it is interrupted.
+            if (claimed := _claim(path / name)) and store.is_alive(claimed):
+                say(f"{path} {ELSEWHERE}")
+            continue
+        if not store.is_alive(process):
+            continue
+        try:
+            psutil.Process(process["pid"]).send_signal(signal.SIGTERM)
+        except psutil.NoSuchProcess:  # it has just ended
+            continue
+        except psutil.AccessDenied:
+            say(f"{path}: the system does not let this user end process {process['pid']}")
+            refused.append(path)
+            continue
+        told[path] = process
+    return told, refused
+
+
+def _claim(path: Path) -> store.Record | None:
+    """The record of a job or sweep that says that it runs, in a process and not in Slurm."""
+    try:
+        record = store.read_json(path)
+    except LabkitError:  # `labkit ls` says what is wrong with it
+        return None
+    return record if record.get("state") == "running" and "element" not in record else None
+
+
+def _wait(told: dict[Path, store.Record], say: Callable[[str], None]) -> list[Path]:
+    """Wait for processes that were told to end; the folders of those that do not."""
     end = time.monotonic() + PATIENCE
-    while asked:
-        for path, status in list(asked.items()):
-            if not store.is_alive(status):
+    while told:
+        for path, process in list(told.items()):
+            if not store.is_alive(process):
                 say(f"stopped: {path}")
-                del asked[path]
+                del told[path]
         if time.monotonic() > end:
             break
         # Polled: these are no children of this process, so that nothing announces their end.
         time.sleep(0.1)
-    for path, status in asked.items():
-        say(f"{path} does not end; its process is {status['pid']}")
-    return [*left, *asked]
-
-
-def _ask(paths: Iterable[Path], read: Callable[[Path], store.Record]) -> dict[Path, store.Record]:
-    """Send SIGTERM to the process of each record that says "running"; those that got it."""
-    asked = {}
-    for path in sorted(paths):
-        try:
-            status = read(path)
-        except LabkitError:  # `labkit ls` says what is wrong with it
-            continue
-        if "element" in status:  # its process, if it has one, is a node's
-            continue
-        # Alive: the very process that wrote the record, not a later one under its number.
-        if status["state"] == "running" and store.is_alive(status):
-            try:
-                os.kill(int(status["pid"]), signal.SIGTERM)
-            except PermissionError as error:
-                raise LabkitError(f"{path} is run by another user, who can stop it") from error
-            except ProcessLookupError:  # it has just ended
-                continue
-            asked[path] = status
-    return asked
+    for path, process in told.items():
+        say(f"{path} does not end; its process is {process['pid']}")
+    return [*told]

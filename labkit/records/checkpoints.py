@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from labkit.common.checked import Checked
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.safe_files import open_file
 from labkit.records import store
 from labkit.records.store import Record
 
@@ -169,7 +171,7 @@ def read(folder: Path) -> Record:
     for name, file in said["files"].items():
         path = folder / name
         try:
-            with path.open("rb") as content:
+            with os.fdopen(open_file(path, root=folder), "rb") as content:
                 found = hashlib.file_digest(content, "sha256").hexdigest()
         except OSError as error:
             raise LabkitError(f"{folder.name}/{name} cannot be read: {error.strerror}") from error
@@ -181,7 +183,9 @@ def read(folder: Path) -> Record:
 def sealed(run: Path) -> list[Path]:
     """The checkpoints of a run that claim to be whole, newest first."""
     found = [path.parent for path in (run / FOLDER).glob(f"*/{MANIFEST}")]
-    return sorted((each for each in found if each.name.isdecimal()), key=_step, reverse=True)
+    # What a link leads to is another folder's: it is neither resumed nor removed.
+    whole = (each for each in found if each.name.isdecimal() and not each.is_symlink())
+    return sorted(whole, key=_step, reverse=True)
 
 
 def newest(run: Path, same: Same) -> Resume | None:
@@ -219,7 +223,9 @@ def forget(folder: Path, keep: int) -> None:
 def go_back(folder: Path, step: int) -> None:
     """Remove checkpoints after a step, and halves; who was killed may still write one of these."""
     for each in folder.iterdir():
-        if not each.name.isdecimal() or _step(each) > step:
+        if each.is_symlink():
+            each.unlink()
+        elif not each.name.isdecimal() or _step(each) > step:
             (each / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(each, ignore_errors=True)
 

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from labkit.common.safe_files import read_file
+
 SUFFIX = ".ledger"
 
 
@@ -74,7 +76,7 @@ def read(folder: Path) -> list[Entry]:
     """The entries of all ranks; the last line of one that died may be torn."""
     found = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
-        whole = path.read_bytes().rpartition(b"\n")[0]
+        whole = read_file(path).rpartition(b"\n")[0]
         found += [Entry(*json.loads(each)) for each in whole.splitlines()]
     return found
 

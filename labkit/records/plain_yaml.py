@@ -9,6 +9,7 @@ import yaml
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
+from labkit.common.safe_files import read_file
 
 LONGEST = 100_000  # letters; the longest parameters of a sweep have some thousands
 DEEPEST = 20  # brackets in each other
@@ -46,10 +47,7 @@ def read_plain_file(path: Path) -> JSON:
         NotPlain: it cannot be read, or as `read_plain` says.
     """
     try:
-        if not path.is_file():  # a pipe would be waited for
-            raise NotPlain(f"{path.name} is not a file")
-        with path.open() as file:
-            return read_plain(file.read(LONGEST + 1))
+        return read_plain(read_file(path, limit=4 * LONGEST).decode())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise NotPlain(f"cannot be read: {reason}") from error

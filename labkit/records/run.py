@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from labkit.common.content import JSON, is_number
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, curve, folded, pairs, preformatted
+from labkit.common.safe_files import open_file
 from labkit.common.units import number_text
 from labkit.records import store
 from labkit.records.scan import Found, find_runs
@@ -162,7 +163,8 @@ class Run:
     @property
     def seeds(self) -> list[Run]:
         """The repeats of this run, one a seed, in order; empty for a run without repeats."""
-        numbered = ((re.fullmatch(r"seed(\d+)", path.name), path) for path in self.path.iterdir())
+        inside = [path for path in self.path.iterdir() if not path.is_symlink()]
+        numbered = ((re.fullmatch(r"seed(\d+)", path.name), path) for path in inside)
         # By number: as text seed10 stands before seed2.
         found = sorted((int(match[1]), path) for match, path in numbered if match)
         return [Run(path) for _, path in found]
@@ -181,6 +183,7 @@ class Run:
                 f"{self.name} has no model.keras (state: {self.status['state']}); only a completed "
                 "run of a model that Keras can save has one"
             )
+        os.close(open_file(files[0]))  # refuses a link, and a pipe, which Keras would wait for
         return files[0]
 
     def model(self) -> keras.Model:

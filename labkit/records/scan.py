@@ -13,6 +13,8 @@ from labkit.records.store import Record, checked_status, read_bytes, read_json
 
 PARQUET = b"PAR1"  # begins and ends such a file
 
+LINKED = "left out: it is a symbolic link; give its own path to read it"
+
 
 class Found(NamedTuple):
     """A usable run directory with its records, which are read once; no metrics: not yet there."""
@@ -36,11 +38,12 @@ class Scan(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """A folder with the names of the files in it, and whether it is a run's."""
+    """A folder with the names of the files in it, whether it is a run's, and links to folders."""
 
     path: str
     files: set[str]
     is_run: bool
+    links: tuple[str, ...] = ()
 
 
 def folders(root: Path | str) -> Iterator[Folder]:
@@ -56,13 +59,15 @@ def folders(root: Path | str) -> Iterator[Folder]:
         )
         # In place, as os.walk wants it. What a sweep replaced lies in hidden folders.
         inside[:] = [] if is_run else sorted(name for name in inside if not name.startswith("."))
-        yield Folder(path, files, is_run)
+        links = tuple(name for name in inside if os.path.islink(f"{path}/{name}"))
+        yield Folder(path, files, is_run, links)
 
 
 def scan(root: Path | str) -> Scan:
     """Look for run directories at and below root; a run is not searched for runs inside it."""
     result = Scan([], [])
     for folder in folders(root):
+        result.skipped.extend(links_left_out(folder, Path(root)))
         if not folder.is_run:
             continue
         read = read_run(folder)
@@ -76,6 +81,12 @@ def scan(root: Path | str) -> Scan:
 def left_out(folder: Folder, root: Path, reason: str) -> str:
     """The line that says that a run is left out."""
     return f"{Path(folder.path).relative_to(root.parent)} left out: {reason}"
+
+
+def links_left_out(folder: Folder, root: Path) -> list[str]:
+    """The lines that say which links to folders are not followed."""
+    place = Path(folder.path).relative_to(root.parent)
+    return [f"{place / name} {LINKED}" for name in folder.links]
 
 
 def find_runs(root: Path | str) -> list[Found]:

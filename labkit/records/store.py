@@ -8,8 +8,6 @@ import json
 import math
 import os
 import re
-import secrets
-import stat
 import sys
 import time
 import warnings
@@ -24,6 +22,14 @@ from labkit.common.content import JSON
 from labkit.common.errors import LabkitError, short
 from labkit.common.places import runtime_folder
 from labkit.common.privacy import scrub
+from labkit.common.safe_files import (
+    UnsafeFile,
+    check_folder,
+    make_folder,
+    open_file,
+    read_file,
+    replace_file,
+)
 from labkit.records.shape import wrong_field
 
 if TYPE_CHECKING:
@@ -60,20 +66,11 @@ Rows: TypeAlias = Sequence[Fields]
 def write_atomically(path: Path, content: bytes | str) -> Path:
     """Write the whole content or nothing: a temporary name in the same folder, fsync, replace."""
     data = content.encode() if isinstance(content, str) else content
-    # In the same folder: only within one file system a rename is atomic.
-    temporary = path.with_name(f".{path.name[:60]}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            # Else a machine that goes down may keep the new name of a file, and not what is in it.
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        replace_file(path, data)
     except OSError as error:
         error.filename = error.filename or str(path)  # a full disk names none
         raise
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 
@@ -94,8 +91,12 @@ def read_json(path: Path | str) -> Record:
         return _record(path)
     except FileNotFoundError:
         reason = "is missing"
+    except UnsafeFile as error:
+        reason = str(error.strerror)
+    except _Odd as error:
+        reason = str(error)
     except (OSError, ValueError, RecursionError) as error:
-        reason = str(error) if isinstance(error, _Odd) else f"cannot be read: {scrub(str(error))}"
+        reason = f"cannot be read: {scrub(str(error))}"
     raise LabkitError(f"{Path(path).parent.name}/{Path(path).name} {reason}")
 
 
@@ -120,21 +121,9 @@ def _record(path: Path | str) -> Record:
 def read_bytes(path: Path | str, last: int | None = None) -> bytes:
     """What a file holds, or its last bytes.
 
-    Raises: OSError; ValueError, for what is no file, or longer than a record can be.
+    Raises: OSError; UnsafeFile, for what is no file, or longer than a record can be.
     """
-    # Not to wait for who writes into a pipe.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise _Odd("is not a file")
-        if last is not None:
-            return os.pread(descriptor, last, max(0, found.st_size - last))
-        if found.st_size > LONGEST_RECORD:
-            raise _Odd(f"has {found.st_size:,} bytes; a record has at most {LONGEST_RECORD:,}")
-        return os.read(descriptor, found.st_size)
-    finally:
-        os.close(descriptor)
+    return read_file(path, LONGEST_RECORD, last)
 
 
 def _plain(value: Any) -> Any:
@@ -185,8 +174,9 @@ def new_run_directory(parent: Path | str, name: str) -> Path:
 def run_directory(name: str) -> Path:
     """A new run directory: in the folder of this process's job, else of interactive runs."""
     interactive = Path(os.environ.get("LABKIT_RUNS", "runs")) / "interactive"
-    folder = Path(os.environ.get("LABKIT_JOB", interactive))
-    folder.mkdir(parents=True, exist_ok=True)
+    job = os.environ.get("LABKIT_JOB")
+    folder = Path(job or interactive)
+    make_folder(folder, folder if job else folder.parent)
     # Resolved: a Run is found also when the notebook has changed its folder.
     return new_run_directory(folder.resolve(), name)
 
@@ -198,7 +188,7 @@ def new_job_directory(root: Path | str, notebook: Path | str, parameters: Fields
     path is recorded whole); parameters, what differs from the notebook's own values.
     """
     folder = Path(root) / safe_name(Path(notebook).stem)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, root)
     with _locked(folder):
         taken = [re.match(r"(\d+)(_|$)", entry.name) for entry in folder.iterdir()]
         number = 1 + max((int(match[1]) for match in taken if match), default=0)
@@ -212,6 +202,9 @@ def unfinished_job(root: Path | str, notebook: Path | str, parameters: Fields) -
     """The newest job of a notebook with these parameters, if it ended before it was completed.
 
     Args: as of `new_job_directory`, whose folder and status "queued" it has again then.
+
+    Raises:
+        UnsafeFile: in its folder is a link, or what else is neither file nor folder.
     """
     folder, words = Path(root) / safe_name(Path(notebook).stem), job_name(0, parameters, 1)[1:]
     jobs = {each.parent for each in folder.glob("*/params.yaml")}
@@ -220,6 +213,7 @@ def unfinished_job(root: Path | str, notebook: Path | str, parameters: Fields) -
     _, newest = max(found, default=(0, None))
     if newest is None or read_status(newest)["state"] not in ("interrupted", "failed"):
         return None
+    check_folder(newest, root)
     queue(newest, notebook, parameters)
     return newest
 
@@ -332,7 +326,8 @@ def read_table(path: Path, columns: Mapping[str, str]) -> pandas.DataFrame:
 
     try:
         # Not by pandas, which takes three times as long for a short one, and heeds its own notes.
-        table = pq.ParquetFile(path).read()
+        with os.fdopen(open_file(path), "rb") as file:
+            table = pq.ParquetFile(file).read()
         odd = [
             name
             for name, kind in columns.items()
@@ -386,13 +381,15 @@ def prune(directory: Path, cause: str) -> None:
 def give_reason(directory: Path, cause: str) -> None:
     """Tell who works for this job why it is about to be interrupted."""
     with suppress(OSError):  # then the interrupt comes without a reason
-        (directory / _REASON).write_text(cause)
+        write_atomically(directory / _REASON, cause)
 
 
 def reason(directory: Path) -> str | None:
     """Why this job is being interrupted; None where nobody has said."""
-    file = directory / _REASON
-    return file.read_text() if file.exists() else None
+    try:
+        return read_bytes(directory / _REASON).decode(errors="replace")
+    except FileNotFoundError:
+        return None
 
 
 def forget_reason(directory: Path) -> None:
@@ -406,13 +403,19 @@ def end_orphans(
 ) -> None:
     """Record the end of a job's runs whose process ends with the job and cannot say so itself."""
     end = time.monotonic() + seconds
-    for path in sorted(job.glob("*/status.json")):
+    for run in runs_of(job):
+        path = run / "status.json"
         status = read_json(path)
         while status["state"] == "running" and is_alive(status) and time.monotonic() < end:
             time.sleep(0.1)
             status = read_json(path)
         if status["state"] == "running" and not is_alive(status):
-            record(path.parent, cause)
+            record(run, cause)
+
+
+def runs_of(job: Path) -> list[Path]:
+    """The runs in a job's folder; a link there is none, for its runs are another folder's."""
+    return sorted(path.parent for path in job.glob("*/status.json") if not path.parent.is_symlink())
 
 
 def read_status(directory: Path) -> Record:
@@ -495,16 +498,20 @@ def is_alive(status: Record) -> bool:
 
     if "element" in status and status["element"] != os.environ.get(ELEMENT):
         return True
+    pid = status.get("pid")
+    # A stranger's record may say anything: True, -1 and 0 are no numbers of processes.
+    if type(pid) is not int or pid <= 0:
+        return False
     try:
         boot = psutil.boot_time()
-        process = psutil.Process(int(status["pid"]))
+        process = psutil.Process(pid)
         started = process.create_time()
         # Some seconds of tolerance: the system tells it relative to its own start, which is
         # rounded. That moves when the clock is set; the time since then does not.
         same = abs(started - float(status["process_started"])) < 2.0
         same = same or abs(started - boot - float(status.get("since_boot", -1.0))) < SAME
         return same and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, KeyError, TypeError, ValueError):
+    except (psutil.Error, KeyError, TypeError, ValueError, OverflowError):
         return False
 
 

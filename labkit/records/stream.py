@@ -8,11 +8,13 @@ ranks has cost that spares have replaced.
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from labkit.common.safe_files import UnsafeFile, open_file, read_file, replace_file
 from labkit.records import store
 from labkit.records.store import Record
 
@@ -21,18 +23,19 @@ FOLDER = "live"  # in the run's directory, while it runs
 STOP = "stop"  # there, once someone wants training to end
 SUBMITTER = "submitter.json"  # there, by which ranks know it for the one that was meant
 Told = tuple[str, Record]
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 def make_stream(folder: Path, submitter: Record) -> None:
     """Make the folder of a stream, for a process that submits a run."""
     folder.mkdir()
-    (folder / SUBMITTER).write_text(json.dumps(submitter))
+    store.write_atomically(folder / SUBMITTER, json.dumps(submitter))
 
 
 def sees(folder: Path, submitter: Record) -> bool:
     """Whether this host has the very folder of a stream, not another one of its name, or none."""
     try:
-        return bool(json.loads((folder / SUBMITTER).read_text()) == submitter)
+        return bool(json.loads(read_file(folder / SUBMITTER, root=folder.parent)) == submitter)
     except OSError:
         return False
 
@@ -70,7 +73,7 @@ class Writer:
         # Training goes on unwatched: a run that was given up has no folder any more, and a full
         # disk may have cut a line, which readers take for one that is not yet whole.
         with suppress(OSError):
-            with self._path.open("a") as file:
+            with os.fdopen(open_file(self._path, _APPEND, self._folder.parent), "a") as file:
                 file.write(told)
             self._lost = False
 
@@ -95,7 +98,11 @@ class Reader:
         """What has come since the last call, rank by rank; nothing once the folder is gone."""
         told: list[Told] = []
         for path in sorted(self.folder.glob("rank*.jsonl")):
-            with suppress(FileNotFoundError), path.open("rb") as file:
+            # Of what is no plain file nothing is told.
+            with (
+                suppress(FileNotFoundError, UnsafeFile),
+                os.fdopen(open_file(path, root=self.folder.parent), "rb") as file,
+            ):
                 # Only what is new is read: a long run has many rows, and is looked at twice a
                 # second.
                 file.seek(self._places.get(path, 0))
@@ -107,10 +114,10 @@ class Reader:
     def stop(self, why: str = "") -> None:
         """Ask the ranks to end training after the same step."""
         with suppress(FileNotFoundError):  # it has ended
-            (self.folder / STOP).write_text(why)
+            replace_file(self.folder / STOP, why.encode(), self.folder.parent)
 
     def asked_to_prune(self) -> bool:
         """Whether that was asked because the run promises less than others."""
         with suppress(FileNotFoundError):
-            return (self.folder / STOP).read_text() == PRUNED
+            return read_file(self.folder / STOP, root=self.folder.parent) == PRUNED.encode()
         return False

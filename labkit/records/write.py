@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from labkit.common.privacy import scrub
+from labkit.common.safe_files import make_folder, read_file, replace_file
 from labkit.exchange import timeline_rows
 from labkit.experiment import Experiment
 from labkit.records import store
@@ -96,8 +97,8 @@ def _staleness(events: Iterable[Row]) -> dict[tuple[float, float], Row]:
 def write_logs(directory: Path, outputs: Sequence[str]) -> None:
     """Write what each rank printed, behind what it did before the run was taken up again."""
     folder = directory / "logs"
-    folder.mkdir(exist_ok=True)
+    make_folder(folder, directory)
     for rank, output in enumerate(outputs):
         path = folder / f"rank{rank}.log"
-        before = path.read_text() if path.exists() else ""
-        store.write_atomically(path, before + scrub(output))
+        before = read_file(path, root=directory).decode() if path.exists() else ""
+        replace_file(path, (before + scrub(output)).encode(), directory)

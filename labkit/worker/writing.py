@@ -13,6 +13,7 @@ import numpy as np
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
+from labkit.common.safe_files import make_folder
 from labkit.communicator import Communicator
 from labkit.records import checkpoints, store, stream
 from labkit.records.checkpoints import Keeping
@@ -100,7 +101,7 @@ class Writing:
             # Ranks of an owner that was killed may still write the same step.
             half = f"{copied.taken}.{owner.get('pid', 'half')}"
             folder = Path(self._keeping.folder) / half
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder, Path(self._keeping.folder).parent)
             written = write(file_of(folder, rank), copied.everything, copied.told)
             store.write_json(_sum(folder, rank), written)
             if rank == 0:

@@ -18,6 +18,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from labkit.cli.app import app
+from labkit.common.capacity import OVERSUBSCRIBE
+from labkit.common.places import usable_cores
 from labkit.jobs.sweep import roster
 from labkit.records import store
 
@@ -140,11 +142,22 @@ def test_ctrl_c_lets_members_clean_up_and_leaves_a_sweep_to_resume() -> None:
 def test_members_run_abreast_as_cores_allow_and_end_at_their_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    child = start(SWEPT, "workers=99,100", "-p", "seconds", 300, "--limit", 1, "--force")
+    cores = usable_cores()
+    wide = f"workers={cores + 1},{cores + 2}"
+    child = start(SWEPT, wide, "-p", "seconds", 300, "--limit", 1, "--force")
     assert ended(child)[0] == 1
     found = list(statuses().values())
     assert [status["cause"] for status in found] == ["past the limit of 1 s"] * 2
     assert found[0]["ended"] < found[1]["started"]  # one alone, whatever it wants
+
+
+def test_members_that_run_abreast_need_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OVERSUBSCRIBE, "")  # which --force changes
+    swept = ("sweep", SWEPT, "workers=2", "number=range(0,2000)", "--check", "--force")
+    assert labkit(*swept, "--jobs", 1).exit_code == 0
+    result = labkit(*swept, "--jobs", 9999)
+    assert result.exit_code == 2
+    assert "4000 ranks want at least" in result.stderr
 
 
 @pytest.mark.slow

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from left import left_of
 
+from labkit.cluster.processes import SESSIONS
 from labkit.cluster.start import Start
 
 # The first controller is told to use a port on which somebody listens.
@@ -74,7 +76,28 @@ def test_what_was_unlucky_as_it_started_is_started_anew(
 
 def test_a_keeper_for_whose_engines_nobody_waits_does_not_start_them(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "labkit.cluster.keeper", str(tmp_path), Start(8).to_json()]
-    subprocess.run(command, capture_output=True, timeout=280, check=False)
-    said = json.loads((tmp_path / "cluster.json").read_text())
-    assert (said["state"], said["engines"]) == ("ended", [])
-    assert said["message"] == "nobody waits for the engines any more"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert "nobody waits for the engines any more" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["keeper.lock", "start.lock"]
+
+
+# What a killed caller would leave is looked for by the variables that all its processes inherit.
+CALLER = "import labkit; labkit.Cluster(workers=4)"
+
+
+def test_a_caller_that_is_killed_while_ranks_start_leaves_nothing(
+    own_runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = tmp_path / "sessions"
+    sessions.mkdir()
+    monkeypatch.setenv(SESSIONS, str(sessions))
+    with subprocess.Popen([sys.executable, "-c", CALLER]) as caller:
+        # The controller can be reached: mpiexec starts next.
+        while not list(own_runtime.rglob("ipcontroller-labkit-engine.json")):
+            assert caller.poll() is None
+            time.sleep(0.01)
+        caller.kill()
+    assert left_of(own_runtime) == []
+    files = [path.name for path in own_runtime.rglob("*") if path.is_file()]
+    assert sorted(files) == ["keeper.lock", "start.lock"]
+    assert [path.name for path in sessions.iterdir()] == []

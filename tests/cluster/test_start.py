@@ -41,6 +41,20 @@ def test_what_is_not_said_follows_from_what_is(
     assert Start.of_json(found.to_json()) == found
 
 
+@pytest.mark.parametrize(
+    ("given", "here"),
+    [
+        ({"workers": 3, "fault_tolerant": True, "spares": 2}, 5),
+        ({"hosts": ["localhost:4", "elsewhere:8"]}, 4),
+        ({"hosts": ["127.0.0.1:4"], "workers": 2}, 2),
+        ({"hosts": ["elsewhere:8"]}, 0),
+        ({"nodes": 2, "workers": 64}, 0),
+    ],
+)
+def test_ranks_of_this_machine_are_counted(given: dict[str, Any], here: int) -> None:
+    assert Start.asked(**{"workers": None} | given).ranks_here == here
+
+
 def test_a_notebook_that_names_no_launcher_takes_that_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,11 +6,13 @@ import os
 import py_compile
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from labkit.common import places
+from labkit.common.errors import LabkitError
 
 SAY = "import os, sys; print(os.environ.get('PYTHONPYCACHEPREFIX'), sys.dont_write_bytecode)"
 
@@ -79,3 +81,46 @@ def test_commands_hand_it_on(forgetful: Path, monkeypatch: pytest.MonkeyPatch) -
     CliRunner().invoke(app, ["ls", "nowhere"])
     said = subprocess.run([sys.executable, "-c", SAY], capture_output=True, text=True, check=True)
     assert said.stdout.split() == [str(forgetful / "bytecode"), "False"]
+
+
+def link(root: Path) -> str:
+    """A stranger leads the folder to another one of this user's."""
+    (root.parent / "open").mkdir(mode=0o777)
+    root.symlink_to(root.parent / "open")
+    return "is a link"
+
+
+def shared(root: Path) -> str:
+    """Others write into the folder."""
+    root.mkdir()
+    root.chmod(0o770)
+    return "is open to other users"
+
+
+def file(root: Path) -> str:
+    """There is a file."""
+    root.touch(0o700)
+    return "is a link or a file"
+
+
+@pytest.mark.parametrize("make", [link, shared, file])
+def test_a_runtime_folder_that_others_may_have_made_is_refused(
+    make: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path))
+    wrong = make(tmp_path / f"labkit-{os.getuid()}")
+    with pytest.raises(LabkitError, match=f"{wrong}.*; remove it, or set LABKIT_RUNTIME"):
+        places.runtime_folder("clusters")
+
+
+def test_a_runtime_folder_is_its_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path))
+    before = os.umask(0)
+    try:
+        folder = places.runtime_folder("clusters")
+    finally:
+        os.umask(before)
+    assert folder == places.runtime_folder("clusters")
+    assert folder.parent.stat().st_mode & 0o777 == 0o700

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from sample_runs import experiment, write_run
 
+from labkit.common.capacity import OVERSUBSCRIBE
 from labkit.common.errors import InvalidInput
 from labkit.common.units import duration_text
 from labkit.jobs import estimate
@@ -30,11 +32,20 @@ def test_an_experiment_takes_what_its_epochs_took_before(tmp_path: Path) -> None
     assert line.startswith("duration: about 2 min 0 s, as measured once before")
 
 
-def test_more_ranks_than_memory_is_free_for_are_refused_unless_by_force() -> None:
-    with pytest.raises(InvalidInput, match=r"9999 ranks want at least 6999.3 GiB .* --force"):
-        estimate.refuse(9999, force=False)
-    estimate.refuse(9999, force=True)
+def test_force_lets_all_processes_of_a_command_oversubscribe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(OVERSUBSCRIBE, "")  # which this test changes
+    for force in (False, True):
+        with pytest.raises(InvalidInput, match=r"9999 ranks want at least 6999.3 GiB"):
+            estimate.refuse(9999, force)
+        assert os.environ[OVERSUBSCRIBE] == ("1" if force else "")
     estimate.refuse(1, force=False)
+
+
+def test_ranks_that_start_elsewhere_need_no_memory_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABKIT_LAUNCHER", "slurm")
+    estimate.refuse(9999, force=False)
 
 
 def test_other_work_says_nothing_about_this(tmp_path: Path) -> None:

@@ -2,17 +2,146 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from labkit.common.errors import LabkitError
+from labkit.jobs.elements import ELSEWHERE, is_ours
 from labkit.jobs.stop import stop
-from labkit.records import store
+from labkit.records import registry, store
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "is_interrupted.ipynb"
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this user's that labkit has not started."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def named(process: subprocess.Popen[bytes]) -> store.Record:
+    """What a record says of a process that works on its job."""
+    started = psutil.Process(process.pid).create_time()
+    since_boot = started - psutil.boot_time()
+    return {"pid": process.pid, "process_started": started, "since_boot": since_boot}
+
+
+def forged_job(process: subprocess.Popen[bytes]) -> Path:
+    """A job whose record, which a stranger wrote, names a process."""
+    job = store.new_job_directory("runs", "forged.ipynb", {})
+    status = store.read_json(job / "status.json") | named(process) | {"state": "running"}
+    store.write_json(job / "status.json", status)
+    return job
+
+
+def forged_sweep(process: subprocess.Popen[bytes]) -> Path:
+    """A sweep whose record, which a stranger wrote, names a process."""
+    folder = store.new_run_directory("runs", "sweep")
+    record = {"notebook": "a.ipynb", "plan": "", "members": [], "state": "running"}
+    store.write_json(folder / "sweep.json", record | named(process))
+    return folder
+
+
+@pytest.mark.parametrize("forge", [forged_job, forged_sweep])
+def test_a_process_that_only_a_record_names_goes_on(
+    forge: Callable[[subprocess.Popen[bytes]], Path], bystander: subprocess.Popen[bytes]
+) -> None:
+    folder, said = forge(bystander), list[str]()
+    assert stop(Path("runs"), said.append) == []
+    assert said == [f"{folder} {ELSEWHERE}"]
+    with pytest.raises(subprocess.TimeoutExpired):
+        bystander.wait(0.2)
+
+
+def test_the_registered_process_is_ended_whatever_the_record_names(
+    bystander: subprocess.Popen[bytes],
+) -> None:
+    job, said = forged_job(bystander), list[str]()
+    script = (
+        "import pathlib, sys, time; from labkit.records.registry import registration\n"
+        "with registration(pathlib.Path(sys.argv[1])): print('on', flush=True); time.sleep(600)"
+    )
+    words = [sys.executable, "-c", script, str(job)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        os.chdir("runs")  # the folder is the same, however it is named
+        assert stop(Path("."), said.append) == []
+    assert said == [f"stopped: {job.relative_to('runs')}"]
+    assert bystander.poll() is None
+    # A killed job has an entry and no process: there is nothing to end, and nothing to say.
+    assert stop(Path("."), said.append) == []
+    assert said[1:] == ["nothing runs in ."]
+
+
+def test_what_runs_on_another_machine_is_left_to_it(bystander: subprocess.Popen[bytes]) -> None:
+    job, said = forged_job(bystander), list[str]()
+    elsewhere = store.read_json(job / "status.json") | {"process_started": 1.0, "since_boot": -1.0}
+    store.write_json(job / "status.json", elsewhere)
+    assert stop(Path("runs"), said.append) == []
+    assert said == ["nothing runs in runs"]
+
+
+def test_a_process_of_another_machine_is_not_ours(
+    bystander: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = forged_job(bystander)
+    with registry.registration(job):
+        assert registry.process(job) == store.this_process() | {
+            "schema": store.SCHEMA,
+            "machine": registry._machine(),
+        }
+        monkeypatch.setattr(registry, "_machine", lambda: "another one, or before a restart")
+        assert registry.process(job) is None
+        monkeypatch.undo()
+    assert registry.process(job) is None
+
+
+SLURM = """#!/bin/sh
+[ $(basename $0) = squeue ] && echo "12_3|RUNNING|None|N/A|all"
+echo "$(basename $0) $*" >> "$ASKED"
+"""
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What Slurm's commands are asked, whose job 12 has an element 3 that runs."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    for name in ("squeue", "scancel"):
+        (folder / name).write_text(SLURM)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+    return tmp_path / "asked"
+
+
+def test_a_job_of_slurms_that_only_a_record_names_goes_on(asked: Path) -> None:
+    job, said = store.new_job_directory("runs", "a.ipynb", {}), list[str]()
+    status = store.read_json(job / "status.json") | {"state": "running", "element": "12_3"}
+    store.write_json(job / "status.json", status)
+    assert stop(Path("runs"), said.append) == []
+    assert said == [f"{job} {ELSEWHERE}"]
+    assert "scancel" not in asked.read_text()
+
+
+def test_the_elements_of_a_submitted_array_are_ours() -> None:
+    sweep = store.new_run_directory("runs", "sweep")
+    registry.add_array(sweep, "12")
+    registry.add_array(sweep, "20")
+    assert [is_ours(sweep / "001", each) for each in ("12_3", "20_0", "1_2")] == [True, True, False]
+    assert not is_ours(sweep.with_name("other") / "001", "12_3")
+    registry.forget_arrays(sweep)
+    assert not is_ours(sweep / "001", "12_3")
 
 
 def test_a_job_is_interrupted_and_its_record_says_by_what() -> None:

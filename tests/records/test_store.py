@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 from sample_runs import experiment, history, metrics, write_run
@@ -303,3 +304,19 @@ def test_a_run_that_its_process_left_behind_ends_as_its_job_did(
     store.end_orphans(tmp_path, "step 2", seconds=0.0, record=record)
     ended, other = (store.read_json(tmp_path / n / "status.json") for n in ("left", "goes on"))
     assert (ended["state"], ended["cause"], other["state"]) == (state, "step 2", "running")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *({"pid": pid} for pid in (0, -1, -(2**40), 2**80, True, 1.0, 1e400, "1", None, [1])),
+        *({"process_started": value} for value in (10**400, "now", None, {})),
+    ],
+    ids=lambda odd: str(odd)[:40],
+)
+def test_no_process_is_alive_under_an_odd_number(odd: dict[str, object]) -> None:
+    this = store.this_process()
+    assert store.is_alive(this)
+    first = psutil.Process(1).create_time()  # so that only the type of the number is wrong
+    named = this | ({"process_started": first, "since_boot": -1.0} if "pid" in odd else {})
+    assert not store.is_alive(named | {"since_boot": -1.0} | odd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import socket
 from pathlib import Path
 
@@ -65,16 +66,14 @@ def test_a_full_disk_ends_the_stream_and_not_training(
     reader, writer = Reader(tmp_path), Writer(tmp_path, 0, this_process())
     writer.write("step", [{"step": 0}])
 
-    whole = Path.open
-
-    def cut(path: Path, mode: str) -> None:
-        with whole(path, mode) as file:
-            file.write('["step", {"st')
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as full:
-        full.setattr(Path, "open", cut)
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    cut = (tmp_path / "rank0.jsonl").stat().st_size + len('["step", {"st')
+    resource.setrlimit(resource.RLIMIT_FSIZE, (cut, most[1]))
+    try:
         writer.write("step", [{"step": 1}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert (tmp_path / "rank0.jsonl").stat().st_size == cut
     writer.write("step", [{"step": 2}])
     assert reader.read() == [("step", {"step": 0})]
 

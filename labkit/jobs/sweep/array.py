@@ -10,21 +10,23 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
+from labkit.common.safe_files import make_folder, read_file
 from labkit.common.units import plural
 from labkit.hosts.queue import ASK_EVERY, Job, Queue
 from labkit.hosts.reach import login
-from labkit.jobs.elements import NEVER_BEGAN, number_of, numbered, settle
+from labkit.jobs.elements import NEVER_BEGAN, is_ours, number_of, numbered, settle
 from labkit.jobs.interrupts import Interrupts
 from labkit.jobs.job import LOG
 from labkit.jobs.listing import elapsed
 from labkit.jobs.sweep import roster
 from labkit.jobs.sweep.plan import Member, Plan
 from labkit.jobs.sweep.screen import Screen
-from labkit.records import store
+from labkit.records import registry, store
 
 LOOK_EVERY = 1.0  # seconds between two looks at what elements have recorded
 HELD = "JobHeldUser"  # Slurm's reason
 OF_SLURM = ("slurmstepd", "srun:")
+NOT_OURS = "was not submitted by this user on this machine; the member runs anew"
 SAID = ".slurm"  # folder of what elements say before they have a record; hidden: not searched
 
 
@@ -68,6 +70,8 @@ class Array:
             if left and not self._interrupts.count:
                 self._submit(left)
                 self._follow()
+        if not self._elements:
+            registry.forget_arrays(self.folder)
         self.screen.close()
         return not self._interrupts.count
 
@@ -76,8 +80,12 @@ class Array:
         earlier = {}
         for member in members:
             status = roster.status_of(self.folder / member.folder)
-            if (number := number_of(status)) and status["state"] not in store.ENDED:
+            if not (number := number_of(status)) or status["state"] in store.ENDED:
+                continue
+            if is_ours(self.folder / member.folder, number):
                 earlier[number] = member
+            else:  # what a record names may be another job of this user's
+                self.screen.say(f"{member.folder}: element {number} {NOT_OURS}")
         known = numbered(self.queue.jobs(jobs=arrays(earlier))) if earlier else {}
         # Of a command that was killed as it submitted them: nobody would release them.
         if held := [number for number, job in known.items() if job.waits and job.reason == HELD]:
@@ -102,7 +110,7 @@ class Array:
         roster.keep(self.folder, self.plan)
         # Before any element can begin: they find their members by it.
         roster.update(self.folder, elements=[member.folder for member in members])
-        (self.folder / SAID).mkdir(exist_ok=True)
+        make_folder(self.folder / SAID, self.folder)
         limit = f"%{self.jobs}" if self.jobs else ""
         number = self.queue.submit(
             [sys.executable, "-P", "-m", "labkit.jobs.sweep.element", str(self.folder.resolve())],
@@ -114,6 +122,7 @@ class Array:
             "--hold",
         )
         try:
+            registry.add_array(self.folder, number)
             for place, member in enumerate(members):
                 element = f"{number}_{place}"
                 self._elements[element] = member
@@ -195,9 +204,10 @@ class Array:
 
     def _keep_said(self, said: Path, kept: Path) -> None:
         """Keep what an element has said, but for Slurm's lines: they name nodes."""
-        lines = said.read_text(errors="replace").splitlines() if said.exists() else []
+        text = read_file(said, root=self.folder) if said.exists() else b""
+        lines = text.decode(errors="replace").splitlines()
         if own := [line for line in lines if not line.startswith(OF_SLURM)]:
-            kept.parent.mkdir(exist_ok=True)
+            make_folder(kept.parent, self.folder)
             store.write_atomically(kept, scrub("\n".join(own) + "\n"))
         said.unlink(missing_ok=True)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
+from labkit.common.safe_files import check_folder, make_folder
 from labkit.records import store
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ def newest(root: Path, plan: Plan) -> Path | None:
             record = read(path.parent)
         except LabkitError:  # `labkit ls` says what is wrong with it
             continue
-        if record.get("plan") == plan.name:
+        # A sweep that a link leads to is another folder's: it is named to be resumed.
+        if record.get("plan") == plan.name and not path.parent.is_symlink():
             found.append((str(record.get("started") or ""), path.parent))
     # By the time of its start, for folders' numbers say nothing once one was removed.
     return max(found)[1] if found else None
@@ -99,7 +101,8 @@ def owned(folder: Path) -> Iterator[None]:
     lives, whatever has become of the sweep.
 
     Raises:
-        LabkitError: another process runs it, or a member of a killed one does not end.
+        LabkitError: another process runs it, or a member of a killed one does not end; or in the
+            folder is a link, or what else is neither file nor folder.
     """
     # Not on sweep.json: each write of it is a new file under the old name, which no lock would
     # hold.
@@ -118,6 +121,7 @@ def owned(folder: Path) -> Iterator[None]:
                     "`labkit stop` ends it"
                 )
             time.sleep(0.1)
+        check_folder(folder)
         yield
     finally:
         os.close(descriptor)
@@ -138,7 +142,7 @@ def queue(folder: Path, plan: Plan, member: Member, **fields: JSON) -> Path:
     job = folder / member.folder
     if job.exists():
         kept = folder / EARLIER / f"{job.name}.{secrets.token_hex(4)}"
-        kept.parent.mkdir(exist_ok=True)
+        make_folder(kept.parent, folder)
         # Renamed, not removed: a failed attempt may be the only trace of why.
         job.rename(kept)
     # Made under a hidden name and renamed: who lists the folder meanwhile sees no half of a job.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, BinaryIO
 
 from labkit.common.errors import cannot_write
 from labkit.common.optional import optional
+from labkit.common.safe_files import make_folder, open_file
 from labkit.records.export.told import (
     Point,
     at_least_one,
@@ -41,7 +43,7 @@ def to_tensorboard(runs: Iterable[Run], folder: Path | str) -> Path:
     found = at_least_one(runs)
     for run, name in zip(found, _names(found), strict=True):
         own, content = Path(folder) / name, BytesIO()
-        own.mkdir(parents=True, exist_ok=True)
+        make_folder(own, folder)
         TensorBoardLog(run, content).end(run, points(run))
         write_atomically(own / FILE, content.getvalue())
     return Path(folder)
@@ -75,8 +77,9 @@ class TensorBoardStore:
     def begin(self, run: Run, folder: str, parent: TensorBoardLog | None = None) -> TensorBoardLog:
         """A run that is to be written into this folder below; a parent is in its path."""
         own = self._folder / folder
-        own.mkdir(parents=True, exist_ok=True)
-        return TensorBoardLog(run, (own / FILE).open("wb"))
+        make_folder(own, self._folder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        return TensorBoardLog(run, os.fdopen(open_file(own / FILE, flags, self._folder), "wb"))
 
 
 class TensorBoardLog:

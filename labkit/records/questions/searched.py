@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from labkit.common.safe_files import open_file
 from labkit.records import store
 from labkit.records.run import Run
 
@@ -30,16 +33,22 @@ def storage(folder: Path) -> optuna.storages.JournalStorage:
     """Optuna's storage in a sweep's folder."""
     import optuna
     from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+    journal = folder / JOURNAL
+    with suppress(FileNotFoundError):
+        os.close(open_file(journal))  # refuses a link, and a pipe, which Optuna would wait for
+    # Optuna's usual lock is a link, and a folder with links is not resumed.
+    lock = JournalFileOpenLock(str(journal))
+    return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
 
 
 def folders(runs: Iterable[Run]) -> list[Path]:
     """The folders of searches in which these runs lie."""
     sweeps = dict.fromkeys(run.path.resolve().parent.parent for run in runs)
-    return [folder for folder in sweeps if (folder / JOURNAL).exists()]
+    journals = {folder: folder / JOURNAL for folder in sweeps}
+    return [folder for folder, each in journals.items() if each.is_file() and not each.is_symlink()]
 
 
 def searched(folder: Path) -> Searched:
