@@ -300,7 +300,8 @@ def lab(arguments: tuple[str, ...]) -> None:
 
     Further arguments go to JupyterLab: labkit lab --no-browser --port 8899; `--help-all` lists its.
     """
-    command = [sys.executable, "-m", "jupyterlab"]
+    # Other users of this machine read no outputs of kernels that can encrypt them.
+    command = [sys.executable, "-m", "jupyterlab", "--KernelManager.transport_encryption=auto"]
     # A kernel works in its notebook's folder; runs and data stay where `labkit run` has them.
     os.environ.setdefault("LABKIT_RUNS", str(Path("runs").resolve()))
     if Path("data").is_dir():

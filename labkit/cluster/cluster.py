@@ -81,6 +81,10 @@ class Cluster:
         spares: further ranks, which wait to take the places of those that die while an experiment
             is trained: replicas then stay as many, and a model that is cut over ranks goes on
             from copies in the memory of neighbours.
+        trusted_network: mpiexec may listen on every interface of this machine, unencrypted and
+            without a key, so that whoever reaches the machine may start programs as you. Needed
+            where the system does not let labkit bind mpiexec to loopback: macOS, containers
+            without pidfd_getfd. The environment says so by LABKIT_TRUSTED_NETWORK=1.
         oversubscribe: start more ranks on this machine than 8 for each core, or than its free
             memory holds at 0.7 GiB each; all its memory is a limit that nothing lifts.
         more: of `labkit.cluster.start.Start`: `step` ("mpiexec" or "srun", what starts ranks in a
@@ -106,11 +110,20 @@ class Cluster:
         nodes: int | None = None,
         fault_tolerant: bool = False,
         spares: int = 0,
+        trusted_network: bool = False,
         oversubscribe: bool = False,
         **more: str,
     ) -> None:
         self.how = how = Start.asked(
-            workers, threads, launcher, hosts, nodes, fault_tolerant, spares, **more
+            workers,
+            threads,
+            launcher,
+            hosts,
+            nodes,
+            fault_tolerant,
+            spares,
+            trusted_network,
+            **more,
         )
         self.name = name or usual_name(how)
         self.workers, self.threads, self.limit = how.workers, threads, limit

@@ -28,10 +28,12 @@ import ipyparallel as ipp
 import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
 
+from labkit.cluster.backing import backing
 from labkit.cluster.engine import CONNECTION, command
 from labkit.cluster.launch import START_LIMIT, UNSETTLED, clear
 from labkit.cluster.lease import KEEPER, WARM, Lock, is_wanted, locked
-from labkit.cluster.processes import Watch, end_all
+from labkit.cluster.listeners import confine
+from labkit.cluster.processes import SESSIONS, Watch, end_all
 from labkit.cluster.start import Met, Start
 from labkit.common.errors import LabkitError
 from labkit.hosts.queue import ASK_EVERY, Job
@@ -50,6 +52,13 @@ DEAF = "listener thread failed to start"
 NOTHING = "it said nothing"
 GIVEN_UP_START = "nobody waits for the engines any more"
 DONE = 10.0  # seconds that Slurm gets to be through with a job that has ended
+OPEN = (
+    "mpiexec listens on every interface, without encryption or a key, and whoever reaches this "
+    "machine may start programs as you: on a network that you trust, give "
+    "Cluster(trusted_network=True) or set LABKIT_TRUSTED_NETWORK=1; in a container, let it use "
+    "pidfd_getfd (docker run --cap-add SYS_PTRACE)"
+)
+LISTENS = 1.0  # seconds after which an mpiexec that does not listen is one that never does
 FEW = 5  # nodes that are named
 # By this code mpiexec means that it has said why. On a busy machine its words may be lost.
 UNHEARD = f"mpiexec ended with code 213: {NOTHING}"
@@ -105,6 +114,7 @@ class Keeper:
 
     def __init__(self, folder: Path, how: Start, warms: bool = False) -> None:
         self.folder, self.how, self.warms = folder, how, warms
+        self.sessions = folder / "mpiexec"  # files of mpiexec, which it leaves where it is killed
         self.warm: float | None = None  # see `launch.State`
         self.ranks = how.ranks
         self.cluster: ipp.Cluster = None  # until it is started
@@ -129,6 +139,10 @@ class Keeper:
         # imported.
         own = self.how.environment(self._job)
         os.environ.update(own)
+        self.sessions.mkdir(mode=0o700, exist_ok=True)
+        if self.how.is_local:  # elsewhere daemons of other hosts would look for this folder
+            os.environ[SESSIONS] = str(self.sessions)
+            os.environ.update(backing(self.ranks, [self.sessions]))
         os.environ[KEEPER] = str(self.folder / "keeper.lock")
         Engines.mpi_cmd, Engines.engine_cmd = command(
             self.how.command(self._job, [*own, CONNECTION]), self.how.is_local
@@ -154,6 +168,7 @@ class Keeper:
         (self.folder / CONTROLLER_LOG).unlink(missing_ok=True)
         # A controller that was killed has left where it could be reached: nobody answers there.
         shutil.rmtree(self.folder / "profile", ignore_errors=True)
+        self.sessions.mkdir(mode=0o700, exist_ok=True)  # `stop` has removed it after each try
         self.cluster = ipp.Cluster(
             n=self.ranks,
             controller=Controller,
@@ -164,7 +179,8 @@ class Keeper:
             # The keys reach engines with what starts them, not through a file.
             send_engines_connection_env=True,
             controller_args=[
-                f"--IPController.enable_curve={not self.how.is_local}",
+                # Without it every user of this machine could read what ranks print.
+                "--IPController.enable_curve=True",
                 f"--IPController.location={self._address}",
                 # Its database of tasks keeps every result; ours go straight to the client.
                 "--nodb",
@@ -178,10 +194,12 @@ class Keeper:
         )
         begun = time.monotonic()
         self.cluster.start_cluster_sync()
+        self._confine(LISTENS)
         client = self.cluster.connect_client_sync()
         while len(client.ids) < self.ranks:
             self._look()
             time.sleep(0.05)
+        self._confine()  # what has listened late
         # Asked once, while the engines are idle: who attaches later may find them at work.
         met = self._ask(client, _meet, not self.how.is_local)
         if self.warms:
@@ -214,6 +232,30 @@ class Keeper:
         """What starts the ranks, or has them started: itself, or under who ends it with us."""
         own = psutil.Process(self.cluster.engine_set.pid)
         return own if self.how.is_local else own.children()[0]
+
+    def _confine(self, patience: float = 0.0) -> None:
+        """Let mpiexec of this machine listen on loopback alone.
+
+        Args:
+            patience: seconds that it gets to begin with it.
+
+        Raises:
+            LabkitError: it cannot be bound there, and nobody trusts the network.
+        """
+        if not self.how.is_local or self.how.trusted_network:
+            return
+        try:
+            mpiexec = self._mpiexec()
+            # On one host no daemon calls back, and whoever else does is not to be heard.
+            confine(mpiexec, patience, deaf=True)
+            # A site's mpiexec may be a script, and its ranks may speak by TCP.
+            for each in mpiexec.children(recursive=True):
+                confine(each)
+        except psutil.NoSuchProcess:
+            return  # `_look` tells how it has ended
+        except LabkitError as error:
+            self._look()
+            raise LabkitError(f"{error}; {OPEN}") from None
 
     def _look(self) -> None:
         """Raise where waiting has become pointless; say what a queued job waits for."""
@@ -345,6 +387,7 @@ class Keeper:
             while self._is_started() and time.monotonic() < end:
                 time.sleep(LOOK_EVERY / 5)
         end_all(self.folder / "keeper.lock")
+        shutil.rmtree(self.sessions, ignore_errors=True)
         if self.how.queues:  # also what is queued by a command that was killed
             self._cancel()
 

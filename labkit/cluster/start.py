@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 
 from labkit.common.content import digest
 from labkit.common.errors import InvalidInput, LabkitError, short
+from labkit.common.machine import trusts_network
 from labkit.common.units import plural
 from labkit.communicator import launcher
 from labkit.hosts import reach
@@ -84,6 +85,8 @@ class Start:
         interface: the address of this machine that hosts reach; "" finds it by the routes.
         fault_tolerant: ranks outlive the death of others.
         spares: further ranks, which wait to take the place of one that dies.
+        trusted_network: mpiexec of this machine may listen on every interface, where the system
+            does not let labkit bind it to loopback: whoever reaches the machine then reaches it.
     """
 
     workers: int
@@ -98,6 +101,7 @@ class Start:
     interface: str = ""
     fault_tolerant: bool = False
     spares: int = 0
+    trusted_network: bool = False
 
     def __post_init__(self) -> None:
         for field, allowed in (("launcher", LAUNCHERS), ("step", STEPS), ("place", PLACES)):
@@ -145,6 +149,7 @@ class Start:
         nodes: int | None = None,
         fault_tolerant: bool = False,
         spares: int = 0,
+        trusted_network: bool = False,
         **more: str,
     ) -> Self:
         """What a caller asks for; the rest by the environment, see `VARIABLES`.
@@ -182,6 +187,7 @@ class Start:
             nodes,
             fault_tolerant=fault_tolerant,
             spares=spares,
+            trusted_network=trusted_network or trusts_network(),
             **more,
         )
 
@@ -222,6 +228,7 @@ class Start:
         """By which clusters of one shape share their engines."""
         shape = f"{self.workers}x{self.threads}{'-ft' if self.fault_tolerant else ''}"
         shape += f"-{self.spares}spare" if self.spares else ""
+        shape += "-trusted" if self.trusted_network else ""
         if self.is_local:
             return shape
         told = digest([self.to_json(), os.environ.get("SLURM_JOB_ID", ""), *self.login])[:6]

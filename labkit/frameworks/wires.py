@@ -1,20 +1,24 @@
-"""Who has sent how many bytes to whom: the kernel's own counters of the TCP connections between."""
+"""Who has sent how many bytes to whom: the kernel's own counters of the TCP connections between.
+
+    python -m labkit.frameworks.wires DESCRIPTOR
+
+This program opens the kernel's book of connections where it runs, and hands it over.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 from typing import NamedTuple
 
 from labkit.common.content import JSON
 
-_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY, _DUMP = 20, 0x301  # SOCK_DIAG_BY_FAMILY; NLM_F_REQUEST | NLM_F_DUMP
 _ESTABLISHED, _INFO = 1 << 1, 2  # states asked for; INET_DIAG_INFO
@@ -43,11 +47,11 @@ class Wires:
 
     Args:
         tasks: the process of each task; several tasks of one process have its first one's bytes.
-        namespaces: in which they talk, of the network, by name; none: in this process's.
+        networks: in which they talk: words before a command that runs there; none: in this one's.
     """
 
-    def __init__(self, tasks: Mapping[str, int], namespaces: Sequence[str] = ()) -> None:
-        self.tasks, self._namespaces = dict(tasks), [*namespaces] or [""]
+    def __init__(self, tasks: Mapping[str, int], networks: Sequence[Sequence[str]] = ()) -> None:
+        self.tasks, self._books = dict(tasks), [book(words) for words in networks or [()]]
         self._who: dict[int, str] = {}  # inode -> task
         self._pairs: dict[int, tuple[str, str]] = {}  # inode -> who sends to whom
         self._seen: dict[int, int] = {}
@@ -60,7 +64,7 @@ class Wires:
             senders: the tasks.
             counts: whether those since the last look count.
         """
-        ends = [end for name in self._namespaces for end in connections(name)]
+        ends = [end for each in self._books for end in connections(each)]
         if any(end.inode not in self._who for end in ends):
             self._who = dict.fromkeys((end.inode for end in ends), "") | self._who
             self._who |= dict(self._open())
@@ -100,48 +104,53 @@ class Wires:
                             yield int(target[8:-1]), task
 
 
-def connections(namespace: str = "") -> list[Connection]:
-    """All that are established here, or in a namespace; none where the kernel does not tell."""
+def book(inside: Sequence[str] = ()) -> socket.socket | None:
+    """The kernel's book of connections, which belongs to the network where it was opened.
+
+    Args:
+        inside: words before a command, that say where; none: here. No other thread of this process
+            has to go there, which a namespace of a user's own would not allow.
+
+    Returns:
+        None where the kernel has none.
+    """
+    if not inside:
+        with suppress(OSError, AttributeError):
+            return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)
+        return None
+    here, there = socket.socketpair()
+    with here, there:
+        command = [*inside, sys.executable, "-P", "-m", __name__, str(there.fileno())]
+        subprocess.run(command, pass_fds=[there.fileno()], check=True)
+        _, descriptors, _, _ = socket.recv_fds(here, 1, 1)
+    return socket.socket(fileno=descriptors[0]) if descriptors else None
+
+
+def connections(kernel: socket.socket | None) -> list[Connection]:
+    """All that are established in the network of this book; none without one."""
     found: list[Connection] = []
-
-    def look() -> None:
-        if namespace:
-            _enter(namespace)
-        for family in (socket.AF_INET, socket.AF_INET6):
-            with suppress(OSError, AttributeError):  # no such socket here
-                found.extend(_dump(family))
-
-    if namespace:  # a thread that ends: where it is, nobody else of this process is
-        thread = Thread(target=look)
-        thread.start()
-        thread.join()
-    else:
-        look()
+    if kernel is None:
+        return found
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError):  # no such connections here
+            found.extend(_dump(kernel, family))
     return found
 
 
-def _enter(namespace: str) -> None:
-    """Let this thread be in a namespace of the network, by name, see setns(2)."""
-    with open(f"/run/netns/{namespace}") as file:
-        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _NEW_NETWORK):
-            raise OSError(ctypes.get_errno(), f"namespace {namespace} cannot be entered")
-
-
-def _dump(family: int) -> Iterator[Connection]:
+def _dump(kernel: socket.socket, family: int) -> Iterator[Connection]:
     """Ask the kernel, see sock_diag(7)."""
     asked = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED)
     body = asked + bytes(48)  # no addresses: all
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
-        kernel.send(struct.pack("=IHHII", 16 + len(body), _BY_FAMILY, _DUMP, 1, 0) + body)
-        while True:
-            data = kernel.recv(1 << 18)
-            at = 0
-            while at < len(data):
-                length, kind = struct.unpack_from("=IH", data, at)
-                if kind != _BY_FAMILY:  # the end, or an error
-                    return
-                yield from _parsed(data[at + 16 : at + length])
-                at += (length + 3) & ~3
+    kernel.send(struct.pack("=IHHII", 16 + len(body), _BY_FAMILY, _DUMP, 1, 0) + body)
+    while True:
+        data = kernel.recv(1 << 18)
+        at = 0
+        while at < len(data):
+            length, kind = struct.unpack_from("=IH", data, at)
+            if kind != _BY_FAMILY:  # the end, or an error
+                return
+            yield from _parsed(data[at + 16 : at + length])
+            at += (length + 3) & ~3
 
 
 def _parsed(message: bytes) -> Iterator[Connection]:
@@ -154,3 +163,14 @@ def _parsed(message: bytes) -> Iterator[Connection]:
             (sent,) = struct.unpack_from("=Q", message, at + 4 + _ACKED)
             yield Connection(port, other, inode, sent)
         at += (length + 3) & ~3
+
+
+def main(descriptor: int) -> None:
+    """Hand the book over, by a socket of the process that asks; nothing where there is none."""
+    found = book()
+    with socket.socket(fileno=descriptor) as asker:
+        socket.send_fds(asker, [b"!"], [found.fileno()] if found else [])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

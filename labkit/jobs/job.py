@@ -67,7 +67,8 @@ class Kernel:
             kernel_name="python3",
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
             client_factory=Client,
-            transport_encryption="auto",
+            # Without it every user of this machine could read what cells print.
+            transport_encryption="required",
             # Half of it passes before the kernel is ended: its atexit functions keep records, and
             # on a busy machine they take longer than the 2.5 s that there are by default.
             shutdown_wait_time=GRACE,

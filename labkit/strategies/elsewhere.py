@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import Communicator
 from labkit.frameworks.child import Child
-from labkit.frameworks.namespaces import ADDRESSES, rate_limited_link, require_means
+from labkit.frameworks.namespaces import ADDRESSES, inside, rate_limited_link, require_means
+from labkit.frameworks.private_network import private_network
 from labkit.frameworks.wires import Wires
 from labkit.network import Network
 from labkit.strategies.strategy import Question, Session
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
 
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")  # over rows, without weights
 ENDING = 1.0  # s, in which the end of a process is seen, although its peers were quicker
+# Left out of records where it is not given, so that hashes stay.
+TRUSTED: bool = Field(False, exclude_if=operator.not_)
 LATENCY = 1e-3  # s; more than that a link within a machine does not stand for
 
 
@@ -92,12 +98,15 @@ def refuse_unlinked(network: Network) -> None:
     require_means()
 
 
-def linked(session: Session, ended: ExitStack) -> dict[str, str]:
-    """The ends of a real link, as the experiment has a network: address -> namespace (collective).
+def linked(session: Session, ended: ExitStack) -> dict[str, Sequence[str]]:
+    """The ends of a real link, as the experiment has a network (collective).
 
     Args:
         session: of the rank.
         ended: when this is closed, the link is removed.
+
+    Returns:
+        address -> the words before a command that runs there.
     """
     network, communicator = Network.parse(session.experiment.network), session.communicator
     if network is None:
@@ -106,7 +115,26 @@ def linked(session: Session, ended: ExitStack) -> dict[str, str]:
     if communicator.rank == 0:
         made = ended.enter_context(rate_limited_link(round(8 * network.bandwidth)))
     names = communicator.share(made, what="the ends of the real link")
-    return dict(zip(ADDRESSES, names, strict=True))
+    return {address: inside(name) for address, name in zip(ADDRESSES, names, strict=True)}
+
+
+def enclosed(session: Session, ended: ExitStack, what: str, trusted: bool) -> Sequence[str]:
+    """The words before the commands of a run's processes, which nobody else reaches (collective).
+
+    Args:
+        session: of the rank.
+        ended: when this is closed, their network is given up.
+        what: listens, of which framework.
+        trusted: whether they may be reached nevertheless.
+
+    Raises:
+        LabkitError: they may not, and this system has no network for them.
+    """
+    made = None
+    if session.communicator.rank == 0:
+        made = ended.enter_context(private_network(what, trusted))
+    words = session.communicator.share(made, what="the network of the framework's processes")
+    return words or ()
 
 
 def refuse_hosts(name: str, communicator: Communicator, instead: str) -> None:
@@ -122,7 +150,7 @@ def train_elsewhere(
     child: Child,
     others: Callable[[], Mapping[str, int]] = dict,
     mend: Callable[[], None] = lambda: None,
-    namespaces: Sequence[str] = (),
+    networks: Sequence[Sequence[str]] = (),
 ) -> dict[str, JSON]:
     """Ask a rank's process for steps, and count the bytes between all ranks' processes.
 
@@ -131,7 +159,7 @@ def train_elsewhere(
         child: its process, ready for "step", and for "weights", which are then the model's.
         others: the tasks of other processes that this rank has started, and what they are now.
         mend: starts those anew that have ended; called now and then.
-        namespaces: in which these processes talk, if not in this one's.
+        networks: in which these processes talk, if not in this one's: words before a command there.
 
     Its answer to "step" is a loss, or a loss and the seconds that the step took there: what is
     spent on asking and counting is none of the step's.
@@ -145,7 +173,7 @@ def train_elsewhere(
     everyone: dict[str, int] = {}
     for tasks in communicator.allgather(own, "the processes of other frameworks' tasks"):
         everyone |= tasks
-    wires = Wires(everyone, namespaces)
+    wires = Wires(everyone, networks)
     steps, before, traffic, clock = 0, 0, communicator.traffic, communicator.clock
     wires.look(own, counts=False)
 

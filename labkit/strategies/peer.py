@@ -10,7 +10,13 @@ from pydantic import Field
 
 from labkit.common.errors import InvalidInput
 from labkit.frameworks.environments import Found, find
-from labkit.strategies.elsewhere import refuse_elsewhere, refuse_hosts, train_elsewhere
+from labkit.strategies.elsewhere import (
+    TRUSTED,
+    enclosed,
+    refuse_elsewhere,
+    refuse_hosts,
+    train_elsewhere,
+)
 from labkit.strategies.strategy import Question, Session, Strategy
 from labkit.strategies.taxonomy import Cell
 
@@ -37,6 +43,10 @@ class Peer(Strategy):
         framework: "ddp": PyTorch's DistributedDataParallel, over gloo; "fsdp": its fully_shard,
             layer by layer, likewise; "horovod": Horovod with TensorFlow's Keras; "jax": Keras on
             JAX, a process a device, laid out by `keras.distribution.DataParallel`.
+        trusted_network: the point where its processes meet may listen on every interface of this
+            machine, unencrypted and without a key, so that whoever reaches it may read and change
+            what is trained. Otherwise they have a network namespace to themselves, or training is
+            refused.
 
     Raises:
         InvalidInput: the framework is not installed; the words say how it is.
@@ -54,6 +64,7 @@ class Peer(Strategy):
     unforeseen: ClassVar[str] = "leaves its steps to another framework, which shows no part of them"
 
     framework: Literal["ddp", "fsdp", "horovod", "jax"] = Field("ddp", kw_only=False)
+    trusted_network: bool = TRUSTED
 
     def cell(self, workers: int) -> Cell:
         """As the papers say; XLA decides by itself, and says nothing of it."""
@@ -103,13 +114,16 @@ class Peer(Strategy):
                 made = tempfile.TemporaryDirectory(prefix="labkit-peer-")
                 folder = ended.enter_context(made)
             folder = communicator.share(folder, what="the folder of exported arrays")
-            child = session.exported(f"worker {communicator.rank}", self._found(), folder)
+            listens = f"the meeting point of {self.framework}"
+            words = enclosed(session, ended, listens, self.trusted_network)
+            name = f"worker {communicator.rank}"
+            child = session.exported(name, self._found(), folder, words)
             ended.callback(child.close)
             child.answer()
             port = child.ask("open") if communicator.rank == 0 else None
             child.ask("join", communicator.share(port, what="where the framework's processes meet"))
             algorithm, version = child.ask("describe")
-            told = train_elsewhere(session, child)
+            told = train_elsewhere(session, child, networks=[words])
         session.exchanged = {"algorithm": algorithm, "version": version} | told
 
     def _found(self) -> Found:

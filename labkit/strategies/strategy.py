@@ -236,7 +236,7 @@ class Session(Protocol):
     ) -> Child:
         """A fresh process that trains the same model by TensorFlow's own strategy."""
 
-    def exported(self, name: str, found: Found, folder: str) -> Child:
+    def exported(self, name: str, found: Found, folder: str, inside: Sequence[str] = ()) -> Child:
         """A fresh process that trains the same model by another framework."""
 
     def fit(

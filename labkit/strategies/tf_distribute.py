@@ -11,11 +11,12 @@ from pydantic import Field, PositiveInt
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
-from labkit.frameworks.namespaces import inside
 from labkit.frameworks.servers import Servers
 from labkit.frameworks.tf_config import HERE, ClusterSpec, at
 from labkit.network import Network
 from labkit.strategies.elsewhere import (
+    TRUSTED,
+    enclosed,
     linked,
     refuse_elsewhere,
     refuse_hosts,
@@ -103,6 +104,9 @@ class TFDistribute(Strategy):
         synchronous: all but "parameter_server", which has no synchronous form in TensorFlow 2;
             None: as the kind is.
         colocated: servers live in the processes of the first workers.
+        trusted_network: TensorFlow's servers may listen on every interface of this machine,
+            unencrypted and without a key, so that whoever reaches it may read and change what is
+            trained. Otherwise they have a network namespace to themselves, or training is refused.
 
     With a network the processes talk over a real link of its bandwidth, between two namespaces that
     are made for the run (Linux, as root): a worker at each end, or servers and the coordinator at
@@ -140,6 +144,7 @@ class TFDistribute(Strategy):
     servers: PositiveInt = Field(1, le=100)
     synchronous: bool | None = None
     colocated: bool = False
+    trusted_network: bool = TRUSTED
 
     @property
     def stands(self) -> Kind:
@@ -271,21 +276,23 @@ class TFDistribute(Strategy):
             refuse_unweighted(session.model)
         job, rank = "chief" if self.kind == "parameter_server" else "worker", communicator.rank
         with ExitStack() as ended, tempfile.TemporaryDirectory(prefix="labkit-tf-") as folder:
-            ends = linked(session, ended)
-            made = self._spec(session.experiment.workers, *ends) if rank == 0 else None
+            within = linked(session, ended)
+            if not within and self.kind not in LOCAL:
+                words = enclosed(session, ended, "TensorFlow's servers", self.trusted_network)
+                within = {HERE: words}
+            made = self._spec(session.experiment.workers, *within) if rank == 0 else None
             spec = communicator.share(made, what="the cluster of TensorFlow's processes")
             config = spec.of(job, rank) if spec.jobs else None
-            within = {address: inside(name) for address, name in ends.items()}
             servers = Servers(spec, communicator, session.experiment.threads, within)
             ended.callback(servers.close)
             if job == "chief":
                 servers.start()
-            words = within[spec.host(job, rank)] if ends else ()
+            words = within[spec.host(job, rank)] if within else ()
             child = session.elsewhere(f"{job} {rank}", config, folder, words)
             ended.callback(child.close)
             child.answer(meanwhile=servers.mend)
-            where = list(ends.values())
-            told = train_elsewhere(session, child, servers.tasks, servers.mend, where)
+            networks = list(within.values())
+            told = train_elsewhere(session, child, servers.tasks, servers.mend, networks)
             session.exchanged = {
                 "algorithm": child.ask("describe"),
                 "tf_config": [spec.of(*task) for tasks in spec.processes() for task in tasks],

@@ -290,13 +290,14 @@ class TrainingSession:
         module, threads = "labkit.worker.tensorflow_process", here * self.experiment.threads
         return Child(module, name, task, self.communicator, threads, inside=inside)
 
-    def exported(self, name: str, found: Found, folder: str) -> Child:
+    def exported(self, name: str, found: Found, folder: str, inside: Sequence[str] = ()) -> Child:
         """A fresh process with the model in another framework, in a Python of its own.
 
         Args:
             name: of its task.
             found: the framework.
             folder: where arrays are exported to; the same on all ranks.
+            inside: words before its command, that say where it runs.
         """
         from labkit.frameworks.child import Child
         from labkit.worker.exported import export
@@ -306,7 +307,7 @@ class TrainingSession:
         # Whoever has the samples has written them before anybody's process reads.
         self.communicator.meet("exported arrays")
         module, threads = f"labkit.frameworks.{found.name}", self.experiment.threads
-        return Child(module, name, told, self.communicator, threads, found.python)
+        return Child(module, name, told, self.communicator, threads, found.python, inside)
 
     def batches(self) -> Batches:
         """Each worker's batches, by its number and theirs."""

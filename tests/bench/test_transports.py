@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from listening import watched
 
 from labkit.bench.timing import Row
 from labkit.bench.transports import measuring, ratios
@@ -121,8 +122,10 @@ def test_what_is_exchanged_comes_back_bit_by_bit_and_only_tcp_uses_tcp(tmp_path:
     file = tmp_path / "rows.jsonl"
     given = ["bench", "transport", "--bytes", "65536", "--repeats", "1", "--no-namespaces"]
     given += ["--transports", ",".join(TRANSPORTS), "--json", str(file)]
-    result = CliRunner().invoke(app, given, catch_exceptions=False)
+    with watched() as reached:
+        result = CliRunner().invoke(app, given, catch_exceptions=False)
     assert result.exit_code == 0, result.output
+    assert reached == set()  # by other machines
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     measured = [row for row in rows if row["clock"] == "wall"]
     places = [*WITHIN] if hosts_wanted() else [*WITHIN, LOOPBACK]
@@ -139,6 +142,8 @@ def test_what_is_exchanged_comes_back_bit_by_bit_and_only_tcp_uses_tcp(tmp_path:
 @pytest.mark.slow
 def test_tensorflow_s_grpc_moves_an_array_there_and_back() -> None:
     wanted = measuring.plan([GRPC], [LOOPBACK])
-    (row,) = measuring.measure(wanted, [2**20], repeats=1)
+    with watched() as reached:
+        (row,) = measuring.measure(wanted, [2**20], repeats=1)
+    assert reached == set()  # by other machines
     assert row["correct"]
     assert float(row["tcp"] or 0.0) == pytest.approx(1.0, abs=0.1)

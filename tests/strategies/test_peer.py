@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from listening import watched
 
 from labkit import AllReduce, Cluster, Experiment, InvalidInput, Peer
 from labkit.frameworks import environments
@@ -87,10 +88,12 @@ def test_after_20_steps_weights_equal_ours(cluster: Cluster, name: str, case: st
         pytest.skip(str(find(name)))
     fields: dict[str, Any] = {"batch_size": 63, "epochs": 2, "steps": 10, "learning_rate": 0.1}
     asked = given(**fields | CASES[case])
-    ours, theirs = (
-        cluster.run(asked.replace(strategy=strategy))
-        for strategy in (AllReduce(algorithm="ring"), Peer(name))
-    )
+    with watched() as reached:
+        ours, theirs = (
+            cluster.run(asked.replace(strategy=strategy))
+            for strategy in (AllReduce(algorithm="ring"), Peer(name))
+        )
+    assert reached == set()  # by other machines
     own, others = (weights(run.path) for run in (ours, theirs))
     worst = max(np.abs(a - b).max() for a, b in zip(own, others, strict=True))
     print(f"{name} {case}: weights are at most {worst:.1e} apart")

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from listening import watched
 
 from labkit import Cluster, Experiment, InvalidInput, LabkitError, Network, TFDistribute
 from labkit.bench.frameworks import experiments, measure
@@ -69,6 +70,12 @@ def test_one_worker_may_clip_and_so_may_servers_which_take_each_gradient_alone()
     assert given(SERVERS, **options)
 
 
+def test_trust_in_a_network_is_recorded_where_it_is_given_and_other_hashes_stay() -> None:
+    assert "trusted_network" not in given({}).to_json()["strategy"]
+    told = given({"trusted_network": True})
+    assert told.to_json()["strategy"]["trusted_network"] is True
+
+
 def test_one_rank_leads_where_one_process_does() -> None:
     ranks = {kind: given({"kind": kind}, workers=3).ranks for kind in TF_KINDS}
     assert ranks == dict.fromkeys(TF_KINDS, 1) | {"multi_worker_mirrored": 3}
@@ -95,7 +102,9 @@ THEIRS = {
 @pytest.mark.parametrize("kind", TF_KINDS)
 def test_tensorflows_own_strategy_does_what_one_process_does(cluster: Cluster, kind: str) -> None:
     asked = experiments([kind], ["mlp"], ["adam"])
-    ((row, record),) = measure(cluster, asked)
+    with watched() as reached:
+        ((row, record),) = measure(cluster, asked)
+    assert reached == set()  # by other machines
     assert row["max_abs_difference"] <= 1e-12
     assert record["algorithm"] == f"tensorflow.python.distribute.{THEIRS[kind]}"
     tasks = record["processes"]

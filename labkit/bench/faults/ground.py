@@ -16,6 +16,7 @@ import psutil
 
 from labkit.communicator import launcher
 from labkit.experiment import Experiment
+from labkit.frameworks.private_network import isolate
 from labkit.hosts import Testbed
 from labkit.hosts.scripts import AGENT_VARIABLE
 
@@ -47,7 +48,7 @@ class Ranks:
             os.environ | (launcher.environment(over_hosts=self._bed is not None)),
         )
         if self._bed is None:
-            command += words
+            command = [*isolate("mpiexec"), *command, *words]
         else:
             at = ",".join(f"{host}:{-(-self.size // 2)}" for host in self._bed.hosts)
             command += ["--prtemca", "plm", "ssh", "--host", at, *words]

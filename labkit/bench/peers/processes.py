@@ -22,6 +22,7 @@ from labkit.communicator import launcher
 from labkit.frameworks import foreign
 from labkit.frameworks.child import FOREIGN, computing, environment
 from labkit.frameworks.environments import Found
+from labkit.frameworks.private_network import private_network
 from labkit.frameworks.tf_config import free_ports
 
 START, CASE = 120.0, 300.0  # seconds: to be up, and for each case
@@ -54,8 +55,11 @@ def run(peer: Found, cases: Sequence[str], workers: int, repeats: int) -> list[R
         commands = _commands(peer, task)
         variables = _environment(peer)
         with ExitStack() as started:
+            inside = started.enter_context(private_network(f"the processes of {peer.name}"))
             processes = [
-                started.enter_context(_process(command, variables, folder / f"rank{number}"))
+                started.enter_context(
+                    _process([*inside, *command], variables, folder / f"rank{number}")
+                )
                 for number, command in enumerate(commands)
             ]
             _finish(peer.name, processes, folder, START + CASE * len(cases))

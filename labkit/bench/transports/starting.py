@@ -8,8 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from labkit.bench.joined import Ranks, started
@@ -17,6 +17,7 @@ from labkit.bench.transports.ways import LOOPBACK, UNATTACHED, WITHIN
 from labkit.communicator import launcher
 from labkit.frameworks.child import FOREIGN, computing
 from labkit.frameworks.namespaces import ADDRESSES, DEVICE, inside
+from labkit.frameworks.private_network import isolate, private_network
 from labkit.frameworks.tf_config import HERE, PORT, free_ports
 
 HOSTS = ("labkit-a", "labkit-b")  # names of two hosts on this machine
@@ -24,6 +25,12 @@ _RANK = "labkit.bench.transports.rank"
 _TASK = "labkit.bench.transports.task"
 # Those of Open MPI's parts that read the memory of another process are left out.
 _UNATTACHED = {"OMPI_MCA_smsc": "^cma,knem,xpmem"}
+# Open MPI's daemons meet by no address of loopback: in a network of their own they have another.
+_DEVICE = (
+    f"ip link add {DEVICE} type veth peer name other && ip link set other up && "
+    f"ip address add {ADDRESSES[0]}/30 dev {DEVICE} && ip link set {DEVICE} up && "
+    'exec "$0" "$@"'
+)
 # Open MPI's parts that speak TCP alone.
 _TCP = {"pml": "ob1", "btl": "tcp,self", "osc": "^ucx", "mpi_yield_when_idle": "1"}
 
@@ -48,7 +55,8 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Ran
     if place == UNATTACHED:
         variables |= _UNATTACHED
     if place in WITHIN:
-        with started([[*launcher.mpiexec(2), *rank]], variables) as found:
+        command = [*isolate("mpiexec"), *launcher.mpiexec(2), *rank]
+        with started([command], variables) as found:
             yield found
         return
     device = "lo" if place == LOOPBACK else DEVICE
@@ -62,7 +70,7 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Ran
         command = [*launcher.mpiexec(2), "--prtemca", "plm", "ssh"]
         command += ["--host", ",".join(f"{host}:1" for host in HOSTS)]
         command += [word for name, value in said for word in ("--mca", name, value)]
-        words = inside(namespaces[0]) if namespaces else ()
+        words = inside(namespaces[0]) if namespaces else _alone_with_a_device()
         with started([[*words, *command, *rank]], variables) as found:
             yield found
 
@@ -74,26 +82,38 @@ def tasks(namespaces: tuple[str, str] | None = None) -> Iterator[Ranks]:
         addresses = [f"{address}:{PORT}" for address in ADDRESSES]
     else:
         addresses = [f"{HERE}:{port}" for port in free_ports(2)]
-    commands = []
-    for number in (0, 1):
-        words = inside(namespaces[number]) if namespaces else ()
-        commands.append([*words, sys.executable, "-m", _TASK, str(number), *addresses])
     variables = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
     unproxied = {"no_proxy": ",".join((HERE, "localhost", *ADDRESSES))}
     given = variables | computing(1) | launcher.huge_pages() | unproxied
-    with started(commands, given) as found:
-        yield found
+    with ExitStack() as opened:
+        words: list[Sequence[str]]
+        if namespaces:
+            words = [inside(name) for name in namespaces]
+        else:
+            words = [opened.enter_context(private_network("TensorFlow's tasks"))] * 2
+        commands = [
+            [*each, sys.executable, "-m", _TASK, str(number), *addresses]
+            for number, each in enumerate(words)
+        ]
+        yield opened.enter_context(started(commands, given))
 
 
 def hosts_wanted() -> str:
     """Why this machine cannot seem to be two hosts; empty where it can."""
-    if shutil.which("unshare") is None:
-        return "two hosts on one machine want unshare, of util-linux, which is not on PATH"
+    for name, package in (("unshare", "util-linux"), ("ip", "iproute2")):
+        if shutil.which(name) is None:
+            return f"two hosts on one machine want {name}, of {package}, which is not on PATH"
     done = subprocess.run([*_alone(), "true"], capture_output=True, text=True)
     if done.returncode == 0:
         return ""
     said = done.stderr.strip() or f"exit code {done.returncode}"
     return f"two hosts on one machine want a UTS namespace, which unshare refuses: {said}"
+
+
+def _alone_with_a_device() -> list[str]:
+    """The words before an mpiexec of several hosts that has a network to itself."""
+    words = isolate("mpiexec")
+    return [*words, "sh", "-c", _DEVICE] if words else []
 
 
 def _alone() -> list[str]:

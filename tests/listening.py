@@ -1,0 +1,52 @@
+"""Who listens where other machines reach it, among this process and all that it starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
+
+import psutil
+
+from labkit.cluster.listeners import exposed
+
+OWN_DEVICES = {"lo", "veth0"}  # of namespaces that labkit makes
+LOOK_EVERY = 0.2  # seconds
+
+
+def is_enclosed(process: psutil.Process) -> bool:
+    """Whether it is in a network namespace of labkit's, which no other machine reaches."""
+    if os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+        return False
+    lines = Path(f"/proc/{process.pid}/net/dev").read_text().splitlines()[2:]
+    return {line.partition(":")[0].strip() for line in lines} <= OWN_DEVICES
+
+
+def open_to_others() -> Iterator[str]:
+    """Of each such socket: where, and whose."""
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with suppress(psutil.Error, OSError):  # it has ended
+            if not is_enclosed(process):
+                for each in exposed(process):
+                    yield f"{each.address}: {' '.join(process.cmdline())}"
+
+
+@contextmanager
+def watched() -> Iterator[set[str]]:
+    """Look again and again; all that was seen."""
+    found: set[str] = set()
+    ends = Event()
+
+    def look() -> None:
+        while not ends.wait(LOOK_EVERY):
+            found.update(open_to_others())
+
+    thread = Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ends.set()
+        thread.join()
