@@ -300,7 +300,9 @@ def lab(arguments: tuple[str, ...]) -> None:
 
     Further arguments go to JupyterLab: labkit lab --no-browser --port 8899; `--help-all` lists its.
     """
-    command = [sys.executable, "-m", "jupyterlab"]
+    command = [sys.executable, "-P", "-m", "jupyterlab"]
+    # Templates of nbconvert are code, and it would look for them in the current folder.
+    command.append("--TemplateExporter.extra_template_basedirs=[]")
     # A kernel works in its notebook's folder; runs and data stay where `labkit run` has them.
     os.environ.setdefault("LABKIT_RUNS", str(Path("runs").resolve()))
     if Path("data").is_dir():

@@ -43,7 +43,7 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Ran
         LabkitError: they ended early; with what they said last.
     """
     # Of mpi4py, which ends all ranks with the one that fails.
-    rank = [sys.executable, "-m", "mpi4py", "-m", _RANK]
+    rank = [sys.executable, "-P", "-m", "mpi4py", "-m", _RANK]
     variables = dict(os.environ) | launcher.environment()
     if place == UNATTACHED:
         variables |= _UNATTACHED
@@ -77,7 +77,7 @@ def tasks(namespaces: tuple[str, str] | None = None) -> Iterator[Ranks]:
     commands = []
     for number in (0, 1):
         words = inside(namespaces[number]) if namespaces else ()
-        commands.append([*words, sys.executable, "-m", _TASK, str(number), *addresses])
+        commands.append([*words, sys.executable, "-P", "-m", _TASK, str(number), *addresses])
     variables = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
     unproxied = {"no_proxy": ",".join((HERE, "localhost", *ADDRESSES))}
     given = variables | computing(1) | launcher.huge_pages() | unproxied

