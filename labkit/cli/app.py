@@ -194,7 +194,7 @@ def compare(
         say(f"MLflow: {len(to_mlflow(runs, mlflow))} runs in {mlflow}")
     if tensorboard is not None:
         to_tensorboard(runs, tensorboard)
-        say(f"TensorBoard: uv run tensorboard --logdir {tensorboard}")
+        say(f"TensorBoard: uv run tensorboard --logdir {shlex.quote(str(tensorboard))}")
 
 
 @app.command()

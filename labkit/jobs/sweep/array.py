@@ -110,7 +110,7 @@ class Array:
             [*element, str(self.folder.resolve()), str(beside)],
             f"--array=0-{len(members) - 1}{limit}",
             f"--job-name={self.folder.name}",
-            f"--output={self.folder.resolve() / SAID}/%A_%a.log",
+            f"--output={str(self.folder.resolve() / SAID).replace('%', '%%')}/%A_%a.log",
             "--no-requeue",  # a second attempt would write over the first: --resume makes another
             *(shlex.split(self.options) or self._room(members)),
             "--hold",
