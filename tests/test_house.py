@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import house
@@ -61,6 +62,30 @@ def test_an_import_that_runs_up_is_found_wherever_it_stands(tmp_path: Path, line
     broken = house.between_rooms(house.arrows(tmp_path / "labkit"))
     assert house.upward(broken) == ["schedules -> cluster"]
     assert house.circles(broken) == [["cluster", "schedules"]]
+
+
+def unsafe_commands(source: str) -> list[int]:
+    """Lines where this Python is started without the option by which no current folder is code."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        words = node.elts if isinstance(node, ast.List | ast.Tuple) else []
+        for word, option in pairwise(words):
+            is_command = isinstance(option, ast.Constant | ast.Starred | ast.Name)
+            if ast.unparse(word) == "sys.executable" and is_command:
+                safe = ast.unparse(option) in ("'-P'", "'-I'", "'--version'")
+                found += [] if safe else [node.lineno]
+    return found
+
+
+def test_every_python_that_labkit_starts_imports_nothing_from_the_current_folder() -> None:
+    unsafe = {
+        f"{path}:{line}"
+        for path in house.modules().values()
+        for line in unsafe_commands(path.read_text())
+    }
+    assert unsafe == set()
+    assert unsafe_commands('run([sys.executable, "-m", "labkit"])') == [1]
+    assert unsafe_commands("run([*words, *(sys.executable, *more)])") == [1]
 
 
 # Rooms whose code runs on a rank.

@@ -69,7 +69,7 @@ def measure(
     one = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
     # A process of its own: how many threads TensorFlow has is settled when it is imported.
     done = subprocess.run(
-        [sys.executable, "-m", "labkit.bench.compression", json.dumps(task)],
+        [sys.executable, "-P", "-m", "labkit.bench.compression", json.dumps(task)],
         env={
             **os.environ,
             **one,

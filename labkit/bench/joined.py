@@ -77,7 +77,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 def joined_at(bits: int, program: str, flows: int = 1) -> Iterator[Ranks]:
     """Two ranks of a module, at the ends of a link of so many bits/s; they end before it."""
     with rate_limited_link(bits, flows) as namespaces:
-        run = [sys.executable, "-m", program]
+        run = [sys.executable, "-P", "-m", program]
         commands = [
             [*inside(namespace), *run, str(rank), ADDRESSES[0]]
             for rank, namespace in enumerate(namespaces)

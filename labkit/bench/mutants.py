@@ -133,7 +133,7 @@ def verdict(
         if mutant is not None:
             (place / mutant.file).write_text(mutant.source)
         options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow"]
-        command = [sys.executable, "-m", "pytest", *options, *(str(test) for test in tests)]
+        command = [sys.executable, "-P", "-m", "pytest", *options, *(str(test) for test in tests)]
         start = time.monotonic()
         with (place / "said").open("w") as said:
             # First on the path, also of the engines that the tests start.

@@ -103,7 +103,7 @@ class Victim:
     ) -> subprocess.Popen[bytes]:
         with (self.folder / "said.txt").open("wb") as said:
             return subprocess.Popen(
-                [sys.executable, *command],
+                [sys.executable, "-P", *command],
                 cwd=self.folder,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,

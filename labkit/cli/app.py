@@ -194,7 +194,7 @@ def compare(
         say(f"MLflow: {len(to_mlflow(runs, mlflow))} runs in {mlflow}")
     if tensorboard is not None:
         to_tensorboard(runs, tensorboard)
-        say(f"TensorBoard: uv run tensorboard --logdir {tensorboard}")
+        say(f"TensorBoard: uv run tensorboard --logdir {shlex.quote(str(tensorboard))}")
 
 
 @app.command()
@@ -301,7 +301,10 @@ def lab(arguments: tuple[str, ...]) -> None:
     Further arguments go to JupyterLab: labkit lab --no-browser --port 8899; `--help-all` lists its.
     """
     # Other users of this machine read no outputs of kernels that can encrypt them.
-    command = [sys.executable, "-m", "jupyterlab", "--KernelManager.transport_encryption=auto"]
+    command = [sys.executable, "-P", "-m", "jupyterlab"]
+    command.append("--KernelManager.transport_encryption=auto")
+    # Templates of nbconvert are code, and it would look for them in the current folder.
+    command.append("--TemplateExporter.extra_template_basedirs=[]")
     # A kernel works in its notebook's folder; runs and data stay where `labkit run` has them.
     os.environ.setdefault("LABKIT_RUNS", str(Path("runs").resolve()))
     if Path("data").is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -43,7 +44,7 @@ def kubernetes(
     values = dict(parameters)
     job = MPIJob(notebook, values, image or IMAGE, workers, slots, name, namespace, claim)
     write_atomically(output, job.text)
-    say(f"job: {output}, not run here; kubectl apply -f {output}")
+    say(f"job: {output}, not run here; {shlex.join(['kubectl', 'apply', '-f', str(output)])}")
 
 
 @click.command()
@@ -54,4 +55,5 @@ def container(output: Path) -> None:
     from labkit.records.store import write_atomically
 
     write_atomically(output, containerfile.text())
-    say(f"image: {output}, not built here; podman build -t {containerfile.IMAGE} -f {output} .")
+    build = ["podman", "build", "-t", containerfile.IMAGE, "-f", str(output), "."]
+    say(f"image: {output}, not built here; {shlex.join(build)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,8 @@ def sweep(
     if (target / roster.FILE).exists():
         # A record has its values already; others with it would be another sweep.
         if not resume or any(given.values()):
-            raise InvalidInput(f"{target} is a sweep: `labkit sweep {target} --resume` goes on")
+            again = shlex.join(["labkit", "sweep", str(target), "--resume"])
+            raise InvalidInput(f"{target} is a sweep: `{again}` goes on")
         folder: Path | None = target
         plan = _recorded(target)
         most = max((member.workers for member in plan.members), default=1)
@@ -257,7 +259,7 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
     ended = f" ({pruned} pruned)" if pruned else ""
     say(f"{total - missing} of {total} completed{ended}; result: {shown(folder)}")
     if missing:
-        place = shown(folder)
+        place = shlex.quote(str(shown(folder)))
         there = plan.notebook.is_absolute()  # then the record does not say where it lies
         how = "the same command with --resume" if there else f"labkit sweep {place} --resume"
         say(f"what is missing: labkit ls {place}; to run it: {how}", err=True)

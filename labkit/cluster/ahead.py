@@ -46,7 +46,7 @@ def started(how: Start | None) -> Iterator[None]:
         yield
         return
     ahead = subprocess.Popen(
-        [sys.executable, "-m", "labkit.cluster.ahead", str(folder), how.to_json()],
+        [sys.executable, "-P", "-m", "labkit.cluster.ahead", str(folder), how.to_json()],
         stdin=subprocess.PIPE,  # it closes, however this process ends
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

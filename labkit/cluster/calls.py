@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 from labkit.cluster.lease import Turn
+from labkit.common import imports
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.limits import Limits
@@ -202,7 +203,8 @@ class Calls(Asked, Generic[T]):
                 "limit": cluster.limit,
                 "network": network,
                 "folder": os.getcwd(),
-                "luggage": None if cluster.how.is_local else pack(Path.cwd()),
+                "modules": (modules := imports.folder()),
+                "luggage": None if cluster.how.is_local else pack(modules),
                 # Engines were started by whoever came first, with that process's environment.
                 "environment": {k: v for k, v in os.environ.items() if k == "LABKIT_DATA"},
                 **extra,

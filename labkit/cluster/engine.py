@@ -23,10 +23,12 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FrameType, ModuleType
+from typing import SupportsIndex
 
 from labkit.cluster.lease import KEEPER, Lock
 from labkit.cluster.start import JOB
 from labkit.cluster.where import answer
+from labkit.common import imports
 from labkit.common.semaphore import end_start, start_places
 from labkit.hosts.reach import answers
 from labkit.worker.luggage import FOLDER
@@ -36,10 +38,19 @@ CONNECTION = "IPP_CONNECTION_INFO"  # ipyparallel's: where the controller is, an
 ENDS = 30.0  # seconds that what starts guests gets to end them
 UNREACHED = 30.0  # seconds without the controller after which a guest ends; a link may come back
 PROFILE = "IPP_PROFILE_DIR"
-OWN = [sys.executable, "-m", "labkit.cluster.engine"]
-IN_WAVES = [sys.executable, "-m", "labkit.common.semaphore", "labkit.cluster.engine"]
+OWN = [sys.executable, "-P", "-m", "labkit.cluster.engine"]
+IN_WAVES = [sys.executable, "-P", "-m", "labkit.common.semaphore", "labkit.cluster.engine"]
 # Beside a guest: takes its folders away when it has ended, however.
 _TIDIES = '(while kill -0 "$0"; do sleep 1; done; rm -rf "$@") >&- 2>&- &'
+
+
+class SafePath(list[str]):
+    """`sys.path` without the current folder, which ipyparallel's programs would put first."""
+
+    def insert(self, index: SupportsIndex, place: str) -> None:
+        """Insert a folder that has a name."""
+        if place:
+            super().insert(index, place)
 
 
 def command(words: Sequence[str], is_local: bool) -> tuple[list[str], list[str]]:
@@ -143,6 +154,7 @@ if __name__ == "__main__":
             signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         raise SystemExit(code)
+    sys.path = SafePath(sys.path)
     if role == "guest":
         visit()
     else:
@@ -181,4 +193,5 @@ if __name__ == "__main__":
             os.environ[FOLDER] = f"{os.environ[PROFILE]}-work"
             ends = [str(os.getpid()), os.environ[PROFILE], os.environ[FOLDER]]
             subprocess.run(["sh", "-c", _TIDIES, *ends], start_new_session=True, check=True)
+        imports.add_inherited()  # `%%px` finds modules before any call comes
         Engine.launch_instance()

@@ -82,7 +82,7 @@ class Controller(_Child, LocalControllerLauncher):
     """The controller, under watch."""
 
     # Lists, as the traits that they stand for.
-    controller_cmd = [sys.executable, "-m", "labkit.cluster.engine", "controller"]  # noqa: RUF012
+    controller_cmd = [sys.executable, "-P", "-m", "labkit.cluster.engine", "controller"]  # noqa: RUF012
 
     def _output_file_default(self) -> str:
         # Beside the keeper's: one for all tries, each of which begins it anew.

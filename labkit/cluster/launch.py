@@ -15,6 +15,7 @@ from typing import TypedDict
 
 from labkit.cluster.lease import WARM, Lock, is_held, is_wanted
 from labkit.cluster.start import Start
+from labkit.common import imports
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, pairs
 from labkit.common.places import bytecode_variables
@@ -112,13 +113,13 @@ def launch(folder: Path, how: Start, warm: bool = False) -> None:
     for earlier in ("cluster.json", UNSETTLED):
         (folder / earlier).unlink(missing_ok=True)
     with (folder / "keeper.log").open("wb") as log:
-        command = [sys.executable, "-m", "labkit.cluster.keeper", str(folder)]
+        command = [sys.executable, "-P", "-m", "labkit.cluster.keeper", str(folder)]
         keeper = subprocess.Popen(
             [*command, how.to_json(), *([WARM] if warm else [])],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=os.environ | bytecode_variables(),
+            env=os.environ | bytecode_variables() | {imports.VARIABLE: imports.folder()},
             start_new_session=True,  # Ctrl-C in a terminal is not meant for the engines
         )
     # A keeper whose start was given up a moment ago may have been quicker to take the lock.

@@ -28,6 +28,7 @@ from labkit.cluster import launch
 from labkit.cluster.lease import KEEPER, WARM, Lease, Lock, is_held, locked, wait_until_free
 from labkit.cluster.naming import SHAPING, absolute, folder_of, usual_name
 from labkit.cluster.start import Start
+from labkit.common import imports
 from labkit.common.capacity import check_ranks
 from labkit.common.errors import LabkitError
 from labkit.common.places import bytecode_variables, runtime_folder
@@ -160,8 +161,9 @@ def start(how: Start, idle: float) -> tuple[Standing, bool]:
     check_ranks(how.ranks)
     (folder / FILE).unlink(missing_ok=True)  # an earlier one's
     with (folder / "warm.log").open("wb") as log:
+        words = [sys.executable, "-P", "-m", "labkit.cluster.warm"]
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "labkit.cluster.warm", str(folder), how.to_json(), str(idle)],
+            [*words, str(folder), how.to_json(), str(idle)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -218,7 +220,8 @@ def take_over(folder: Path, client: ipyparallel.Client) -> None:
         return
     with locked(folder / "start.lock"):  # who comes at the same moment waits, and uses them then
         if mark.exists():
-            own = os.environ | bytecode_variables() | {"PWD": os.getcwd()}
+            here = {"PWD": os.getcwd(), imports.VARIABLE: imports.folder()}
+            own = os.environ | bytecode_variables() | here
             client[:].apply_sync(settle, os.getcwd(), own)
             mark.unlink()
             said = launch.state(folder)
@@ -228,9 +231,7 @@ def take_over(folder: Path, client: ipyparallel.Client) -> None:
 
 def settle(folder: str, environment: Mapping[str, str]) -> None:
     """Be, on a warm engine, where and with what who takes it would have started it."""
-    before = os.getcwd()
     os.chdir(folder)
-    sys.path[:] = [folder if each == before else each for each in sys.path]
     own = {**environment, KEEPER: os.environ[KEEPER]}
     for name in [each for each in os.environ if each.startswith(CARRIED) and each not in own]:
         del os.environ[name]  # another terminal's
@@ -238,6 +239,7 @@ def settle(folder: str, environment: Mapping[str, str]) -> None:
         # All else that is there has been set since: by mpiexec, ipykernel, TensorFlow.
         if name not in os.environ or name.startswith(CARRIED):
             os.environ[name] = value
+    imports.add_inherited()
 
 
 def standing(folder: Path) -> Standing | None:

@@ -50,7 +50,7 @@ def runtime_folder(name: str) -> Path:
 def peers_folder() -> Path:
     """Where environments of other frameworks are (`LABKIT_PEERS`, else the user's data folder)."""
     data = platformdirs.user_data_path("labkit", appauthor=False)
-    return Path(os.environ.get("LABKIT_PEERS") or data / "peers")
+    return Path(os.environ.get("LABKIT_PEERS") or data / "peers").absolute()
 
 
 def usable_cores() -> int:

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from labkit.common import imports
 from labkit.common.errors import LabkitError
 from labkit.frameworks import foreign
 
@@ -62,7 +63,7 @@ class Child:
         self._pipe, other = Pipe()
         given = environment(python or sys.executable)
         kept = {k: v for k, v in given.items() if not k.startswith(FOREIGN)}
-        run = [sys.executable, "-m"] if python is None else [python, foreign.__file__]
+        run = [sys.executable, "-P", "-m"] if python is None else [python, foreign.__file__]
         self._said = opened.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         self._process = subprocess.Popen(
             [*inside, *run, module, name, str(other.fileno())],
@@ -157,6 +158,7 @@ def serve(calls_of: Callable[[Any], Mapping[str, Callable[..., object]]]) -> Non
     Args:
         calls_of: the calls that can be asked for, by name, made of the task.
     """
+    imports.add_inherited()  # what the task names may lie beside a notebook
     end = Connection(int(sys.argv[2]))
     told: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     Thread(target=_listen, args=(end, told), daemon=True).start()

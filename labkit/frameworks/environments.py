@@ -158,7 +158,7 @@ def setup(name: str, say: Callable[[str], None] = lambda line: None) -> Found:
     for command in commands:
         say(f"$ {' '.join(command)}")
         _run(command, os.environ | more)
-    _run([python, "-c", f"import {kind.module}"], environment(python))  # it can be, too
+    _run([python, "-P", "-c", f"import {kind.module}"], environment(python))  # it can be, too
     version = _versions(python, kind)
     (folder / MARK).write_text(json.dumps({"name": name, "version": version}))
     return Found(name, python, version)
@@ -178,7 +178,8 @@ def _folder(name: str) -> Path:
 
 
 def _run(command: list[str], variables: Mapping[str, str]) -> None:
-    done = subprocess.run(command, env=dict(variables))
+    # uv reads the settings of a project in the current folder, which may be anybody's.
+    done = subprocess.run(command, env=dict(variables), cwd="/")
     if done.returncode:
         raise LabkitError(f"{' '.join(command)} ended with exit code {done.returncode}, see above")
 

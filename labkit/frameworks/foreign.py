@@ -19,7 +19,8 @@ def main() -> None:
     package = ModuleType("labkit")
     package.__path__ = [str(Path(__file__).resolve().parents[1])]
     sys.modules["labkit"] = package
-    sys.path.pop(0)  # this folder: its modules must not stand for horovod and others
+    own = str(Path(__file__).resolve().parent)  # its modules must not stand for horovod and others
+    sys.path[:] = [place for place in sys.path if place != own]
     runpy.run_module(sys.argv.pop(1), run_name="__main__")
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from socket import socket
 
+from labkit.common import names
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 
@@ -103,8 +105,9 @@ def on_hosts(
         port: of the first task of a node; others have the next ones.
 
     Raises:
-        InvalidInput: a host is named twice, or no worker is left.
+        InvalidInput: a host has no name, or is named twice, or no worker is left.
     """
+    hosts = [names.HOST.check(host, "hosts") for host in hosts]
     if twice := {host for host in hosts if hosts.count(host) > 1}:
         raise InvalidInput(f"hosts {', '.join(sorted(twice))} are named twice; name each once")
     if inside and servers > workers:
@@ -173,7 +176,7 @@ def lines(processes: list[list[tuple[str, int]]], spec: ClusterSpec) -> list[tup
         found.append(
             (
                 f"{spec.host(job, index)}: {each}",
-                f"export TF_CONFIG='{json.dumps(spec.of(job, index))}'",
+                f"export TF_CONFIG={shlex.quote(json.dumps(spec.of(job, index)))}",
             )
         )
     return found

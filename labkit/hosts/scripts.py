@@ -63,7 +63,9 @@ def login(binds: Binds, agent: str, configuration: str | None) -> str:
     mounts = [f"{mount} --bind {shlex.quote(a)} {shlex.quote(b)}" for a, b in binds]
     exports = [
         f"export {TESTBED}=",
-        f"export {AGENT_VARIABLE}=${{{AGENT_VARIABLE}:-{shlex.quote(agent)}}}",
+        # Not `export NAME=${NAME:-…}`, which some shells split at blanks.
+        f'[ -n "${AGENT_VARIABLE}" ] || {AGENT_VARIABLE}={shlex.quote(agent)}',
+        f"export {AGENT_VARIABLE}",
     ]
     if configuration is not None:
         exports.append(f"export SLURM_CONF={shlex.quote(configuration)}")

@@ -42,7 +42,7 @@ class Space:
             [
                 *(entering(within, ["--pid"]) if within else []),
                 *(found("unshare") or "unshare", "--fork", "--kill-child", "--mount-proc", *KINDS),
-                *(sys.executable, "-m", "labkit.hosts.inside", json.dumps(host)),
+                *(sys.executable, "-P", "-m", "labkit.hosts.inside", json.dumps(host)),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

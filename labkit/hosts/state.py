@@ -94,7 +94,8 @@ def start(folder: Path, plan: Plan, parent: bool) -> tuple[State, subprocess.Pop
 
 
 def _holder(folder: Path, plan: Plan, parent: bool, said: IO[str]) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "labkit.hosts.holder", str(folder), json.dumps(asdict(plan))]
+    told = json.dumps(asdict(plan))
+    words = [sys.executable, "-P", "-m", "labkit.hosts.holder", str(folder), told]
     # This process by a descriptor: its number may be another's when it has ended.
     own = [os.pidfd_open(os.getpid())] if parent else []
     try:

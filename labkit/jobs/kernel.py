@@ -30,6 +30,7 @@ from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Integer, Type
 
+from labkit.common import imports
 from labkit.jobs.fork import Fork
 from labkit.records.endings import terminate
 from labkit.records.store import ELEMENT
@@ -264,8 +265,9 @@ def _become_kernel(told: int, job: int, orders: int) -> int:
     signal.signal(signal.SIGTERM, _stay if ELEMENT in os.environ else _end)
     signal.signal(signal.SIGINT, Shell.interrupt)
     sys.argv = ["labkit.jobs.kernel", *arguments]
+    imports.add_inherited()
     # Given here, as ipykernel reads the variable when it is imported.
-    LosslessKernel.launch_instance(arguments, parent_handle=job, told=told)
+    LosslessKernel.launch_instance(arguments, parent_handle=job, told=told, ignore_cwd=True)
     # A fork ends by os._exit, which leaves these out; a notebook's cluster ends in one of them.
     atexit._run_exitfuncs()
     return 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labkit.common import names
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.units import plural
@@ -29,9 +30,7 @@ VARIABLES = {
 }
 FOLDER = "/labkit/job"  # of a pod, where the launcher begins
 PATIENCE = 300  # seconds that all workers together get
-LONGEST_LABEL = 63  # letters of a host's name (RFC 1123)
 LARGEST_MAP = 2**20  # bytes that a ConfigMap holds
-_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 # Names come later than pods, and sshd later than names; mpiexec waits for neither.
 _AWAIT = """\
@@ -98,12 +97,17 @@ class MPIJob:
         object.__setattr__(self, "workers", pods)
         object.__setattr__(self, "name", self.name or stem or "notebook")
         # The operator looks at the name that the last worker gets.
-        for what in (f"{self.name}-worker-{pods - 1}", *filter(None, (self.namespace,))):
-            if not _LABEL.fullmatch(what) or len(what) > LONGEST_LABEL:
-                raise InvalidInput(
-                    f"{what!r} is no name in Kubernetes; allowed: small letters, digits and -, "
-                    f"at most {LONGEST_LABEL}; give another --name or --namespace"
-                )
+        names.LABEL.check(f"{self.name}-worker-{pods - 1}", "--name, of the last worker")
+        names.IMAGE.check(self.image, "--image")
+        names.KEY.check(self._file, "the notebook's name")
+        if self.namespace:
+            names.LABEL.check(self.namespace, "--namespace")
+        if self.claim:
+            names.SUBDOMAIN.check(self.claim, "--claim")
+        if any("\0" in str(value) for value in self.values.values()):
+            raise InvalidInput(
+                "a parameter holds the character NUL, which no command can; leave it out"
+            )
 
     @property
     def text(self) -> str:
@@ -169,9 +173,9 @@ class MPIJob:
                 volumes[f"{FOLDER}/runs"] = {"persistentVolumeClaim": kept_in}
             env: list[JSON] = [{"name": n, "value": value} for n, value in VARIABLES.items()]
             container |= {"workingDir": FOLDER, "env": env}
-        names = {place: Path(place).name for place in volumes}
-        container["volumeMounts"] = [{"name": n, "mountPath": p} for p, n in names.items()]
-        kept: list[JSON] = [{"name": names[place]} | each for place, each in volumes.items()]
+        named = {place: Path(place).name for place in volumes}
+        container["volumeMounts"] = [{"name": n, "mountPath": p} for p, n in named.items()]
+        kept: list[JSON] = [{"name": named[place]} | each for place, each in volumes.items()]
         pod: dict[str, JSON] = {"containers": [container], "volumes": kept}
         return {"replicas": count, "restartPolicy": "Never", "template": {"spec": pod}}
 

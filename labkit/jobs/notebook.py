@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit.common import imports
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import read_file
 from labkit.jobs import parameters
@@ -153,6 +154,8 @@ def start(
     path = again or store.new_job_directory(root, notebook, values)
     # Not a pipe: nobody would empty it, and a full one stops the notebook.
     output = None if shown else subprocess.DEVNULL
+    beside = str(notebook.resolve().parent)
+    own = {"LABKIT_JOB": str(path.resolve()), imports.VARIABLE: beside}
     # -P: no file beside the caller may stand in for a module. A session of its own: Ctrl-C in
     # the terminal reaches this process alone, which passes it on by closing the pipe; the pipe
     # also closes when this process is killed, so that no job is left behind.
@@ -161,7 +164,7 @@ def start(
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=output,
-        env=os.environ | {"LABKIT_JOB": str(path.resolve())} | ({RESUMES: "1"} if again else {}),
+        env=os.environ | own | ({RESUMES: "1"} if again else {}),
         start_new_session=True,
     )
     return Job(path, process)

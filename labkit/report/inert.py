@@ -78,6 +78,7 @@ def render(path: Path, outputs: bool = True) -> str:
                 output["data"] = {"text/html": f"<div>{place}</div>"}
     exporter = HTMLExporter(
         extra_loaders=[DictLoader({"labkit.html.j2": _TEMPLATE})],
+        extra_template_basedirs=[],  # nbconvert's default is the current folder: templates are code
         template_file="labkit.html.j2",
         template_name="basic",
         exclude_input_prompt=True,

@@ -63,8 +63,12 @@ def _experiment(run: Run, usual: dict[str, JSON]) -> str:
     if any(_is_own(value) for value in fields.values()):
         return ""
     file = f"{run.name}.yaml"
-    said = shlex.quote(json.dumps(fields))
-    return scrub(f"echo {said} > {shlex.quote(file)} && {shlex.join(['labkit', 'run', file])}")
+    # Made without paths before it is quoted, or a quote would go with a path.
+    said = shlex.quote(scrub(json.dumps(fields)))
+    run_it = shlex.join(["labkit", "run", _no_option(file)])
+    # A shell's own echo may read backslashes.
+    tell = r"printf '%s\n'" if "\\" in said else "echo"
+    return f"{tell} {said} > {shlex.quote(_no_option(file))} && {run_it}"
 
 
 def _is_own(value: JSON) -> bool:
@@ -84,10 +88,15 @@ def command(job: Path) -> str:
         return ""  # a torn job record takes away the command, not the report
     if not isinstance(parameters, dict):
         return ""
-    words = ["labkit", "run", _name(job)]
+    words = ["labkit", "run", _no_option(_name(job))]
     for name, value in parameters.items():
         words += ["-p", str(name), value if isinstance(value, str) else json.dumps(value)]
-    return scrub(shlex.join(words))
+    return shlex.join(map(scrub, words))
+
+
+def _no_option(name: str) -> str:
+    """A file's name that no command takes for one of its options."""
+    return f"./{name}" if name.startswith("-") else name
 
 
 def _name(job: Path) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
+
+from labkit.common import imports
 
 Luggage: TypeAlias = dict[str, bytes]
 
@@ -16,12 +16,15 @@ OWN = __name__.partition(".")[0]  # a package that is at the same place on all h
 FOLDER = "LABKIT_FOLDER"  # names one that an engine on another host may make, and goes with it
 
 
-def pack(folder: Path) -> Luggage:
-    """The sources of the modules and packages in a folder, by their paths below it.
+def pack(modules: str) -> Luggage:
+    """The sources of the modules and packages in a folder, by their paths below it; "": none.
 
     So a function finds on any host what it imports from beside the notebook, also inside it. Data
     do not travel: ranks look for them where LABKIT_DATA says, or fetch those that labkit knows.
     """
+    if not modules:
+        return {}
+    folder = Path(modules)
     inits = [init for init in folder.glob("*/__init__.py") if init.parent.name != OWN]
     inside = [file for init in inits for file in init.parent.rglob("*.py")]
     # Not all are files that can be read: an editor's locks are links to nowhere.
@@ -29,25 +32,22 @@ def pack(folder: Path) -> Luggage:
     return {str(file.relative_to(folder)): file.read_bytes() for file in found if file.is_file()}
 
 
-def enter(folder: str, luggage: Luggage | None) -> None:
-    """Go to the folder of who has called, on a rank, and import from there.
+def enter(folder: str, modules: str, luggage: Luggage | None) -> None:
+    """Go to the folder of who has called, on a rank, and import what that one imports.
 
     A host without that folder gives the rank one of its own. Modules come from what has travelled,
     unless those in the host's folder are the same.
 
     Args:
         folder: of who has called.
+        modules: the folder that it imports from; "": none.
         luggage: what has travelled; None: the caller is on this host.
     """
-    if luggage is None:
-        seen, place = True, folder
-    else:
-        seen = os.access(folder, os.R_OK | os.X_OK)
-        same = seen and _has(Path(folder), luggage)
-        place = folder if same else _unpacked(folder, luggage)
-    os.chdir(folder if seen else place)
-    sys.path[:] = [place, *(each for each in sys.path if each != place)]
-    importlib.invalidate_caches()
+    here = luggage is None
+    if luggage and not _has(Path(modules), luggage):
+        modules = _unpacked(modules, luggage)
+    os.chdir(folder if here or os.access(folder, os.R_OK | os.X_OK) else _in_place_of(folder))
+    imports.add(modules)
 
 
 def _has(folder: Path, luggage: Luggage) -> bool:

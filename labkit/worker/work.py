@@ -241,11 +241,12 @@ def main(payload: bytes) -> Any:
     """Entry of an engine: calls a function on the ranks that the task names.
 
     The task holds `call` (function and arguments, pickled), `ranks`, `spares` (how many of them
-    wait for a place), `limit`, `network`, `folder`, `luggage` and `environment`; with `stream`, a
-    folder, and `submitter`, a process, the function also gets `report` and `stop_asked`, see
-    `labkit.records.stream`. A failure is written on the board first, so that ranks which wait for
-    this one raise too and every engine stays alive for the next call. Returns what the function
-    does, the ranks that this one has outlived, and its number; None of a spare nobody needed.
+    wait for a place), `limit`, `network`, `folder`, `modules`, `luggage` and `environment`; with
+    `stream`, a folder, and `submitter`, a process, the function also gets `report` and
+    `stop_asked`, see `labkit.records.stream`. A failure is written on the board first, so that
+    ranks which wait for this one raise too and every engine stays alive for the next call. Returns
+    what the function does, the ranks that this one has outlived, and its number; None of a spare
+    nobody needed.
     """
     import cloudpickle
 
@@ -257,7 +258,7 @@ def main(payload: bytes) -> Any:
     if communicator is None:
         return None, [], None
     try:
-        enter(task["folder"], task["luggage"])
+        enter(task["folder"], task["modules"], task["luggage"])
         function, arguments = cloudpickle.loads(task["call"])
         options: dict[str, Callable[..., bool | None]] = {}
         if "stream" in task:

@@ -22,6 +22,7 @@ from labkit.cli.app import app
 from labkit.cluster import launch, naming, warm
 from labkit.cluster.lease import KEEPER, WARM, Lease, take
 from labkit.cluster.start import Start
+from labkit.common import imports
 from labkit.common.errors import LabkitError
 from labkit.records import store
 
@@ -192,10 +193,11 @@ def test_who_settles_finds_its_own_variables_and_none_of_another_terminal(
     mine = {"PATH": "/mine", "LABKIT_CACHE": "/mine", "EDITOR": "ed", "TERM": "dumb"}
     with monkeypatch.context() as patch:
         patch.setattr(os, "environ", theirs | set_since)
-        patch.setattr(sys, "path", [os.getcwd(), "/lib"])
+        patch.setattr(sys, "path", ["/lib"])
+        mine[imports.VARIABLE] = "/mine"
         warm.settle(str(own), mine | {KEEPER: "of a cluster that this one is started from"})
         assert os.environ == mine | set_since
-        assert sys.path == [str(own), "/lib"]
+        assert sys.path == ["/lib", "/mine"]
     assert Path.cwd() == own
 
 

@@ -122,8 +122,11 @@ serve(lambda task: {
 
 
 @pytest.mark.heavy
-def test_a_child_answers_and_its_errors_are_raised_where_they_were_asked_for() -> None:
+def test_a_child_answers_and_its_errors_are_raised_where_they_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     Path("sample_child.py").write_text(SAMPLE)
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))  # a child looks for no module where it stands
     communicator = alone()
     child = Child("sample_child", "sample 0", 20, communicator, 1)
     try:

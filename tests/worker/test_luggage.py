@@ -14,9 +14,9 @@ import os, sys
 from labkit.worker import luggage
 
 folder, home = sys.argv[1:]
-seen, packed = os.access(folder, os.R_OK), luggage.pack(__import__("pathlib").Path(home))
+seen, packed = os.access(folder, os.R_OK), luggage.pack(home)
 for _ in range(2):
-    luggage.enter(folder, packed)
+    luggage.enter(folder, folder, packed)
 import labkit, plain, nested.deep.er
 assert labkit is sys.modules["labkit"] and hasattr(labkit, "__version__")
 print(os.getcwd(), plain.__file__, plain.X, nested.deep.er.X)
@@ -36,7 +36,7 @@ def home(folder: Path, x: int = 1) -> Path:
 
 
 def entered(folder: Path, packed: Path, own: Path) -> list[str]:
-    command = [sys.executable, "-c", RANK, str(folder), str(packed)]
+    command = [sys.executable, "-P", "-c", RANK, str(folder), str(packed)]
     environment = {luggage.FOLDER: str(own), "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -44,7 +44,7 @@ def entered(folder: Path, packed: Path, own: Path) -> list[str]:
 
 
 def test_modules_and_packages_travel_and_nothing_else(tmp_path: Path) -> None:
-    packed = luggage.pack(home(tmp_path / "home"))
+    packed = luggage.pack(str(home(tmp_path / "home")))
     assert sorted(packed) == ["nested/__init__.py", "nested/deep/er.py", "plain.py"]
 
 

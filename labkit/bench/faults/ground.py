@@ -42,7 +42,7 @@ class Ranks:
         (self.folder / ASKED).write_bytes(pickle.dumps(asked))
 
     def __enter__(self) -> Ranks:
-        words = [sys.executable, "-m", "labkit.bench.faults.rank", str(self.folder)]
+        words = [sys.executable, "-P", "-m", "labkit.bench.faults.rank", str(self.folder)]
         command, variables = (
             launcher.mpiexec(self.size, outlives=True),
             os.environ | (launcher.environment(over_hosts=self._bed is not None)),

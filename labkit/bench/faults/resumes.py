@@ -121,7 +121,8 @@ def _killed(
     folder.mkdir()
     file = folder / "asked"
     file.write_bytes(pickle.dumps(asked))
-    words = [sys.executable, "-m", doomed.__name__, cluster.name, str(cluster.workers), str(file)]
+    told = [cluster.name, str(cluster.workers), str(file)]
+    words = [sys.executable, "-P", "-m", doomed.__name__, *told]
     with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
         limit = time.monotonic() + LIMIT
         while not list(folder.rglob("rank0.jsonl")) and process.poll() is None:

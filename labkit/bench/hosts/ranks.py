@@ -42,7 +42,7 @@ def ranks_on(bed: Testbed, each: int) -> Iterator[Ranks]:
     for host in bed.hosts:  # as far as it may be set: /proc is read-only in some containers
         bed.run(host, ["sh", "-c", RENO])
     # Of mpi4py, which ends all ranks with the one that fails.
-    command = [*started_by, sys.executable, "-m", "mpi4py", "-m", __name__]
+    command = [*started_by, sys.executable, "-P", "-m", "mpi4py", "-m", __name__]
     with started([bed.command("login", command)], variables) as ranks:
         yield ranks
 

@@ -96,7 +96,7 @@ def _inside(bed: Testbed, repeats: int) -> Iterator[tuple[float, float]]:
         f"--ntasks={RANKS}",
         f"--ntasks-per-node={RANKS // NODES}",
     ]
-    command = [*job, sys.executable, "-m", __name__, str(repeats)]
+    command = [*job, sys.executable, "-P", "-m", __name__, str(repeats)]
     done = bed.login(command)
     print(done.stderr, end="", file=sys.stderr)
     for line in done.stdout.splitlines():

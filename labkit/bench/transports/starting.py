@@ -50,7 +50,7 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Ran
         LabkitError: they ended early; with what they said last.
     """
     # Of mpi4py, which ends all ranks with the one that fails.
-    rank = [sys.executable, "-m", "mpi4py", "-m", _RANK]
+    rank = [sys.executable, "-P", "-m", "mpi4py", "-m", _RANK]
     variables = dict(os.environ) | launcher.environment()
     if place == UNATTACHED:
         variables |= _UNATTACHED
@@ -92,7 +92,7 @@ def tasks(namespaces: tuple[str, str] | None = None) -> Iterator[Ranks]:
         else:
             words = [opened.enter_context(private_network("TensorFlow's tasks"))] * 2
         commands = [
-            [*each, sys.executable, "-m", _TASK, str(number), *addresses]
+            [*each, sys.executable, "-P", "-m", _TASK, str(number), *addresses]
             for number, each in enumerate(words)
         ]
         yield opened.enter_context(started(commands, given))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email.parser  # noqa: F401  (importlib.metadata imports it where it reads a version)
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -29,6 +30,12 @@ CHECKS: list[Check] = [
     programs.slurm,
     programs.tensorflow,
 ]
+# These wait for other processes, and import nothing: threads that import at once can deadlock.
+WAITING = {
+    *(ranks.mpiexec, ranks.ranks, deaths.deaths, hosts.hosts),
+    *(programs.chromium, programs.slurm, programs.tensorflow),
+    *(slurm.controller, slurm.nodes, slurm.offers, slurm.worlds),
+}
 
 
 def checks_of(launcher: str, given: str) -> list[Check]:
@@ -49,13 +56,19 @@ def checks_of(launcher: str, given: str) -> list[Check]:
 def examine(checks: Sequence[Check] = CHECKS) -> Iterator[Finding]:
     """Examine this machine; findings come as they are made. Starts two ranks for some seconds.
 
-    All checks begin together: it takes as long as the longest, the import of TensorFlow.
+    Checks that wait begin together, and the others go on meanwhile: it takes as long as the
+    longest, the import of TensorFlow.
     """
-    # One thread a check: they wait for other processes most of the time.
     with ThreadPoolExecutor(len(checks)) as pool:
+        begun = {check: pool.submit(_findings, check) for check in checks if _waits(check)}
+        done = {check: _findings(check) for check in checks if check not in begun}
         # In their order, which is the order in which a person would look.
-        for findings in [pool.submit(_findings, check) for check in checks]:
-            yield from findings.result()
+        for check in checks:
+            yield from begun[check].result() if check in begun else done[check]
+
+
+def _waits(check: Check) -> bool:
+    return getattr(check, "func", check) in WAITING
 
 
 def _findings(check: Check) -> list[Finding]:

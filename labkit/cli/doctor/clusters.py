@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -40,13 +41,13 @@ def _of(folder: Path, up: bool, engines: list[int]) -> Iterator[Finding]:
         yield Finding("ok", f"{name}: up, held by {', '.join(holders)}; ends with the last of them")
     elif up:
         what = f"{name}: up, but what has held it is gone; it ends by itself within seconds, or:"
-        yield Finding("note", what, f"kill {record.get('pid', '')}".strip())
+        yield Finding("note", what, f"kill {shlex.quote(str(record.get('pid', '')))}")
     elif engines:
         what = f"{name}: {len(engines)} processes have outlived the keeper"
         yield Finding("note", what, f"kill -9 {' '.join(map(str, engines))}")
     elif record["state"] != "ended":
         what = f"{name}: its keeper was killed; nothing of it runs"
-        yield Finding("note", what, f"rm -r {folder}")
+        yield Finding("note", what, f"rm -r {shlex.quote(str(folder))}")
 
 
 def _holders(folder: Path) -> Iterator[str]:

@@ -41,6 +41,7 @@ def deaths() -> Iterator[Finding]:
         *isolate("mpiexec"),
         *launcher.mpiexec(RANKS, outlives=True),
         sys.executable,
+        "-P",
         "-c",
         RANK,
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -61,6 +62,6 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def python() -> str:
-    """This interpreter, as it may be pasted."""
+    """This interpreter, as it may be pasted in any folder."""
     relative = os.path.relpath(sys.executable)
-    return sys.executable if relative.startswith("..") else relative
+    return f"{shlex.quote(sys.executable if relative.startswith('..') else relative)} -P"

@@ -32,7 +32,7 @@ def hosts(listed: Sequence[Host]) -> Iterator[Finding]:
     named = ",".join(map(str, listed))
     command = [*reach.login(), *launcher.mpiexec(count), "--prtemca", "plm", "ssh", "--host", named]
     done = output(
-        [*command, sys.executable, "-c", RANK],
+        [*command, sys.executable, "-P", "-c", RANK],
         launcher.environment(over_hosts=True) | {AGENT_VARIABLE: shlex.join(agent)},
     )
     if wrong := trouble(done, count):

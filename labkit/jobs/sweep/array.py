@@ -112,11 +112,13 @@ class Array:
         roster.update(self.folder, elements=[member.folder for member in members])
         make_folder(self.folder / SAID, self.folder)
         limit = f"%{self.jobs}" if self.jobs else ""
+        element = [sys.executable, "-P", "-m", "labkit.jobs.sweep.element"]
+        beside = self.plan.notebook.resolve().parent
         number = self.queue.submit(
-            [sys.executable, "-P", "-m", "labkit.jobs.sweep.element", str(self.folder.resolve())],
+            [*element, str(self.folder.resolve()), str(beside)],
             f"--array=0-{len(members) - 1}{limit}",
             f"--job-name={self.folder.name}",
-            f"--output={self.folder.resolve() / SAID}/%A_%a.log",
+            f"--output={str(self.folder.resolve() / SAID).replace('%', '%%')}/%A_%a.log",
             "--no-requeue",  # a second attempt would write over the first: --resume makes another
             *(shlex.split(self.options) or self._room(members)),
             "--hold",
@@ -124,9 +126,9 @@ class Array:
         try:
             registry.add_array(self.folder, number)
             for place, member in enumerate(members):
-                element = f"{number}_{place}"
-                self._elements[element] = member
-                roster.queue(self.folder, self.plan, member, element=element)
+                name = f"{number}_{place}"
+                self._elements[name] = member
+                roster.queue(self.folder, self.plan, member, element=name)
             self.queue.release(number)
         except BaseException:
             self.queue.cancel(jobs=number)

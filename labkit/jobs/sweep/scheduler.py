@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit.common import imports
 from labkit.common.places import usable_cores
 from labkit.jobs.interrupts import Interrupts
 from labkit.jobs.job import GRACE, forked, prepare
@@ -112,6 +113,7 @@ class Scheduler:
         # The lowest free place: its cluster is the likeliest to be up.
         place = min(set(range(len(taken) + 1)) - taken)
         held = self._warm.environment(place, member.shape)
+        held |= {imports.VARIABLE: str(self.plan.notebook.resolve().parent)}
         process = forked(self._notebook, folder, held, self.limit)
         self._running.append(Running(member, place, Job(folder, process), time.monotonic()))
         self._most = max(self._most, len(self._running))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -55,6 +57,38 @@ def test_a_check_that_cannot_be_made_is_one_broken_line_and_the_rest_is_examined
     assert first.startswith("broken  mpiexec: no mpiexec; install the wheel")
     assert second == "broken  odd: 'of a tool that has changed'"
     assert third.startswith("ok      cores: ")
+
+
+# Threads that import at once can deadlock, and whether they do is luck: none of them imports.
+IMPORTS = """
+import sys
+import threading
+from labkit.cli.doctor import CHECKS, examine
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread() is not threading.main_thread():
+            print("imported in a thread:", name)
+
+sys.meta_path.insert(0, Finder())
+left_out = sys.argv[1:]
+for finding in examine([check for check in CHECKS if check.__name__ not in left_out]):
+    print(finding.line)
+"""
+
+
+@pytest.mark.heavy  # a process
+@pytest.mark.parametrize(
+    "left_out",
+    [["ranks", "deaths", "tensorflow"], pytest.param([], marks=pytest.mark.slow)],
+    ids=["quick", "all"],
+)
+def test_no_check_imports_in_a_thread(left_out: list[str]) -> None:
+    command = [sys.executable, "-P", "-c", IMPORTS, *left_out]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "imported in a thread" not in done.stdout
+    assert "\nok      widgets: " in done.stdout
+    assert "Traceback" not in done.stderr
 
 
 def test_hosts_belong_to_their_launcher() -> None:
