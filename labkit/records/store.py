@@ -8,8 +8,6 @@ import json
 import math
 import os
 import re
-import secrets
-import stat
 import sys
 import time
 import warnings
@@ -24,6 +22,7 @@ from labkit.common.content import JSON
 from labkit.common.errors import LabkitError, short
 from labkit.common.places import runtime_folder
 from labkit.common.privacy import scrub
+from labkit.common.safe_files import UnsafeFile, read_file, replace_file
 from labkit.records.shape import wrong_field
 
 if TYPE_CHECKING:
@@ -60,20 +59,11 @@ Rows: TypeAlias = Sequence[Fields]
 def write_atomically(path: Path, content: bytes | str) -> Path:
     """Write the whole content or nothing: a temporary name in the same folder, fsync, replace."""
     data = content.encode() if isinstance(content, str) else content
-    # In the same folder: only within one file system a rename is atomic.
-    temporary = path.with_name(f".{path.name[:60]}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            # Else a machine that goes down may keep the new name of a file, and not what is in it.
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        replace_file(path, data)
     except OSError as error:
         error.filename = error.filename or str(path)  # a full disk names none
         raise
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 
@@ -94,8 +84,12 @@ def read_json(path: Path | str) -> Record:
         return _record(path)
     except FileNotFoundError:
         reason = "is missing"
+    except UnsafeFile as error:
+        reason = error.strerror
+    except _Odd as error:
+        reason = str(error)
     except (OSError, ValueError, RecursionError) as error:
-        reason = str(error) if isinstance(error, _Odd) else f"cannot be read: {scrub(str(error))}"
+        reason = f"cannot be read: {scrub(str(error))}"
     raise LabkitError(f"{Path(path).parent.name}/{Path(path).name} {reason}")
 
 
@@ -120,21 +114,9 @@ def _record(path: Path | str) -> Record:
 def read_bytes(path: Path | str, last: int | None = None) -> bytes:
     """What a file holds, or its last bytes.
 
-    Raises: OSError; ValueError, for what is no file, or longer than a record can be.
+    Raises: OSError; UnsafeFile, for what is no file, or longer than a record can be.
     """
-    # Not to wait for who writes into a pipe.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise _Odd("is not a file")
-        if last is not None:
-            return os.pread(descriptor, last, max(0, found.st_size - last))
-        if found.st_size > LONGEST_RECORD:
-            raise _Odd(f"has {found.st_size:,} bytes; a record has at most {LONGEST_RECORD:,}")
-        return os.read(descriptor, found.st_size)
-    finally:
-        os.close(descriptor)
+    return read_file(path, LONGEST_RECORD, last)
 
 
 def _plain(value: Any) -> Any:

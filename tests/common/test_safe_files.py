@@ -1,0 +1,146 @@
+"""Files of others: what is no plain file is refused, and nothing outside of the root changes."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from labkit.common import safe_files
+from labkit.common.safe_files import UnsafeFile
+
+
+def _link(place: Path) -> None:
+    target = place.parents[1] / "elsewhere"
+    target.write_bytes(b"precious")
+    place.symlink_to(target)
+
+
+def _dangling(place: Path) -> None:
+    place.symlink_to(place.parents[1] / "made")
+
+
+def _folder_link(place: Path) -> None:
+    place.symlink_to(place.parents[1], target_is_directory=True)
+
+
+def _socket(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(place))  # a socket's path has at most 107 bytes
+
+
+SPECIALS = {
+    "link": _link,
+    "dangling link": _dangling,
+    "link to a folder": _folder_link,
+    "link to a device": lambda place: place.symlink_to("/dev/zero"),
+    "pipe": os.mkfifo,
+    "socket": _socket,
+}
+READ, APPEND = os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_APPEND
+TRUNCATE = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("make", SPECIALS.values(), ids=SPECIALS)
+@pytest.mark.parametrize("flags", [READ, APPEND, TRUNCATE], ids=["read", "append", "truncate"])
+def test_what_is_no_plain_file_is_refused(
+    root: Path, make: Callable[[Path], None], flags: int
+) -> None:
+    make(root / "file")
+    with pytest.raises(UnsafeFile, match=r"root/file is a .*, not a file"):
+        safe_files.open_file(root / "file", flags)
+    assert not (root.parent / "made").exists()
+    if (root.parent / "elsewhere").exists():
+        assert (root.parent / "elsewhere").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("make", SPECIALS.values(), ids=SPECIALS)
+@pytest.mark.parametrize("depth", ["", "a", "a/.hidden/c"])
+def test_a_folder_to_be_continued_holds_only_files_and_folders(
+    root: Path, make: Callable[[Path], None], depth: str
+) -> None:
+    (root / depth).mkdir(parents=True, exist_ok=True)
+    (root / depth / "good").touch()
+    safe_files.check_folder(root)
+    make(root / depth / "odd")
+    with pytest.raises(UnsafeFile, match=r"/odd is a .*, not a file or folder"):
+        safe_files.check_folder(root)
+
+
+def test_no_link_is_followed_between_root_and_file(root: Path) -> None:
+    outside = root.parent / "outside"
+    (outside / "inner").mkdir(parents=True)
+    (outside / "inner" / "file").write_bytes(b"precious")
+    (root / "link").symlink_to(outside)
+    for act in (
+        lambda path: safe_files.read_file(path, root=root),
+        lambda path: safe_files.open_file(path, TRUNCATE, root=root),
+        lambda path: safe_files.replace_file(path, b"", root=root),
+        lambda path: safe_files.remove_folder(path, root=root),
+        lambda path: safe_files.check_folder(path.parent, root=root),
+    ):
+        with pytest.raises(UnsafeFile, match="root/link is a symbolic link"):
+            act(root / "link" / "inner" / "file")
+    with pytest.raises(UnsafeFile, match="leads out of its folder"):
+        safe_files.read_file(root / ".." / "outside" / "inner" / "file", root=root)
+    assert (outside / "inner" / "file").read_bytes() == b"precious"
+
+
+def test_the_root_itself_may_be_a_link(root: Path) -> None:
+    named = root.parent / "named"
+    named.symlink_to(root)
+    (root / "inner").mkdir()
+    safe_files.replace_file(named / "inner" / "file", b"content", root=named)
+    assert safe_files.read_file(named / "inner" / "file", root=named) == b"content"
+    safe_files.check_folder(named)
+    safe_files.remove_folder(named / "inner", root=named)
+    assert [*root.iterdir()] == []
+
+
+def test_a_file_of_two_names_is_read_and_not_written(root: Path) -> None:
+    victim = root.parent / "victim"
+    victim.write_bytes(b"precious")
+    os.link(victim, root / "log")
+    assert safe_files.read_file(root / "log") == b"precious"
+    for flags in (APPEND, TRUNCATE):
+        with pytest.raises(UnsafeFile, match="has 2 names"):
+            safe_files.open_file(root / "log", flags)
+    safe_files.replace_file(root / "log", b"new")
+    assert victim.read_bytes() == b"precious"
+
+
+def test_a_link_that_is_removed_or_replaced_leaves_its_target(root: Path) -> None:
+    outside = root.parent / "outside"
+    outside.mkdir()
+    (outside / "file").write_bytes(b"precious")
+    (root / "folder").symlink_to(outside)
+    (root / "file").symlink_to(outside / "file")
+    with pytest.raises(UnsafeFile, match="root/folder is a symbolic link, not a folder"):
+        safe_files.remove_folder(root / "folder")
+    safe_files.replace_file(root / "file", b"new")
+    assert (outside / "file").read_bytes() == b"precious"
+    safe_files.remove_folder(root / "missing")
+
+
+def test_reading_has_a_limit(root: Path) -> None:
+    (root / "file").write_bytes(b"12345")
+    assert safe_files.read_file(root / "file", limit=5) == b"12345"
+    assert safe_files.read_file(root / "file", limit=4, last=2) == b"45"
+    with pytest.raises(UnsafeFile, match="has 5 bytes; at most 4"):
+        safe_files.read_file(root / "file", limit=4)
+
+
+def test_folders_in_folders_without_end_are_refused(root: Path) -> None:
+    (root / "/".join("d" * (safe_files.LEVELS + 1))).mkdir(parents=True)
+    with pytest.raises(UnsafeFile, match="more than 64 levels"):
+        safe_files.check_folder(root)
