@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import sys
 import tempfile
+import warnings
+from functools import cache
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
@@ -15,9 +18,22 @@ from labkit.common.errors import LabkitError
 
 
 def cache_folder(name: str) -> Path:
-    """A folder that may be deleted at any time (`LABKIT_CACHE`, else the user's cache folder)."""
-    root = os.environ.get("LABKIT_CACHE") or platformdirs.user_cache_dir("labkit", appauthor=False)
-    return _made(Path(root) / name)
+    """A folder that may be deleted at any time: `LABKIT_CACHE`, else the user's cache folder.
+
+    Where the user's home cannot be written, it lies in the runtime folder.
+
+    Raises:
+        LabkitError: the folder cannot be made.
+    """
+    if given := os.environ.get("LABKIT_CACHE"):
+        return _usable(Path(given) / name, "LABKIT_CACHE")
+    folder = Path(platformdirs.user_cache_dir("labkit", appauthor=False)) / name
+    try:
+        return _usable(folder, "LABKIT_CACHE")
+    except LabkitError as error:
+        # A home that is a file, or that an image's user does not own: what is kept is not results.
+        _warn_once(f"{error}; until then caches are kept in {runtime_folder('cache')}")
+        return runtime_folder("cache") / name
 
 
 def runtime_folder(name: str) -> Path:
@@ -26,16 +42,19 @@ def runtime_folder(name: str) -> Path:
     `LABKIT_RUNTIME`, else XDG_RUNTIME_DIR, else a folder in the temporary one.
 
     Raises:
-        LabkitError: somebody else owns that folder.
+        LabkitError: somebody else owns that folder, or it cannot be made.
     """
-    given = os.environ.get("LABKIT_RUNTIME") or os.environ.get("XDG_RUNTIME_DIR")
-    root = Path(given or tempfile.gettempdir()) / f"labkit-{os.getuid()}"
+    given = os.environ.get("LABKIT_RUNTIME")
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    # A login by other means than systemd's names a folder that nobody has made.
+    own = own if own and os.access(own, os.W_OK | os.X_OK) else None
+    root = Path(given or own or tempfile.gettempdir()) / f"labkit-{os.getuid()}"
     # In a folder that all may write to, anybody can make one of this name before us.
-    if _made(root).stat().st_uid != os.getuid():
+    if _usable(root, "LABKIT_RUNTIME").stat().st_uid != os.getuid():
         raise LabkitError(
             f"{root} belongs to another user; set LABKIT_RUNTIME to a folder of yours"
         )
-    return _made(root / name)
+    return _usable(root / name, "LABKIT_RUNTIME")
 
 
 def peers_folder() -> Path:
@@ -78,9 +97,26 @@ def fingerprint() -> str:
     return checksum.hexdigest()
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+def _usable(folder: Path, variable: str) -> Path:
+    """Return a folder that this process can write to, made where it does not exist.
+
+    Args:
+        folder: in question.
+        variable: that names another one.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        told = f"{folder} cannot be used: {error.strerror}"
+        raise LabkitError(f"{told}; set {variable} to a folder of yours") from error
     return folder
+
+
+@cache
+def _warn_once(line: str) -> None:
+    warnings.warn(line, stacklevel=3)
 
 
 def _is_compiled(package: str) -> bool:

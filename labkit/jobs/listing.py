@@ -39,6 +39,9 @@ def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
                     skipped.append(left_out(folder, root, row))
                 else:
                     rows[folder.path] = row
+            elif folder.odd and not folder.files.isdisjoint(("params.yaml", roster.FILE)):
+                skipped.append(left_out(folder, root, folder.odd))
+                continue
             if "params.yaml" in folder.files:
                 rows[folder.path] = job_row(Path(folder.path), name, slurm)
             if roster.FILE in folder.files:

@@ -6,7 +6,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from labkit.common.html import card, curve, folded, pairs, preformatted
 from labkit.common.units import number_text
 from labkit.records import store
 from labkit.records.scan import Found, find_runs
+from labkit.records.shape import TABLES
 from labkit.records.store import Record
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Run:
 
         Kinds as in `labkit.exchange.Timeline`; the clock starts with the first event.
         """
-        return self._table("timeline", ("rank", "kind", "step", "bucket", "start", "stop"))
+        return self._table("timeline")
 
     @cached_property
     def microscope(self) -> pandas.DataFrame:
@@ -109,9 +110,9 @@ class Run:
         """
         return self._table("layers")
 
-    def _table(self, name: str, columns: Sequence[str] = ()) -> pandas.DataFrame:
+    def _table(self, name: str) -> pandas.DataFrame:
         """What ranks wrote beside the history; no rows where there was nothing to write."""
-        path, kinds = self.path / f"{name}.parquet", dict.fromkeys(columns, "object")
+        path, kinds = self.path / f"{name}.parquet", TABLES[name]
         return store.read_table(path, kinds) if path.exists() else store.empty_table(kinds)
 
     @property
