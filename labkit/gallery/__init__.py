@@ -107,7 +107,7 @@ def write_index(ended: Sequence[tuple[Path, JobResult]], site: Path) -> None:
 def _entry(notebook: Path, result: JobResult, site: Path) -> dict[str, object]:
     shown = Shown.of(notebook, result.path / "output.ipynb")
     page = site / f"{notebook.stem}.html"
-    took = elapsed(store.read_status(result.path)) if result.path.exists() else None
+    took = _took(result.path)
     return {
         "name": notebook.stem,
         "page": page.name if page.exists() else None,
@@ -117,3 +117,11 @@ def _entry(notebook: Path, result: JobResult, site: Path) -> dict[str, object]:
         "failed": "" if result.state == "completed" else scrub(f"{result.state}: {result.cause}"),
         "took": "" if took is None else duration_text(took),
     }
+
+
+def _took(job: Path) -> float | None:
+    """Return how long a job took, s; None where its record does not say."""
+    try:
+        return elapsed(store.read_status(job))
+    except LabkitError:  # `labkit ls` says what is wrong with it
+        return None

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, short
+from labkit.common.plain_json import NotPlain, read_plain_json
 from labkit.records.notebook import notebook_bytes
-from labkit.records.plain_json import NotPlain, read_plain_json
 
 
 class Cell(NamedTuple):

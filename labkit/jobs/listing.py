@@ -79,7 +79,7 @@ def sweep_rows(path: Path, name: str, slurm: Elements) -> dict[str, Row]:
     }
     for member in status["members"]:
         job = path / member["folder"]
-        if not job.exists():
+        if not os.path.exists(job):
             rows[str(job)] = (f"{name}/{job.name}", "queued", "", "", "", "", "")
     return rows
 
@@ -151,7 +151,7 @@ def find(root: Path) -> tuple[set[Path], set[Path]]:
     Raises:
         LabkitError: there is no such folder.
     """
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
     jobs, sweeps = set(), set()
     for folder, inside, files in os.walk(root):

@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.common.content import JSON
 from labkit.common.errors import LabkitError, short
-from labkit.records.plain_json import NotPlain, read_plain_json
+from labkit.common.plain_json import NotPlain, read_plain_json
 from labkit.records.store import Record
 
 LONGEST_NOTEBOOK = 2**27  # bytes; one full of figures has some ten millions

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from labkit.common.content import JSON
-from labkit.records.plain_json import NotPlain
+from labkit.common.plain_json import NotPlain
 
 LONGEST = 100_000  # letters; the longest parameters of a sweep have some thousands
 DEEPEST = 20  # brackets in each other

@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -156,9 +157,13 @@ class Run:
 
     @cached_property
     def environment(self) -> Record:
-        """Versions and hardware; empty where none was recorded."""
+        """Versions and hardware; empty where none was recorded, or, with a warning, are odd."""
         path = self.path / "environment.json"  # a run that failed early has none
-        return _without_schema(store.read_json(path)) if path.exists() else {}
+        try:
+            return _without_schema(store.read_json(path)) if path.exists() else {}
+        except LabkitError as error:
+            warnings.warn(f"{error}; its run is shown without it", stacklevel=2)
+            return {}
 
     @property
     def seeds(self) -> list[Run]:
@@ -332,7 +337,7 @@ def _places(root: Path) -> list[Path]:
         if glob.has_magic(str(root)):
             found = [Path(match) for match in sorted(glob.glob(str(start / root)))]
         else:
-            found = [start / root] if (start / root).exists() else []
+            found = [start / root] if os.path.exists(start / root) else []
         if found:
             return found
     return [root]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labkit.common.errors import LabkitError
-from labkit.records.plain_json import is_text
+from labkit.common.plain_json import is_text
 from labkit.records.store import Record, checked_status, read_bytes, read_json
 
 PARQUET = b"PAR1"  # begins and ends such a file
@@ -53,7 +53,7 @@ class Folder(NamedTuple):
 def folders(root: Path | str) -> Iterator[Folder]:
     """Every folder at and below root, in order; none in hidden folders and within runs."""
     root = Path(root)
-    if not root.is_dir():
+    if not os.path.isdir(root):  # unlike pathlib's, no error where a name is too long
         raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
     for path, inside, names in os.walk(root):
         files = set(names)

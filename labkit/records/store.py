@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from labkit.common.content import JSON
 from labkit.common.errors import LabkitError, short
 from labkit.common.places import runtime_folder
+from labkit.common.plain_json import NotPlain, read_plain_json
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import UnsafeFile, read_file, replace_file
 from labkit.records.parquet import read_parquet, wrong_column
-from labkit.records.plain_json import NotPlain, read_plain_json
 from labkit.records.shape import wrong_field
 
 if TYPE_CHECKING:

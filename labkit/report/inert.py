@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
+from labkit.common.plain_json import read_plain_json
 from labkit.common.privacy import scrub
 from labkit.records.notebook import notebook_bytes
-from labkit.records.plain_json import read_plain_json
 from labkit.report.attachments import attached
 from labkit.report.embed import figure_html
 

@@ -15,6 +15,7 @@ DEEPEST = 60  # brackets in each other; those of figures in notebooks have some 
 MOST_VALUES = 2**21  # of a text; metrics of a hundred thousand epochs have a million
 MOST_NAMES = 10_000  # of one record
 LONGEST_NAME = 1_000  # letters
+LONGEST_TEXT = 1_000_000  # letters; the source of a model has some thousands
 LARGEST = 10**18  # what every reader's 64 bits hold, with room to count
 _LONE = re.compile(r"[\ud800-\udfff]")
 
@@ -89,13 +90,18 @@ def _odd(value: Any) -> str | None:
     if isinstance(value, dict):
         return _odd_names(value)
     if isinstance(value, str):
-        return None if is_text(value) else f"holds {short(value)}, which is not whole text"
+        return _odd_text(value)
     if isinstance(value, float) and not math.isfinite(value):
         return "holds a number beyond those of 64 bits"
     if isinstance(value, int) and not -LARGEST < value < LARGEST:
-        digits = len(str(value)) if abs(value) < 10**4000 else 4000
-        return f"holds a whole number of {digits} digits; allowed are 18"
+        return f"holds a whole number of {len(str(abs(value)))} digits; allowed are 18"
     return None
+
+
+def _odd_text(text: str) -> str | None:
+    if len(text) > LONGEST_TEXT:
+        return f"holds a text of {len(text):,} letters; allowed are {LONGEST_TEXT:,}"
+    return None if is_text(text) else f"holds {text[:60]!r}, which is not whole text"
 
 
 def _odd_names(record: dict[str, Any]) -> str | None:
