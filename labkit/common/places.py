@@ -27,13 +27,14 @@ def cache_folder(name: str) -> Path:
     """
     if given := os.environ.get("LABKIT_CACHE"):
         return _usable(Path(given) / name, "LABKIT_CACHE")
-    folder = Path(platformdirs.user_cache_dir("labkit", appauthor=False)) / name
+    root = Path(platformdirs.user_cache_dir("labkit", appauthor=False))
     try:
-        return _usable(folder, "LABKIT_CACHE")
+        _usable(root, "LABKIT_CACHE")
     except LabkitError as error:
         # A home that is a file, or that an image's user does not own: what is kept is not results.
-        _warn_once(f"{error}; until then caches are kept in {runtime_folder('cache')}")
-        return runtime_folder("cache") / name
+        root = runtime_folder("cache")
+        _warn_once(f"{error}; until then caches are kept in {root}")
+    return _usable(root / name, "LABKIT_CACHE")
 
 
 def runtime_folder(name: str) -> Path:
