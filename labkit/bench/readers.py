@@ -192,7 +192,7 @@ _OF_RUNS = ("ls", "compare", "report", "stop", "load_runs", "trace", "export", "
 # Who reads what is odd, by the begin of its path; the first that fits.
 WHO: Mapping[str, Sequence[str]] = {
     "calibration.json": ("calibration",),
-    "n.ipynb": ("notebook", "sweep --resume", "run -f", "gallery"),
+    "n.ipynb": ("notebook", "sweep --resume", "run -f"),
     "runs/sweep/": ("ls", "stop", "sweep --resume", "load_runs"),
     "runs/job/output.ipynb": ("report of a job", "gallery"),
     "runs/job/status.json": ("ls", "report", "stop", "gallery"),

@@ -43,7 +43,7 @@ class OutputFile(click.Path):
         Raises:
             InvalidInput: it cannot be written, or is somebody else's.
         """
-        path: Path = super().convert(value, param, ctx)
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if ctx is not None and not ctx.resilient_parsing:
             check_output(path, bool(ctx.meta.get(_FORCE)))
         return path

@@ -88,7 +88,7 @@ def read_json(path: Path | str) -> Record:
     except FileNotFoundError:
         reason = "is missing"
     except UnsafeFile as error:
-        reason = error.strerror
+        reason = error.strerror or str(error)
     except (_Odd, NotPlain) as error:
         reason = str(error)
     except (OSError, ValueError) as error:
@@ -323,7 +323,7 @@ def read_table(path: Path, columns: Mapping[str, str]) -> pandas.DataFrame:
     except NotPlain as error:
         reason = str(error)
     except UnsafeFile as error:
-        reason = error.strerror
+        reason = error.strerror or str(error)
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = f"is damaged ({scrub(str(error))[:100]})"
     place = f"{path.parent.name}/{path.name}"
