@@ -120,18 +120,23 @@ def cases(files: Files, count: int, seed: int) -> Iterator[Odd]:
 
     Args:
         files: see `base`.
-        count: so many, at least one of each size.
+        count: so many; fewer than there are sizes are drawn of these.
         seed: of what is drawn.
     """
     large = [*sizes()]
-    for what, change in large:
+    for what, change in random.Random(seed).sample(large, min(count, len(large))):
         yield Odd(what, change(dict(files)))
+    yield from fields(files, count - len(large), seed)
+
+
+def fields(files: Files, count: int, seed: int) -> Iterator[Odd]:
+    """Yield so many folders, each with an odd value of one field; evenly over all fields."""
     draw = random.Random(seed)
     odd = [path for path in sorted(files) if not path.startswith(b"runs/b/")]
-    fields = [(path, place) for path in odd for place in _places(files[path])]
-    draw.shuffle(fields)
-    for number in range(count - len(large)):
-        path, place = fields[number % len(fields)]
+    places = [(path, place) for path in odd for place in _places(files[path])]
+    draw.shuffle(places)
+    for number in range(count):
+        path, place = places[number % len(places)]
         value = draw.choice(VALUES)
         what = f"{os.fsdecode(path)} {'.'.join(map(str, place))} = {str(value)[:60]!r}"
         yield Odd(what, files | {path: _with(files[path], place, value)})
@@ -189,7 +194,7 @@ def measure(count: int, seed: int, seconds: float = 60.0) -> Iterator[Row]:
     """Give so many odd records to all who read them; a row a reader, and one a failure.
 
     Args:
-        count: records, at least one of each size.
+        count: records, those of all sizes first.
         seed: of what is drawn.
         seconds: that a reader may take.
     """

@@ -39,7 +39,7 @@ def test_a_file_of_labkits_is_replaced(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_file_of_somebody_elses_is_replaced_by_force_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(OTHERS[name])
-    with pytest.raises(InvalidInput, match="was not written by labkit.*--force"):
+    with pytest.raises(InvalidInput, match=r"was not written by labkit.*--force"):
         check_output(tmp_path / name)
     check_output(tmp_path / name, replace=True)
 
