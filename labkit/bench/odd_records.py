@@ -51,7 +51,11 @@ def base(place: Path) -> Files:
     # A process that does not exist: `stop` must not end whoever has made these records.
     for path in (ODD + b"status.json", b"runs/b/status.json"):
         files[path] = _json(json.loads(files[path]) | {"pid": 2**22 + 9})
-    rows = [["plan", {"steps": 3}], ["step", {"step": 1, "rank": 0, "loss": 2.0}], ["epoch", {}]]
+    rows: list[Any] = [
+        ["plan", {"steps": 3}],
+        ["step", {"step": 1, "rank": 0, "loss": 2.0}],
+        ["epoch", {}],
+    ]
     files[ODD + b"live/rank0.jsonl"] = b"".join(_json(row) + b"\n" for row in rows)
     return files
 
@@ -213,11 +217,9 @@ def measure(count: int, seed: int, seconds: float = 60.0) -> Iterator[Row]:
                 for reading in readers.meet(folder, readers_of(changed)):
                     met.setdefault(reading.reader, []).append(reading)
                     if reading.end == "failed":
-                        yield {"bench": "fuzz", "case": reading.reader} | {
-                            "what": reading.why,
-                            "command": reading.reader,
-                            "files": odd.what,
-                        }
+                        wrong: Row = {"bench": "fuzz", "case": reading.reader}
+                        wrong |= {"what": reading.why, "command": reading.reader}
+                        yield wrong | {"files": odd.what}
                 shutil.rmtree(folder)
     finally:
         readers.close()

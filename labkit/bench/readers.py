@@ -186,8 +186,8 @@ READERS: Mapping[str, Reader] = {
     "notebook": _parameters,
 }
 # What they read is one file: where it is odd, they end, in one line.
-ALONE = ("report of a job", "trace", "checkpoints", "calibration", "notebook")
-ALONE += ("sweep --resume", "run -f")
+ALONE = {"report of a job", "trace", "checkpoints", "calibration", "notebook"}
+ALONE |= {"sweep --resume", "run -f"}
 _OF_RUNS = ("ls", "compare", "report", "stop", "load_runs", "trace", "export", "to_tensorboard")
 # Who reads what is odd, by the begin of its path; the first that fits.
 WHO: Mapping[str, Sequence[str]] = {
