@@ -51,12 +51,12 @@ def base(place: Path) -> Files:
     # A process that does not exist: `stop` must not end whoever has made these records.
     for path in (ODD + b"status.json", b"runs/b/status.json"):
         files[path] = _json(json.loads(files[path]) | {"pid": 2**22 + 9})
-    rows: list[Any] = [
+    told: list[Any] = [
         ["plan", {"steps": 3}],
         ["step", {"step": 1, "rank": 0, "loss": 2.0}],
         ["epoch", {}],
     ]
-    files[ODD + b"live/rank0.jsonl"] = b"".join(_json(row) + b"\n" for row in rows)
+    files[ODD + b"live/rank0.jsonl"] = b"".join(_json(row) + b"\n" for row in told)
     return files
 
 
