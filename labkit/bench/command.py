@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labkit.common.output import output_option
 from labkit.common.terminal import say
 
 if TYPE_CHECKING:
     from labkit.bench.timing import Row
     from labkit.compression import Compressor
 
-AS_JSON = click.option(
-    "--json", "file", type=click.Path(path_type=Path), help="Write rows here, one a line."
-)
+AS_JSON = output_option("--json", "file", help="Write rows here, one a line.")
 NETWORK = click.option(
     "--network", default=None, help="Emulate this network; default: the machine's own."
 )
@@ -34,7 +33,7 @@ def numbers(_: click.Context, __: click.Parameter, text: str) -> list[int]:
     try:
         # By way of float, so that 1e6 is a number of bytes.
         return [int(float(part)) for part in text.split(",")]
-    except ValueError:
+    except (ValueError, OverflowError):  # OverflowError: inf
         raise click.BadParameter(f"{text!r} is no list of numbers such as 1e6,4e6") from None
 
 
@@ -186,8 +185,9 @@ def exchange(
 
 def compressors(_: click.Context, __: click.Parameter, text: str | None) -> list[Compressor]:
     """An option's compressors, as YAML has the items of a list."""
+    from labkit.common.plain_json import NotPlain
     from labkit.compression import parse
-    from labkit.records.plain_yaml import NotPlain, read_plain
+    from labkit.records.plain_yaml import read_plain
 
     try:
         given = read_plain(f"[{text or ''}]")
@@ -429,28 +429,37 @@ def report(folder: Path, counts: list[int], file: Path | None) -> None:
 
 @bench.command()
 @click.option("--cases", default=1_000, show_default=True, type=click.IntRange(1))
+@click.option("--records", default=0, show_default=True, help="Odd records, for all readers.")
 @click.option("--seed", default=0, show_default=True, help="Of what is generated.")
 @AS_JSON
 @click.pass_context
-def fuzz(context: click.Context, cases: int, seed: int, file: Path | None) -> None:
-    """Meet commands with odd parameters, YAML, notebooks, records and reports."""
+def fuzz(context: click.Context, cases: int, records: int, seed: int, file: Path | None) -> None:
+    """Meet commands with odd parameters, YAML, notebooks, records and reports.
+
+    With --records, records of each odd shape and size are given to all who read them, in a process
+    with limits of time and memory: each must be read, or skipped with one line.
+    """
     from labkit.bench.fuzz import measure
+    from labkit.bench.odd_records import measure as measure_readers
     from labkit.common.errors import LabkitError
 
     say(f"seed {seed}")
-    rows = list(measure(context.find_root().command, cases, seed))
+    rows = list(measure(context.find_root().command, cases, seed)) if cases else []
+    if records:
+        met = list(measure_readers(records, seed))
+        _show([row for row in met if "tried" in row], READINGS, None)
+        rows += met
     wrong = [row for row in rows if "what" in row]
-    _show(
-        [row for row in rows if "tried" in row],
-        FUZZ,
-        file,
-    )
+    _show([row for row in rows if "exit 0" in row], FUZZ, None)
+    _write([row for row in rows if "tried" in row], file)
     for row in wrong:
         say(f"{row['case']}: {row['what']}; {row['command']}; {row['files']}")
     if wrong:
-        raise LabkitError(f"{len(wrong)} of {cases} cases did not end in order")
+        raise LabkitError(f"{len(wrong)} of {cases + records} cases did not end in order")
 
 
+READINGS = {name: name for name in ("case", "tried", "read", "skipped", "failed")}
+READINGS |= {"slowest_s": "slowest s", "peak_mib": "more MiB"}
 FUZZ = {name: name for name in ("case", "tried", "failed", "exit 0", "exit 1", "exit 2")}
 
 
@@ -543,7 +552,7 @@ def faults(what: list[str], repeats: int | None, file: Path | None) -> None:
 )
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
 @click.option("--only", default="", help="Settings of whose name this is a part: '2 ranks'.")
-@click.option("--figure", type=click.Path(path_type=Path), help="Draw the diagonal, as HTML.")
+@output_option("--figure", help="Draw the diagonal, as HTML.")
 @AS_JSON
 def forecasts(
     path: Path | None, repeats: int, only: str, figure: Path | None, file: Path | None
@@ -582,8 +591,12 @@ def forecasts(
     )
     if figure is not None:
         from labkit.figures import forecast_diagonal
+        from labkit.figures.kit.canvas import html_page
+        from labkit.records.store import write_atomically
 
-        forecast_diagonal(compared(rows), str(rows[0]["calibration"])).write_html(figure)
+        figure.parent.mkdir(parents=True, exist_ok=True)
+        page = html_page(forecast_diagonal(compared(rows), str(rows[0]["calibration"])))
+        write_atomically(figure, page)
     say("the worst:")
     _show(worst(rows), columns, None)
     if wrong := verify(rows):
@@ -694,4 +707,5 @@ def _keep(rows: Sequence[Row], file: Path) -> None:
     """One object a line, whole or not at all."""
     from labkit.records.store import write_atomically
 
+    file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))

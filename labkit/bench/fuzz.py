@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from labkit.bench.nasty import NASTY, NOTEBOOK
 from labkit.bench.records import make
 from labkit.common.errors import short
 from labkit.common.optional import optional
@@ -26,49 +27,6 @@ if TYPE_CHECKING:
 
 Draw: TypeAlias = "Callable[[Any], Any]"
 
-NOTEBOOK = {
-    "cells": [
-        {"cell_type": "markdown", "id": "a", "metadata": {}, "source": ["# Does it pay?"]},
-        {
-            "cell_type": "code",
-            "id": "b",
-            "metadata": {"tags": ["parameters"]},
-            "execution_count": None,
-            "outputs": [],
-            "source": [
-                "workers: int = 2  # ranks\n",
-                "learning_rate: float = 0.1  # of one worker\n",
-                'strategy: list[str | dict] = ["AllReduce"]  # what is compared\n',
-                "widths: dict[str, list[int]] = {}  # of layers\n",
-                'feed: Literal["shard", "scatter"] = "shard"  # who reads\n',
-            ],
-        },
-        {
-            "cell_type": "code",
-            "id": "c",
-            "metadata": {},
-            "execution_count": 1,
-            "source": "figure",
-            "outputs": [
-                {
-                    "output_type": "display_data",
-                    "metadata": {},
-                    "data": {
-                        "application/vnd.plotly.v1+json": {
-                            "data": [{"type": "scatter", "y": [1, 2.5, 2]}],
-                            "layout": {"title": {"text": "Loss"}, "height": 300},
-                        },
-                        "text/plain": ["a figure"],
-                    },
-                },
-                {"output_type": "stream", "name": "stdout", "text": ["epoch 1\n"]},
-            ],
-        },
-    ],
-    "metadata": {"kernelspec": {"display_name": "Python 3", "name": "python3"}},
-    "nbformat": 4,
-    "nbformat_minor": 5,
-}
 FIELDS: dict[str, Any] = {
     "schema": 1,
     "model": "mlp",
@@ -87,13 +45,6 @@ GOOD = {
     "widths": ["{}", "{a: [64]}"],
     "feed": ["shard", "scatter"],
 }
-NASTY: list[Any] = [
-    *(None, True, -1, 0, 1.5, 1e26, 10**30, float("inf"), float("nan"), "", "None", "inf"),
-    *("../../x", "/etc/passwd", "=1+1", "\x1b]0;title\x07", "\u202egnp", "<script>x</script>"),
-    *("a" * 3000, "é" * 300, "!!python/object:os.system", "&a [*a]", "{a: ", "[[[[", "a: b: c"),
-    *([], {}, [[]], {"": []}, [1, "a", None], {"name": "Pipelin"}, ["NaN"], "1e26", "Pipelin"),
-    *({"name": "AllReduce", "compressor": {"name": "TopK", "ratio": 9}}, "range(1,3)", "1,2,,"),
-]
 PIPE = "a pipe"
 ELSEWHERE = ("../home", "../home/made", "/dev/null", PIPE)  # where a link leads
 

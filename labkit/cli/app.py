@@ -28,7 +28,8 @@ from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.cli.testbed import testbed
 from labkit.cli.tf_config import tf_config
 from labkit.cli.warm import warm
-from labkit.common.errors import DISK, InvalidInput, LabkitError, cannot_write
+from labkit.common.errors import DISK, PATH, InvalidInput, LabkitError, cannot_write
+from labkit.common.output import output_option
 from labkit.common.places import keep_bytecode
 from labkit.common.terminal import one_line, say
 from labkit.records.endings import by_whom, terminate
@@ -56,10 +57,11 @@ class _OneLine(click.Group):
                 say(f"labkit: {one_line(str(error))}", err=True)
                 ctx.exit(2 if isinstance(error, InvalidInput) else 1)
             except OSError as error:
-                if error.errno not in DISK:
+                if error.errno not in (*DISK, *PATH):
                     raise
-                say(f"labkit: {error.strerror}: {error.filename or 'a file'}", err=True)
-                ctx.exit(1)
+                told = f"{error.strerror}: {error.filename or 'a file'}"
+                say(f"labkit: {one_line(told)}", err=True)
+                ctx.exit(2 if error.errno in PATH else 1)
             except KeyboardInterrupt as error:
                 say(f"labkit: {by_whom(error)}", err=True)
                 ctx.exit(INTERRUPTED)
@@ -161,9 +163,9 @@ def stop(folder: Path) -> None:
 
 @app.command()
 @RUNS
-@click.option("-o", "output", default="compare.html", show_default=True, type=FOLDER)
-@click.option("--csv", "csv", type=FOLDER, help="Also write all parameters and metrics as CSV.")
-@click.option("--parquet", "parquet", type=FOLDER, help="The same as Parquet.")
+@output_option("-o", "output", default="compare.html", show_default=True)
+@output_option("--csv", "csv", help="Also write all parameters and metrics as CSV.")
+@output_option("--parquet", "parquet", help="The same as Parquet.")
 @click.option("--mlflow", "mlflow", metavar="ADDRESS", help="Also write the runs into MLflow.")
 @click.option("--tensorboard", "tensorboard", type=FOLDER, help="The same for TensorBoard.")
 def compare(
@@ -176,16 +178,14 @@ def compare(
 ) -> None:
     """Print a table of runs side by side, and write their figure as one HTML file."""
     from labkit import figures
-    from labkit.figures.kit.canvas import CONFIG
+    from labkit.figures.kit.canvas import html_page
     from labkit.jobs.listing import shown
     from labkit.records.export import export, to_mlflow, to_tensorboard
     from labkit.records.store import write_atomically
 
     runs = _load(paths)
     say(figures.table(runs).to_string(na_rep=""))
-    # MathJax would be asked for from a server; no figure of labkit's needs it.
-    page = figures.compare(runs).to_html(config=CONFIG, include_mathjax=False)
-    write_atomically(_ready(output), page)
+    write_atomically(_ready(output), html_page(figures.compare(runs)))
     say(f"figure: {shown(output)}")
     for kind, path in ((".csv", csv), (".parquet", parquet)):
         if path is not None:
@@ -199,7 +199,7 @@ def compare(
 
 @app.command()
 @RUNS
-@click.option("-o", "output", default="report.html", show_default=True, type=FOLDER)
+@output_option("-o", "output", default="report.html", show_default=True)
 @click.option("--notebook", type=FOLDER, help="The executed notebook to show; or that of the job.")
 def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None:
     """Write a report of runs: one HTML file that opens anywhere, without a network."""
@@ -214,7 +214,7 @@ def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None
 
 @app.command()
 @click.argument("path", metavar="RUN", type=FOLDER)
-@click.option("-o", "output", default="trace.json", show_default=True, type=FOLDER)
+@output_option("-o", "output", default="trace.json", show_default=True)
 def trace(path: Path, output: Path) -> None:
     """Write a run's timeline as a trace that chrome://tracing and ui.perfetto.dev open.
 
@@ -274,8 +274,8 @@ def new(name: str, model: str, dataset: str, strategies: str) -> None:
 
 
 @app.command()
-@click.option("-o", "output", type=FOLDER, help="A Markdown file, instead of the terminal.")
-@click.option("--map", "grid", type=FOLDER, help="An HTML file: the map of all strategies.")
+@output_option("-o", "output", help="A Markdown file, instead of the terminal.")
+@output_option("--map", "grid", help="An HTML file: the map of all strategies.")
 def methods(output: Path | None, grid: Path | None) -> None:
     """Every method with its paper, its parameters and the notebooks that try it.
 

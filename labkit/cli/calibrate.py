@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labkit.bench.command import compressors, numbers
+from labkit.common.output import output_option
 from labkit.common.terminal import say
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 @click.option(
     "-p", "fields", metavar="NAME VALUE", nargs=2, multiple=True, help="Of all experiments."
 )
-@click.option("-o", "output", type=click.Path(path_type=Path), help="Write it here instead.")
+@output_option("-o", "output", help="Write it here instead.")
 @click.option("--threads", default="1", show_default=True, callback=numbers, help="Of a rank.")
 @click.option("--batches", default="16,64,256", show_default=True, callback=numbers)
 @click.option("--workers", default=2, show_default=True, help="Ranks at once, at most.")

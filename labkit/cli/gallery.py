@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from labkit.common.output import check_output
 from labkit.common.terminal import say
 
 FOLDER = click.Path(path_type=Path)
@@ -19,7 +20,8 @@ FOLDER = click.Path(path_type=Path)
 @click.option("--only", default="", metavar="NAMES", help="Such as tour,scheduling.")
 @click.option("-j", "jobs", default=1, show_default=True, type=click.IntRange(1), help="At a time.")
 @click.option("--check", is_flag=True, help="Hold words against numbers, with small values.")
-def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool) -> None:
+@click.option("--force", is_flag=True, help="Replace a page that labkit has not written.")
+def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool, force: bool) -> None:
     """Execute the notebooks of a folder and write a site that opens offline: an index with a
     question, an answer and a picture of each, and a page each.
 
@@ -34,6 +36,7 @@ def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool) -> None
 
     signal.signal(signal.SIGTERM, terminate)
     notebooks = chosen(folder, only)
+    check_output(site / "index.html", force)
     if check:
         sys.exit(1 if _check(notebooks, site, jobs) else 0)
     others = chosen(folder, "")

@@ -8,15 +8,14 @@ from pathlib import Path
 import click
 
 from labkit.cli.asked import PARAMETER, OfNotebook, Target
+from labkit.common.output import output_option
 from labkit.common.terminal import say
-
-FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command(cls=OfNotebook)
 @click.argument("notebook", type=Target())
 @PARAMETER
-@click.option("-o", "output", default="job.yaml", show_default=True, type=FILE)
+@output_option("-o", "output", default="job.yaml", show_default=True)
 @click.option("--workers", type=click.IntRange(1), help="Pods; default: as the notebook asks.")
 @click.option(
     "--slots", type=click.IntRange(1), default=1, show_default=True, help="Ranks in a pod."
@@ -43,17 +42,20 @@ def kubernetes(
 
     values = dict(parameters)
     job = MPIJob(notebook, values, image or IMAGE, workers, slots, name, namespace, claim)
-    write_atomically(output, job.text)
+    text = job.text
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(output, text)
     say(f"job: {output}, not run here; {shlex.join(['kubectl', 'apply', '-f', str(output)])}")
 
 
 @click.command()
-@click.option("-o", "output", default="Containerfile", show_default=True, type=FILE)
+@output_option("-o", "output", default="Containerfile", show_default=True)
 def container(output: Path) -> None:
     """Write a Containerfile of labkit, with what Kubernetes needs to start ranks."""
     from labkit.jobs import containerfile
     from labkit.records.store import write_atomically
 
+    output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, containerfile.text())
     build = ["podman", "build", "-t", containerfile.IMAGE, "-f", str(output), "."]
     say(f"image: {output}, not built here; {shlex.join(build)}")

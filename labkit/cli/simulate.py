@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labkit.common.errors import InvalidInput
+from labkit.common.output import output_option
 from labkit.common.terminal import say
 
 if TYPE_CHECKING:
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 )
 @click.option("--gamma", default=0.0, show_default=True, help="Seconds to add one byte.")
 @click.option("--published", is_flag=True, help="Published figures beside ours, and their fits.")
-@click.option(
-    "--json", "file", type=click.Path(path_type=Path), help="Write these rows here, one a line."
-)
+@output_option("--json", "file", help="Write these rows here, one a line.")
 def simulate(
     algorithm: str | None,
     workers: int,
@@ -57,6 +56,7 @@ def simulate(
 
 def _published(file: Path | None) -> None:
     """Tables of published figures, a study each."""
+    from labkit.records.store import write_atomically
     from labkit.simulate.published import VERDICTS, reproduce
 
     rows = reproduce()
@@ -65,7 +65,8 @@ def _published(file: Path | None) -> None:
     say("\n".join(f"{verdict}: {meaning}" for verdict, meaning in VERDICTS.items()))
     if file:
         lines = (asdict(row) | {"error": row.error, "verdict": row.verdict} for row in rows)
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _told(rows: list[Judged]) -> Iterator[str]:

@@ -7,6 +7,9 @@ import errno
 # Of a disk that is full, or may only be read.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
+# Of a path that no file can have.
+PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+
 
 class LabkitError(Exception):
     """Something the user can act on; the command line prints its message on one line."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
 import sys
 import tempfile
-from contextlib import suppress
+import warnings
+from functools import cache
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
@@ -17,9 +19,23 @@ from labkit.common.errors import LabkitError
 
 
 def cache_folder(name: str) -> Path:
-    """A folder that may be deleted at any time (`LABKIT_CACHE`, else the user's cache folder)."""
-    root = os.environ.get("LABKIT_CACHE") or platformdirs.user_cache_dir("labkit", appauthor=False)
-    return _made(Path(root) / name)
+    """A folder that may be deleted at any time: `LABKIT_CACHE`, else the user's cache folder.
+
+    Where the user's home cannot be written, it lies in the runtime folder.
+
+    Raises:
+        LabkitError: the folder cannot be made.
+    """
+    if given := os.environ.get("LABKIT_CACHE"):
+        return _usable(Path(given) / name, "LABKIT_CACHE")
+    root = Path(platformdirs.user_cache_dir("labkit", appauthor=False))
+    try:
+        _usable(root, "LABKIT_CACHE")
+    except LabkitError as error:
+        # A home that is a file, or that an image's user does not own: what is kept is not results.
+        root = runtime_folder("cache")
+        _warn_once(f"{error}; until then caches are kept in {root}")
+    return _usable(root / name, "LABKIT_CACHE")
 
 
 def runtime_folder(name: str) -> Path:
@@ -28,13 +44,16 @@ def runtime_folder(name: str) -> Path:
     `LABKIT_RUNTIME`, else XDG_RUNTIME_DIR, else a folder in the temporary one.
 
     Raises:
-        LabkitError: others may write there, or it is a link.
+        LabkitError: others may write there, it is a link, or it cannot be made.
     """
-    given = os.environ.get("LABKIT_RUNTIME") or os.environ.get("XDG_RUNTIME_DIR")
-    root = Path(given or tempfile.gettempdir()) / f"labkit-{os.getuid()}"
+    given = os.environ.get("LABKIT_RUNTIME")
+    login = os.environ.get("XDG_RUNTIME_DIR")
+    # A login by other means than systemd's names a folder that nobody has made.
+    login = login if login and os.access(login, os.W_OK | os.X_OK) else None
+    root = Path(given or login or tempfile.gettempdir()) / f"labkit-{os.getuid()}"
+    if not os.path.lexists(root):
+        _usable(root, "LABKIT_RUNTIME")
     # In a folder that all may write to, anybody can make one of this name before us: a link, too.
-    with suppress(FileExistsError):
-        root.mkdir(parents=True, mode=0o700)
     there = root.lstat()
     if not stat.S_ISDIR(there.st_mode):
         wrong = "is a link or a file, not a folder"
@@ -43,7 +62,7 @@ def runtime_folder(name: str) -> Path:
     elif stat.S_IMODE(there.st_mode) & 0o077:
         wrong = f"is open to other users (mode {stat.S_IMODE(there.st_mode):o}, allowed is 700)"
     else:
-        return _made(root / name)
+        return _usable(root / name, "LABKIT_RUNTIME")
     raise LabkitError(f"{root} {wrong}; remove it, or set LABKIT_RUNTIME to a folder of yours")
 
 
@@ -87,9 +106,26 @@ def fingerprint() -> str:
     return checksum.hexdigest()
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+def _usable(folder: Path, variable: str) -> Path:
+    """Return a folder that this process can write to, made where it does not exist.
+
+    Args:
+        folder: in question.
+        variable: that names another one.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        told = f"{folder} cannot be used: {error.strerror}"
+        raise LabkitError(f"{told}; set {variable} to a folder of yours") from error
     return folder
+
+
+@cache
+def _warn_once(line: str) -> None:
+    warnings.warn(line, stacklevel=3)
 
 
 def _is_compiled(package: str) -> bool:

@@ -18,6 +18,7 @@ _PATH = re.compile(
 )
 _HOME = re.compile(r"(?<![\w.])/(?:home|Users)/[\w.-]+")
 _ANSI = re.compile(r"\x1b\[[\d;]*m")
+_LONE = re.compile(r"[\ud800-\udfff]")
 _TOO_COMMON = {"root", "user", "localhost", "runner", "home", "main", "worker", "model", "data"}
 
 
@@ -28,6 +29,8 @@ def scrub(text: str) -> str:
     'no file …/mnist.npz'
     """
     text = _ANSI.sub("", text).replace("file://", "")  # colours split paths
+    # Names of files may have bytes that no page can write.
+    text = _LONE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
     # Before the pattern: a home with a blank in its name is no path to the pattern.
     for place, short in _places():
         text = text.replace(place, short)
@@ -40,7 +43,9 @@ def scrub(text: str) -> str:
 @lru_cache
 def _places() -> list[tuple[str, str]]:
     """Folders whose place is known, longest first, so that a home does not hide a project in it."""
-    places = {str(Path(sys.prefix)): "…", str(Path.home()): "~"}
+    places = {str(Path(sys.prefix)): "…"}
+    with suppress(RuntimeError):  # a container's user may have no home
+        places[str(Path.home())] = "~"
     # A short one, such as "/" or "/root", stands in many a text that means something else.
     known = [(place, short) for place, short in places.items() if len(place) > 5]
     return sorted(known, key=lambda pair: -len(pair[0]))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 LONGEST = 1_500  # letters of a message; the names of all that is allowed have some hundreds
-# Control characters but tab and newline, C1 too; and marks that turn the direction of text.
-_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# Control characters but tab and newline, C1 too; marks that turn the direction of text; and bytes
+# of a file's name that are not UTF-8, as Python has them.
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def plain(text: str) -> str:

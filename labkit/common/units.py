@@ -82,6 +82,7 @@ def plural(count: int, what: str) -> str:
 
 def bytes_axis(low: float, high: float) -> Axis:
     """A logarithmic axis of buffer sizes; a tick every 2, 8, 32, … times, six or so in all."""
+    low, high = _within(low, high)
     first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
     step = max(1, math.ceil((last - first) / 5))
     ticks = [2.0**power for power in range(first, last + 1, step)]
@@ -98,13 +99,15 @@ def amounts_axis(least: float, most: float) -> Axis:
     if most > 12 * least:
         return bytes_axis(least / 100, most)
     unit = 1024 ** min(int(math.log2(max(most, 1)) // 10), len(_BYTES) - 1)
-    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500) if most / unit <= 5.5 * s)
+    steps = (many * 10**power for power in range(DECADES) for many in (1, 2, 5))
+    step = next((s for s in steps if most / unit <= 5.5 * s), most / unit / 5)
     ticks = [float(unit * step * place) for place in range(int(most / unit // step) + 1)]
     return {"tickvals": ticks, "ticktext": [bytes_text(t) for t in ticks], "rangemode": "tozero"}
 
 
 def seconds_axis(low: float, high: float) -> Axis:
     """A logarithmic axis of times; a tick every 10, 100, … times, on a short one 1, 2, 5, 10, …"""
+    low, high = _within(low, high)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     step = max(1, math.ceil((last - first) / 6))
     within = (1, 2, 5) if last - first <= 2 else (1, 3) if last - first <= 3 else (1,)
@@ -113,6 +116,16 @@ def seconds_axis(low: float, high: float) -> Axis:
         "tickvals": ticks,
         "ticktext": [seconds_text(t) for t in ticks],
     }
+
+
+DECADES = 18  # of a logarithmic axis: nothing that labkit measures differs by more
+_ENDS = 1e-100, 1e100  # beyond which no tick is a number of Python's
+
+
+def _within(low: float, high: float) -> tuple[float, float]:
+    """Return the ends of an axis that has room for its decades; what is less has no place on it."""
+    high = min(max(high, _ENDS[0]), _ENDS[1])
+    return min(max(low, high / 10.0**DECADES), high), high
 
 
 def _logarithmic(low: float, high: float) -> Axis:

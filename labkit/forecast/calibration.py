@@ -16,9 +16,11 @@ from pydantic import Field
 from labkit.common.checked import Checked
 from labkit.common.content import JSON, as_json
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.plain_json import NotPlain, read_plain_json
 from labkit.network import Network
 
 SCHEMA = 2
+LONGEST = 2**26  # bytes of a file
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
 SIZES = ("rows", "test_rows")  # options of data sets that say nothing of a row
@@ -299,9 +301,13 @@ class Calibration(Checked):
         if not path.is_file():
             raise InvalidInput(f"{path.name!r} is no file; make one by `labkit calibrate -o FILE`")
         try:
-            fields = json.loads(path.read_text())
-        except ValueError:
-            raise InvalidInput(f"{path.name!r} holds no calibration: it is not JSON") from None
+            if (size := path.stat().st_size) > LONGEST:
+                raise NotPlain(f"has {size:,} bytes; a calibration has at most {LONGEST:,}")
+            fields = read_plain_json(path.read_bytes())
+        except NotPlain as error:
+            raise InvalidInput(f"{path.name!r} holds no calibration: it {error}") from error
+        except OSError as error:
+            raise InvalidInput(f"{path.name!r} cannot be read: {error.strerror}") from error
         if not isinstance(fields, dict) or "schema_version" not in fields:
             raise InvalidInput(f"{path.name!r} holds no calibration: it has no schema_version")
         if fields["schema_version"] != SCHEMA:
@@ -309,4 +315,4 @@ class Calibration(Checked):
                 f"{path.name!r} is a calibration of another labkit; make it anew by "
                 "`labkit calibrate`"
             )
-        return cls(**fields)
+        return cls(**{str(name): value for name, value in fields.items()})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.units import duration_text
 from labkit.gallery.executed import Asked, execute_all, latest
@@ -74,7 +75,11 @@ def write_page(result: JobResult, path: Path) -> None:
     executed = result.path / "output.ipynb"
     if executed.exists():
         about = result.state + (f": {result.cause}" if result.cause else "")
-        notebook_page([executed], path, [command(result.path)], about)
+        try:
+            notebook_page([executed], path, [command(result.path)], about)
+        except LabkitError as error:  # the index has its answer all the same
+            warnings.warn(f"no page of {result.path.name}: {error}", stacklevel=2)
+            path.unlink(missing_ok=True)
     else:  # it was refused before anything ran: the index says why
         path.unlink(missing_ok=True)
 
@@ -102,7 +107,7 @@ def write_index(ended: Sequence[tuple[Path, JobResult]], site: Path) -> None:
 def _entry(notebook: Path, result: JobResult, site: Path) -> dict[str, object]:
     shown = Shown.of(notebook, result.path / "output.ipynb")
     page = site / f"{notebook.stem}.html"
-    took = elapsed(store.read_status(result.path)) if result.path.exists() else None
+    took = _took(result.path)
     return {
         "name": notebook.stem,
         "page": page.name if page.exists() else None,
@@ -112,3 +117,11 @@ def _entry(notebook: Path, result: JobResult, site: Path) -> dict[str, object]:
         "failed": "" if result.state == "completed" else scrub(f"{result.state}: {result.cause}"),
         "took": "" if took is None else duration_text(took),
     }
+
+
+def _took(job: Path) -> float | None:
+    """Return how long a job took, s; None where its record does not say."""
+    try:
+        return elapsed(store.read_status(job))
+    except LabkitError:  # `labkit ls` says what is wrong with it
+        return None

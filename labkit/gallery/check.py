@@ -61,7 +61,11 @@ def small_values(notebooks: list[Path]) -> list[Asked]:
         file = notebook.parent / VALUES
         known = read_yaml(read_text(file), str(file)) if file.exists() else {}
         sets = known.get(notebook.stem, [{}])
-        if not isinstance(sets, list) or not all(isinstance(each, dict) for each in sets):
+        if (
+            not isinstance(sets, list)
+            or not sets
+            or not all(isinstance(each, dict) for each in sets)
+        ):
             raise InvalidInput(f"{file}: {notebook.stem} needs a list of names and values")
         asked += [Asked(notebook, {**sets[0], **each}) for each in sets]
     return asked

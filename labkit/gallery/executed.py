@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labkit.common.errors import InvalidInput
+from labkit.common.content import JSON
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.jobs import parameters
 from labkit.jobs.notebook import Job, JobResult, start
 from labkit.jobs.sweep.plan import Member, Plan
@@ -43,9 +45,8 @@ class Asked:
     def kept(self, root: Path) -> JobResult | None:
         """The last job that completed with just this, if there is one."""
         content = self.content()
-        done = [each for each in _earlier(self.notebook, root) if each.state == "completed"]
-        same = (store.read_json(each.path / MADE_FROM).get("content") == content for each in done)
-        return next((each for each, is_same in zip(done, same, strict=True) if is_same), None)
+        done = (each for each in _earlier(self.notebook, root) if each[0].state == "completed")
+        return next((each for each, made_from in done if made_from == content), None)
 
     def start(self, root: Path) -> Job:
         """Execute it in a process of its own.
@@ -63,15 +64,21 @@ class Asked:
 
 def latest(notebook: Path, root: Path) -> JobResult | None:
     """How its last job ended, whatever it computed from; None where it has none."""
-    return next(_earlier(notebook, root), None)
+    newest = next(_earlier(notebook, root), None)
+    return newest[0] if newest else None
 
 
-def _earlier(notebook: Path, root: Path) -> Iterator[JobResult]:
-    """Its jobs, the newest first."""
+def _earlier(notebook: Path, root: Path) -> Iterator[tuple[JobResult, JSON]]:
+    """Its jobs, the newest first, and what each was made from; damaged ones are left out."""
     folder = root / store.safe_name(notebook.stem)
     for path in sorted(folder.glob(f"*/{MADE_FROM}"), reverse=True):
-        status = store.read_status(path.parent)
-        yield JobResult(path.parent, status["state"], status["cause"], status["rank"])
+        try:
+            status, made_from = store.read_status(path.parent), store.read_json(path)
+        except LabkitError as error:
+            warnings.warn(f"left out: {error}", stacklevel=2)
+            continue
+        ended = JobResult(path.parent, status["state"], status.get("cause"), status.get("rank"))
+        yield ended, made_from.get("content")
 
 
 def execute_all(

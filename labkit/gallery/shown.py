@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit.common.errors import LabkitError
 from labkit.jobs import cells
+from labkit.records.notebook import read_notebook
 from labkit.records.store import Record
 
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -44,8 +46,9 @@ class Shown:
         else it is the first figure.
         """
         prose = [cell.source for cell in cells.read(notebook) if cell.kind == "markdown"]
-        question = prose[0].splitlines()[0].lstrip("# ") if prose else notebook.stem
-        found = list(outputs(executed)) if executed.exists() else []
+        lines = prose[0].splitlines() if prose else []
+        question = lines[0].lstrip("# ") if lines else notebook.stem
+        found = _outputs_of(executed)
         answers = [each.text for each in found if ANSWER in each.tags and each.text]
         drawn = [each for each in found if isinstance(each.data.get(PLOTLY), dict)]
         first = [each for each in drawn if PICTURE in each.tags] or drawn
@@ -53,16 +56,29 @@ class Shown:
         return cls(question, lines[-1].removeprefix("- "), _still(first[0]) if first else None)
 
 
+def _outputs_of(executed: Path) -> list[Output]:
+    """What an executed notebook shows; nothing of one that has not run, or is damaged."""
+    try:
+        return list(outputs(executed))
+    except FileNotFoundError:
+        return []
+    except LabkitError as error:
+        warnings.warn(f"left out: {error}", stacklevel=2)
+        return []
+
+
 def _still(output: Output) -> Record:
     """A figure without what plays it."""
     figure = dict(output.data[PLOTLY])
     figure.pop("frames", None)
-    kept = {k: v for k, v in figure["layout"].items() if k not in ("sliders", "updatemenus")}
+    layout = figure.get("layout")
+    layout = layout if isinstance(layout, dict) else {}
+    kept = {k: v for k, v in layout.items() if k not in ("sliders", "updatemenus")}
     return figure | {"layout": kept}
 
 
 def outputs(executed: Path) -> Iterator[Output]:
     """What the cells of an executed notebook show, in order."""
-    for cell in json.loads(executed.read_text())["cells"]:
+    for cell in read_notebook(executed)["cells"]:
         for output in cell.get("outputs", []):
             yield Output(tuple(cell["metadata"].get("tags", [])), output.get("data", {}))

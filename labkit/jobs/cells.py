@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import stat
 from pathlib import Path
 from typing import NamedTuple
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, short
+from labkit.common.plain_json import NotPlain, read_plain_json
+from labkit.records.notebook import notebook_bytes
 
 
 class Cell(NamedTuple):
@@ -35,14 +35,13 @@ def text(notebook: Path) -> str:
         InvalidInput: there is no such file, or it cannot be read.
     """
     try:
-        # A pipe would be waited for.
-        if not stat.S_ISREG(notebook.stat().st_mode):
-            raise FileNotFoundError
-        found = notebook.read_bytes().decode()
+        found = notebook_bytes(notebook).decode()
     except (FileNotFoundError, NotADirectoryError):
         raise InvalidInput(
             f"no notebook {_shown(notebook)}: give the path of an .ipynb file, or of jupytext's .py"
         ) from None
+    except NotPlain as error:
+        raise InvalidInput(f"{_shown(notebook)} {error}") from error
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
         reason = getattr(error, "strerror", None) or error
         raise InvalidInput(f"{_shown(notebook)} cannot be read: {reason}") from error
@@ -64,10 +63,8 @@ def parse(text: str, notebook: Path) -> list[Cell]:
     """
     try:
         # Plain JSON: nbformat takes longer to import than all else that is done here.
-        record = json.loads(text)
+        record = read_plain_json(text.encode(), strict=False)
         return [_cell(cell) for cell in _listed("cells", _field(record, "cells"))]
-    except RecursionError:
-        reason = "it is too deep"
     except ValueError as error:
         reason = str(error)
     raise InvalidInput(f"{_shown(notebook)} is not a notebook of format 4: {reason}")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
-from labkit.common.safe_files import read_file
 from labkit.jobs.log import Log, experiment, parameters_of_job
 from labkit.records import store
+from labkit.records.notebook import read_notebook
 
 SCRAP = "application/scrapbook.scrap."  # `sb.glue`: a record with name and data
 RECORD = "application/papermill.record+json"  # `papermill.record`: a name and its value
@@ -19,7 +18,7 @@ RECORD = "application/papermill.record+json"  # `papermill.record`: a name and i
 
 def keep(job: Path) -> None:
     """Write a run of what the executed notebook of a job has glued, if it has glued anything."""
-    cells = json.loads(read_file(job / "output.ipynb"))["cells"]
+    cells = read_notebook(job / "output.ipynb")["cells"]
     found = dict(scraps(output for cell in cells for output in cell.get("outputs", [])))
     if not found:
         return

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from labkit.common.errors import LabkitError
 from labkit.common.places import cache_folder, fingerprint
 from labkit.records import store
 from labkit.records.scan import Folder
@@ -50,7 +51,7 @@ class Listed:
         """Write down what was listed now, where it is not what was known."""
         if self._now != self._known:
             text = json.dumps({"made_by": self._made_by, "rows": self._now})
-            with suppress(OSError):  # a list of runs does not need a place for another
+            with suppress(OSError, LabkitError):  # a list of runs does not need a place for another
                 store.write_atomically(self._file(), text)
 
     def _file(self) -> Path:
@@ -63,7 +64,7 @@ class Listed:
                 return {}
             rows = kept["rows"].items()
             return {name: (str(stamp), tuple(map(str, row))) for name, (stamp, row) in rows}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, LabkitError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
 

@@ -40,6 +40,9 @@ def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
                     skipped.append(left_out(folder, root, row))
                 else:
                     rows[folder.path] = row
+            elif folder.odd and not folder.files.isdisjoint(("params.yaml", roster.FILE)):
+                skipped.append(left_out(folder, root, folder.odd))
+                continue
             if "params.yaml" in folder.files:
                 rows[folder.path] = job_row(Path(folder.path), name, slurm)
             if roster.FILE in folder.files:
@@ -77,7 +80,7 @@ def sweep_rows(path: Path, name: str, slurm: Elements) -> dict[str, Row]:
     }
     for member in status["members"]:
         job = path / member["folder"]
-        if not job.exists():
+        if not os.path.exists(job):
             rows[str(job)] = (f"{name}/{job.name}", "queued", "", "", "", "", "")
     return rows
 
@@ -149,7 +152,7 @@ def find(root: Path) -> tuple[set[Path], set[Path]]:
     Raises:
         LabkitError: there is no such folder.
     """
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
     jobs, sweeps = set(), set()
     for folder, inside, files in os.walk(root):

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from labkit.common.errors import InvalidInput, LabkitError, short
+from labkit.common.plain_json import NotPlain
 from labkit.jobs import cells, kinds
-from labkit.records.plain_yaml import NotPlain, read_plain
+from labkit.records.plain_yaml import read_plain
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON

@@ -8,15 +8,11 @@ from pathlib import Path
 import yaml
 
 from labkit.common.content import JSON
-from labkit.common.errors import InvalidInput
+from labkit.common.plain_json import NotPlain
 from labkit.common.safe_files import read_file
 
 LONGEST = 100_000  # letters; the longest parameters of a sweep have some thousands
 DEEPEST = 20  # brackets in each other
-
-
-class NotPlain(InvalidInput):
-    """A text is no YAML, or holds what plain data do not."""
 
 
 def read_plain(text: str) -> JSON:

@@ -6,7 +6,8 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from labkit.common.safe_files import open_file
 from labkit.common.units import number_text
 from labkit.records import store
 from labkit.records.scan import Found, find_runs
+from labkit.records.shape import TABLES
 from labkit.records.store import Record
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ class Run:
 
         Kinds as in `labkit.exchange.Timeline`; the clock starts with the first event.
         """
-        return self._table("timeline", ("rank", "kind", "step", "bucket", "start", "stop"))
+        return self._table("timeline")
 
     @cached_property
     def microscope(self) -> pandas.DataFrame:
@@ -110,9 +112,9 @@ class Run:
         """
         return self._table("layers")
 
-    def _table(self, name: str, columns: Sequence[str] = ()) -> pandas.DataFrame:
+    def _table(self, name: str) -> pandas.DataFrame:
         """What ranks wrote beside the history; no rows where there was nothing to write."""
-        path, kinds = self.path / f"{name}.parquet", dict.fromkeys(columns, "object")
+        path, kinds = self.path / f"{name}.parquet", TABLES[name]
         return store.read_table(path, kinds) if path.exists() else store.empty_table(kinds)
 
     @property
@@ -156,9 +158,13 @@ class Run:
 
     @cached_property
     def environment(self) -> Record:
-        """Versions and hardware; empty where none was recorded."""
+        """Versions and hardware; empty where none was recorded, or, with a warning, are odd."""
         path = self.path / "environment.json"  # a run that failed early has none
-        return _without_schema(store.read_json(path)) if path.exists() else {}
+        try:
+            return _without_schema(store.read_json(path)) if path.exists() else {}
+        except LabkitError as error:
+            warnings.warn(f"{error}; its run is shown without it", stacklevel=2)
+            return {}
 
     @property
     def seeds(self) -> list[Run]:
@@ -334,7 +340,7 @@ def _places(root: Path) -> list[Path]:
         if glob.has_magic(str(root)):
             found = [Path(match) for match in sorted(glob.glob(str(start / root)))]
         else:
-            found = [start / root] if (start / root).exists() else []
+            found = [start / root] if os.path.exists(start / root) else []
         if found:
             return found
     return [root]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labkit.common.errors import LabkitError
+from labkit.common.plain_json import is_text
 from labkit.records.store import Record, checked_status, read_bytes, read_json
 
 PARQUET = b"PAR1"  # begins and ends such a file
@@ -45,11 +46,17 @@ class Folder(NamedTuple):
     is_run: bool
     links: tuple[str, ...] = ()
 
+    @property
+    def odd(self) -> str:
+        """What is wrong with its name; empty: nothing."""
+        # No page, table or store of another tool can write such a name.
+        return "" if is_text(self.path) else "its name is not UTF-8: rename it"
+
 
 def folders(root: Path | str) -> Iterator[Folder]:
     """Every folder at and below root, in order; none in hidden folders and within runs."""
     root = Path(root)
-    if not root.is_dir():
+    if not os.path.isdir(root):  # unlike pathlib's, no error where a name is too long
         raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
     for path, inside, names in os.walk(root):
         files = set(names)
@@ -100,6 +107,8 @@ def find_runs(root: Path | str) -> list[Found]:
 def read_run(folder: Folder) -> Found | str:
     """A run's records, or one line saying why it cannot be used (half written, newer schema)."""
     path = folder.path
+    if folder.odd:
+        return folder.odd
     try:
         experiment = read_json(f"{path}/experiment.json")
         status = checked_status(read_json(f"{path}/status.json"), path)

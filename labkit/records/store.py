@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from labkit.common.content import JSON
 from labkit.common.errors import LabkitError, short
 from labkit.common.places import runtime_folder
+from labkit.common.plain_json import NotPlain, read_plain_json
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import (
     UnsafeFile,
     check_folder,
     make_folder,
-    open_file,
     read_file,
     replace_file,
 )
+from labkit.records.parquet import read_parquet, wrong_column
 from labkit.records.shape import wrong_field
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ _REASON = ".reason"  # in a job's folder, while it is interrupted
 STATES = ("queued", "running", "completed", "failed", "interrupted", "pruned")
 ENDED = STATES[2:]
 LONGEST_RECORD = 2**26  # bytes; metrics of a hundred thousand epochs have some ten millions
+LONGEST_TABLE = 2**28  # bytes, packed
 SAME = 0.1  # seconds between a process's start as told twice
 LONGEST_NAME = 120  # bytes; file systems allow 255, and archives and mounts eat some of it
 
@@ -92,10 +94,10 @@ def read_json(path: Path | str) -> Record:
     except FileNotFoundError:
         reason = "is missing"
     except UnsafeFile as error:
-        reason = str(error.strerror)
-    except _Odd as error:
+        reason = error.strerror or str(error)
+    except (_Odd, NotPlain) as error:
         reason = str(error)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         reason = f"cannot be read: {scrub(str(error))}"
     raise LabkitError(f"{Path(path).parent.name}/{Path(path).name} {reason}")
 
@@ -105,7 +107,7 @@ class _Odd(ValueError):
 
 
 def _record(path: Path | str) -> Record:
-    record = json.loads(read_bytes(path))
+    record = read_plain_json(read_bytes(path))
     if not isinstance(record, dict):
         raise _Odd(f"holds a {type(record).__name__}, not a record")
     schema = record.get("schema")
@@ -319,23 +321,20 @@ def write_table(path: Path, rows: Rows) -> Path:
 def read_table(path: Path, columns: Mapping[str, str]) -> pandas.DataFrame:
     """A table with at least these columns; where it is damaged, no rows, and a warning.
 
-    Numbers are checked to be numbers where `columns` says so.
+    Each column is checked to be of the kind that `columns` says; of others, to be numbers.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
         # Not by pandas, which takes three times as long for a short one, and heeds its own notes.
-        with os.fdopen(open_file(path), "rb") as file:
-            table = pq.ParquetFile(file).read()
-        odd = [
-            name
-            for name, kind in columns.items()
-            if name not in table.column_names or (kind != "object" and not _numeric(table[name]))
-        ]
-        if not odd:
-            return table.to_pandas(ignore_metadata=True)
-        reason = f"has no numbers in {', '.join(odd)}"
+        table = read_parquet(read_file(path, LONGEST_TABLE))
+        if wrong := wrong_column(table, columns):
+            raise NotPlain(wrong)
+        return table.to_pandas(ignore_metadata=True)
+    except NotPlain as error:
+        reason = str(error)
+    except UnsafeFile as error:
+        reason = error.strerror or str(error)
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = f"is damaged ({scrub(str(error))[:100]})"
     place = f"{path.parent.name}/{path.name}"
@@ -348,12 +347,6 @@ def empty_table(columns: Mapping[str, str]) -> pandas.DataFrame:
     import pandas as pd
 
     return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
-
-
-def _numeric(column: pa.ChunkedArray) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
 
 
 def complete(directory: Path) -> None:

@@ -10,10 +10,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from labkit.common.content import is_number
+from labkit.common.plain_json import NotPlain, read_plain_json
 from labkit.common.safe_files import UnsafeFile, open_file, read_file, replace_file
 from labkit.records import store
 from labkit.records.store import Record
@@ -22,8 +26,18 @@ PRUNED = "pruned"  # why a search asks a run to end: it promises less than other
 FOLDER = "live"  # in the run's directory, while it runs
 STOP = "stop"  # there, once someone wants training to end
 SUBMITTER = "submitter.json"  # there, by which ranks know it for the one that was meant
+MOST_NEW = 2**26  # bytes of a rank that are read at once
 Told = tuple[str, Record]
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+
+
+def _is_told(kind: Any, record: Any) -> bool:
+    """Return whether this is a kind, and a record that has what its readers take for granted."""
+    if not isinstance(kind, str) or not isinstance(record, dict):
+        return False
+    given = {name: record[name] for name in ("step", "rank", "epoch") if name in record}
+    places = all(is_number(value) and abs(value) < 2**53 for value in given.values())
+    return places and ("step" in given or kind not in ("step", "epoch"))
 
 
 def make_stream(folder: Path, submitter: Record) -> None:
@@ -93,23 +107,42 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._places: dict[Path, int] = {}
+        self._is_odd = False
 
     def read(self) -> list[Told]:
         """What has come since the last call, rank by rank; nothing once the folder is gone."""
         told: list[Told] = []
         for path in sorted(self.folder.glob("rank*.jsonl")):
-            # Of what is no plain file nothing is told.
-            with (
-                suppress(FileNotFoundError, UnsafeFile),
-                os.fdopen(open_file(path, root=self.folder.parent), "rb") as file,
-            ):
-                # Only what is new is read: a long run has many rows, and is looked at twice a
-                # second.
-                file.seek(self._places.get(path, 0))
-                whole, end, _ = file.read().rpartition(b"\n")  # a line may be half written
-                self._places[path] = self._places.get(path, 0) + len(whole) + len(end)
-                told += [(kind, record) for kind, record in map(json.loads, whole.splitlines())]
+            with suppress(FileNotFoundError, UnsafeFile):
+                told += filter(None, map(self._record, self._new(path).splitlines()))
         return told
+
+    def _new(self, path: Path) -> bytes:
+        """Return the lines of a file that have come since the last call, MOST_NEW bytes at most."""
+        with os.fdopen(open_file(path, root=self.folder.parent), "rb") as file:
+            # Only what is new is read: a long run has many rows, and is looked at twice a second.
+            file.seek(self._places.get(path, 0))
+            content = file.read(MOST_NEW)
+            whole, end, _ = content.rpartition(b"\n")  # a line may be half written
+            if not end and len(content) == MOST_NEW:  # no line of labkit's is as long
+                end = content
+        self._places[path] = self._places.get(path, 0) + len(whole) + len(end)
+        return whole
+
+    def _record(self, line: bytes) -> Told | None:
+        """Return what a line tells; None, with one warning for all, where it is odd."""
+        try:
+            told = read_plain_json(line, strict=False)
+            if isinstance(told, list) and len(told) == 2 and _is_told(*told):
+                return told[0], told[1]
+        except NotPlain:
+            pass
+        if not self._is_odd:
+            self._is_odd = True
+            warnings.warn(
+                f"{self.folder.parent.name}/{FOLDER} has odd lines: left out", stacklevel=3
+            )
+        return None
 
     def stop(self, why: str = "") -> None:
         """Ask the ranks to end training after the same step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
@@ -47,9 +48,10 @@ def report(
     if not found:
         return _without_runs(runs, Path(path), notebook)
     executed = {Path(notebook): True} if notebook is not None else notebooks(found)
+    shown = _shown(executed, notebook is not None)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return store.write_atomically(path, _page(found, executed))
+    return store.write_atomically(path, _page(found, executed, shown))
 
 
 def _without_runs(runs: Runs, path: Path, notebook: Path | str | None) -> Path:
@@ -101,7 +103,20 @@ def _runs(runs: Runs) -> list[Run]:
     return list(dict.fromkeys(found))
 
 
-def _page(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
+def _shown(executed: Mapping[Path, bool], named: bool) -> list[str]:
+    """Return the HTML of notebooks; warn of an odd one that nobody has named, and go on."""
+    found = []
+    for path, outputs in executed.items():
+        try:
+            found.append(render(path, outputs))
+        except LabkitError as error:
+            if named:
+                raise
+            warnings.warn(f"left out: {error}", stacklevel=3)
+    return found
+
+
+def _page(runs: Sequence[Run], executed: Mapping[Path, bool], notebooks: Sequence[str]) -> str:
     from jinja2 import Environment, PackageLoader
 
     shown = settings(runs)
@@ -129,7 +144,7 @@ def _page(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
         known=data_html(table.known(), id="known"),
         shared=shared,
         whole=all(executed.values()),
-        notebooks=[render(path, outputs) for path, outputs in executed.items()],
+        notebooks=notebooks,
         commands=commands(runs),
         details=[_details(entry, shared if len(runs) > 1 else {}) for entry in shown],
         environments=_environments(shown),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 import secrets
 from pathlib import Path
@@ -11,7 +10,10 @@ from typing import TYPE_CHECKING
 
 from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
+from labkit.common.plain_json import read_plain_json
 from labkit.common.privacy import scrub
+from labkit.records.notebook import notebook_bytes
+from labkit.report.attachments import attached
 from labkit.report.embed import figure_html
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ _TAGS = {
 _ATTRIBUTES = {"class", "title", "alt", "colspan", "rowspan", "scope", "start"}
 _PLOTLY = "application/vnd.plotly.v1+json"
 _SHOWN = ("text/html", "text/markdown", "image/png", "image/jpeg", "text/plain")
+
+LONGEST_TEXT = 1_000_000  # letters of one cell or output; more takes a browser minutes
 
 # Each code cell's input is folded; nbconvert's own template does the rest.
 _TEMPLATE = """
@@ -67,8 +71,10 @@ def render(path: Path, outputs: bool = True) -> str:
     figures: dict[str, str] = {}
     for cell in notebook.cells:
         _join_streams(cell)
-        cell.source = scrub(cell.source)
-        cell.pop("attachments", None)
+        cell.source = scrub(_shortened(cell.source))
+        attachments = cell.pop("attachments", {})
+        if cell.cell_type == "markdown":
+            cell.source = attached(cell.source, attachments)
         for output in cell.get("outputs", []):
             for content in _make_safe(output):
                 # A place name that the notebook's author could not foresee.
@@ -85,7 +91,11 @@ def render(path: Path, outputs: bool = True) -> str:
         exclude_output_prompt=True,
         exclude_anchor_links=True,
     )
-    text = sanitized(exporter.from_notebook_node(notebook)[0])
+    try:
+        text = sanitized(exporter.from_notebook_node(notebook)[0])
+    except Exception as error:  # of nbconvert's many parts, over what a stranger has written
+        reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+        raise LabkitError(f"{path} cannot be shown: {reason}") from error
     for place, figure in figures.items():
         # After the cleaning, which has left the text of the place alone.
         text = text.replace(f"<div>{place}</div>", figure)
@@ -130,12 +140,10 @@ def _read(path: Path) -> NotebookNode:
     import nbformat
 
     try:
-        if not path.is_file():  # a pipe would be waited for
-            raise FileNotFoundError("no such file")
-        notebook = nbformat.read(path, as_version=4)
-        nbformat.validate(notebook)  # `read` itself only complains
-        # What is too deep fails here, rather than where its figures are written.
-        json.dumps(notebook)
+        content = notebook_bytes(path)
+        read_plain_json(content, strict=False)  # what is too deep or too much fails here
+        notebook = nbformat.reads(content.decode(), as_version=4)
+        nbformat.validate(notebook)  # `reads` itself only complains
         return notebook
     except Exception as error:  # nbformat raises many kinds for what is not a notebook
         lines = str(error).splitlines() or [type(error).__name__]
@@ -145,7 +153,7 @@ def _read(path: Path) -> NotebookNode:
 def _make_safe(output: NotebookNode) -> list[dict[str, JSON]]:
     """Keep of an output what a page can show, without paths; return its figure if it is one."""
     if output.output_type == "stream":
-        output.text = scrub(_last_words(output.text))
+        output.text = scrub(_last_words(_shortened(output.text)))
     if output.output_type == "error":
         output.traceback = [scrub(line) for line in output.traceback]
     data = output.get("data")
@@ -159,7 +167,8 @@ def _make_safe(output: NotebookNode) -> list[dict[str, JSON]]:
         data["text/html"] = f'<img src="data:image/svg+xml;base64,{code}" alt="{words}">'
     kept = {kind: data[kind] for kind in _SHOWN if kind in data}
     output["data"] = {
-        kind: scrub(value) if kind.startswith("text/") else value for kind, value in kept.items()
+        kind: scrub(_shortened(value)) if kind.startswith("text/") else value
+        for kind, value in kept.items()
     }
     return []
 
@@ -175,6 +184,13 @@ def _join_streams(cell: NotebookNode) -> None:
             joined.append(output)
     if "outputs" in cell:
         cell.outputs = joined
+
+
+def _shortened(text: str) -> str:
+    """Return a text with a sentence in the place of what no reader would reach."""
+    if len(text) <= LONGEST_TEXT:
+        return text
+    return f"{text[:LONGEST_TEXT]}\n… {LONGEST_TEXT:,} of {len(text):,} letters are shown."
 
 
 def _last_words(text: str) -> str:

@@ -80,7 +80,8 @@ def _is_own(value: JSON) -> bool:
 
 
 def command(job: Path) -> str:
-    from labkit.records.plain_yaml import NotPlain, read_plain_file
+    from labkit.common.plain_json import NotPlain
+    from labkit.records.plain_yaml import read_plain_file
 
     try:
         parameters = read_plain_file(job / "params.yaml") or {}

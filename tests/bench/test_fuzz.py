@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import click
 import pytest
 
 from labkit.bench.fuzz import measure
+from labkit.bench.odd_records import base, fields
+from labkit.bench.readers import READERS, WHO, readers_of
 from labkit.cli.app import app
 
 
@@ -36,3 +41,13 @@ def test_a_command_that_breaks_or_writes_elsewhere_is_found() -> None:
     found = {str(row["what"]).split(" in ")[0] for row in measure(careless, 50, 0) if "what" in row}
     assert found >= {"KeyError", "wrote left.txt outside", "control characters reach the terminal"}
     assert "0 lines say why, not one: ''" in found
+
+
+def test_odd_records_are_drawn_of_every_field_and_every_reader_meets_some(tmp_path: Path) -> None:
+    files = base(tmp_path)
+    drawn = fields(files, 400, 0)
+    changed = {path for odd in drawn for path in odd.files if odd.files[path] != files[path]}
+    assert changed >= {path for path in files if path.endswith(b".json") and b"/b/" not in path}
+    met = {name for path in changed for name in readers_of([os.fsdecode(path)])}
+    assert met | {"live panel", "checkpoints", "report of a job"} >= set(READERS)
+    assert {name for names in WHO.values() for name in names} == set(READERS)

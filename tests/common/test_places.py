@@ -6,6 +6,7 @@ import os
 import py_compile
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,3 +125,44 @@ def test_a_runtime_folder_is_its_users_alone(
         os.umask(before)
     assert folder == places.runtime_folder("clusters")
     assert folder.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("home", ["a file", "nothing", "below a file"])
+def test_a_home_that_cannot_be_used_has_its_caches_elsewhere_and_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    (tmp_path / "file").touch()
+    place = {"a file": "file", "nothing": "/proc/nothing", "below a file": "file/home"}[home]
+    for name in ("LABKIT_CACHE", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / place))
+    monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path / "runtime"))
+    places._warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="cannot be used.*LABKIT_CACHE.*until then") as told:
+        folders = {places.cache_folder("gates") for _ in range(3)}
+    assert len(told) == 1
+    (folder,) = folders
+    assert folder.is_dir()
+    assert tmp_path / "runtime" in folder.parents
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("LABKIT_CACHE", places.cache_folder), ("LABKIT_RUNTIME", places.runtime_folder)],
+)
+def test_a_folder_that_is_named_and_cannot_be_used_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, folder: Callable[[str], Path]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(name, str(tmp_path / "file"))
+    with pytest.raises(LabkitError, match=f"cannot be used: .*; set {name} to a folder of yours"):
+        folder("gates")
+
+
+def test_a_runtime_folder_of_a_login_that_nobody_has_made_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LABKIT_RUNTIME", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file" / "nobody"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert tmp_path in places.runtime_folder("clusters").parents

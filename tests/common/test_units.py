@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
+from labkit.common.units import amounts_axis, bytes_axis, bytes_text, seconds_axis, seconds_text
 
 
 @pytest.mark.parametrize(
@@ -34,3 +37,18 @@ def test_an_axis_has_a_handful_of_round_ticks() -> None:
     ]
     assert seconds_axis(2e-5, 3e-4)["ticktext"][:4] == ["10 µs", "20 µs", "50 µs", "100 µs"]
     assert len(seconds_axis(1e-9, 1e3)["ticktext"]) <= 7
+
+
+@pytest.mark.parametrize("axis", [bytes_axis, seconds_axis, amounts_axis])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(1e-300, 1e300), (5e-324, 1.0), (1.0, 1.7e308), (1.0, 1 + 1e-9), (1e300, 2e300), (3.0, 3.0)],
+)
+def test_an_axis_of_any_ends_has_few_ticks_and_decades(
+    axis: Callable[[float, float], dict[str, Any]], low: float, high: float
+) -> None:
+    made = axis(low, high)
+    assert len(made["tickvals"]) <= 30
+    assert all(0 <= tick < float("inf") for tick in made["tickvals"])
+    if "range" in made:
+        assert made["range"][1] - made["range"][0] <= 30

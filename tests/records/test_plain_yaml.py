@@ -10,7 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.records.plain_yaml import NotPlain, read_plain, read_plain_file
+from labkit.common.plain_json import NotPlain
+from labkit.records.plain_yaml import read_plain, read_plain_file
 
 # Nine lines that stand for 9⁹ words.
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

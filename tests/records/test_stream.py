@@ -32,7 +32,7 @@ def test_each_reader_gets_every_record_once_in_the_order_of_its_rank(tmp_path: P
 
 
 def test_a_loss_that_nobody_knows_travels(tmp_path: Path) -> None:
-    Writer(tmp_path, 0, this_process()).write("step", [{"loss": math.nan}])
+    Writer(tmp_path, 0, this_process()).write("step", [{"step": 0, "loss": math.nan}])
     ((_, row),) = Reader(tmp_path).read()
     assert math.isnan(row["loss"])
 

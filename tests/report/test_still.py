@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
@@ -157,3 +158,36 @@ def test_lines_of_a_title_stand_above_each_other() -> None:
     svg = drawn(line, annotations=[note | {"yanchor": "top"}])
     hung = {each.text: float(each.get("y", "")) for each in svg.iter("text")}
     assert hung["Accuracy"] == places["by bytes"]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"data": [{"type": "bar", "x": [f"c{n}" for n in range(9_000)], "y": [1] * 9_000}]},
+        {"data": [{"type": "heatmap", "z": [[0.5] * 500 for _ in range(500)]}]},
+        {"data": [{"y": [1, 2]} for _ in range(20_000)]},
+        {
+            "data": [{"y": [1, 2]}],
+            "layout": {"yaxis": {"type": "log", "range": [-1e9, 1e9]}},
+        },
+        {
+            "data": [{"y": [1, 2]}],
+            "layout": {"yaxis": {"type": "log", "range": [0, 1e-9]}},
+        },
+        {
+            "data": [{"y": [1, 2]}],
+            "layout": {"xaxis": {"tickvals": [n / 2e4 for n in range(20_000)]}},
+        },
+        {
+            "data": [{"y": [1, 2]}],
+            "layout": {"yaxis": {"range": [-1e308, 1e308]}},
+        },
+    ],
+    ids=["categories", "cells", "traces", "decades", "no decade", "ticks", "ends"],
+)
+def test_what_nobody_could_see_is_not_drawn(record: dict[str, Any]) -> None:
+    begin = time.process_time()
+    svg = picture(record)
+    assert len(svg) < 2_000_000
+    assert svg.count("<text") < 200
+    assert time.process_time() - begin < 5

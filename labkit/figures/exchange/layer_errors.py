@@ -30,6 +30,8 @@ MEASURES = {
     "bits_per_parameter": ("Bits a parameter", "bits"),
     "fraction_sent": ("Fraction sent", "share of the elements"),
 }
+_LINES = 60  # layers that are drawn; nobody tells more apart
+_NAMED = 6  # layers that a sentence names
 _BANDS = 6  # with more layers the bands of ranks and seeds would only be fog
 
 
@@ -40,15 +42,20 @@ def microscope(run: Run) -> Figure:
     Raises LabkitError where nothing was looked at.
     """
     observed = observations(run)
-    looks = lines(str(layer) for layer in observed["layer"].unique())
-    panels = [_panel(observed, measure, looks) for measure in MEASURES]
+    layers = observed["layer"].unique()
+    shown = layers[:: -(-len(layers) // _LINES)]
+    looks = lines(map(str, shown))
+    drawn = observed[observed["layer"].isin(shown)]
+    panels = [_panel(drawn, measure, looks) for measure in MEASURES]
     where = clock_and_network(entries([run]))
     title = (
         f"Compression under the microscope · {spoken(method(run), with_feedback=True)} · {where}"
     )
-    remark = "mean over ranks and seeds; values that are not finite are left out"
+    remarks = ["mean over ranks and seeds; values that are not finite are left out"]
+    if len(shown) < len(layers):
+        remarks.append(f"{len(shown)} of {len(layers):,} layers are drawn, evenly over all")
     words = str(microscope_reading(run)).replace("**", "").replace("\n- ", " ").lstrip("- ")
-    return sheet([panels[:2], panels[2:]], looks.values(), title, [remark], [words.rstrip(".")])
+    return sheet([panels[:2], panels[2:]], looks.values(), title, remarks, [words.rstrip(".")])
 
 
 def observations(run: Run) -> pandas.DataFrame:
@@ -93,7 +100,9 @@ def microscope_reading(run: Run) -> Markdown:
     said += _residuals(finite)
     spoiled = observed.loc[~np.isfinite(observed["relative_error"].astype(float)), "layer"]
     if len(spoiled):
-        names = ", ".join(map(str, spoiled.unique()))
+        unique = [str(name) for name in spoiled.unique()]
+        more = f" and {len(unique) - _NAMED:,} more" if len(unique) > _NAMED else ""
+        names = f"{', '.join(unique[:_NAMED])}{more}"
         said.append(
             f"{len(spoiled)} rows have no finite error, of {names}"
             ": a gradient of nothing but zeros, or one that is not finite"

@@ -59,6 +59,13 @@ class Figure(go.Figure):
         return f"<p>{escape(self.alt)}</p>"
 
 
+def html_page(figure: go.Figure) -> str:
+    """Return a figure as an HTML file, which says that labkit has written it."""
+    # MathJax would be asked for from a server; no figure of labkit's needs it.
+    page: str = figure.to_html(config=CONFIG, include_mathjax=False)
+    return page.replace("<head>", '<head><meta name="generator" content="labkit">', 1)
+
+
 # Pixels; a notebook's cell and a report's page are about so wide.
 WIDTH, NARROW = 920, 760
 ABOVE = 48  # the titles above a panel's plot

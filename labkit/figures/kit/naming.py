@@ -13,6 +13,7 @@ from labkit.records.compressors import called
 from labkit.records.questions.columns import Value
 
 LONGEST = 60  # letters of a name, without its number
+_MOST = 60  # parameters of which names are made
 _WORD = 28  # letters of one of its parts
 # From what tells most to what tells least: where two tell the same, the former stays. Chance comes
 # last.
@@ -70,10 +71,10 @@ def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> lis
 
 def _telling(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
     """The parameters without which two rows would be one, with the words of their values."""
-    given = list(dict.fromkeys(name for row in rows for name in row))
-    kept = {
-        name: _words(name, [row.get(name) for row in rows]) for name in sorted(given, key=_rank)
-    }
+    given = dict.fromkeys(name for row in rows for name in row)
+    # Of more than so many parameters nobody reads a name, and each is tried against all others.
+    told = sorted(given, key=_rank)[:_MOST]
+    kept = {name: _words(name, [row.get(name) for row in rows]) for name in told}
     whole = _told_apart(rows, kept)
     for name in reversed(list(kept)):
         others = {each: words for each, words in kept.items() if each != name}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -13,10 +12,10 @@ from urllib.parse import quote
 
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.privacy import scrub
-from labkit.common.safe_files import read_file
 from labkit.jobs import parameters
 from labkit.jobs.form.field import Field
 from labkit.jobs.notebook import Job, JobResult, start
+from labkit.records.notebook import read_notebook
 
 if TYPE_CHECKING:
     from labkit.common.content import JSON
@@ -206,7 +205,7 @@ class Form:
 def _cells(job: Path) -> tuple[int, int]:
     """How many code cells of a job's notebook have ended, of how many."""
     try:
-        cells = json.loads(read_file(job / "output.ipynb"))["cells"]
+        cells = read_notebook(job / "output.ipynb")["cells"]
     except FileNotFoundError:  # the kernel is starting
         return 0, 0
     # Counted in what the job has written last: papermill saves every few seconds.

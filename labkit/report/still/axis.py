@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,8 @@ Record: TypeAlias = Mapping[str, Any]  # of Plotly's JSON, from whoever has made
 
 LEFT = 62.0  # pixels beside it, at least
 LONGEST = 18  # letters beside it
+MOST_TICKS = 60  # more are a black bar
+DECADES = 300  # of a logarithmic axis, to both sides of 1; Python's numbers end soon after
 
 
 class Axis:
@@ -34,6 +36,7 @@ class Axis:
         if words or look.get("type") == "category":
             ordered = [*(look.get("categoryarray") or []), *map(str, values)]
             self.names = list(dict.fromkeys(ordered))
+        self._places = {name: float(place) for place, name in enumerate(self.names)}
         numbers = [self._number(value) for value in values]
         known = [each for each in numbers if math.isfinite(each)]
         least, most = min(known, default=0.0), max(known, default=1.0)
@@ -49,7 +52,7 @@ class Axis:
 
     def _number(self, value: Any) -> float:
         if self.names:
-            return float(self.names.index(str(value))) if str(value) in self.names else math.nan
+            return self._places.get(str(value), math.nan)
         if value is None:
             return math.nan
         number = float(value)
@@ -70,26 +73,31 @@ class Axis:
             if min(self.first, self.last) - 1 <= place <= max(self.first, self.last) + 1:
                 yield place, text
 
-    def _ticks(self) -> Iterator[tuple[Any, str]]:
+    def _ticks(self) -> Iterable[tuple[Any, str]]:
         if given := self.look.get("tickvals"):
             texts = self.look.get("ticktext") or [f"{value:g}" for value in given]
-            yield from zip(given, texts, strict=False)
-        elif self.names:
-            yield from ((name, name) for name in self.names)
-        elif self.is_log:
-            least, most = sorted((self.low, self.high))
-            for power in range(math.floor(least), math.ceil(most) + 1):
-                for many in (1, 2, 5) if most - least < 2 else (1,):
-                    yield many * 10.0**power, f"{many * 10.0**power:g}"
-        else:
-            least, most = sorted((self.low, self.high))
-            wanted = (most - least) / 5 or 1.0
-            unit = 10.0 ** math.floor(math.log10(wanted))
-            step = next(unit * many for many in (1, 2, 5, 10) if unit * many >= wanted)
-            percent = str(self.look.get("tickformat") or "").endswith("%")
-            for number in range(math.ceil(least / step), math.floor(most / step) + 1):
-                value = number * step
-                yield value, f"{100 * value:.3g} %" if percent else f"{value:.6g}"
+            return _some(list(zip(given, texts, strict=False)))
+        if self.names:
+            return _some([(name, name) for name in self.names])
+        least, most = sorted((self.low, self.high))
+        return self._powers(least, most) if self.is_log else self._multiples(least, most)
+
+    def _powers(self, least: float, most: float) -> Iterator[tuple[float, str]]:
+        """Powers of ten, few enough to be read; on a short axis 2 and 5 times these, too."""
+        first, last = math.floor(max(least, -DECADES)), math.ceil(min(most, DECADES))
+        for power in range(first, last + 1, max(1, (last - first) // 12)):
+            for many in (1, 2, 5) if most - least < 2 else (1,):
+                yield many * 10.0**power, f"{many * 10.0**power:g}"
+
+    def _multiples(self, least: float, most: float) -> Iterator[tuple[float, str]]:
+        """Five multiples or so of a round number."""
+        wanted = most / 5 - least / 5 or 1.0
+        unit = 10.0 ** math.floor(math.log10(wanted))
+        step = next(unit * many for many in (1, 2, 5, 10) if unit * many >= wanted)
+        percent = str(self.look.get("tickformat") or "").endswith("%")
+        for number in range(math.ceil(least / step), math.floor(most / step) + 1):
+            value = number * step
+            yield value, f"{100 * value:.3g} %" if percent else f"{value:.6g}"
 
     @property
     def room(self) -> float:
@@ -102,6 +110,11 @@ class Axis:
         """What stands beside it."""
         title = self.look.get("title")
         return str(title.get("text") or "") if isinstance(title, Mapping) else str(title or "")
+
+
+def _some(ticks: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
+    """Return as many ticks as an axis has room for, evenly over all."""
+    return ticks[:: math.ceil(len(ticks) / MOST_TICKS)]
 
 
 def values_of(values: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 from labkit.common.content import is_number
@@ -21,17 +21,21 @@ LINE = 14.0  # from a line of text to the next
 LETTER = 5.6  # of the pictures' small type, on average
 _BREAK = re.compile(r"<br\s*/?>")
 MOST_POINTS = 6_000  # of all lines of a picture together
+MOST_TRACES = 1_000  # that pictures are drawn of; more are a fog
+MOST_PARTS = 20_000  # of a picture
 
 
 def picture(record: Record) -> str:
-    """The SVG of a figure's JSON, trusted or not; empty where it has nothing of these kinds."""
+    """The SVG of a figure's JSON, trusted or not; empty where it has nothing of these kinds,
+    or so much that nobody would see anything.
+    """
     layout = record.get("layout") or {}
     try:
         height = float(layout.get("height") or 450)
-        parts = list(_parts(record.get("data") or [], layout, height))
+        parts = list(islice(_parts(record.get("data") or [], layout, height), MOST_PARTS + 1))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return ""  # of a stranger's figure: it stands in words all the same
-    if not parts:
+    if not 0 < len(parts) <= MOST_PARTS:
         return ""
     box = f"viewBox='0 0 {WIDTH:g} {height:g}'"
     return f"<svg class='still' aria-hidden='true' {box}>{''.join(parts)}</svg>"
@@ -46,6 +50,8 @@ def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[st
     top, below = float(margin.get("t", 40)), float(margin.get("b", 50))
 
     drawn = [each for each in data if each.get("visible", True) is True and _known(each)]
+    if len(drawn) > MOST_TRACES:
+        return
     pairs = sorted(drawn, key=_axes)
     each = max(2, MOST_POINTS // max(1, len(drawn)))
     begins = {WIDTH}  # of panels, with what stands left of their axes

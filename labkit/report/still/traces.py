@@ -22,6 +22,7 @@ from labkit.report.still.svg import (
 )
 
 MOST_BARS = 100
+MOST_CELLS = 10_000  # of a table, and bars of a trace
 GREYS = [[0.0, "#f0f0f0"], [1.0, "#525252"]]
 
 
@@ -31,6 +32,8 @@ def marks(trace: Record, all_: Sequence[Record], x: Axis, y: Axis, most: int) ->
         yield from _cells(trace, x, y)
         return
     xs, ys = points_of(trace)
+    if trace.get("type") == "bar" and len(ys) > MOST_CELLS:
+        return
     if trace.get("type") == "bar":
         yield from _bars(trace, all_, xs, ys, x, y)
         yield from _bars_of_spread(trace, xs, ys, x, y)
@@ -131,6 +134,8 @@ def _bars(
 def _cells(trace: Record, x: Axis, y: Axis) -> Iterator[str]:
     """The cells of a table of numbers, by their colour."""
     rows = [values_of(row) for row in values_of(trace["z"])]
+    if sum(map(len, rows)) > MOST_CELLS:
+        return
     xs = values_of(trace.get("x")) or list(range(len(rows[0])))
     ys = values_of(trace.get("y")) or list(range(len(rows)))
     known = [value for row in rows for value in row if value is not None and math.isfinite(value)]
