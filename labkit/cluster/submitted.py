@@ -10,16 +10,17 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from labkit.cluster.attached import note
-from labkit.cluster.calls import Calls, RankError, Ranks
+from labkit.cluster.calls import Calls, RankError, Ranks, Refused
 from labkit.cluster.live import Live
 from labkit.cluster.resumed import begin
 from labkit.cluster.setbacks import Setbacks
 from labkit.common.errors import Pruned
+from labkit.communicator.sheet import ENDED
 from labkit.experiment import Experiment
 from labkit.network import Network
 from labkit.records import checkpoints, store
@@ -55,9 +56,10 @@ class Submitted(Live):
         self._submitter = store.this_process() | {"host": socket.gethostname()}
         kept = str(directory / checkpoints.FOLDER)
         keeping = keeping and keeping._replace(folder=kept, owner=self._submitter)
-        keeps = keeping is not None and keeping.checkpoint is not None
-        self._setbacks = Setbacks(directory, experiment, keeping) if keeping and keeps else None
+        self._setbacks = Setbacks(directory, experiment, keeping)
         make_stream(directory / FOLDER, self._submitter)
+        self._said = Reader(directory / FOLDER)  # by ranks that may die
+        self._earlier: list[Row] = []  # what they said before the call was sent last
         try:
             self._calls = self._send(experiment, keeping)
         except BaseException as error:
@@ -75,6 +77,7 @@ class Submitted(Live):
             spares=self._cluster.how.spares,
             stream=str(self.directory / FOLDER),
             submitter=self._submitter,
+            deaths=self._setbacks.deaths,
         )
 
     def begin(self, show: bool = False) -> None:
@@ -118,31 +121,64 @@ class Submitted(Live):
 
     def _watch(self) -> Iterator[None]:
         while True:
-            try:
-                yield from self._watch_calls()
+            error = yield from self._attempt()
+            if error is None or (self._is_asked() and self._gone(error)):
                 return
-            except RankError as error:
-                dead = sorted(self._calls.dead())
-                asked = self._why is not None or error.signal in ASKS
-                if self._setbacks is None or not dead or asked:
-                    raise
-                self._go_back(self._setbacks, dead, error)
+            if not (gone := self._gone(error)):
+                raise error
+            self._go_back(gone, error)
+            if self._is_asked():  # meanwhile: its ranks have nothing yet that could be kept
+                return
 
-    def _go_back(self, setbacks: Setbacks, dead: list[int], error: RankError) -> None:
+    def _attempt(self) -> Generator[None, None, RankError | None]:
+        """Watch what was sent last to its end; why there is no result."""
+        try:
+            yield from self._watch_calls()
+        except RankError as error:
+            return error
+        found = self._calls.of_the_living() or {}
+        if self._given_up.is_set() or any(each.whole is not None for each in found.values()):
+            return None
+        if not (dead := sorted(self._calls.dead())):
+            return None
+        who = ", ".join(map(str, dead))
+        return RankError(f"rank {who} failed: {ENDED}, and the result with it", dead[0])
+
+    def _gone(self, error: RankError) -> list[int]:
+        """The ranks by whose death a call has ended; none where it failed by an error."""
+        if error.signal in ASKS or isinstance(error, Refused):
+            return []
+        found = self._calls.dead()
+        # Where one rank is all there are, or one is stopped for long, all engines end.
+        if self._cluster.how.fault_tolerant and error.rank is not None and self._calls.why_ended():
+            found |= {error.rank}
+        return sorted(found)
+
+    def _is_asked(self) -> bool:
+        """Whether somebody wants the run to end."""
+        return self._why is not None or self._stream.is_asked()
+
+    def _go_back(self, gone: list[int], error: RankError) -> None:
         """Let the engines start anew, and send the call again."""
-        setbacks.notice(dead)
+        setbacks = self._setbacks
+        setbacks.notice(gone)
         self._calls.close()
         self._take(last=True)  # from here on nobody tells more
-        keeping = setbacks.go_back(dead, error)
-        who, step = ", ".join(map(str, dead)), setbacks.told[-1]["step"]
-        print(f"rank {who} died: training goes on from step {step}", file=sys.stderr, flush=True)
+        keeping = setbacks.go_back(gone, error)
+        back = setbacks.told[-1]["step"]
+        self._earlier = [row for row in self._rows() if row["step"] < back]
+        told = setbacks.sentence
+        print(told, file=sys.stderr, flush=True)
+        with self._drawing:
+            self._add([("doing", {"what": told})])
         write_logs(self.directory, self._calls.outputs())
+        if self._is_asked():  # meanwhile: engines take long to start
+            return
         self._calls = self._send(setbacks.experiment, keeping)
         setbacks.sent()
 
     def _add(self, told: list[Told]) -> None:
-        if self._setbacks is not None:
-            self._setbacks.hear(told)
+        self._setbacks.hear(told)
         super()._add(told)
 
     def _watch_calls(self) -> Iterator[None]:
@@ -157,10 +193,10 @@ class Submitted(Live):
     def _keep(self) -> Run:
         write_logs(self.directory, self._calls.outputs())
         pruned = self._stream.asked_to_prune()
-        found = self._calls.of_the_living() or {}
-        told = self._told_by(self._calls.dead(), found)
-        faults = self._setbacks.told if self._setbacks is not None else []
-        write(self.directory, self._asked, found, self._why, pruned, told, faults)
+        found, dead = self._calls.of_the_living() or {}, self._calls.dead()
+        told = self._told_by(dead, found)
+        faults = self._setbacks.told
+        write(self.directory, self._asked, found, self._why, pruned, told, faults, sorted(dead))
         return Run(self.directory)
 
     def _told_by(self, ranks: set[int], found: Mapping[int, RankResult]) -> list[Row]:
@@ -168,12 +204,16 @@ class Submitted(Live):
 
         A spare that has taken the place of one goes on from there.
         """
-        told = Reader(self.directory / FOLDER).read() if ranks else []
-        rows = [row for kind, row in told if kind == "step" and row["rank"] in ranks]
+        rows = [row for row in self._rows() if row["rank"] in ranks] if ranks else []
         # Of a step that was repeated the last counts.
         last = {(row["rank"], row["step"]): row for row in rows}
         known = {(row["rank"], row["step"]) for each in found.values() for row in each.rows}
         return [row for place, row in last.items() if place not in known]
+
+    def _rows(self) -> list[Row]:
+        """All rows that ranks have told, but for those of steps that were taken back."""
+        self._earlier += [row for kind, row in self._said.read() if kind == "step"]
+        return self._earlier
 
     def _lose(self, error: BaseException) -> None:
         try:

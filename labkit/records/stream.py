@@ -109,6 +109,10 @@ class Reader:
         with suppress(FileNotFoundError):  # it has ended
             (self.folder / STOP).write_text(why)
 
+    def is_asked(self) -> bool:
+        """Whether somebody wants training to end."""
+        return (self.folder / STOP).exists()
+
     def asked_to_prune(self) -> bool:
         """Whether that was asked because the run promises less than others."""
         with suppress(FileNotFoundError):
