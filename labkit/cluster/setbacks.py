@@ -1,4 +1,4 @@
-"""Deaths after which a call is sent anew: it goes on from the newest checkpoint, or begins again."""
+"""Deaths after which a call is sent anew: it goes on from a checkpoint, or begins again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from labkit.network.fault import left
 from labkit.records import checkpoints
 from labkit.records.checkpoints import Keeping, Resume
 from labkit.records.stream import FOLDER, Told
-
 
 TRIES = 3  # times that a call is sent and its ranks die no further than ranks died before
 

@@ -245,9 +245,10 @@ def main(payload: bytes) -> Any:
     The task holds `call` (function and arguments, pickled), `ranks`, `spares` (how many of them
     wait for a place), `limit`, `network`, `folder`, `luggage` and `environment`; with `stream`, a
     folder, and `submitter`, a process, the function also gets `report` and `stop_asked`, see
-    `labkit.records.stream`; `deaths` counts the ranks that were gone before. A failure is written on the board first, so that ranks which wait for
-    this one raise too and every engine stays alive for the next call. Returns what the function
-    does, the ranks that this one has outlived, and its number; None of a spare nobody needed.
+    `labkit.records.stream`; `deaths` counts the ranks that were gone before. A failure is written
+    on the board first, so that ranks which wait for this one raise too and every engine stays alive
+    for the next call. Returns what the function does, the ranks that this one has outlived, and its
+    number; None of a spare nobody needed.
     """
     import cloudpickle
 
