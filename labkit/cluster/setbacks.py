@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.cluster.calls import RankError
+from labkit.cluster.calls import RankError, Refused
 from labkit.cluster.resumed import same
 from labkit.common.errors import LabkitError
 from labkit.experiment import Experiment
 from labkit.network.fault import left
 from labkit.records import checkpoints
 from labkit.records.checkpoints import Keeping, Resume
+from labkit.records.endings import ASKS
 from labkit.records.stream import FOLDER, Told
 
 TRIES = 3  # times that a call is sent and its ranks die no further than ranks died before
+
+
+def victims(error: RankError, dead: Collection[int], all_ended: bool) -> list[int]:
+    """The ranks by whose death a call has ended, which is sent again; none where an error is why.
+
+    Args:
+        error: how it has ended.
+        dead: ranks that are gone.
+        all_ended: whether all engines have ended: because of the rank of the error, if it has one.
+    """
+    if error.signal in ASKS or isinstance(error, Refused):
+        return []
+    alone = {error.rank} if all_ended and error.rank is not None else set()
+    return sorted({*dead, *alone})
 
 
 class Setbacks:

@@ -15,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from labkit.cluster.attached import note
-from labkit.cluster.calls import Calls, RankError, Ranks, Refused
+from labkit.cluster.calls import Calls, RankError, Ranks
 from labkit.cluster.live import Live
 from labkit.cluster.resumed import begin
-from labkit.cluster.setbacks import Setbacks
+from labkit.cluster.setbacks import Setbacks, victims
 from labkit.common.errors import Pruned
 from labkit.communicator.sheet import ENDED
 from labkit.experiment import Experiment
@@ -145,14 +145,10 @@ class Submitted(Live):
         return RankError(f"rank {who} failed: {ENDED}, and the result with it", dead[0])
 
     def _gone(self, error: RankError) -> list[int]:
-        """The ranks by whose death a call has ended; none where it failed by an error."""
-        if error.signal in ASKS or isinstance(error, Refused):
-            return []
-        found = self._calls.dead()
+        """The ranks by whose death the call has ended; none where it failed by an error."""
         # Where one rank is all there are, or one is stopped for long, all engines end.
-        if self._cluster.how.fault_tolerant and error.rank is not None and self._calls.why_ended():
-            found |= {error.rank}
-        return sorted(found)
+        ended = self._cluster.how.fault_tolerant and self._calls.why_ended() is not None
+        return victims(error, self._calls.dead(), ended)
 
     def _is_asked(self) -> bool:
         """Whether somebody wants the run to end."""
@@ -171,9 +167,9 @@ class Submitted(Live):
         print(told, file=sys.stderr, flush=True)
         with self._drawing:
             self._add([("doing", {"what": told})])
-        write_logs(self.directory, self._calls.outputs())
-        if self._is_asked():  # meanwhile: engines take long to start
+        if self._is_asked():  # meanwhile: engines take long to end
             return
+        write_logs(self.directory, self._calls.outputs())
         self._calls = self._send(setbacks.experiment, keeping)
         setbacks.sent()
 

@@ -29,7 +29,7 @@ from labkit.records.scan import scan
 if TYPE_CHECKING:
     import keras
 
-WORKERS, ROWS, BATCH, EPOCHS = 3, 600, 24, 40
+WORKERS, ROWS, BATCH, EPOCHS = 3, 600, 24, 20
 STEPS = ROWS // BATCH
 ASKED, RESULT = "asked", "result"  # files of a cell; a rank's result with its process
 LIMIT = 240.0  # seconds for one command
