@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +16,10 @@ import psutil
 from labkit.bench.faults.doors import DOORS, WORKERS, Outcome
 from labkit.bench.own_runs import own_runs
 from labkit.bench.timing import Row, head
-from labkit.cluster import Cluster
+from labkit.cluster.kept import Kept
 from labkit.cluster.lease import KEEPER
+from labkit.cluster.naming import folder_of, usual_name
+from labkit.cluster.start import Start
 from labkit.common.errors import LabkitError
 from labkit.records.stream import FOLDER, Reader
 
@@ -83,18 +86,31 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
     number = 1 + max((int(row["number"] or 0) for row in done), default=-1)
     if struck >= repeats:
         return
-    with own_runs() as folder, Cluster(workers=WORKERS, fault_tolerant=True) as cluster:
+    with own_runs() as folder, _held() as engines:
         usual = next((row for row in known if row["what"] == LENGTHS), None)
         if usual is None:
-            cluster.restart()  # those that follow a death are new, too
-            usual = _lengths(cluster, folder / "undisturbed")
+            engines.end()  # those that follow a death are new, too
+            usual = _lengths(engines, folder / "undisturbed")
             yield usual
         lengths = {phase: float(usual[phase] or 0) for phase in PHASES}
         while struck < repeats:
-            row = _killed(cluster, folder / str(number), number, lengths)
+            row = _killed(engines, folder / str(number), number, lengths)
             struck += bool(row["struck"])
             number += 1
             yield row
+
+
+@contextmanager
+def _held() -> Iterator[Kept]:
+    """The engines that all doors use, up from one call to the next; whoever uses them connects."""
+    how = Start.asked(WORKERS, fault_tolerant=True)
+    name = usual_name(how)
+    engines = Kept(folder_of(name), name, how)
+    engines.start()
+    try:
+        yield engines
+    finally:
+        engines.let_go()
 
 
 def drawn(number: int, lengths: Mapping[str, float]) -> tuple[str, int, Moment]:
@@ -111,10 +127,10 @@ def drawn(number: int, lengths: Mapping[str, float]) -> tuple[str, int, Moment]:
     return door, victim, Moment(PHASES[-1], 1.0)
 
 
-def _lengths(cluster: Cluster, folder: Path) -> Row:
+def _lengths(engines: Kept, folder: Path) -> Row:
     """What each phase takes in a call that nobody disturbs, on new engines, s."""
     sight = Sight(folder)
-    with _begun(cluster, "submit", folder, 0) as call:
+    with _begun(engines, "submit", folder, 0) as call:
         while not call.done():
             sight.look()
             time.sleep(LOOK_EVERY)
@@ -125,29 +141,26 @@ def _lengths(cluster: Cluster, folder: Path) -> Row:
     return row | {p: end - sight.begun[p] for p, end in zip(sight.begun, ends, strict=True)}
 
 
-class _begun:  # noqa: N801 - a context, read as a word
-    """A call that has begun in a thread; the context ends with it."""
-
-    def __init__(self, cluster: Cluster, door: str, folder: Path, number: int) -> None:
-        _ = cluster.client  # engines are there again
-        folder.mkdir()
-        os.environ["LABKIT_RUNS"] = str(folder / "runs")
-        self._pool = ThreadPoolExecutor(1)
-        self._call = self._pool.submit(DOORS[door], folder, number)
-
-    def __enter__(self) -> Future[Outcome]:
-        return self._call
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=False)
+@contextmanager
+def _begun(engines: Kept, door: str, folder: Path, number: int) -> Iterator[Future[Outcome]]:
+    """A call that has begun in a thread, on engines that are all there."""
+    if engines.how_ended() is not None:
+        engines.start()
+    folder.mkdir()
+    os.environ["LABKIT_RUNS"] = str(folder / "runs")
+    pool = ThreadPoolExecutor(1)
+    try:
+        yield pool.submit(DOORS[door], folder, number)
+    finally:
+        pool.shutdown(wait=False)
 
 
-def _killed(cluster: Cluster, folder: Path, number: int, lengths: Mapping[str, float]) -> Row:
+def _killed(engines: Kept, folder: Path, number: int, lengths: Mapping[str, float]) -> Row:
     """One call with a kill."""
     door, victim, moment = drawn(number, lengths)
     sight, began = Sight(folder), time.monotonic()
-    with _begun(cluster, door, folder, number) as call:
-        ranks, wanted = _ranks(cluster), PHASES.index(moment.phase)
+    with _begun(engines, door, folder, number) as call:
+        ranks, wanted = _ranks(engines), PHASES.index(moment.phase)
         while not call.done() and (not sight.phase or PHASES.index(sight.phase) < wanted):
             sight.look()
             time.sleep(LOOK_EVERY)
@@ -175,9 +188,9 @@ def _outcome(call: Future[Outcome]) -> Outcome:
         return Outcome(0, False, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
 
 
-def _ranks(cluster: Cluster) -> dict[int, psutil.Process]:
+def _ranks(engines: Kept) -> dict[int, psutil.Process]:
     """The processes of the ranks, from outside."""
-    lock, found = str(cluster.folder / "keeper.lock"), {}
+    lock, found = str(engines.folder / "keeper.lock"), {}
     for process in psutil.process_iter():
         try:
             variables = process.environ()
