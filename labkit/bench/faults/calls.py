@@ -26,7 +26,7 @@ from labkit.records.stream import FOLDER, Reader
 EARLY = ("reading data", "at the gate", "first step")
 PHASES = ("starting", *EARLY[:2], "building the model", EARLY[2], "training", "evaluating")
 LENGTHS = "call lengths"
-LIMIT = 400.0  # seconds in which a call ends, whatever becomes of its ranks
+LIMIT = 1000.0  # seconds in which a call ends, whatever becomes of its ranks
 LOOK_EVERY = 0.01  # seconds
 
 
@@ -144,7 +144,8 @@ def _lengths(engines: Kept, folder: Path) -> Row:
 @contextmanager
 def _begun(engines: Kept, door: str, folder: Path, number: int) -> Iterator[Future[Outcome]]:
     """A call that has begun in a thread, on engines that are all there."""
-    if engines.how_ended() is not None:
+    if len(_ranks(engines)) < WORKERS:  # one was killed whose result was there
+        engines.end()
         engines.start()
     folder.mkdir()
     os.environ["LABKIT_RUNS"] = str(folder / "runs")
@@ -161,6 +162,8 @@ def _killed(engines: Kept, folder: Path, number: int, lengths: Mapping[str, floa
     sight, began = Sight(folder), time.monotonic()
     with _begun(engines, door, folder, number) as call:
         ranks, wanted = _ranks(engines), PHASES.index(moment.phase)
+        if len(ranks) < WORKERS:
+            raise LabkitError(f"ranks {sorted(ranks)} are there, and {WORKERS} are wanted")
         while not call.done() and (not sight.phase or PHASES.index(sight.phase) < wanted):
             sight.look()
             time.sleep(LOOK_EVERY)
@@ -198,6 +201,4 @@ def _ranks(engines: Kept) -> dict[int, psutil.Process]:
                 found[int(variables["OMPI_COMM_WORLD_RANK"])] = process
         except psutil.Error:  # it has ended, or is another user's
             continue
-    if sorted(found) != list(range(WORKERS)):
-        raise LabkitError(f"ranks {sorted(found)} are there, and {WORKERS} are wanted")
     return found

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 WORKERS, ROWS, BATCH, EPOCHS = 3, 600, 24, 20
 STEPS = ROWS // BATCH
 ASKED, RESULT = "asked", "result"  # files of a cell; a rank's result with its process
-LIMIT = 240.0  # seconds for one command
+LIMIT = 900.0  # seconds for one command, on whatever machine
 CELL = """
 import json, os, pathlib, pickle
 from labkit.communicator import world
