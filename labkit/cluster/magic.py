@@ -30,7 +30,7 @@ class CellFailed(RankError):
         return [f"{type(self).__name__}: {self}"]
 
 
-class RankLost(CellFailed):
+class DeathInCell(CellFailed):
     """The process of a rank has ended in a cell."""
 
 
@@ -92,7 +92,7 @@ def run_cell(cluster: Ranks, source: str, retries: int = 0) -> None:
         for left in reversed(range(retries + 1)):
             try:
                 return _Cell(cluster, source).run()
-            except RankLost as error:
+            except DeathInCell as error:
                 if not left:
                     raise
                 _say(f"rank {error.rank} died: the cell runs again")
@@ -122,7 +122,7 @@ class _Cell(Asked):
             who = ", ".join(map(str, dead))
             _say(f"rank {who} failed: {ENDED}")
             told = "; ".join([f"rank {who} failed: {ENDED}", *self._end(dead)])
-            raise RankLost(f"{told}; the engines start anew", dead[0])
+            raise DeathInCell(f"{told}; the engines start anew", dead[0])
         first = self.first_failure()
         if first is None:
             return self._show()
@@ -143,7 +143,7 @@ class _Cell(Asked):
                 _say("\n".join(self._where(rank) for rank in self.running()))
             if (how := self.why_ended()) is not None:
                 lost = how.rank is not None and self._cluster.how.fault_tolerant
-                kind = RankLost if lost and how.signal not in ASKS else CellFailed
+                kind = DeathInCell if lost and how.signal not in ASKS else CellFailed
                 raise kind(f"the engines ended: {how.message}", how.rank, signal=how.signal)
 
     def _ask(self) -> None:

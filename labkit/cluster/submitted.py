@@ -58,8 +58,8 @@ class Submitted(Live):
         keeping = keeping and keeping._replace(folder=kept, owner=self._submitter)
         self._setbacks = Setbacks(directory, experiment, keeping)
         make_stream(directory / FOLDER, self._submitter)
-        self._said = Reader(directory / FOLDER)  # by ranks that may die
-        self._earlier: list[Row] = []  # what they said before the call was sent last
+        self._reader = Reader(directory / FOLDER)  # by ranks that may die
+        self._taken: list[Row] = []  # what they said before the call was sent last
         try:
             self._calls = self._send(experiment, keeping)
         except BaseException as error:
@@ -122,12 +122,12 @@ class Submitted(Live):
     def _watch(self) -> Iterator[None]:
         while True:
             error = yield from self._attempt()
-            if error is None or (self._is_asked() and self._gone(error)):
+            if error is None or (self._wants_end() and self._victims(error)):
                 return
-            if not (gone := self._gone(error)):
+            if not (dead := self._victims(error)):
                 raise error
-            self._go_back(gone, error)
-            if self._is_asked():  # meanwhile: its ranks have nothing yet that could be kept
+            self._go_back(dead, error)
+            if self._wants_end():  # meanwhile: its ranks have nothing yet that could be kept
                 return
 
     def _attempt(self) -> Generator[None, None, RankError | None]:
@@ -144,30 +144,30 @@ class Submitted(Live):
         who = ", ".join(map(str, dead))
         return RankError(f"rank {who} failed: {ENDED}, and the result with it", dead[0])
 
-    def _gone(self, error: RankError) -> list[int]:
+    def _victims(self, error: RankError) -> list[int]:
         """The ranks by whose death the call has ended; none where it failed by an error."""
         # Where one rank is all there are, or one is stopped for long, all engines end.
         ended = self._cluster.how.fault_tolerant and self._calls.why_ended() is not None
         return victims(error, self._calls.dead(), ended)
 
-    def _is_asked(self) -> bool:
+    def _wants_end(self) -> bool:
         """Whether somebody wants the run to end."""
-        return self._why is not None or self._stream.is_asked()
+        return self._why is not None or self._stream.wants_stop()
 
-    def _go_back(self, gone: list[int], error: RankError) -> None:
+    def _go_back(self, dead: list[int], error: RankError) -> None:
         """Let the engines start anew, and send the call again."""
         setbacks = self._setbacks
-        setbacks.notice(gone)
+        setbacks.notice(dead)
         self._calls.close()
         self._take(last=True)  # from here on nobody tells more
-        keeping = setbacks.go_back(gone, error)
+        keeping = setbacks.go_back(dead, error)
         back = setbacks.told[-1]["step"]
-        self._earlier = [row for row in self._rows() if row["step"] < back]
+        self._taken = [row for row in self._rows() if row["step"] < back]
         told = setbacks.sentence
         print(told, file=sys.stderr, flush=True)
         with self._drawing:
             self._add([("doing", {"what": told})])
-        if self._is_asked():  # meanwhile: engines take long to end
+        if self._wants_end():  # meanwhile: engines take long to end
             return
         write_logs(self.directory, self._calls.outputs())
         self._calls = self._send(setbacks.experiment, keeping)
@@ -208,8 +208,8 @@ class Submitted(Live):
 
     def _rows(self) -> list[Row]:
         """All rows that ranks have told, but for those of steps that were taken back."""
-        self._earlier += [row for kind, row in self._said.read() if kind == "step"]
-        return self._earlier
+        self._taken += [row for kind, row in self._reader.read() if kind == "step"]
+        return self._taken
 
     def _lose(self, error: BaseException) -> None:
         try:

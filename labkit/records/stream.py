@@ -109,7 +109,7 @@ class Reader:
         with suppress(FileNotFoundError):  # it has ended
             (self.folder / STOP).write_text(why)
 
-    def is_asked(self) -> bool:
+    def wants_stop(self) -> bool:
         """Whether somebody wants training to end."""
         return (self.folder / STOP).exists()
 

@@ -6,14 +6,14 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from labkit.bench.faults.calls import EARLY, PHASES, Sight, drawn
+from labkit.bench.faults.calls import EARLY, PHASES, Sight, draw
 from labkit.bench.faults.doors import DOORS
 
 LENGTHS = dict(zip(PHASES, (6.0, 0.1, 3.0, 0.5, 1.0, 4.0, 0.4), strict=True))
 
 
 def test_moments_are_even_over_a_call_and_a_third_is_early() -> None:
-    kills = [drawn(number, LENGTHS) for number in range(600)]
+    kills = [draw(number, LENGTHS) for number in range(600)]
     assert Counter(door for door, _, _ in kills) == dict.fromkeys(DOORS, 120)
     assert {victim for _, victim, _ in kills} == {0, 1, 2}
     assert all(0 <= moment.share <= 1 for _, _, moment in kills)

@@ -15,7 +15,7 @@ import pytest
 import labkit as lk
 from labkit import Cluster, Experiment
 from labkit.cluster.calls import RankError, Refused
-from labkit.cluster.magic import RankLost, run_cell
+from labkit.cluster.magic import DeathInCell, run_cell
 from labkit.cluster.setbacks import TRIES, Setbacks, victims
 from labkit.records.checkpoints import Keeping
 from labkit.records.run import Run
@@ -220,7 +220,7 @@ if own == "1" and len(list(folder.iterdir())) < deaths:
     Path(folder, str(os.getpid())).touch(); os.kill(os.getpid(), signal.SIGKILL)
 print("alive", own)"""
     run_cell(pair, "deaths = 1")
-    with pytest.raises(RankLost, match="rank 1 failed: its process has ended"):
+    with pytest.raises(DeathInCell, match="rank 1 failed: its process has ended"):
         run_cell(pair, dies)
     capsys.readouterr()
     run_cell(pair, "print(globals().get('kept'))")

@@ -46,16 +46,16 @@ class Sight:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._reader = folder, None
-        self.begun: dict[str, float] = {}  # when each phase was first seen
+        self.begins: dict[str, float] = {}  # when each phase was first seen
         self.phase = ""
 
     def look(self) -> None:
         """Take in what ranks have told."""
         if self._reader is None:
-            found = next(self._folder.rglob(FOLDER), None)
-            if found is None:
+            stream = next(self._folder.rglob(FOLDER), None)
+            if stream is None:
                 return
-            self._reader = Reader(found)
+            self._reader = Reader(stream)
             self._enter("starting")
         for kind, record in self._reader.read():
             if kind == "doing":
@@ -65,7 +65,7 @@ class Sight:
 
     def _enter(self, phase: str) -> None:
         self.phase = phase
-        self.begun.setdefault(phase, time.monotonic())
+        self.begins.setdefault(phase, time.monotonic())
 
 
 def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
@@ -79,14 +79,14 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
         known: rows that there are already.
 
     Returns: a row of phases' lengths, and a row a kill: whether the call `finished`, whether its
-        ledger is `exact`, and whether the death is `told` once.
+        ledger is `exact`, and whether it has `recorded` the death once.
     """
-    done = [row for row in known if row["what"] == "calls"]
-    struck = sum(bool(row["struck"]) for row in done)
-    number = 1 + max((int(row["number"] or 0) for row in done), default=-1)
+    kills = [row for row in known if row["what"] == "calls"]
+    struck = sum(bool(row["struck"]) for row in kills)
+    number = 1 + max((int(row["number"] or 0) for row in kills), default=-1)
     if struck >= repeats:
         return
-    with own_runs() as folder, _held() as engines:
+    with own_runs() as folder, _engines() as engines:
         usual = next((row for row in known if row["what"] == LENGTHS), None)
         if usual is None:
             engines.end()  # those that follow a death are new, too
@@ -94,14 +94,14 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
             yield usual
         lengths = {phase: float(usual[phase] or 0) for phase in PHASES}
         while struck < repeats:
-            row = _killed(engines, folder / str(number), number, lengths)
+            row = _kill(engines, folder / str(number), number, lengths)
             struck += bool(row["struck"])
             number += 1
             yield row
 
 
 @contextmanager
-def _held() -> Iterator[Kept]:
+def _engines() -> Iterator[Kept]:
     """The engines that all doors use, up from one call to the next; whoever uses them connects."""
     how = Start.asked(WORKERS, fault_tolerant=True)
     name = usual_name(how)
@@ -113,13 +113,13 @@ def _held() -> Iterator[Kept]:
         engines.let_go()
 
 
-def drawn(number: int, lengths: Mapping[str, float]) -> tuple[str, int, Moment]:
+def draw(number: int, lengths: Mapping[str, float]) -> tuple[str, int, Moment]:
     """Door, victim and moment of a kill."""
-    draw = np.random.default_rng([number, 29])
-    door, victim = list(DOORS)[number % len(DOORS)], int(draw.integers(WORKERS))
+    random = np.random.default_rng([number, 29])
+    door, victim = list(DOORS)[number % len(DOORS)], int(random.integers(WORKERS))
     if number % 3 == 0:
-        return door, victim, Moment(EARLY[number // 3 % 3], float(draw.uniform()))
-    at = float(draw.uniform(0, sum(lengths.values())))
+        return door, victim, Moment(EARLY[number // 3 % 3], float(random.uniform()))
+    at = float(random.uniform(0, sum(lengths.values())))
     for phase in PHASES:
         if at < lengths[phase]:
             return door, victim, Moment(phase, at / lengths[phase])
@@ -130,19 +130,19 @@ def drawn(number: int, lengths: Mapping[str, float]) -> tuple[str, int, Moment]:
 def _lengths(engines: Kept, folder: Path) -> Row:
     """What each phase takes in a call that nobody disturbs, on new engines, s."""
     sight = Sight(folder)
-    with _begun(engines, "submit", folder, 0) as call:
+    with _call(engines, "submit", folder, 0) as call:
         while not call.done():
             sight.look()
             time.sleep(LOOK_EVERY)
         call.result()
-    ends = [*list(sight.begun.values())[1:], time.monotonic()]
+    ends = [*list(sight.begins.values())[1:], time.monotonic()]
     row = head("faults", "undisturbed", LENGTHS, WORKERS, None)
     row |= dict.fromkeys(PHASES, 0.0)
-    return row | {p: end - sight.begun[p] for p, end in zip(sight.begun, ends, strict=True)}
+    return row | {p: end - sight.begins[p] for p, end in zip(sight.begins, ends, strict=True)}
 
 
 @contextmanager
-def _begun(engines: Kept, door: str, folder: Path, number: int) -> Iterator[Future[Outcome]]:
+def _call(engines: Kept, door: str, folder: Path, number: int) -> Iterator[Future[Outcome]]:
     """A call that has begun in a thread, on engines that are all there."""
     if len(_ranks(engines)) < WORKERS:  # one was killed whose result was there
         engines.end()
@@ -156,11 +156,11 @@ def _begun(engines: Kept, door: str, folder: Path, number: int) -> Iterator[Futu
         pool.shutdown(wait=False)
 
 
-def _killed(engines: Kept, folder: Path, number: int, lengths: Mapping[str, float]) -> Row:
+def _kill(engines: Kept, folder: Path, number: int, lengths: Mapping[str, float]) -> Row:
     """One call with a kill."""
-    door, victim, moment = drawn(number, lengths)
+    door, victim, moment = draw(number, lengths)
     sight, began = Sight(folder), time.monotonic()
-    with _begun(engines, door, folder, number) as call:
+    with _call(engines, door, folder, number) as call:
         ranks, wanted = _ranks(engines), PHASES.index(moment.phase)
         if len(ranks) < WORKERS:
             raise LabkitError(f"ranks {sorted(ranks)} are there, and {WORKERS} are wanted")
@@ -180,7 +180,7 @@ def _killed(engines: Kept, folder: Path, number: int, lengths: Mapping[str, floa
     row = head("faults", f"{door}, {sight.phase}", "calls", WORKERS, None, number=number)
     row |= {"door": door, "phase": sight.phase, "rank": victim, "share": moment.share}
     row |= {"moment": killed - began, "struck": struck, "finished": not outcome.why}
-    row |= {"exact": outcome.exact, "told": outcome.faults == 1, "why": outcome.why}
+    row |= {"exact": outcome.exact, "recorded": outcome.faults == 1, "why": outcome.why}
     return row | {"seconds": seconds - began, "after_s": seconds - killed}
 
 
@@ -193,12 +193,12 @@ def _outcome(call: Future[Outcome]) -> Outcome:
 
 def _ranks(engines: Kept) -> dict[int, psutil.Process]:
     """The processes of the ranks, from outside."""
-    lock, found = str(engines.folder / "keeper.lock"), {}
+    lock, processes = str(engines.folder / "keeper.lock"), {}
     for process in psutil.process_iter():
         try:
             variables = process.environ()
             if variables.get(KEEPER) == lock and "OMPI_COMM_WORLD_RANK" in variables:
-                found[int(variables["OMPI_COMM_WORLD_RANK"])] = process
+                processes[int(variables["OMPI_COMM_WORLD_RANK"])] = process
         except psutil.Error:  # it has ended, or is another user's
             continue
-    return found
+    return processes

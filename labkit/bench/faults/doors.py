@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 WORKERS, ROWS, BATCH, EPOCHS = 3, 600, 24, 20
 STEPS = ROWS // BATCH
-ASKED, RESULT = "asked", "result"  # files of a cell; a rank's result with its process
+TASK, RESULT = "task", "result"  # files of a cell; a rank's result with its process
 LIMIT = 900.0  # seconds for one command, on whatever machine
 CELL = """
 import json, os, pathlib, pickle
@@ -40,10 +40,14 @@ from labkit.records.stream import Writer
 from labkit.worker.work import work
 folder = pathlib.Path({folder!r})
 ranks = world(limit=60)
-told = Writer(folder / "live", ranks.rank, {{}})
-done = work(ranks, pickle.loads((folder / {asked!r}).read_bytes()), report=told.write)
-found = {{}} if done.whole is None else dict(done.whole.evaluation)
-(folder / f"{result}{{os.getpid()}}").write_text(json.dumps(found))
+if ranks.rank == 0:  # what ranks have left before the cell runs again
+    for path in (*folder.glob("*{suffix}"), *folder.glob("{result}*")):
+        path.unlink()
+ranks.meet("an empty folder")
+writer = Writer(folder / "live", ranks.rank, {{}})
+result = work(ranks, pickle.loads((folder / {task!r}).read_bytes()), report=writer.write)
+metrics = {{}} if result.whole is None else dict(result.whole.evaluation)
+(folder / f"{result}{{os.getpid()}}").write_text(json.dumps(metrics))
 """
 NOTEBOOK = """
 import pathlib, pickle
@@ -107,8 +111,8 @@ def run(folder: Path, number: int) -> Outcome:
 
 def notebook(folder: Path, number: int) -> Outcome:
     """`labkit run NOTEBOOK`."""
-    (folder / ASKED).write_bytes(cloudpickle.dumps(question(folder, number)))
-    cell = NOTEBOOK.format(file=str(folder / ASKED), workers=WORKERS)
+    (folder / TASK).write_bytes(cloudpickle.dumps(question(folder, number)))
+    cell = NOTEBOOK.format(file=str(folder / TASK), workers=WORKERS)
     path = folder / "question.ipynb"
     path.write_text(nbformat.writes(_notebook(cell)))
     _command(["run", str(path), "--runs", str(folder / "runs")])
@@ -134,20 +138,17 @@ def experiment(folder: Path, number: int) -> Outcome:
 
 def cell(folder: Path, number: int) -> Outcome:
     """A cell of `%%ranks` that may run again."""
-    (folder / ASKED).write_bytes(cloudpickle.dumps(question(folder, number)))
+    (folder / TASK).write_bytes(cloudpickle.dumps(question(folder, number)))
     (folder / "live").mkdir()
-    source = CELL.format(folder=str(folder), asked=ASKED, result=RESULT)
+    source = CELL.format(folder=str(folder), task=TASK, result=RESULT, suffix=SUFFIX)
     with (
         Cluster(workers=WORKERS, fault_tolerant=True) as cluster,
-        redirect_stderr(io.StringIO()) as said,
+        redirect_stderr(io.StringIO()) as errors,
     ):
         run_cell(cluster, source, retries=1)
-    ended = {path.name.removeprefix(RESULT) for path in folder.glob(f"{RESULT}*")}
-    for path in folder.glob(f"*{SUFFIX}"):  # of ranks before the cell ran again
-        if path.stem not in ended:
-            path.unlink()
-    faults = said.getvalue().count("died: the cell runs again")
-    return Outcome(faults, len(ended) >= WORKERS and _is_exact(folder))
+    results = len(list(folder.glob(f"{RESULT}*")))
+    faults = errors.getvalue().count("died: the cell runs again")
+    return Outcome(faults, results == WORKERS and _is_exact(folder))
 
 
 DOORS: dict[str, Callable[[Path, int], Outcome]] = {
@@ -164,25 +165,25 @@ def _rate(number: int) -> float:
 
 
 def _notebook(source: str) -> nbformat.NotebookNode:
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
-    made.metadata["kernelspec"] = {"name": "python3", "display_name": "", "language": "python"}
-    return made
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "", "language": "python"}
+    return book
 
 
 def _command(words: list[str]) -> None:
     """Run labkit's command; raise with what it said where it fails."""
     command = [sys.executable, "-c", "from labkit.cli.app import app; app()", *words]
     variables = {name: value for name, value in os.environ.items() if name != TOLERANT}
-    done = subprocess.run(
+    process = subprocess.run(
         command, env=variables, capture_output=True, text=True, timeout=LIMIT, check=False
     )
-    if done.returncode:
-        raise LabkitError(" ".join(f"{done.stdout} {done.stderr}".split())[-400:])
+    if process.returncode:
+        raise LabkitError(" ".join(f"{process.stdout} {process.stderr}".split())[-400:])
 
 
 def _of_record(folder: Path, rows: bool = False) -> Outcome:
-    (found,) = scan(folder / "runs").found
-    run = Run(found.path)
+    (record,) = scan(folder / "runs").found
+    run = Run(record.path)
     if (state := run.status["state"]) != "completed":
         return Outcome(0, False, f"{state}: {run.status['cause']}")
     exact = _is_complete(run) if rows else _is_exact(folder)

@@ -43,7 +43,7 @@ PARTS = {
         ("seconds", "trace_s", "early_s"),
     ),
     "calls": Part(
-        calls.measure, 60, ("finished", "exact", "told"), "struck", ("seconds", "after_s")
+        calls.measure, 60, ("finished", "exact", "recorded"), "struck", ("seconds", "after_s")
     ),
     "comebacks": Part(
         comebacks.measure,
