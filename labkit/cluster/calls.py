@@ -265,7 +265,7 @@ class Calls(Asked, Generic[T]):
         """
         if self._ended_at == math.inf and any(map(_has_succeeded, self._calls)) and self.dead():
             self._ended_at = time.monotonic()
-        if time.monotonic() > self._ended_at + self.grace:
+        if time.monotonic() > self._ended_at + self._cluster.limit:
             self._silent |= set(self.running())
 
     def dead(self) -> set[int]:

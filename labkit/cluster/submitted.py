@@ -16,6 +16,7 @@ from pathlib import Path
 
 from labkit.cluster.attached import note
 from labkit.cluster.calls import Calls, RankError, Ranks
+from labkit.cluster.carrier import Carrier
 from labkit.cluster.live import Live
 from labkit.cluster.resumed import begin
 from labkit.cluster.setbacks import Setbacks, victims
@@ -29,7 +30,7 @@ from labkit.records.endings import ASKS, by_whom, warned
 from labkit.records.measure import aggregate
 from labkit.records.result import RankResult, Row
 from labkit.records.run import Run
-from labkit.records.stream import FOLDER, STOP, Reader, Told, Writer, make_stream
+from labkit.records.stream import FOLDER, Reader, Told, make_stream
 from labkit.records.write import write, write_logs
 from labkit.worker.work import work
 
@@ -226,29 +227,6 @@ class Submitted(Live):
         finally:
             # All that was told stands in the history now.
             shutil.rmtree(self.directory / FOLDER, ignore_errors=True)
-
-
-class Carrier:
-    """Goes between a run's folder and those of its ranks whose hosts do not see it.
-
-    Args:
-        folder: of the stream.
-        calls: on the ranks.
-    """
-
-    def __init__(self, folder: Path, calls: Calls[RankResult]) -> None:
-        self._folder, self._calls = folder, calls
-        self._writers: dict[int, Writer] = {}  # of ranks that were heard
-        self._asked = False
-
-    def carry(self, last: bool = False) -> None:
-        """Write down what ranks have told; pass on the wish to stop, once."""
-        for rank, told in self._calls.told(all_of_it=last):
-            self._writers.setdefault(rank, Writer(self._folder, rank, {})).append(told)
-        # The first rank asks for all; before it is heard it has perhaps not begun.
-        if not self._asked and 0 in self._writers and (self._folder / STOP).exists():
-            self._asked = True
-            self._calls.ask_to_stop()
 
 
 def _emulated(experiment: Experiment) -> str | Network | None:

@@ -6,6 +6,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from labkit.common.privacy import scrub
 from labkit.exchange import timeline_rows
@@ -73,7 +74,9 @@ def write(
     store.finish(directory, metrics, rows, whole.model, stopped, pruned)
 
 
-def behind_the_end(dead: Sequence[int], faults: Rows, step: float) -> Rows:
+def behind_the_end(
+    dead: Sequence[int], faults: Sequence[Mapping[str, Any]], step: float
+) -> list[dict[str, Any]]:
     """The fault of ranks that died when all steps were taken, and that no rank has met.
 
     >>> behind_the_end([0, 2], [{"ranks": [2]}], 90)[0]["ranks"]

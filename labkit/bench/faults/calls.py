@@ -45,7 +45,8 @@ class Sight:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._reader = folder, None
+        self._folder = folder
+        self._reader: Reader | None = None
         self.begins: dict[str, float] = {}  # when each phase was first seen
         self.phase = ""
 
