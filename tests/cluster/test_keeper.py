@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from labkit.cluster.keeper import Keeper
 from labkit.cluster.start import Start
 
 # The first controller is told to use a port on which somebody listens.
@@ -78,3 +79,16 @@ def test_a_keeper_for_whose_engines_nobody_waits_does_not_start_them(tmp_path: P
     said = json.loads((tmp_path / "cluster.json").read_text())
     assert (said["state"], said["engines"]) == ("ended", [])
     assert said["message"] == "nobody waits for the engines any more"
+
+
+@pytest.mark.parametrize(
+    ("outlives", "code", "dead", "expected"),
+    [(True, 0, [], 0), (True, 0, [1, 0], 1), (True, -9, [1], None), (False, 0, [], None)],
+)
+def test_ranks_that_have_all_died_end_an_mpiexec_that_says_nothing_of_them(
+    tmp_path: Path, outlives: bool, code: int, dead: list[int], expected: int | None
+) -> None:
+    keeper = Keeper(tmp_path, Start(2, fault_tolerant=outlives))
+    keeper.dead = dead
+    end = keeper._end_of_all(code)
+    assert (None if end is None else end.rank) == expected
