@@ -47,7 +47,7 @@ ranks.meet("an empty folder")
 writer = Writer(folder / "live", ranks.rank, {{}})
 result = work(ranks, pickle.loads((folder / {task!r}).read_bytes()), report=writer.write)
 metrics = {{}} if result.whole is None else dict(result.whole.evaluation)
-(folder / f"{result}{{os.getpid()}}").write_text(json.dumps(metrics))
+_ = (folder / f"{result}{{os.getpid()}}").write_text(json.dumps(metrics))
 """
 NOTEBOOK = """
 import pathlib, pickle
