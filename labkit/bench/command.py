@@ -510,7 +510,10 @@ def hosts(what: list[str], repeats: int | None, file: Path | None) -> None:
 
 @bench.command()
 @click.option(
-    "--what", default=None, callback=_names, help="kills,planted,resumes,cost; default: all."
+    "--what",
+    default=None,
+    callback=_names,
+    help="kills,calls,comebacks,planted,resumes,cost; default: all.",
 )
 @click.option(
     "--repeats", type=click.IntRange(1), help="Default: 100 kills and resumes, 30 faults."

@@ -24,11 +24,16 @@ AGENT = click.option("--agent", metavar="COMMAND", help="In place of ssh.")
 SLURM = click.option(
     "--slurm", metavar="OPTIONS", help="For salloc: '--partition=short --time=10'."
 )
+FAULT_TOLERANT = click.option(
+    "--fault-tolerant",
+    is_flag=True,
+    help="Runs outlive the death of ranks, as on Cluster(fault_tolerant=True).",
+)
 
 
 def placed(command: F) -> F:
     """Give a command these options; it hands them to `place`."""
-    for option in (SLURM, AGENT, NODES, HOSTS, LAUNCHER):
+    for option in (FAULT_TOLERANT, SLURM, AGENT, NODES, HOSTS, LAUNCHER):
         command = option(command)
     return command
 
@@ -39,15 +44,21 @@ def place(
     nodes: int | None,
     agent: str | None,
     slurm: str | None,
+    fault_tolerant: bool = False,
 ) -> None:
     """Settle, for what this process starts, where clusters are that do not say it themselves.
+
+    Clusters may also be fault-tolerant that do not say so.
 
     Raises:
         InvalidInput: what cannot be, or would have no effect.
     """
+    from labkit.cluster.start import TOLERANT, VARIABLES, Start
+
+    if fault_tolerant:
+        os.environ[TOLERANT] = "1"
     if not any((launcher, hosts, nodes, agent, slurm)):
         return
-    from labkit.cluster.start import VARIABLES, Start
 
     if slurm and not (launcher or hosts or os.environ.get(VARIABLES["launcher"])):
         launcher = "slurm"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -37,6 +38,7 @@ GONE = 0.3  # seconds that they get where it is the host of some that is gone
 _DIED = re.compile(rf"rank ([0-9, ]+) failed: {ENDED}")
 _GONE = re.compile(r"host \S+ with rank (\d+)")  # in the words of a HostSilent
 ANSWER = 1.0  # seconds in which a host that is there has said so
+ENGINE_GONE = "EngineError"  # ipyparallel's name for it; it comes a minute after the death
 
 
 class Ranks(Protocol):
@@ -143,9 +145,21 @@ class Asked:
         return Limits.of(self._cluster.limit).grace
 
     def first_failure(self) -> int | None:
-        """The rank that failed first; those that only say that another did stand behind it."""
-        failed = [rank for rank, call in enumerate(self._calls) if _has_failed(call)]
+        """The rank that failed first; those that only say that another did stand behind it.
+
+        A rank that is dead has not failed: those that outlive it say what follows.
+        """
+        failed = [
+            rank
+            for rank, call in enumerate(self._calls)
+            if _has_failed(call) and not self._is_lost(rank)
+        ]
         return min(failed, key=self._order, default=None)
+
+    def _is_lost(self, rank: int) -> bool:
+        """Whether the client says that this rank's engine is gone, where others outlive it."""
+        lost = _has_failed(self._calls[rank]) and self.failure(rank).name == ENGINE_GONE
+        return lost and self._cluster.how.fault_tolerant
 
     def failure(self, rank: int) -> Failure:
         """How this rank failed."""
@@ -212,6 +226,8 @@ class Calls(Asked, Generic[T]):
         )
         # Those who share a cluster take turns: a call has all its ranks or none.
         self._turn, self._closed = Turn(cluster.folder), False
+        self._silent: set[int] = set()  # ranks that wait for the dead, and for ever
+        self._ended_at = math.inf  # when a rank had ended that has outlived others
         try:
             if dead := cluster.state()["dead"]:  # while nobody called
                 cluster.rebuild(dead)
@@ -241,14 +257,27 @@ class Calls(Asked, Generic[T]):
                 break
             if self.why_ended() is not None:
                 break
+            self._leave_silent()
         self._raise_first_failure()
+
+    def _leave_silent(self) -> None:
+        """Wait no longer for ranks that have not ended long after those that outlive the dead.
+
+        A death in the last exchange may reach only some: these wait for those that have ended.
+        """
+        if self._ended_at == math.inf and any(map(_has_succeeded, self._calls)) and self.dead():
+            self._ended_at = time.monotonic()
+        if time.monotonic() > self._ended_at + self._cluster.limit:
+            self._silent |= set(self.running())
 
     def dead(self) -> set[int]:
         """Also by what those say that have outlived them, wherever these are."""
-        found = super().dead()
-        for call in self._calls if self._cluster.how.fault_tolerant else []:
-            if call.ready() and call.successful():
+        found = super().dead() | self._silent
+        for rank, call in enumerate(self._calls) if self._cluster.how.fault_tolerant else []:
+            if _has_succeeded(call):
                 found |= set(call.get()[1])
+            elif self._is_lost(rank):
+                found.add(rank)
             elif call.ready() and (told := _DIED.search(str(call.exception()))):
                 found |= {int(number) for number in told[1].split(", ")}
         return found
@@ -261,8 +290,10 @@ class Calls(Asked, Generic[T]):
     def of_the_living(self) -> dict[int, T] | None:
         """What each rank returned that has not died; None unless all those did."""
         dead = self.dead()
-        living = [call for n, call in enumerate(self._calls) if n not in dead or call.ready()]
-        if not all(call.ready() and call.successful() for call in living):
+        living = [
+            call for n, call in enumerate(self._calls) if n not in dead or _has_succeeded(call)
+        ]
+        if not all(map(_has_succeeded, living)):
             return None
         told = [call.get() for call in living]
         found = {number: result for result, _, number in told if number is not None}
@@ -310,8 +341,9 @@ class Calls(Asked, Generic[T]):
     def _why_ended(self, failed: int | None) -> End | None:
         """How the engines have ended; the keeper hears of it after the controller."""
         end = time.monotonic() + self.grace
+        all_lost = all(self._is_lost(rank) for rank in range(len(self._calls)))
         while (how := self.why_ended()) is None and time.monotonic() < end:
-            if failed is None or self.failure(failed).name != "EngineError":
+            if not all_lost and (failed is None or self.failure(failed).name != ENGINE_GONE):
                 return None
             time.sleep(LOOK_EVERY)
         return how
@@ -362,6 +394,10 @@ class Calls(Asked, Generic[T]):
 
 def _has_failed(call: ipyparallel.AsyncResult) -> bool:
     return bool(call.ready() and not call.successful())
+
+
+def _has_succeeded(call: ipyparallel.AsyncResult) -> bool:
+    return bool(call.ready() and call.successful())
 
 
 def _gist(message: str) -> str:

@@ -316,11 +316,18 @@ class Keeper:
                 or of_host(said)
                 or of_rank(said)
                 or of_step(said)
+                or self._end_of_all(code)
                 or described("mpiexec", code)
             )
         if controller is not None and (code := controller.poll()) is not None:
             return described("the controller", code)
         return self._watch.end(LOOK_EVERY) if self._watch else None
+
+    def _end_of_all(self, code: int) -> End | None:
+        """That all ranks have died, of which an mpiexec that lets some die says nothing."""
+        if code or not self.how.fault_tolerant:
+            return None
+        return End("all ranks have died", self.dead[0] if self.dead else 0)
 
     def _end_of_job(self) -> End | None:
         """Why Slurm has ended the job, if it has."""

@@ -15,6 +15,8 @@ from labkit.cluster.where import ask
 from labkit.common.errors import InvalidInput
 from labkit.communicator.clock import WALL
 from labkit.communicator.look import look
+from labkit.communicator.sheet import ENDED
+from labkit.records.endings import ASKS
 
 ASK_EVERY = 1.0  # seconds after which a rank is asked again where it is
 GRACE = 0.5  # seconds in which other ranks may fail by themselves, of the same error
@@ -28,36 +30,72 @@ class CellFailed(RankError):
         return [f"{type(self).__name__}: {self}"]
 
 
+class DeathInCell(CellFailed):
+    """The process of a rank has ended in a cell."""
+
+
 def register(cluster: Ranks) -> None:
     """Let `%%ranks` in this IPython run its cells on these ranks, beside ipyparallel's `%%px`."""
     from IPython import get_ipython
 
     def ranks(line: str, cell: str) -> None:
-        """Run the cell on all ranks; end it as soon as one fails, and say where the others are."""
-        if line.strip():
-            raise InvalidInput(f"%%ranks {line.strip()}: it takes nothing, and runs on all ranks")
+        """Run the cell on all ranks; end it as soon as one fails, and say where the others are.
+
+        With `retries=2` it runs again, up to so often, on engines that start anew after a death.
+        """
+        retries = retries_of(line)
         if not cluster.connected:
             raise InvalidInput(f"cluster {cluster.name!r} is closed; make a lk.Cluster again")
-        run_cell(cluster, cell)
+        run_cell(cluster, cell, retries)
 
     get_ipython().register_magic_function(ranks, "cell", "ranks")
 
 
-def run_cell(cluster: Ranks, source: str) -> None:
+def retries_of(line: str) -> int:
+    """How often the line of a cell allows to run it again.
+
+    >>> retries_of(""), retries_of("retries=2")
+    (0, 2)
+    """
+    if not line.strip():
+        return 0
+    name, _, number = line.strip().partition("=")
+    if name != "retries" or not number.isdecimal():
+        raise InvalidInput(
+            f"%%ranks {line.strip()}: it runs on all ranks, and takes retries=2 or the like alone: "
+            "how often the cell may run again where a rank has died"
+        )
+    return int(number)
+
+
+def run_cell(cluster: Ranks, source: str, retries: int = 0) -> None:
     """Run source on all ranks, in the namespace of `%%px`, and show what each says, in rank order.
 
     When a rank raises, its traceback is shown at once, and for the ranks that have not ended the
     call in which they are. These are interrupted; where one does not come back, such as from a
     call that blocks inside MPI, the engines start anew, with what cells have defined on the others.
     A cell that runs for longer than the cluster's limit goes on, and says where its ranks are.
-    An interrupt of the cell ends it on the ranks in the same way.
+    An interrupt of the cell ends it on the ranks in the same way. So does the death of a rank: all
+    engines start anew, with what cells have defined on those that live. What the cell has done by
+    then may not be done twice, so that it runs again on request alone.
+
+    Args:
+        cluster: of the ranks.
+        source: of the cell.
+        retries: how often it may run again where a rank has died.
 
     Raises:
         CellFailed: a rank failed, or the engines ended.
     """
     turn = Turn(cluster.folder)
     try:
-        _Cell(cluster, source).run()
+        for left in reversed(range(retries + 1)):
+            try:
+                return _Cell(cluster, source).run()
+            except DeathInCell as error:
+                if not left:
+                    raise
+                _say(f"rank {error.rank} died: the cell runs again")
     finally:
         turn.release()
 
@@ -66,8 +104,8 @@ class _Cell(Asked):
     """One cell while the ranks run it."""
 
     def __init__(self, cluster: Ranks, source: str) -> None:
+        self._processes = _processes(cluster)
         client, engines = cluster.client, cluster.engines
-        self._processes: list[int] = client.direct_view(engines).apply_sync(os.getpid)
         super().__init__(cluster, [client[e].execute(source, silent=False) for e in engines])
         self._places: dict[int, tuple[str | None, float]] = {}  # and since when
         self._begun = self._asked_at = time.monotonic()
@@ -80,6 +118,11 @@ class _Cell(Asked):
         except KeyboardInterrupt:
             self._end()
             raise
+        if dead := sorted(self.dead()):
+            who = ", ".join(map(str, dead))
+            _say(f"rank {who} failed: {ENDED}")
+            told = "; ".join([f"rank {who} failed: {ENDED}", *self._end(dead)])
+            raise DeathInCell(f"{told}; the engines start anew", dead[0])
         first = self.first_failure()
         if first is None:
             return self._show()
@@ -91,7 +134,7 @@ class _Cell(Asked):
         raise CellFailed(told, first, traceback)
 
     def _watch(self) -> None:
-        while self.running() and self.first_failure() is None:
+        while self.running() and self.first_failure() is None and not self.dead():
             time.sleep(LOOK_EVERY)
             if time.monotonic() - self._asked_at > ASK_EVERY:
                 self._ask()
@@ -99,7 +142,9 @@ class _Cell(Asked):
                 self._told = True
                 _say("\n".join(self._where(rank) for rank in self.running()))
             if (how := self.why_ended()) is not None:
-                raise CellFailed(f"the engines ended: {how.message}", how.rank, signal=how.signal)
+                lost = how.rank is not None and self._cluster.how.fault_tolerant
+                kind = DeathInCell if lost and how.signal not in ASKS else CellFailed
+                raise kind(f"the engines ended: {how.message}", how.rank, signal=how.signal)
 
     def _ask(self) -> None:
         """Ask the ranks that run where they are, and keep since when they are there."""
@@ -112,7 +157,7 @@ class _Cell(Asked):
             self._places[rank] = place, since if place == before else now
         self._asked_at = now
 
-    def _end(self) -> list[str]:
+    def _end(self, dead: Sequence[int] = ()) -> list[str]:
         """End the cell on all ranks and show what they said; where the others were, in words."""
         stuck = self.running()
         where: list[str] = []
@@ -125,6 +170,7 @@ class _Cell(Asked):
         self._show()
         if lost := self.running():
             _say(_LOST.format(ranks=", ".join(map(str, lost)), seconds=self.grace))
+        if lost := [*lost, *dead]:
             self._cluster.rebuild(lost)
             _ = self._cluster.client  # %%px, too, finds ranks in the next cell
         return where
@@ -166,6 +212,18 @@ class _Cell(Asked):
             print(said["stderr"], end="", file=sys.stderr, flush=True)
             for each in shown:
                 display(each["data"], metadata=each["metadata"], raw=True)
+
+
+def _processes(cluster: Ranks) -> list[int]:
+    """Of the ranks; where one has died since the last cell, all engines start anew first."""
+    while True:
+        client, engines = cluster.client, cluster.engines
+        calls = [client[e].apply_async(os.getpid) for e in engines]
+        asked = Asked(cluster, calls)
+        asked.wait(cluster.limit)
+        if not (dead := sorted(asked.dead())):
+            return [call.get() for call in calls]
+        cluster.rebuild(dead)
 
 
 _LOST = (

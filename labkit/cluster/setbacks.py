@@ -1,33 +1,52 @@
-"""Deaths after which a call is sent anew, and goes on from the newest checkpoint."""
+"""Deaths after which a call is sent anew: it goes on from a checkpoint, or begins again."""
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.cluster.calls import RankError
+from labkit.cluster.calls import RankError, Refused
 from labkit.cluster.resumed import same
+from labkit.common.errors import LabkitError
 from labkit.experiment import Experiment
 from labkit.network.fault import left
 from labkit.records import checkpoints
-from labkit.records.checkpoints import Keeping
+from labkit.records.checkpoints import Keeping, Resume
+from labkit.records.endings import ASKS
 from labkit.records.stream import FOLDER, Told
+
+TRIES = 3  # times that a call is sent and its ranks die no further than ranks died before
+
+
+def victims(error: RankError, dead: Collection[int], all_ended: bool) -> list[int]:
+    """The ranks by whose death a call has ended, which is sent again; none where an error is why.
+
+    Args:
+        error: how it has ended.
+        dead: ranks that are gone.
+        all_ended: whether all engines have ended: because of the rank of the error, if it has one.
+    """
+    if error.signal in ASKS or isinstance(error, Refused):
+        return []
+    alone = {error.rank} if all_ended and error.rank is not None else set()
+    return sorted({*dead, *alone})
 
 
 class Setbacks:
     """How often a call has lost ranks that it cannot do without, and what each time has cost.
 
-    It goes on from the newest whole checkpoint, or from where it began. Ranks that die and have
-    come no further than when ranks died before, with no newer checkpoint either, end the run:
-    what has happened at the same step twice would happen again.
+    It goes on from the newest whole checkpoint, or from where it began. Deaths alone lead to that:
+    an error that a rank raises is the program's own, and the next attempt would raise it, too. A
+    program may also kill its rank, such as by its memory: the run ends with the death after which
+    `TRIES` calls in a row have come no further, and have no newer checkpoint either.
 
     Args:
         directory: of the run.
         experiment: what is run.
-        keeping: what its ranks were told first.
+        keeping: what its ranks were told first; None: it keeps nothing, and begins anew.
 
     Attributes:
         experiment: what is still to be run: a kill that was planted, and has happened, is not.
@@ -37,12 +56,13 @@ class Setbacks:
             the ranks had data and model (`prepare`), until they stood where they had (`repeat`).
     """
 
-    def __init__(self, directory: Path, experiment: Experiment, keeping: Keeping) -> None:
+    def __init__(self, directory: Path, experiment: Experiment, keeping: Keeping | None) -> None:
         self._directory, self.experiment, self._keeping = directory, experiment, keeping
         self._since, self._detect = time.monotonic(), 0.0
-        self._back = self._reached = 0 if keeping.resume is None else keeping.resume.step
+        self._begin = keeping.resume.step if keeping is not None and keeping.resume else 0
+        self._back = self._reached = self._begin
         self._taken: dict[int, int] = {}  # steps, by rank, since then
-        self._stood = -1  # when ranks died last
+        self._stood, self._tries = -1, 0  # the furthest step of a death, and calls that ended there
         self.told: list[dict[str, Any]] = []
         self._outlived: list[dict[str, Any]] = []  # since the call was sent last
 
@@ -70,7 +90,12 @@ class Setbacks:
         self._detect = time.time() - min(words) if words else self._lap()
         self._since = time.monotonic()
 
-    def go_back(self, ranks: Sequence[int], error: RankError) -> Keeping:
+    @property
+    def deaths(self) -> int:
+        """How many ranks were gone when the call was sent last."""
+        return sum(len(each["ranks"]) for each in self.told)
+
+    def go_back(self, ranks: Sequence[int], error: RankError) -> Keeping | None:
         """Say what ranks are told that go on; nobody writes a checkpoint any more.
 
         Args:
@@ -78,21 +103,24 @@ class Setbacks:
             error: how the call has ended.
 
         Raises:
-            RankError: nothing has gone on since ranks died before.
-            LabkitError: all checkpoints are damaged.
+            RankError: nothing has gone on since ranks died before, `TRIES` times.
         """
-        found = checkpoints.newest(self._directory.resolve(), same(self.experiment))
+        found, damage = self._newest()
         folder = self._directory / checkpoints.FOLDER
-        back = self._keeping.resume.step if self._keeping.resume is not None else 0
+        back = self._begin
         if found is not None:
             back = found.step
             checkpoints.go_back(folder, back)
         else:
             shutil.rmtree(folder, ignore_errors=True)  # halves
-        if self._reached <= self._stood and back <= self._back:
+        came_further = self._reached > self._stood or back > self._back
+        self._stood = max(self._stood, self._reached)
+        self._tries = 1 if came_further else self._tries + 1
+        if self._tries >= TRIES:
             raise RankError(
                 f"{error}; ranks had died at step {self._stood} before, and gone back to step "
-                f"{back} the run has come no further: it ends here, for it would go on so",
+                f"{back} {TRIES} calls have come no further: the run ends here, for it would go on "
+                "so",
                 error.rank,
             )
         self.told += self._outlived  # those that have gone on after it are no more
@@ -104,12 +132,32 @@ class Setbacks:
                 "repeated": max(0, self._reached - back),  # a word of the last ones may be lost
                 "source": "the begin" if found is None and not back else "checkpoint",
                 "seconds": {"detect": max(0.0, self._detect)},
+                **({"notes": [damage]} if damage else {}),
             }
         )
         faults = left(self.experiment.faults, ranks)
         self.experiment = self.experiment.replace(faults=faults)
-        self._stood, self._back, self._reached, self._taken = self._reached, back, back, {}
-        return self._keeping._replace(resume=found, goes_on=True) if found else self._keeping
+        self._back, self._reached, self._taken = back, back, {}
+        if found is None:
+            return self._keeping
+        return (self._keeping or Keeping(None))._replace(resume=found, goes_on=True)
+
+    def _newest(self) -> tuple[Resume | None, str]:
+        """The newest whole checkpoint, and what is wrong where there are only damaged ones."""
+        try:
+            return checkpoints.newest(self._directory.resolve(), same(self.experiment)), ""
+        except LabkitError as error:
+            if self._keeping is not None and self._keeping.goes_on:  # it began with one of these
+                self._keeping, self._begin = self._keeping._replace(resume=None, goes_on=False), 0
+            return None, str(error)
+
+    @property
+    def sentence(self) -> str:
+        """What has happened last, and what follows, in one line."""
+        last = self.told[-1]
+        who, step = ", ".join(map(str, last["ranks"])), last["step"]
+        follows = f"training goes on from step {step}" if step else "the run begins again"
+        return f"rank {who} died: {follows}"
 
     def sent(self) -> None:
         """The engines are there again, and the call is sent."""

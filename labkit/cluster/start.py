@@ -38,6 +38,7 @@ VARIABLES = {
     "agent": "LABKIT_AGENT",
     "options": "LABKIT_SLURM",
 }
+TOLERANT = "LABKIT_FAULT_TOLERANT"  # "1": clusters are, as by `labkit run --fault-tolerant`
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 # By the words of Open MPI 5, and of those before.
 AGENTS = (AGENT_VARIABLE, "OMPI_MCA_plm_rsh_agent")
@@ -161,6 +162,7 @@ class Start:
             **{k: v for k, v in (("workers", workers), ("nodes", nodes)) if v is not None}
         )
         found = {field: os.environ.get(name, "") for field, name in VARIABLES.items()}
+        fault_tolerant = fault_tolerant or os.environ.get(TOLERANT) == "1"
         if launcher is None:
             launcher = "hosts" if hosts else "slurm" if nodes else found["launcher"] or "local"
         listed: tuple[Host, ...] = ()

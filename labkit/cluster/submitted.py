@@ -10,16 +10,18 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from labkit.cluster.attached import note
 from labkit.cluster.calls import Calls, RankError, Ranks
+from labkit.cluster.carrier import Carrier
 from labkit.cluster.live import Live
 from labkit.cluster.resumed import begin
-from labkit.cluster.setbacks import Setbacks
+from labkit.cluster.setbacks import Setbacks, victims
 from labkit.common.errors import Pruned
+from labkit.communicator.sheet import ENDED
 from labkit.experiment import Experiment
 from labkit.network import Network
 from labkit.records import checkpoints, store
@@ -28,7 +30,7 @@ from labkit.records.endings import ASKS, by_whom, warned
 from labkit.records.measure import aggregate
 from labkit.records.result import RankResult, Row
 from labkit.records.run import Run
-from labkit.records.stream import FOLDER, STOP, Reader, Told, Writer, make_stream
+from labkit.records.stream import FOLDER, Reader, Told, make_stream
 from labkit.records.write import write, write_logs
 from labkit.worker.work import work
 
@@ -55,9 +57,10 @@ class Submitted(Live):
         self._submitter = store.this_process() | {"host": socket.gethostname()}
         kept = str(directory / checkpoints.FOLDER)
         keeping = keeping and keeping._replace(folder=kept, owner=self._submitter)
-        keeps = keeping is not None and keeping.checkpoint is not None
-        self._setbacks = Setbacks(directory, experiment, keeping) if keeping and keeps else None
+        self._setbacks = Setbacks(directory, experiment, keeping)
         make_stream(directory / FOLDER, self._submitter)
+        self._reader = Reader(directory / FOLDER)  # by ranks that may die
+        self._taken: list[Row] = []  # what they said before the call was sent last
         try:
             self._calls = self._send(experiment, keeping)
         except BaseException as error:
@@ -75,6 +78,7 @@ class Submitted(Live):
             spares=self._cluster.how.spares,
             stream=str(self.directory / FOLDER),
             submitter=self._submitter,
+            deaths=self._setbacks.deaths,
         )
 
     def begin(self, show: bool = False) -> None:
@@ -118,31 +122,60 @@ class Submitted(Live):
 
     def _watch(self) -> Iterator[None]:
         while True:
-            try:
-                yield from self._watch_calls()
+            error = yield from self._attempt()
+            if error is None or (self._wants_end() and self._victims(error)):
                 return
-            except RankError as error:
-                dead = sorted(self._calls.dead())
-                asked = self._why is not None or error.signal in ASKS
-                if self._setbacks is None or not dead or asked:
-                    raise
-                self._go_back(self._setbacks, dead, error)
+            if not (dead := self._victims(error)):
+                raise error
+            self._go_back(dead, error)
+            if self._wants_end():  # meanwhile: its ranks have nothing yet that could be kept
+                return
 
-    def _go_back(self, setbacks: Setbacks, dead: list[int], error: RankError) -> None:
+    def _attempt(self) -> Generator[None, None, RankError | None]:
+        """Watch what was sent last to its end; why there is no result."""
+        try:
+            yield from self._watch_calls()
+        except RankError as error:
+            return error
+        found = self._calls.of_the_living() or {}
+        if self._given_up.is_set() or any(each.whole is not None for each in found.values()):
+            return None
+        if not (dead := sorted(self._calls.dead())):
+            return None
+        who = ", ".join(map(str, dead))
+        return RankError(f"rank {who} failed: {ENDED}, and the result with it", dead[0])
+
+    def _victims(self, error: RankError) -> list[int]:
+        """The ranks by whose death the call has ended; none where it failed by an error."""
+        # Where one rank is all there are, or one is stopped for long, all engines end.
+        ended = self._cluster.how.fault_tolerant and self._calls.why_ended() is not None
+        return victims(error, self._calls.dead(), ended)
+
+    def _wants_end(self) -> bool:
+        """Whether somebody wants the run to end."""
+        return self._why is not None or self._stream.wants_stop()
+
+    def _go_back(self, dead: list[int], error: RankError) -> None:
         """Let the engines start anew, and send the call again."""
+        setbacks = self._setbacks
         setbacks.notice(dead)
         self._calls.close()
         self._take(last=True)  # from here on nobody tells more
         keeping = setbacks.go_back(dead, error)
-        who, step = ", ".join(map(str, dead)), setbacks.told[-1]["step"]
-        print(f"rank {who} died: training goes on from step {step}", file=sys.stderr, flush=True)
+        back = setbacks.told[-1]["step"]
+        self._taken = [row for row in self._rows() if row["step"] < back]
+        told = setbacks.sentence
+        print(told, file=sys.stderr, flush=True)
+        with self._drawing:
+            self._add([("doing", {"what": told})])
+        if self._wants_end():  # meanwhile: engines take long to end
+            return
         write_logs(self.directory, self._calls.outputs())
         self._calls = self._send(setbacks.experiment, keeping)
         setbacks.sent()
 
     def _add(self, told: list[Told]) -> None:
-        if self._setbacks is not None:
-            self._setbacks.hear(told)
+        self._setbacks.hear(told)
         super()._add(told)
 
     def _watch_calls(self) -> Iterator[None]:
@@ -157,10 +190,10 @@ class Submitted(Live):
     def _keep(self) -> Run:
         write_logs(self.directory, self._calls.outputs())
         pruned = self._stream.asked_to_prune()
-        found = self._calls.of_the_living() or {}
-        told = self._told_by(self._calls.dead(), found)
-        faults = self._setbacks.told if self._setbacks is not None else []
-        write(self.directory, self._asked, found, self._why, pruned, told, faults)
+        found, dead = self._calls.of_the_living() or {}, self._calls.dead()
+        told = self._told_by(dead, found)
+        faults = self._setbacks.told
+        write(self.directory, self._asked, found, self._why, pruned, told, faults, sorted(dead))
         return Run(self.directory)
 
     def _told_by(self, ranks: set[int], found: Mapping[int, RankResult]) -> list[Row]:
@@ -168,12 +201,16 @@ class Submitted(Live):
 
         A spare that has taken the place of one goes on from there.
         """
-        told = Reader(self.directory / FOLDER).read() if ranks else []
-        rows = [row for kind, row in told if kind == "step" and row["rank"] in ranks]
+        rows = [row for row in self._rows() if row["rank"] in ranks] if ranks else []
         # Of a step that was repeated the last counts.
         last = {(row["rank"], row["step"]): row for row in rows}
         known = {(row["rank"], row["step"]) for each in found.values() for row in each.rows}
         return [row for place, row in last.items() if place not in known]
+
+    def _rows(self) -> list[Row]:
+        """All rows that ranks have told, but for those of steps that were taken back."""
+        self._taken += [row for kind, row in self._reader.read() if kind == "step"]
+        return self._taken
 
     def _lose(self, error: BaseException) -> None:
         try:
@@ -190,29 +227,6 @@ class Submitted(Live):
         finally:
             # All that was told stands in the history now.
             shutil.rmtree(self.directory / FOLDER, ignore_errors=True)
-
-
-class Carrier:
-    """Goes between a run's folder and those of its ranks whose hosts do not see it.
-
-    Args:
-        folder: of the stream.
-        calls: on the ranks.
-    """
-
-    def __init__(self, folder: Path, calls: Calls[RankResult]) -> None:
-        self._folder, self._calls = folder, calls
-        self._writers: dict[int, Writer] = {}  # of ranks that were heard
-        self._asked = False
-
-    def carry(self, last: bool = False) -> None:
-        """Write down what ranks have told; pass on the wish to stop, once."""
-        for rank, told in self._calls.told(all_of_it=last):
-            self._writers.setdefault(rank, Writer(self._folder, rank, {})).append(told)
-        # The first rank asks for all; before it is heard it has perhaps not begun.
-        if not self._asked and 0 in self._writers and (self._folder / STOP).exists():
-            self._asked = True
-            self._calls.ask_to_stop()
 
 
 def _emulated(experiment: Experiment) -> str | Network | None:

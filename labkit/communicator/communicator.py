@@ -61,6 +61,7 @@ class Communicator:
         numbers: of these ranks before any was gone; `number` is this one's.
         dead: the numbers of those that are gone, and have not been replaced.
         lost: who is gone, by rank among all that were called.
+        deaths: ranks that were gone before these were called, where a call is sent again.
         slowness: how much longer this rank computes than it could; None: not at all.
         on_one_host: whether all ranks share memory.
         traffic: what this rank has sent and how long it took.
@@ -92,6 +93,7 @@ class Communicator:
         self.crew, self._whole = crew, self.network
         self.numbers = list(range(comm.size)) if crew is None else crew.working_numbers
         self.dead, self.lost = list[int](), [] if crew is None else crew.lost
+        self.deaths = 0
         self.slowness: Slowness | None = None
         self.rules = rules or Rules()
         self._begin(comm.Dup(), limit, emulation, outer)
@@ -427,13 +429,14 @@ class Communicator:
     def close(self) -> None:
         """Free what MPI holds for this Communicator (collective)."""
         self.meet("the end of the call")
-        self._memory.close()
-        if self._memory.patience is not self.patience:
-            self._memory.patience.comm.Free()
-        if self._emulation:
-            self._emulation.close()
-        self.board.close()
-        self._comm.Free()
+        with self.patience.minding:
+            self._memory.close()
+            if self._memory.patience is not self.patience:
+                self._memory.patience.comm.Free()
+            if self._emulation:
+                self._emulation.close()
+            self.board.close()
+            self._comm.Free()
 
 
 def _named(values: np.ndarray) -> str:

@@ -149,6 +149,10 @@ class Reader:
         with suppress(FileNotFoundError):  # it has ended
             replace_file(self.folder / STOP, why.encode(), self.folder.parent)
 
+    def wants_stop(self) -> bool:
+        """Whether somebody wants training to end."""
+        return (self.folder / STOP).exists()
+
     def asked_to_prune(self) -> bool:
         """Whether that was asked because the run promises less than others."""
         with suppress(FileNotFoundError):

@@ -6,6 +6,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import make_folder, read_file, replace_file
@@ -25,6 +26,7 @@ def write(
     pruned: bool = False,
     told: Sequence[Row] = (),
     faults: Rows = (),
+    dead: Sequence[int] = (),
 ) -> None:
     """Write results and the final status of a run.
 
@@ -36,9 +38,10 @@ def write(
         pruned: they were stopped by a search, if they were stopped.
         told: rows of ranks that died.
         faults: times that it was begun anew, before what was run last.
+        dead: ranks that died while that was run.
     """
     ranks = list(found.values())
-    whole = ranks[0].whole if ranks else None
+    whole = next((rank.whole for rank in ranks if rank.whole is not None), None)
     if whole is None:
         who = why or "interrupted"
         store.interrupt(directory, f"{who}, before the ranks had a result")
@@ -67,8 +70,23 @@ def write(
         who = why or ("pruned" if pruned else "stopped by the user")
         stopped = f"{who} after {_reached(rows)} steps"
     metrics = summarise(experiment, rows, found, whole)
-    metrics["faults"] = [*faults, *whole.faults]
+    late = behind_the_end(dead, whole.faults, max(row["step"] for row in rows) + 1)
+    metrics["faults"] = [*faults, *whole.faults, *late]
     store.finish(directory, metrics, rows, whole.model, stopped, pruned)
+
+
+def behind_the_end(
+    dead: Sequence[int], faults: Sequence[Mapping[str, Any]], step: float
+) -> list[dict[str, Any]]:
+    """The fault of ranks that died when all steps were taken, and that no rank has met.
+
+    >>> behind_the_end([0, 2], [{"ranks": [2]}], 90)[0]["ranks"]
+    [0]
+    """
+    known = [rank for fault in faults for rank in fault["ranks"]]
+    late = [rank for rank in dead if rank not in known][: max(0, len(dead) - len(known))]
+    fault = {"ranks": late, "step": int(step), "repeated": 0, "source": "the result", "seconds": {}}
+    return [fault] if late else []
 
 
 def _timelines(found: Mapping[int, RankResult]) -> Iterator[Sequence[Event]]:

@@ -50,5 +50,6 @@ class Ledger(keras.callbacks.Callback, Hook):
     def _write(self, *leaves: np.ndarray) -> bool:
         optimizer = self.model.optimizer
         ranks, step = optimizer.exchange.communicator, int(optimizer._iterations.numpy())
-        os.write(self._file, line(Entry(step, ranks.number, len(ranks.lost), hashes(leaves))))
+        gone = ranks.deaths + len(ranks.lost)
+        os.write(self._file, line(Entry(step, ranks.number, gone, hashes(leaves))))
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -164,12 +165,13 @@ def _whole(
     exchange: dict[str, JSON] | None,
     comeback: Comeback | None,
 ) -> WholeResult | None:
-    """What the first rank says of all; the others see that it has not died over it."""
+    """What the first rank says of all; the others see that nobody has died over it."""
     from labkit.records import environment
 
     communicator, recovery = session.communicator, session.recovery
     whole = None
-    if communicator.rank == 0:
+    # Where training may outlive a rank, so does what is handed over: two have it.
+    if communicator.rank < (1 if recovery is None else 2):
         assert session.recorder is not None
         whole = WholeResult(
             epochs=session.recorder.epochs,
@@ -243,10 +245,10 @@ def main(payload: bytes) -> Any:
     The task holds `call` (function and arguments, pickled), `ranks`, `spares` (how many of them
     wait for a place), `limit`, `network`, `folder`, `modules`, `luggage` and `environment`; with
     `stream`, a folder, and `submitter`, a process, the function also gets `report` and
-    `stop_asked`, see `labkit.records.stream`. A failure is written on the board first, so that
-    ranks which wait for this one raise too and every engine stays alive for the next call. Returns
-    what the function does, the ranks that this one has outlived, and its number; None of a spare
-    nobody needed.
+    `stop_asked`, see `labkit.records.stream`; `deaths` counts the ranks that were gone before. A
+    failure is written on the board first, so that ranks which wait for this one raise too and every
+    engine stays alive for the next call. Returns what the function does, the ranks that this one
+    has outlived, and its number; None of a spare nobody needed.
     """
     import cloudpickle
 
@@ -257,6 +259,7 @@ def main(payload: bytes) -> Any:
     communicator = join(task["ranks"], task["spares"], task["limit"], task["network"])
     if communicator is None:
         return None, [], None
+    communicator.deaths = task.get("deaths", 0)
     try:
         enter(task["folder"], task["modules"], task["luggage"])
         function, arguments = cloudpickle.loads(task["call"])
@@ -284,5 +287,6 @@ def main(payload: bytes) -> Any:
         raise cause from (None if cause is error else error)
     if communicator.rank == 0:
         communicator.dismiss()
-    communicator.close()
+    with suppress(RankDied):  # the result is there, and engines start anew after a death
+        communicator.close()
     return result, communicator.lost, communicator.number

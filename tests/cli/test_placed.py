@@ -7,7 +7,7 @@ import os
 import pytest
 
 from labkit.cli.placed import place
-from labkit.cluster.start import VARIABLES
+from labkit.cluster.start import TOLERANT, VARIABLES, Start
 from labkit.common.errors import InvalidInput
 
 NOTHING = dict.fromkeys(("launcher", "hosts", "nodes", "agent", "slurm"))
@@ -66,3 +66,11 @@ def test_an_option_that_would_have_no_effect_is_refused(
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(InvalidInput, match=words):
         place(**NOTHING | given)
+
+
+def test_clusters_are_fault_tolerant_that_do_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if k != TOLERANT})
+    assert not Start.asked(2).fault_tolerant
+    place(**NOTHING, fault_tolerant=True)
+    assert Start.asked(2).fault_tolerant
+    assert settled() == {}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from left import left_of
 
+from labkit.cluster.keeper import Keeper
 from labkit.cluster.processes import SESSIONS
 from labkit.cluster.start import Start
 
@@ -101,3 +102,16 @@ def test_a_caller_that_is_killed_while_ranks_start_leaves_nothing(
     files = [path.name for path in own_runtime.rglob("*") if path.is_file()]
     assert sorted(files) == ["keeper.lock", "start.lock"]
     assert [path.name for path in sessions.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("outlives", "code", "dead", "expected"),
+    [(True, 0, [], 0), (True, 0, [1, 0], 1), (True, -9, [1], None), (False, 0, [], None)],
+)
+def test_ranks_that_have_all_died_end_an_mpiexec_that_says_nothing_of_them(
+    tmp_path: Path, outlives: bool, code: int, dead: list[int], expected: int | None
+) -> None:
+    keeper = Keeper(tmp_path, Start(2, fault_tolerant=outlives))
+    keeper.dead = dead
+    end = keeper._end_of_all(code)
+    assert (None if end is None else end.rank) == expected

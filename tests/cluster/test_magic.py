@@ -17,8 +17,9 @@ import pytest
 
 from labkit import Cluster
 from labkit.cluster import magic, where
-from labkit.cluster.magic import CellFailed, run_cell
+from labkit.cluster.magic import CellFailed, retries_of, run_cell
 from labkit.cluster.where import place
+from labkit.common.errors import InvalidInput
 from labkit.jobs.notebook import execute
 
 pytestmark = pytest.mark.heavy  # cells run on engines
@@ -64,6 +65,12 @@ def test_a_place_is_the_very_call_and_its_line() -> None:
 def test_a_call_inside_a_function_also_names_the_line_of_the_cell() -> None:
     told = placed("def train():\n    leave.wait()\n\ntrain()")
     assert told == "leave.wait() (train, line 2), from line 4 of the cell"
+
+
+@pytest.mark.parametrize("line", ["2", "retries", "retries=-1", "again=2"])
+def test_a_line_that_is_no_number_of_retries_is_refused(line: str) -> None:
+    with pytest.raises(InvalidInput, match=r"takes retries=2 or the like alone"):
+        retries_of(line)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ import pytest
 
 import labkit as lk
 from labkit import Cluster, Experiment
-from labkit.cluster.calls import RankError
-from labkit.cluster.setbacks import Setbacks
+from labkit.cluster.calls import RankError, Refused
+from labkit.cluster.magic import DeathInCell, run_cell
+from labkit.cluster.setbacks import TRIES, Setbacks, victims
 from labkit.records.checkpoints import Keeping
 from labkit.records.run import Run
 
@@ -98,11 +99,205 @@ def test_replicas_stay_as_many_where_there_is_a_spare(tolerant: Cluster) -> None
     )
 
 
+@pytest.fixture(scope="module")
+def pair(own_folders: Path) -> Iterator[Cluster]:
+    """Two ranks without a spare."""
+    with Cluster(workers=2, fault_tolerant=True, limit=60, name="pair") as up:
+        yield up
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + HANG
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_a_death_in_the_check_of_equivalence_lets_the_run_begin_again(
+    pair: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path)
+
+    def model() -> Any:
+        """Rank 1 comes to the check, and to nothing else, before it dies."""
+        import os
+        import time
+        from pathlib import Path
+
+        import keras
+
+        checks = keras.config.dtype_policy().name == "float64"
+        here = Path(folder, "checks")
+        if checks and os.environ["OMPI_COMM_WORLD_RANK"] == "1" and not here.exists():
+            here.touch()
+            time.sleep(600)
+        return keras.Sequential([keras.Input((12,)), keras.layers.Dense(2)])
+
+    question = QUESTION.replace(
+        model=model, model_options={}, loss="mse", dataset=(X, X[:, :2]), epochs=3, gate=True
+    )
+    processes = pair.view.apply_sync(os.getpid)
+    live = pair.submit(question)
+    wait_for(tmp_path / "checks")
+    os.kill(processes[1], signal.SIGKILL)
+    run = live.result()
+    assert run.status["state"] == "completed"
+    assert run.metrics["equivalence"]["verdict"] == "passed"
+    (fault,) = run.metrics["faults"]
+    assert (fault["ranks"], fault["step"], fault["source"]) == ([1], 0, "the begin")
+    assert "rank 1 died: the run begins again" in capsys.readouterr().err
+
+
+def hold_the_end(communicator: Any, folder: str) -> None:
+    """Let rank 0 stand still once, when all of its next run is done but to hand it over."""
+    import time
+    from pathlib import Path
+
+    from labkit.worker import session
+
+    leave = session.restore
+
+    def restore() -> None:
+        session.restore = leave
+        leave()
+        Path(folder, "done").touch()
+        time.sleep(600)
+
+    if communicator.rank == 0:
+        session.restore = restore
+
+
+@pytest.mark.slow
+def test_a_result_that_dies_with_rank_0_is_handed_over_by_another(
+    pair: Cluster, tmp_path: Path
+) -> None:
+    pair.call(hold_the_end, str(tmp_path))
+    processes = pair.view.apply_sync(os.getpid)
+    live = pair.submit(QUESTION.replace(epochs=3))
+    wait_for(tmp_path / "done")
+    os.kill(processes[0], signal.SIGKILL)
+    run = live.result()
+    assert run.status["state"] == "completed"
+    assert len(run.metrics["epochs"]) == 3
+    (fault,) = run.metrics["faults"]
+    assert (fault["ranks"], fault["step"], fault["repeated"]) == ([0], 15, 0)
+
+
+@pytest.mark.slow
+def test_a_run_whose_only_result_dies_begins_again(pair: Cluster, tmp_path: Path) -> None:
+    pair.call(hold_the_end, str(tmp_path))
+    processes = pair.view.apply_sync(os.getpid)
+    question = QUESTION.replace(strategy=lk.Pipeline(microbatches=2), epochs=3)
+    live = pair.submit(question)
+    wait_for(tmp_path / "done")
+    os.kill(processes[0], signal.SIGKILL)
+    run = live.result()
+    assert run.status["state"] == "completed"
+    (fault,) = run.metrics["faults"]
+    assert (fault["ranks"], fault["repeated"]) == ([0], 15)
+
+
+@pytest.mark.slow
+def test_a_stop_ends_a_run_whose_rank_has_died(pair: Cluster, tmp_path: Path) -> None:
+    pair.call(hold_the_end, str(tmp_path))
+    processes = pair.view.apply_sync(os.getpid)
+    live = pair.submit(QUESTION.replace(strategy=lk.Pipeline(microbatches=2), epochs=3))
+    wait_for(tmp_path / "done")
+    live.stop()
+    os.kill(processes[0], signal.SIGKILL)
+    assert live.result().status["state"] == "interrupted"
+
+
+@pytest.mark.slow
+def test_a_cell_whose_rank_dies_says_so_and_runs_again_on_request_alone(
+    pair: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dies = f"""import os, signal, time; from pathlib import Path
+folder, own = Path({str(tmp_path)!r}), os.environ["OMPI_COMM_WORLD_RANK"]
+kept = 7
+if own == "1" and len(list(folder.iterdir())) < deaths:
+    Path(folder, str(os.getpid())).touch(); os.kill(os.getpid(), signal.SIGKILL)
+print("alive", own)"""
+    run_cell(pair, "deaths = 1")
+    with pytest.raises(DeathInCell, match="rank 1 failed: its process has ended"):
+        run_cell(pair, dies)
+    capsys.readouterr()
+    run_cell(pair, "print(globals().get('kept'))")
+    assert capsys.readouterr().out == "[rank 0]\n7\n[rank 1]\nNone\n"
+    run_cell(pair, dies.replace("deaths", "2"), retries=1)
+    said = capsys.readouterr()
+    assert "rank 1 died: the cell runs again" in said.err
+    assert said.out.endswith("[rank 0]\nalive 0\n[rank 1]\nalive 1\n")
+
+
+DIED = RankError("rank 1 failed: its process has ended", 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "dead", "all_ended", "expected"),
+    [
+        (DIED, {1}, False, [1]),
+        (RankError("rank 0 failed: ValueError: a layer", 0), set(), False, []),
+        (RankError("rank 0 failed: MPI error", 0), {2, 1}, False, [1, 2]),
+        (
+            RankError("the engines ended: rank 0 was ended by SIGKILL", 0, "", "SIGKILL"),
+            set(),
+            True,
+            [0],
+        ),
+        (
+            RankError("the engines ended: rank 0 was ended by SIGTERM", 0, "", "SIGTERM"),
+            {0},
+            True,
+            [],
+        ),
+        (RankError("the engines ended: mpiexec was ended", None, "", "SIGKILL"), set(), True, []),
+        (Refused("batch_size=3", 0), {1}, False, []),
+    ],
+)
+def test_a_death_alone_sends_a_call_again(
+    error: RankError, dead: set[int], all_ended: bool, expected: list[int]
+) -> None:
+    assert victims(error, dead, all_ended) == expected
+
+
 def setbacks(folder: Path, **fields: Any) -> Setbacks:
     return Setbacks(folder, QUESTION.replace(**fields), Keeping(lk.Checkpoint(25)))
 
 
-def test_who_dies_at_the_same_step_again_ends_the_run(tmp_path: Path) -> None:
+def test_what_keeps_nothing_begins_again_and_says_so(tmp_path: Path) -> None:
+    found = Setbacks(tmp_path, QUESTION, None)
+    found.notice([0, 1])
+    assert found.go_back([0, 1], DIED) is None
+    assert (found.told[0]["source"], found.deaths) == ("the begin", 2)
+    assert found.sentence == "rank 0, 1 died: the run begins again"
+
+
+def test_deaths_before_the_first_step_end_a_run_only_when_they_come_again_and_again(
+    tmp_path: Path,
+) -> None:
+    found = Setbacks(tmp_path, QUESTION, None)
+    for _ in range(TRIES - 1):
+        found.notice([1])
+        found.go_back([1], DIED)
+    found.notice([1])
+    with pytest.raises(RankError, match=f"{TRIES} calls have come no further"):
+        found.go_back([1], DIED)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_begins_again(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints" / "25"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text("{}")
+    found = setbacks(tmp_path)
+    found.notice([1])
+    found.go_back([1], DIED)
+    assert found.told[0]["source"] == "the begin"
+    assert "no checkpoint is whole" in found.told[0]["notes"][0]
+
+
+def test_who_dies_at_the_same_step_again_and_again_ends_the_run(tmp_path: Path) -> None:
     died, row = RankError("rank 1 failed: its process has ended", 1), {"rank": 0, "step": 6}
     found = setbacks(tmp_path)
     for reached in (6, 9):
@@ -113,6 +308,10 @@ def test_who_dies_at_the_same_step_again_ends_the_run(tmp_path: Path) -> None:
         found.hear([("doing", {"what": "training"}), ("step", row | {"step": reached})])
     assert [(each["step"], each["repeated"]) for each in found.told] == [(0, 7), (0, 10)]
     assert all(set(each["seconds"]) > {"prepare", "repeat"} for each in found.told)
+    for reached in (3, 9)[: TRIES - 2]:  # further than the call before, and yet no further
+        found.notice([1])
+        found.hear([("step", row | {"step": reached})])
+        found.go_back([1], died)
     found.notice([1])
     with pytest.raises(RankError, match="ended; ranks had died at step 10 before, and gone back"):
         found.go_back([1], died)

@@ -1,8 +1,8 @@
 """What faults do to trainings, tried many times at random, as parts of one command.
 
 The long form, `labkit bench faults --json PATH`, takes some hours of two quiet cores: 100 kills on
-four ranks 50 min, 39 that are come back from 20 min, 100 resumes 40 min, 30 planted faults 5 min,
-the cost 3 min.
+four ranks 50 min, 60 at any moment of a call 25 min, 39 that are come back from 20 min, 100 resumes
+40 min, 30 planted faults 5 min, the cost 3 min.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.bench.faults import comebacks, cost, kills, resumes, sown
+from labkit.bench.faults import calls, comebacks, cost, kills, resumes, sown
 from labkit.bench.timing import Row
 
 
@@ -41,6 +41,9 @@ PARTS = {
         ("finished", "exact", "within"),
         "struck",
         ("seconds", "trace_s", "early_s"),
+    ),
+    "calls": Part(
+        calls.measure, 60, ("finished", "exact", "recorded"), "struck", ("seconds", "after_s")
     ),
     "comebacks": Part(
         comebacks.measure,

@@ -1,0 +1,77 @@
+"""What a call comes to when its ranks end in one way or another."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from labkit.cluster.calls import Asked, Calls
+
+
+class EngineError(Exception):
+    """What ipyparallel answers for an engine whose heart has not beaten for a minute."""
+
+
+class Answer:
+    """One rank's answer; an error is what the rank has raised, None has not come.
+
+    Args:
+        given: what the rank returned, whom it has outlived, and its number; or an error.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self._given, self.metadata = given, {"received": 0}
+
+    def ready(self) -> bool:
+        return self._given is not None
+
+    def successful(self) -> bool:
+        return not isinstance(self._given, Exception)
+
+    def exception(self) -> Any:
+        return self._given
+
+    def get(self) -> Any:
+        return self._given
+
+
+def call(*given: Any, outlives: bool = True, dead: list[int] | None = None) -> Calls[str]:
+    cluster: Any = SimpleNamespace(
+        how=SimpleNamespace(fault_tolerant=outlives),
+        state=lambda: {"dead": dead or []},
+        how_ended=lambda: None,
+        limit=60.0,
+    )
+    found: Calls[str] = Calls.__new__(Calls)
+    Asked.__init__(found, cluster, [Answer(each) for each in given])  # type: ignore[misc]
+    found._silent = set()
+    return found
+
+
+GONE = EngineError("Engine 1 died while running task 'x'")
+
+
+def test_the_client_s_word_of_a_dead_engine_ends_no_call_that_outlives_it() -> None:
+    late = call(("a", [1], 0), GONE, ("c", [1], 2))
+    assert late.first_failure() is None
+    assert late.dead() == {1}
+    assert late.of_the_living() == {0: "a", 2: "c"}
+
+
+def test_elsewhere_it_is_the_failure() -> None:
+    assert call(None, GONE, outlives=False).first_failure() == 1
+
+
+def test_a_rank_that_answered_before_it_died_counts_and_one_that_did_not_is_missed() -> None:
+    assert call(("a", [], 0), ("b", [], 1), dead=[1]).of_the_living() == {0: "a", 1: "b"}
+    assert call(("a", [], 0), None, dead=[1]).of_the_living() == {0: "a"}
+    assert call(("a", [], 0), None).of_the_living() is None
+
+
+@pytest.mark.parametrize("silent", [{2}, set()])
+def test_a_rank_that_waits_for_the_dead_for_ever_is_given_up(silent: set[int]) -> None:
+    waiting = call(("a", [], 0), None, None, dead=[1])
+    waiting._silent = silent
+    assert waiting.running() == sorted({2} - silent)
