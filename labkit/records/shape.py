@@ -162,8 +162,8 @@ def members(value: JSON) -> bool:
 
 
 def search(value: JSON) -> bool:
-    """A record with metric, maximize, trials, axes and values."""
-    kinds = {"metric": line, "maximize": truth, "trials": count, "axes": fields, "values": fields}
+    """A record with metric, maximize, trials, axes and fixed."""
+    kinds = {"metric": line, "maximize": truth, "trials": count, "axes": fields, "fixed": fields}
     return isinstance(value, dict) and all(
         is_fine(value.get(name)) for name, is_fine in kinds.items()
     )
@@ -204,6 +204,11 @@ def named(value: JSON) -> bool:
     return line(value) or isinstance(value, dict)
 
 
+def network(value: JSON) -> bool:
+    """The text of a network, or its fields."""
+    return text(value) or isinstance(value, dict)
+
+
 def data(value: JSON) -> bool:
     """A name, values by name, or a list of these."""
     return named(value) or (isinstance(value, list) and all(map(named, value)))
@@ -236,7 +241,8 @@ FIELDS: dict[str, dict[str, Field]] = {
         **dict.fromkeys(("epochs", "batch_size", "seed", "steps"), whole),
         **dict.fromkeys(("name", "optimizer", "precision", "clock", "notebook"), line),
         **dict.fromkeys(("model_options", "dataset_options", "optimizer_options"), fields),
-        **dict.fromkeys(("model", "network"), named),
+        "model": named,
+        "network": network,
         "dataset": data,
         "learning_rate": number,
         "slow": fields,
@@ -248,7 +254,8 @@ FIELDS: dict[str, dict[str, Field]] = {
         **dict.fromkeys(("payload_bytes_per_step", "wire_bytes_per_step"), amount),
         **dict.fromkeys(("link_bytes_per_step", "codec_ms_per_step"), amount),
         **dict.fromkeys(("workers", "threads", "repeats"), count),
-        **dict.fromkeys(("clock", "network"), line),
+        "clock": line,
+        "network": network,
         **dict.fromkeys(("exchange", "partition", "checkpoints", "bad_numbers"), fields),
         **dict.fromkeys(("faults", "stretches"), records),
         "oversubscribed": truth,
@@ -295,6 +302,7 @@ TABLES: dict[str, dict[str, str]] = {
     "layers": {
         "rank": WHOLE,
         **dict.fromkeys(("layer", "slices", "why"), TEXT),
-        **dict.fromkeys(("forward_bytes", "backward_bytes", "weights_bytes"), NUMBER),
+        **dict.fromkeys(("forward_bytes", "backward_bytes"), NUMBER),
+        **dict.fromkeys(("weights_bytes", "whole_weights_bytes"), NUMBER),
     },
 }

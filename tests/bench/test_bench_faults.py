@@ -59,16 +59,11 @@ def test_rows_that_a_file_has_are_not_run_again_and_new_ones_are_kept_at_once(
     asked: list[tuple[int, list[Any]]] = []
 
     def measure(repeats: int, known: Sequence[Any]) -> Iterator[Any]:
-        asked.append((repeats, [row["number"] for row in known]))
-        yield {"what": "planted", "case": "x", "network": None, "number": len(known), "found": True}
+        asked.append((repeats, [each["number"] for each in known]))
+        row: Any = {"bench": "faults", "what": "planted", "case": "x", "network": None}
+        yield row | {"number": len(known), "found": True}
         assert len(file.read_text().splitlines()) == len(known)
-        yield {
-            "what": "planted",
-            "case": "x",
-            "network": None,
-            "number": 9,
-            "found": len(known) < 3,
-        }
+        yield row | {"number": 9, "found": len(known) < 3}
 
     part = parts.PARTS["planted"]._replace(measure=measure)
     monkeypatch.setitem(parts.PARTS, "planted", part)

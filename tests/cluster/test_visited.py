@@ -11,13 +11,14 @@ from labkit.cluster.start import Start
 from labkit.cluster.visited import Visited
 from labkit.common.errors import InvalidInput
 from labkit.common.places import fingerprint
+from labkit.hosts.host_list import Host
 
 
 @pytest.fixture
 def file() -> Path:
     content = {
         "name": "lab",
-        "how": Start(2).to_json(),
+        "how": Start(2, launcher="hosts", hosts=(Host("a", 1), Host("b", 1))).to_json(),
         "state": {},
         "connection": {"curve_serverkey": "key"},
         "fingerprint": fingerprint(),

@@ -69,7 +69,16 @@ def test_what_a_run_has_metered_stands_beside(tmp_path: Path) -> None:
     run: Any = write_run(tmp_path / "run", precision="float64")
     samples = float(run.history["samples"].mean())
     rows = [
-        {"rank": rank, "layer": name, "forward_bytes": 8 * 10 * samples, "backward_bytes": 0.0}
+        {
+            "rank": rank,
+            "layer": name,
+            "slices": "grid",
+            "why": "",
+            "backward_bytes": 0.0,
+            "forward_bytes": 8 * 10 * samples,
+            "weights_bytes": 0,
+            "whole_weights_bytes": 0,
+        }
         for rank in range(8)  # two replicas
         for name in ("pixels", "kernels", "scores", "loss")
     ]
