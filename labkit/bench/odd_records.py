@@ -105,7 +105,7 @@ def _tables() -> dict[str, list[dict[str, Any]]]:
     seen = {"step": 1, "rank": 0, "bucket": 0, "layer": "dense", "fraction_sent": 0.5}
     push = dict.fromkeys(("server", "update", "worker", "step", "version", "staleness", "rows"), 1)
     moments = {"sent": 0.1, "delivered": 0.2, "applied": 0.3}
-    sizes = dict.fromkeys((
+    sizes = dict.fromkeys(
         ("forward_bytes", "backward_bytes", "weights_bytes", "whole_weights_bytes"), 8.0
     )
     layer = {"rank": 0, "layer": "dense", "slices": "outputs", "why": ""}
