@@ -76,9 +76,10 @@ class WandbMetricsLogger(keras.callbacks.Callback):
 
 
 def test_a_callback_of_ones_own_hears_each_step_and_epoch_of_one_rank(
-    cluster: labkit.Cluster,
+    cluster: labkit.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [code] = [code for code in re.findall(r"```python\n(.*?)```", README, re.S) if "wandb" in code]
+    monkeypatch.syspath_prepend(Path.cwd())  # as in the kernel of a notebook in this folder
     Path("wandb").mkdir()
     Path("wandb/__init__.py").write_text(WANDB)
     Path("wandb/integration").mkdir()

@@ -97,6 +97,11 @@ def amount(value: JSON) -> bool:
     return number(value) and value >= 0
 
 
+def positive(value: JSON) -> bool:
+    """A number above 0."""
+    return number(value) and value > 0
+
+
 def moment(value: JSON) -> bool:
     """A moment with its time zone, as ISO 8601 writes it, from 1970 to 2200."""
     try:
@@ -275,7 +280,7 @@ FIELDS: dict[str, dict[str, Field]] = {
         **dict.fromkeys(("process_started", "since_boot"), number),
         "pid": process,
         "jobs": count,
-        "limit": amount,
+        "limit": positive,
         "elements": listed,
         "members": members,
         "search": search,

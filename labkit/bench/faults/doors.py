@@ -172,7 +172,7 @@ def _notebook(source: str) -> nbformat.NotebookNode:
 
 def _command(words: list[str]) -> None:
     """Run labkit's command; raise with what it said where it fails."""
-    command = [sys.executable, "-c", "from labkit.cli.app import app; app()", *words]
+    command = [sys.executable, "-P", "-c", "from labkit.cli.app import app; app()", *words]
     variables = {name: value for name, value in os.environ.items() if name != TOLERANT}
     process = subprocess.run(
         command, env=variables, capture_output=True, text=True, timeout=LIMIT, check=False

@@ -27,7 +27,7 @@ def test_ranks_that_do_not_find_each_other_are_a_mismatch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What an mpiexec of another MPI does: it starts two processes, each a world of its own.
-    alone = f'"{sys.executable}" "$2" "$3"; "{sys.executable}" "$2" "$3"'
+    alone = f'"{sys.executable}" "$2" "$3" "$4"; "{sys.executable}" "$2" "$3" "$4"'
     fake_mpiexec(tmp_path, alone, monkeypatch)
     (found,) = ranks.ranks()
     assert found.broken

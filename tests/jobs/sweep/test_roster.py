@@ -88,10 +88,16 @@ def test_a_sweep_whose_process_is_gone_was_interrupted(plan: Plan) -> None:
         ('{"schema": 99}', "update labkit"),
         ('{"schema": 1}', "not the record of a sweep"),
         ('{"schema": 1, "state": "odd", "members": []}', "not the record of a sweep"),
-        ('{"schema": 1, "state": "failed", "members": [1]}', "without values"),
-        ('{"schema": 1, "state": "failed", "members": [{"values": 1}]}', "without values"),
-        ('{"schema": 1, "state": "failed", "members": [], "jobs": "x"}', "jobs='x'"),
-        ('{"schema": 1, "state": "failed", "members": [], "limit": -1}', "limit=-1"),
+        ('{"schema": 1, "state": "failed", "members": [1]}', "values by name"),
+        (
+            '{"schema": 1, "state": "failed", "members": [{"values": 1}]}',
+            "values by name",
+        ),
+        ('{"schema": 1, "state": "failed", "members": [], "jobs": "x"}', "jobs is 'x'"),
+        (
+            '{"schema": 1, "state": "failed", "members": [], "limit": 0}',
+            "a number above 0",
+        ),
     ],
 )
 def test_a_record_that_cannot_be_used_is_one_line(content: str, words: str) -> None:
@@ -114,12 +120,12 @@ def test_a_record_names_no_folder_outside_of_the_sweep(plan: Plan) -> None:
 def test_the_newest_sweep_that_asked_the_same_is_found(plan: Plan) -> None:
     assert roster.newest(Path("runs"), plan) is None
     first = folder_of(plan)
-    roster.update(first, started="2026-01-01")
+    roster.update(first, started="2026-01-01T00:00:00+00:00")
     assert roster.newest(Path("runs"), plan) == first
     second = folder_of(plan)
-    roster.update(second, started="2026-01-02")
+    roster.update(second, started="2026-01-02T00:00:00+00:00")
     other = make(NOTEBOOK, Asked(read_assignments(("number=1,2",)), {}))
-    roster.update(folder_of(other), started="2026-01-03")
+    roster.update(folder_of(other), started="2026-01-03T00:00:00+00:00")
     Path("runs/broken").mkdir()
     Path("runs/broken/sweep.json").write_text("{")
     assert second.name == "swept-2"
