@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
+from labkit.cluster.code_objects import dumps
 from labkit.cluster.lease import Turn
 from labkit.common import imports
 from labkit.common.content import JSON
@@ -197,7 +198,7 @@ class Calls(Asked, Generic[T]):
             {
                 # A pickle in a pickle: a rank unpacks the call after it has joined the others, so
                 # that its errors are told like any other.
-                "call": cloudpickle.dumps((function, arguments)),
+                "call": dumps((function, arguments)),
                 "ranks": list(range(ranks + spares)),
                 "spares": spares,
                 "limit": cluster.limit,
