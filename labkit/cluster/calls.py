@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
+from labkit.cluster.code_objects import dumps
 from labkit.cluster.lease import Turn
 from labkit.common import imports
 from labkit.common.content import JSON
@@ -211,7 +212,7 @@ class Calls(Asked, Generic[T]):
             {
                 # A pickle in a pickle: a rank unpacks the call after it has joined the others, so
                 # that its errors are told like any other.
-                "call": cloudpickle.dumps((function, arguments)),
+                "call": dumps((function, arguments)),
                 "ranks": list(range(ranks + spares)),
                 "spares": spares,
                 "limit": cluster.limit,

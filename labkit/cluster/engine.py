@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import SupportsIndex
 
+from labkit.cluster.code_objects import intern_calls
 from labkit.cluster.lease import KEEPER, Lock
 from labkit.cluster.start import JOB
 from labkit.cluster.where import answer
@@ -193,5 +194,6 @@ if __name__ == "__main__":
             os.environ[FOLDER] = f"{os.environ[PROFILE]}-work"
             ends = [str(os.getpid()), os.environ[PROFILE], os.environ[FOLDER]]
             subprocess.run(["sh", "-c", _TIDIES, *ends], start_new_session=True, check=True)
+        intern_calls()
         imports.add_inherited()  # `%%px` finds modules before any call comes
         Engine.launch_instance()
