@@ -428,7 +428,7 @@ def report(folder: Path, counts: list[int], file: Path | None) -> None:
 
 
 @bench.command()
-@click.option("--cases", default=1_000, show_default=True, type=click.IntRange(1))
+@click.option("--cases", default=1_000, show_default=True, type=click.IntRange(0))
 @click.option("--records", default=0, show_default=True, help="Odd records, for all readers.")
 @click.option("--seed", default=0, show_default=True, help="Of what is generated.")
 @AS_JSON
