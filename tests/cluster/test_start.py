@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from labkit.cluster import Cluster
 from labkit.cluster.start import Met, Start
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.hosts.host_list import Host
@@ -140,3 +142,17 @@ def test_other_hosts_than_those_that_were_asked_for_are_an_error() -> None:
     dealt.check_world(met((2, "a"), (2, "b")))
     with pytest.raises(LabkitError, match="on 1 host "):
         dealt.check_world(met((2, "a"), (2, "a")))
+
+
+@pytest.mark.parametrize(("up", "wanted"), [(True, False), (True, True), (False, True)])
+def test_only_who_trusts_the_network_uses_engines_that_do(
+    up: bool, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"workers": 2, "threads": 1, "how": Start(2, trusted_network=up).to_json()}
+    monkeypatch.setattr(Cluster, "state", lambda self: told)
+    cluster = Cluster.__new__(Cluster)
+    cluster.how, cluster.name = Start(2, trusted_network=wanted), "x"
+    cluster.workers, cluster.threads = 2, 1
+    expected = nullcontext() if wanted else pytest.raises(InvalidInput, match="is up with trusted")
+    with expected:
+        cluster._check_shape()
