@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from labkit.cluster import Cluster
+from labkit.cluster import Cluster, launch
 from labkit.cluster.start import Met, Start
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.hosts.host_list import Host
@@ -55,6 +56,20 @@ def test_what_is_not_said_follows_from_what_is(
 )
 def test_ranks_of_this_machine_are_counted(given: dict[str, Any], here: int) -> None:
     assert Start.asked(**{"workers": None} | given).ranks_here == here
+
+
+@pytest.mark.parametrize("hosts", [["localhost:2"], ["127.0.0.1:1", socket.gethostname()]])
+def test_hosts_that_all_are_this_machine_are_refused_before_anything_starts(
+    hosts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("the keeper starts")
+
+    monkeypatch.setattr(launch, "launch", start)
+    with pytest.raises(InvalidInput, match=r"hosts= name this machine alone.*trusted_network=True"):
+        Cluster(1, hosts=hosts)
+    Start.asked(1, hosts=hosts, trusted_network=True).check_hosts()
+    Start.asked(1, hosts=[*hosts, "elsewhere:1"]).check_hosts()
 
 
 def test_a_notebook_that_names_no_launcher_takes_that_of_the_environment(
