@@ -44,6 +44,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("labkit")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LABKIT_RUNTIME", str(folder / "runtime"))
+        patch.setenv("LABKIT_STATE", str(folder / "state"))
         patch.setenv("LABKIT_CACHE", str(folder / "cache"))
         patch.setenv("IPYTHONDIR", str(folder / "ipython"))  # the history of kernels
         # An mpiexec that is killed leaves files by its number, at which a later one would fail.

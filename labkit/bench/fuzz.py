@@ -253,10 +253,11 @@ def _ended(app: click.Command, case: Case, folder: Path) -> Ended:
     before = os.getcwd()
     os.chdir(folder / "work")
     try:
-        done = CliRunner().invoke(app, case.words, env={"HOME": str(home)})
+        own = {"HOME": str(home), "LABKIT_STATE": str(folder / "state")}
+        done = CliRunner().invoke(app, case.words, env=own)
     finally:
         os.chdir(before)
-    left = [each for each in folder.iterdir() if each.name not in ("work", "home")]
+    left = [each for each in folder.iterdir() if each.name not in ("work", "home", "state")]
     outside = [*left, *home.rglob("*")]
     wrong = f"wrote {outside[0].name} outside" if outside else _misbehaviour(done)
     return Ended(case, done.exit_code, wrong)

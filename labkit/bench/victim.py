@@ -80,7 +80,7 @@ class Victim:
         self.folder = Path(tempfile.mkdtemp(prefix="labkit-attack-"))
         memory = SHARED if SHARED.is_dir() else self.folder
         self.shared = Path(tempfile.mkdtemp(prefix="labkit-attack-", dir=memory))
-        own = {"LABKIT_RUNTIME": str(self.folder)}
+        own = {"LABKIT_RUNTIME": str(self.folder), "LABKIT_STATE": str(self.folder)}
         own["OMPI_MCA_btl_sm_backing_directory"] = str(self.shared)
         # Open MPI keeps files there, which tell the processes of one mpiexec from others, too.
         self.tmp = self.folder / "tmp"

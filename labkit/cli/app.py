@@ -305,6 +305,8 @@ def lab(arguments: tuple[str, ...]) -> None:
     command.append("--KernelManager.transport_encryption=auto")
     # Templates of nbconvert are code, and it would look for them in the current folder.
     command.append("--TemplateExporter.extra_template_basedirs=[]")
+    # Modules beside a notebook, which may be anybody's, would come before installed ones.
+    command.append("--ServerApp.kernel_spec_manager_class=labkit.cli.kernelspecs.KernelSpecs")
     # A kernel works in its notebook's folder; runs and data stay where `labkit run` has them.
     os.environ.setdefault("LABKIT_RUNS", str(Path("runs").resolve()))
     if Path("data").is_dir():

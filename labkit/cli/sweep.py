@@ -216,9 +216,10 @@ def _recorded(folder: Path, notebook: Path | None = None) -> Plan:
 
 def _run(folder: Path, plan: Plan, known: Record) -> None:
     """Run what is missing; exit with 0 if then all members have completed."""
+    from labkit.jobs.elements import asked, check_ended, open_elements
     from labkit.jobs.listing import shown
     from labkit.jobs.sweep import roster
-    from labkit.jobs.sweep.array import Array
+    from labkit.jobs.sweep.array import Array, arrays
     from labkit.jobs.sweep.scheduler import Scheduler
     from labkit.jobs.sweep.screen import Screen
     from labkit.jobs.sweep.trials import Trials
@@ -236,6 +237,9 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
         say(f"{shown(folder)}: {total} members" + (f", {done} done" if done else ""))
         options = {name: known[name] for name in ("jobs", "limit", "slurm")}
         words = options["slurm"]
+        # A sweep of Slurm's that goes on here may have elements there.
+        unended = open_elements(folder / member.folder for member in todo) if words is None else {}
+        check_ended(unended, (asked(arrays(unended)) if unended else None) or {})
         alone = words is None and options["jobs"] is None
         if alone and any(member.cores is None for member in todo):
             say("no parameter `workers`: one member at a time; --jobs N runs N", err=True)

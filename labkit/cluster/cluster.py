@@ -456,7 +456,10 @@ class Cluster:
     def _check_shape(self) -> None:
         state = self.state()
         there = Start.of_json(state["how"])
-        for field in ("launcher", "hosts", "nodes", "step", "place", "fault_tolerant", "spares"):
+        fields = ["launcher", "hosts", "nodes", "step", "place", "fault_tolerant", "spares"]
+        if not self.how.trusted_network:  # who trusts the network may use engines that do not
+            fields.append("trusted_network")
+        for field in fields:
             found, wanted = getattr(there, field), getattr(self.how, field)
             if found != wanted:
                 raise InvalidInput(

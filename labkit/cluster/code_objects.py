@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import io
 from collections import ChainMap
+from functools import lru_cache
 from types import CodeType
 from typing import Any, ClassVar
 
-_codes: dict[tuple[CodeType, str, bytes], CodeType] = {}
+SOME = 4096  # code objects that are kept, those of the last calls
 
 
 def intern(code: CodeType) -> CodeType:
     """Return the first code object that equals this one, from the same lines of the same file."""
-    return _codes.setdefault((code, code.co_filename, code.co_linetable), code)
+    return _first(code, code.co_filename, code.co_linetable)
+
+
+@lru_cache(SOME)
+def _first(code: CodeType, file: str, lines: bytes) -> CodeType:
+    return code
 
 
 def construct(*arguments: Any) -> CodeType:

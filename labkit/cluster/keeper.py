@@ -194,12 +194,13 @@ class Keeper:
         )
         begun = time.monotonic()
         self.cluster.start_cluster_sync()
-        self._confine(LISTENS)
+        confined = self._confine(LISTENS)
         client = self.cluster.connect_client_sync()
         while len(client.ids) < self.ranks:
             self._look()
+            confined = confined or self._confine()  # on a busy machine mpiexec may take longer
             time.sleep(0.05)
-        self._confine()  # what has listened late
+        self._confine()  # what ranks themselves have opened
         # Asked once, while the engines are idle: who attaches later may find them at work.
         met = self._ask(client, _meet, not self.how.is_local)
         if self.warms:
@@ -233,8 +234,8 @@ class Keeper:
         own = psutil.Process(self.cluster.engine_set.pid)
         return own if self.how.is_local else own.children()[0]
 
-    def _confine(self, patience: float = 0.0) -> None:
-        """Let mpiexec of this machine listen on loopback alone.
+    def _confine(self, patience: float = 0.0) -> bool:
+        """Let mpiexec of this machine listen on loopback alone; return whether it is bound there.
 
         Args:
             patience: seconds that it gets to begin with it.
@@ -243,17 +244,18 @@ class Keeper:
             LabkitError: it cannot be bound there, and nobody trusts the network.
         """
         if not self.how.is_local or self.how.trusted_network:
-            return
+            return True
         try:
             mpiexec = self._mpiexec()
             # On one host no daemon calls back, and whoever else does is not to be heard.
-            confine(mpiexec, patience, deaf=True)
+            confined = confine(mpiexec, patience, deaf=True)
             # A site's mpiexec may be a script, and its ranks may speak by TCP.
             for each in mpiexec.children(recursive=True):
                 confine(each)
+            return confined
         except psutil.NoSuchProcess:
-            return  # `_look` tells how it has ended
-        except LabkitError as error:
+            return False  # `_look` tells how it has ended
+        except (LabkitError, psutil.AccessDenied) as error:
             self._look()
             raise LabkitError(f"{error}; {OPEN}") from None
 

@@ -39,7 +39,7 @@ class Kept:
         """Take a lease, and start the engines where they are not up; how to connect.
 
         Raises:
-            InvalidInput: this machine is too small for them.
+            InvalidInput: this machine is too small for them, or they would be open to others.
             LabkitError: they did not start.
         """
         self.folder.mkdir(exist_ok=True, mode=0o700)
@@ -53,6 +53,7 @@ class Kept:
                 # Once: a run whose engines have ended goes on, however busy the machine is.
                 if not self._fits:
                     check_ranks(self.how.ranks_here, self.oversubscribe)
+                self.how.check_hosts()
                 launch.launch(self.folder, self.how)
             self._fits = True
         return self._connection()

@@ -59,8 +59,10 @@ def exposed(process: psutil.Process) -> list[Listener]:
     return [each for each in listeners(process) if not each.is_local]
 
 
-def confine(process: psutil.Process, patience: float = 0.0, deaf: bool = False) -> None:
+def confine(process: psutil.Process, patience: float = 0.0, deaf: bool = False) -> bool:
     """Bind the listeners of a child to loopback, at their ports, while all its threads stand still.
+
+    Return whether there were any.
 
     A program that binds to every interface, as Open MPI's daemon does, knows no option for that.
 
@@ -75,7 +77,7 @@ def confine(process: psutil.Process, patience: float = 0.0, deaf: bool = False) 
     end = time.monotonic() + patience
     while not exposed(process):
         if time.monotonic() >= end:
-            return
+            return False
         time.sleep(_LOOK)
     try:
         with _stopped(process):
@@ -85,6 +87,7 @@ def confine(process: psutil.Process, patience: float = 0.0, deaf: bool = False) 
                     _rebind(handle, each, deaf)
             finally:
                 os.close(handle)
+        return True
     except (AttributeError, OSError) as error:  # another system than Linux has no `pidfd_open`
         raise LabkitError(
             f"the sockets of process {process.pid} cannot be bound: {error}"

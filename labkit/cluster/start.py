@@ -57,7 +57,7 @@ def _check_counts(**counts: object) -> None:
 
 def _names() -> tuple[str, ...]:
     """Return the names that this machine has for itself."""
-    return "localhost", socket.gethostname()
+    return LOOPBACK, "localhost", socket.gethostname()
 
 
 class Met(NamedTuple):
@@ -213,8 +213,23 @@ class Start:
         """Ranks that start on this machine, as far as hosts' names tell."""
         if self.is_local:
             return self.ranks
-        here = sum(host.slots for host in self.hosts if host.name in (LOOPBACK, *_names()))
+        here = sum(host.slots for host in self.hosts if host.name in _names())
         return min(self.ranks, here)
+
+    def check_hosts(self) -> None:
+        """Refuse hosts that all are this machine, where mpiexec would listen for no other one.
+
+        Raises:
+            InvalidInput: they are, and nobody trusts the network.
+        """
+        if not self.hosts or self.trusted_network:
+            return
+        if {host.name for host in self.hosts} <= {*_names()}:
+            raise InvalidInput(
+                "hosts= name this machine alone, and mpiexec over hosts listens on every interface "
+                "without a key: leave hosts= out, or give trusted_network=True where you trust the "
+                "network"
+            )
 
     @property
     def _beside(self) -> str:

@@ -38,6 +38,24 @@ def cache_folder(name: str) -> Path:
     return _usable(root / name, "LABKIT_CACHE")
 
 
+def state_folder(name: str) -> Path:
+    """A folder of this user's for what outlives a login: `LABKIT_STATE`, else the state folder.
+
+    Where the user's home cannot be written, it lies in the runtime folder.
+
+    Raises:
+        LabkitError: others may write there, it is a link, or it cannot be made.
+    """
+    if given := os.environ.get("LABKIT_STATE"):
+        return _private(Path(given), "LABKIT_STATE", name)
+    try:
+        return _private(platformdirs.user_state_path(), "LABKIT_STATE", name)
+    except LabkitError as error:
+        root = runtime_folder(name)
+        _warn_once(f"{error}; until then what labkit has started is noted in {root}")
+        return root
+
+
 def runtime_folder(name: str) -> Path:
     """A folder of this user's for what lives as long as a process.
 
@@ -50,20 +68,7 @@ def runtime_folder(name: str) -> Path:
     login = os.environ.get("XDG_RUNTIME_DIR")
     # A login by other means than systemd's names a folder that nobody has made.
     login = login if login and os.access(login, os.W_OK | os.X_OK) else None
-    root = Path(given or login or tempfile.gettempdir()) / f"labkit-{os.getuid()}"
-    if not os.path.lexists(root):
-        _usable(root, "LABKIT_RUNTIME")
-    # In a folder that all may write to, anybody can make one of this name before us: a link, too.
-    there = root.lstat()
-    if not stat.S_ISDIR(there.st_mode):
-        wrong = "is a link or a file, not a folder"
-    elif there.st_uid != os.getuid():
-        wrong = "belongs to another user"
-    elif stat.S_IMODE(there.st_mode) & 0o077:
-        wrong = f"is open to other users (mode {stat.S_IMODE(there.st_mode):o}, allowed is 700)"
-    else:
-        return _usable(root / name, "LABKIT_RUNTIME")
-    raise LabkitError(f"{root} {wrong}; remove it, or set LABKIT_RUNTIME to a folder of yours")
+    return _private(Path(given or login or tempfile.gettempdir()), "LABKIT_RUNTIME", name)
 
 
 def peers_folder() -> Path:
@@ -104,6 +109,30 @@ def fingerprint() -> str:
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         checksum.update(file.read_bytes())
     return checksum.hexdigest()
+
+
+def _private(place: Path, variable: str, name: str) -> Path:
+    """Return a folder within this user's in a place, which must be open to nobody else.
+
+    Args:
+        place: where the user's folder lies.
+        variable: that names another place.
+        name: of the folder.
+    """
+    root = place / f"labkit-{os.getuid()}"
+    if not os.path.lexists(root):
+        _usable(root, variable)
+    # In a folder that all may write to, anybody can make one of this name before us: a link, too.
+    there = root.lstat()
+    if not stat.S_ISDIR(there.st_mode):
+        wrong = "is a link or a file, not a folder"
+    elif there.st_uid != os.getuid():
+        wrong = "belongs to another user"
+    elif stat.S_IMODE(there.st_mode) & 0o077:
+        wrong = f"is open to other users (mode {stat.S_IMODE(there.st_mode):o}, allowed is 700)"
+    else:
+        return _usable(root / name, variable)
+    raise LabkitError(f"{root} {wrong}; remove it, or set {variable} to a folder of yours")
 
 
 def _usable(folder: Path, variable: str) -> Path:

@@ -35,7 +35,7 @@ class Elements:
             return status
         array = number.partition("_")[0]
         if array not in self._known:
-            self._known[array] = _asked(array)
+            self._known[array] = asked(array)
         if (jobs := self._known[array]) is None:
             return status
         job = jobs.get(number)
@@ -65,6 +65,38 @@ def cause(job: Job | None) -> str:
         f"its element {job.number} ended without a word ({job.state}{reason}): all nodes must see "
         "the sweep's folder and this Python"
     )
+
+
+def open_elements(folders: Iterable[Path]) -> dict[str, Path]:
+    """Folders of jobs whose records name elements and no end, by the numbers of these."""
+    found = {}
+    for folder in folders:
+        try:
+            status = store.read_status(folder)
+        except LabkitError:  # a member that has no record has no element
+            continue
+        if (number := number_of(status)) and status["state"] not in store.ENDED:
+            found[number] = folder
+    return found
+
+
+def check_ended(elements: Mapping[str, Path], known: Mapping[str, Job]) -> None:
+    """Refuse that members run anew whose elements may still write.
+
+    Args:
+        elements: folders of the members, by their elements' numbers.
+        known: what Slurm says of elements, by their numbers.
+
+    Raises:
+        LabkitError: Slurm has not ended one of them.
+    """
+    for number, folder in elements.items():
+        if (job := known.get(number)) is not None and not job.has_ended:
+            raise LabkitError(
+                f"{folder.name}: {job.told}, which its record names; if this sweep submitted it, "
+                f"end it (scancel {number}) or wait for its end, and resume then; if not, remove "
+                f"the folder {folder.name}"
+            )
 
 
 def settle(folder: Path, job: Job | None, why: str = "") -> None:
@@ -139,7 +171,8 @@ def cancel(elements: Mapping[str, Path], say: Callable[[str], None]) -> list[Pat
     return [*left.values()]
 
 
-def _asked(array: str) -> dict[str, Job] | None:
+def asked(array: str) -> dict[str, Job] | None:
+    """What Slurm says of an array's elements, or of those of "12,13"; None: it does not answer."""
     try:
         return numbered(Queue(login()).jobs(jobs=array))
     except LabkitError:  # no Slurm here, or it does not answer: the records are all there is

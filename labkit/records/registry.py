@@ -1,7 +1,8 @@
-"""What this user has started on this machine: only that is ended by `labkit stop`.
+"""What this user has started: only that is ended by `labkit stop`.
 
-It stands in the private runtime folder. A record in a runs folder may name any process or job of
-Slurm's, for whoever may write there; what it names is shown, and never signalled.
+It stands in the private state folder, which outlives a login and which login nodes share. A record
+in a runs folder may name any process or job of Slurm's, for whoever may write there; what it names
+is shown, and never signalled.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from labkit.common.errors import LabkitError
-from labkit.common.places import runtime_folder
+from labkit.common.places import state_folder
 from labkit.records import store
 from labkit.records.store import Record
 
@@ -34,7 +35,7 @@ def registration(folder: Path) -> Iterator[None]:
         return
     entry = this = None
     try:
-        entry, this = _entry(PROCESSES, folder), store.this_process() | {"machine": _machine()}
+        entry, this = _process(folder), store.this_process() | {"machine": _machine()}
         store.write_json(entry, this)
     except (OSError, LabkitError) as error:  # to run is worth more than to be stopped from afar
         print(f"labkit stop will not end {folder.name}: {error}", file=sys.stderr, flush=True)
@@ -48,7 +49,7 @@ def registration(folder: Path) -> Iterator[None]:
 
 def process(folder: Path) -> Record | None:
     """The process that works, or has worked until it was killed, on a job or sweep."""
-    found = _read(_entry(PROCESSES, folder))
+    found = _read(_process(folder))
     return found if found and found.get("machine") == _machine() else None
 
 
@@ -59,7 +60,7 @@ def add_array(folder: Path, number: str) -> None:
 
 
 def arrays(folder: Path) -> list[str]:
-    """The numbers of the job arrays that this user has submitted here for a sweep."""
+    """The numbers of the job arrays that this user has submitted for a sweep."""
     return list((_read(_entry(ARRAYS, folder)) or {}).get("arrays", []))
 
 
@@ -70,7 +71,7 @@ def forget_arrays(folder: Path) -> None:
 
 def _machine() -> str:
     """This machine since its start, and the numbers of processes that hold here."""
-    # Containers and hosts may share a runtime folder, and a reboot gives numbers anew.
+    # Containers and hosts may share a state folder, and a reboot gives numbers anew.
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -78,10 +79,15 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _entry(kind: str, folder: Path) -> Path:
+def _process(folder: Path) -> Path:
+    # Machines that share a home may have folders of the same path on disks of their own.
+    return _entry(PROCESSES, folder, _machine())
+
+
+def _entry(kind: str, folder: Path, machine: str = "") -> Path:
     # Resolved: who asks may stand in another folder, or come by a link.
-    name = hashlib.sha256(str(folder.resolve()).encode("utf-8", "surrogateescape")).hexdigest()
-    return runtime_folder("registry") / f"{kind}-{name}.json"
+    path = f"{folder.resolve()}{machine}".encode("utf-8", "surrogateescape")
+    return state_folder("registry") / f"{kind}-{hashlib.sha256(path).hexdigest()}.json"
 
 
 def _read(entry: Path) -> Record | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 from types import CodeType, FunctionType
+from weakref import ref
 
 import pytest
 
 from labkit import Cluster
-from labkit.cluster.code_objects import dumps, execute, intern
+from labkit.cluster.code_objects import SOME, dumps, execute, intern
 
 
 def code_of(line: str, file: str = "cell") -> CodeType:
@@ -18,6 +19,15 @@ def code_of(line: str, file: str = "cell") -> CodeType:
 def test_equal_code_from_the_same_lines_is_one_object() -> None:
     assert code_of("x = 1") is not code_of("x = 1")
     assert intern(code_of("x = 1")) is intern(code_of("x = 1"))
+
+
+def test_code_that_no_call_has_brought_for_long_is_let_go() -> None:
+    old = ref(intern(code_of("x = 'old'")))
+    assert old() is not None
+    base = code_of("x = 1")
+    for line in range(SOME):
+        intern(base.replace(co_firstlineno=line))
+    assert old() is None
 
 
 @pytest.mark.parametrize(

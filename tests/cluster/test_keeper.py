@@ -7,12 +7,14 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from left import left_of
 
 from labkit.cluster.keeper import Keeper
 from labkit.cluster.processes import SESSIONS
 from labkit.cluster.start import Start
+from labkit.common.errors import LabkitError
 
 # The first controller is told to use a port on which somebody listens.
 START = """
@@ -21,6 +23,7 @@ from pathlib import Path
 from labkit.cluster import keeper
 from labkit.cluster.lease import Lock
 from labkit.cluster.start import Start
+from labkit.common.errors import LabkitError
 
 taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
 ports = [each.getsockname()[1] for each in taken]
@@ -115,3 +118,15 @@ def test_ranks_that_have_all_died_end_an_mpiexec_that_says_nothing_of_them(
     keeper.dead = dead
     end = keeper._end_of_all(code)
     assert (None if end is None else end.rank) == expected
+
+
+def test_sockets_that_cannot_be_looked_at_are_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden(keeper: Keeper) -> psutil.Process:
+        raise psutil.AccessDenied(1)
+
+    monkeypatch.setattr(Keeper, "_mpiexec", hidden)
+    monkeypatch.setattr(Keeper, "_look", lambda keeper: None)  # it runs
+    with pytest.raises(LabkitError, match=r"listens on every interface.*trusted_network=True"):
+        Keeper(tmp_path, Start(2))._confine()

@@ -55,10 +55,10 @@ def test_a_child_that_listens_everywhere_goes_on_on_loopback() -> None:
         count, process = int(child.stdout.readline()), psutil.Process(child.pid)
         before = {each.port for each in exposed(process)}
         assert len(before) == count
-        confine(process)
+        assert confine(process)
         assert exposed(process) == []
         assert {each.port for each in listeners(process)} == before
-        confine(process)  # finds nothing more to do
+        assert not confine(process)  # there is nothing more to do
         ports = {each.address: each.port for each in listeners(process)}
         with socket.create_connection(("127.0.0.1", ports["127.0.0.1"])) as there:
             there.sendall(b"hello")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from labkit.cluster import Cluster, launch
 from labkit.cluster.start import Met, Start
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.hosts.host_list import Host
@@ -53,6 +56,20 @@ def test_what_is_not_said_follows_from_what_is(
 )
 def test_ranks_of_this_machine_are_counted(given: dict[str, Any], here: int) -> None:
     assert Start.asked(**{"workers": None} | given).ranks_here == here
+
+
+@pytest.mark.parametrize("hosts", [["localhost:2"], ["127.0.0.1:1", socket.gethostname()]])
+def test_hosts_that_all_are_this_machine_are_refused_before_anything_starts(
+    hosts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("the keeper starts")
+
+    monkeypatch.setattr(launch, "launch", start)
+    with pytest.raises(InvalidInput, match=r"hosts= name this machine alone.*trusted_network=True"):
+        Cluster(1, hosts=hosts)
+    Start.asked(1, hosts=hosts, trusted_network=True).check_hosts()
+    Start.asked(1, hosts=[*hosts, "elsewhere:1"]).check_hosts()
 
 
 def test_a_notebook_that_names_no_launcher_takes_that_of_the_environment(
@@ -140,3 +157,17 @@ def test_other_hosts_than_those_that_were_asked_for_are_an_error() -> None:
     dealt.check_world(met((2, "a"), (2, "b")))
     with pytest.raises(LabkitError, match="on 1 host "):
         dealt.check_world(met((2, "a"), (2, "a")))
+
+
+@pytest.mark.parametrize(("up", "wanted"), [(True, False), (True, True), (False, True)])
+def test_only_who_trusts_the_network_uses_engines_that_do(
+    up: bool, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"workers": 2, "threads": 1, "how": Start(2, trusted_network=up).to_json()}
+    monkeypatch.setattr(Cluster, "state", lambda self: told)
+    cluster = Cluster.__new__(Cluster)
+    cluster.how, cluster.name = Start(2, trusted_network=wanted), "x"
+    cluster.workers, cluster.threads = 2, 1
+    expected = nullcontext() if wanted else pytest.raises(InvalidInput, match="is up with trusted")
+    with expected:
+        cluster._check_shape()

@@ -104,14 +104,22 @@ def file(root: Path) -> str:
     return "is a link or a file"
 
 
+PRIVATE = [("LABKIT_RUNTIME", places.runtime_folder), ("LABKIT_STATE", places.state_folder)]
+
+
+@pytest.mark.parametrize(("name", "folder"), PRIVATE)
 @pytest.mark.parametrize("make", [link, shared, file])
-def test_a_runtime_folder_that_others_may_have_made_is_refused(
-    make: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_private_folder_that_others_may_have_made_is_refused(
+    make: Callable[[Path], str],
+    name: str,
+    folder: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path))
+    monkeypatch.setenv(name, str(tmp_path))
     wrong = make(tmp_path / f"labkit-{os.getuid()}")
-    with pytest.raises(LabkitError, match=f"{wrong}.*; remove it, or set LABKIT_RUNTIME"):
-        places.runtime_folder("clusters")
+    with pytest.raises(LabkitError, match=f"{wrong}.*; remove it, or set {name}"):
+        folder("clusters")
 
 
 def test_a_runtime_folder_is_its_users_alone(
@@ -148,7 +156,7 @@ def test_a_home_that_cannot_be_used_has_its_caches_elsewhere_and_one_line(
 
 @pytest.mark.parametrize(
     ("name", "folder"),
-    [("LABKIT_CACHE", places.cache_folder), ("LABKIT_RUNTIME", places.runtime_folder)],
+    [("LABKIT_CACHE", places.cache_folder), *PRIVATE],
 )
 def test_a_folder_that_is_named_and_cannot_be_used_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, folder: Callable[[str], Path]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,10 +11,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from labkit.cli.app import app
 from labkit.common.errors import LabkitError
 from labkit.jobs.elements import ELSEWHERE, is_ours
 from labkit.jobs.stop import stop
+from labkit.jobs.sweep import roster
+from labkit.jobs.sweep.plan import Asked, make
 from labkit.records import registry, store
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "is_interrupted.ipynb"
@@ -142,6 +147,33 @@ def test_the_elements_of_a_submitted_array_are_ours() -> None:
     assert not is_ours(sweep.with_name("other") / "001", "12_3")
     registry.forget_arrays(sweep)
     assert not is_ours(sweep / "001", "12_3")
+
+
+def test_another_login_finds_what_this_one_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = store.new_job_directory("runs", "a.ipynb", {})
+    with registry.registration(job):
+        registry.add_array(job.parent, "12")
+        monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path / "runtime of the next login"))
+        assert registry.process(job)
+        assert is_ours(job, "12_3")
+
+
+@pytest.mark.parametrize("launcher", [[], ["--launcher", "local"]])
+def test_a_member_whose_element_runs_on_does_not_run_anew(launcher: list[str], asked: Path) -> None:
+    shutil.copy(NOTEBOOK.with_name("is_swept.ipynb"), ".")
+    plan = make(Path("is_swept.ipynb"), Asked({"number": (1, 2)}, {}))
+    sweep = roster.create(Path("runs"), "sweep", plan)
+    roster.update(sweep, slurm="", state="interrupted")
+    member = roster.queue(sweep, plan, plan.members[1], element="12_3")
+    told = CliRunner().invoke(app, ["sweep", str(sweep), "--resume", *launcher])
+    assert told.exit_code == 1, told.output
+    assert f"{member.name}: job 12_3 is running" in told.output
+    assert "scancel 12_3" in told.output
+    assert store.read_json(member / "status.json")["element"] == "12_3"
+    assert roster.read(sweep)["slurm"] == ""  # still Slurm's
+    assert "sbatch" not in asked.read_text()
 
 
 def test_a_job_is_interrupted_and_its_record_says_by_what() -> None:

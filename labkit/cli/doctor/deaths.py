@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 
 from labkit.cli.doctor.examination import Finding, last_line, output
+from labkit.cli.doctor.ranks import enclosure
 from labkit.communicator import launcher
-from labkit.frameworks.private_network import isolate
 
 RANKS, VICTIM = 3, 0
 # Who waits in the midst of a sum is told, and the others add up rightly.
@@ -38,7 +38,7 @@ ranks.close()
 def deaths() -> Iterator[Finding]:
     """Flags say what a library was built with; only a death shows what it does."""
     command = [
-        *isolate("mpiexec"),
+        *(enclosure() or ()),  # `ranks` says where there is none
         *launcher.mpiexec(RANKS, outlives=True),
         sys.executable,
         "-P",

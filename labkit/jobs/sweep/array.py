@@ -14,7 +14,7 @@ from labkit.common.safe_files import make_folder, read_file
 from labkit.common.units import plural
 from labkit.hosts.queue import ASK_EVERY, Job, Queue
 from labkit.hosts.reach import login
-from labkit.jobs.elements import NEVER_BEGAN, is_ours, number_of, numbered, settle
+from labkit.jobs.elements import NEVER_BEGAN, check_ended, is_ours, numbered, open_elements, settle
 from labkit.jobs.interrupts import Interrupts
 from labkit.jobs.job import LOG
 from labkit.jobs.listing import elapsed
@@ -26,7 +26,7 @@ from labkit.records import registry, store
 LOOK_EVERY = 1.0  # seconds between two looks at what elements have recorded
 HELD = "JobHeldUser"  # Slurm's reason
 OF_SLURM = ("slurmstepd", "srun:")
-NOT_OURS = "was not submitted by this user on this machine; the member runs anew"
+NOT_OURS = "has ended, and no note says who submitted it; the member runs anew"
 SAID = ".slurm"  # folder of what elements say before they have a record; hidden: not searched
 
 
@@ -76,17 +76,22 @@ class Array:
         return not self._interrupts.count
 
     def _find(self, members: Sequence[Member]) -> None:
-        """Members that an earlier call has left in the queue; those that have ended are told so."""
-        earlier = {}
-        for member in members:
-            status = roster.status_of(self.folder / member.folder)
-            if not (number := number_of(status)) or status["state"] in store.ENDED:
-                continue
-            if is_ours(self.folder / member.folder, number):
-                earlier[number] = member
-            else:  # what a record names may be another job of this user's
-                self.screen.say(f"{member.folder}: element {number} {NOT_OURS}")
-        known = numbered(self.queue.jobs(jobs=arrays(earlier))) if earlier else {}
+        """Members that an earlier call has left in the queue; those that have ended are told so.
+
+        Raises:
+            LabkitError: Slurm has not ended an element that only a record names.
+        """
+        named = {member.folder: member for member in members}
+        unended = open_elements(self.folder / folder for folder in named)
+        known = numbered(self.queue.jobs(jobs=arrays(unended))) if unended else {}
+        earlier = {
+            number: named[path.name] for number, path in unended.items() if is_ours(path, number)
+        }
+        # What a record names may be another job of this user's: nothing here follows or ends it.
+        strange = {number: path for number, path in unended.items() if number not in earlier}
+        check_ended(strange, known)
+        for number, path in strange.items():
+            self.screen.say(f"{path.name}: element {number} {NOT_OURS}")
         # Of a command that was killed as it submitted them: nobody would release them.
         if held := [number for number, job in known.items() if job.waits and job.reason == HELD]:
             self.queue.cancel(jobs=",".join(held))

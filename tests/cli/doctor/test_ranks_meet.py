@@ -42,6 +42,17 @@ def test_an_mpiexec_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     assert "There are not enough slots" in found.what
 
 
+def test_without_a_namespace_the_ranks_meet_all_the_same_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_mpiexec(tmp_path, "echo it was asked >&2; exit 1", monkeypatch)
+    monkeypatch.setenv("PATH", "")  # there is no command that makes one
+    note, found = ranks.ranks()
+    assert note.state == "note"
+    assert "listens on every interface for some seconds" in note.what
+    assert "it was asked" in found.what
+
+
 def test_an_mpiexec_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_mpiexec(tmp_path, "exec sleep 600", monkeypatch)
     monkeypatch.setattr(examination, "LIMIT", 0.2)
