@@ -212,7 +212,8 @@ def test_stop_ends_a_sweep_and_nothing_else() -> None:
     reused = store.new_job_directory("runs", "reused.ipynb", {})
     store.mark_running(reused)
     status = store.read_json(reused / "status.json")
-    store.write_json(reused / "status.json", status | {"pid": foreign.pid})  # another's number
+    earlier = {"pid": foreign.pid, "process_started": 1.0, "since_boot": 1.0}  # another's number
+    store.write_json(reused / "status.json", status | earlier)
     child = start(SWEPT, "number=0,1", "-p", "seconds", 300, "--jobs", 1)
     until(started)
     result = labkit("stop")
