@@ -61,16 +61,21 @@ def _without_runs(runs: Runs, path: Path, notebook: Path | str | None) -> Path:
     shown = [Path(notebook)] if notebook is not None else [job / "output.ipynb" for job in jobs]
     if not shown:
         raise LabkitError("no runs to report: give runs, or a folder that has some (usually runs/)")
-    return notebook_page(shown, path, [line for job in jobs if (line := command(job))])
+    lines = [line for job in jobs if (line := command(job))]
+    return notebook_page(shown, path, lines, links=notebook is not None)
 
 
 def notebook_page(
-    executed: Sequence[Path], path: Path, commands: Sequence[str], about: str = "without runs"
+    executed: Sequence[Path],
+    path: Path,
+    commands: Sequence[str],
+    about: str = "without runs",
+    links: bool = False,
 ) -> Path:
     """Write executed notebooks as one page, with what makes them again.
 
     Args: executed, the notebooks; path, the file to write; commands, lines for a shell; about, what
-    there is to say of them.
+    there is to say of them; links, whether to follow them, as of paths that the user names.
 
     Raises: LabkitError, where one cannot be read.
     """
@@ -87,7 +92,7 @@ def notebook_page(
         policy=policy(code),
         style=Path(__file__).with_name("page.css").read_text(),
         scripts=code,
-        notebooks=[render(each, True) for each in executed],
+        notebooks=[render(each, True, links) for each in executed],
         commands=commands,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +113,7 @@ def _shown(executed: Mapping[Path, bool], named: bool) -> list[str]:
     found = []
     for path, outputs in executed.items():
         try:
-            found.append(render(path, outputs))
+            found.append(render(path, outputs, links=named))
         except LabkitError as error:
             if named:
                 raise
