@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
@@ -27,6 +28,9 @@ from labkit.report.embed import data_html, figure_html, policy, scripts, sheet_h
 from labkit.report.inert import render
 from labkit.report.jobs import command, commands, notebooks, without_runs
 from labkit.report.table import table_of
+
+if TYPE_CHECKING:
+    from labkit.figures.kit.canvas import Figure
 
 Runs = Iterable[Run | Path | str] | Run | Path | str
 
@@ -167,7 +171,7 @@ def _figures(runs: Sequence[Run], shown: Sequence[Entry]) -> list[dict[str, str]
     if done and has_grid([entry.run for entry in done]):
         drawn.append(("Two parameters", heat_sheet(done)))
     found = [{"heading": heading, "html": sheet_html(sheet)} for heading, sheet in drawn]
-    whole = [("Search", search_history(searched(folder))) for folder in folders(runs)]
+    whole = [("Search", figure) for figure in _searches(runs)]
     examined = (run for run in runs if any(len(each.microscope) for each in seeds_of(run)))
     # Four at most: such a figure has five panels, and a page of fifty would not open.
     whole += [("Compression under the microscope", microscope(run)) for run in islice(examined, 4)]
@@ -175,6 +179,15 @@ def _figures(runs: Sequence[Run], shown: Sequence[Entry]) -> list[dict[str, str]
         {"heading": heading, "html": figure_html(json.loads(figure.to_json()))}
         for heading, figure in whole
     ]
+
+
+def _searches(runs: Sequence[Run]) -> Iterator[Figure]:
+    """The figures of searches; warn of one whose journal cannot be read, and go on."""
+    for folder in folders(runs):
+        try:
+            yield search_history(searched(folder))
+        except LabkitError as error:
+            warnings.warn(f"left out: {error}", stacklevel=3)
 
 
 def _sentences(runs: Sequence[Run]) -> list[list[tuple[str, bool]]]:
