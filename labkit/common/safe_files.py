@@ -199,7 +199,10 @@ def check_folder(path: Path | str, root: Path | str | None = None) -> None:
                 told = f"has more than {LEVELS} levels of folders: remove them"
                 raise UnsafeFile(errno.ELOOP, told, str(path))
             for name in sorted((*inside, *files)):
-                found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                try:
+                    found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                except FileNotFoundError:  # removed since it was listed
+                    continue
                 if stat.S_IFMT(found.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
                     raise _refusal(Path(path) / place / name, found, "a file or folder")
 
@@ -221,4 +224,5 @@ def _refusal(path: Path, found: os.stat_result, allowed: str) -> UnsafeFile:
 
 
 def _raise(error: OSError) -> None:
-    raise error
+    if error.errno != errno.ENOENT:  # a folder that is removed meanwhile holds nothing odd
+        raise error

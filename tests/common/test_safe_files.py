@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from special_files import KINDS, Kind, contents, put
@@ -113,3 +115,22 @@ def test_folders_in_folders_without_end_are_refused(root: Path) -> None:
     (root / "/".join("d" * (safe_files.LEVELS + 1))).mkdir(parents=True)
     with pytest.raises(UnsafeFile, match="more than 64 levels"):
         safe_files.check_folder(root)
+
+
+def test_what_goes_while_a_folder_is_checked_is_no_error(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "folder" / "inner").mkdir(parents=True)
+    (root / "folder" / "file").touch()
+    walk = os.fwalk
+
+    def remove_then_yield(*given: Any, **more: Any) -> Iterator[Any]:
+        for place, inside, files, descriptor in walk(*given, **more):
+            if files:
+                (root / "folder" / "file").unlink()
+                (root / "folder" / "inner").rmdir()
+            yield place, inside, files, descriptor
+
+    monkeypatch.setattr(os, "fwalk", remove_then_yield)
+    safe_files.check_folder(root)
+    assert not (root / "folder" / "file").exists()
