@@ -164,8 +164,14 @@ def make_folder(path: Path | str, root: Path | str) -> None:
     Raises:
         UnsafeFile: a link, or what else is no folder, has its name.
     """
+    path, root = Path(path), Path(root)
     with suppress(FileExistsError):
-        Path(path).mkdir(parents=True)
+        root.mkdir(parents=True)
+    places = [path, *path.parents]
+    # Part by part, each in the folder that is open: at once, some would be made behind a link.
+    for place in reversed(places[: places.index(root)] if root in places else []):
+        with open_folder(place.parent, root) as folder, suppress(FileExistsError):
+            os.mkdir(place.name, dir_fd=folder)
     with open_folder(path, root):
         pass
 

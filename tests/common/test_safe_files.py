@@ -59,12 +59,25 @@ def test_no_link_is_followed_between_root_and_file(root: Path) -> None:
         lambda path: safe_files.replace_file(path, b"", root=root),
         lambda path: safe_files.remove_folder(path, root=root),
         lambda path: safe_files.check_folder(path.parent, root=root),
+        lambda path: safe_files.make_folder(path.parent / "new" / "newer", root),
     ):
         with pytest.raises(UnsafeFile, match="root/link is a symbolic link"):
             act(root / "link" / "inner" / "file")
     with pytest.raises(UnsafeFile, match="leads out of its folder"):
         safe_files.read_file(root / ".." / "outside" / "inner" / "file", root=root)
+    with pytest.raises(UnsafeFile, match="leads out of its folder"):
+        safe_files.make_folder(root / ".." / "outside" / "new", root)
     assert (outside / "inner" / "file").read_bytes() == b"precious"
+    assert [path.name for path in outside.rglob("*")] == ["inner", "file"]
+
+
+def test_folders_are_made_where_they_are_missing(root: Path) -> None:
+    for _ in range(2):
+        safe_files.make_folder(root / "new" / "a" / "b", root / "new")
+    assert (root / "new" / "a" / "b").is_dir()
+    (root / "file").touch()
+    with pytest.raises(UnsafeFile, match="root/file is a file, not a folder"):
+        safe_files.make_folder(root / "file", root)
 
 
 def test_the_root_itself_may_be_a_link(root: Path) -> None:
