@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -174,21 +173,6 @@ def make_folder(path: Path | str, root: Path | str) -> None:
             os.mkdir(place.name, dir_fd=folder)
     with open_folder(path, root):
         pass
-
-
-def remove_folder(path: Path | str, root: Path | str | None = None) -> None:
-    """Remove a folder with all that is in it, if it exists.
-
-    Raises:
-        UnsafeFile: it is a link.
-        OSError: it cannot be removed.
-    """
-    path = Path(path)
-    with suppress(FileNotFoundError), open_folder(path.parent, root or path.parent) as folder:
-        found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
-        if not stat.S_ISDIR(found.st_mode):
-            raise _refusal(path, found, "a folder")
-        shutil.rmtree(path.name, dir_fd=folder)
 
 
 def check_folder(path: Path | str, root: Path | str | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
-from labkit.common.plain_json import read_plain_json
+from labkit.common.plain_json import LONGEST_TEXT, read_plain_json
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import read_file
 from labkit.records.notebook import LONGEST_NOTEBOOK, notebook_bytes
@@ -30,8 +30,6 @@ _TAGS = {
 _ATTRIBUTES = {"class", "title", "alt", "colspan", "rowspan", "scope", "start"}
 _PLOTLY = "application/vnd.plotly.v1+json"
 _SHOWN = ("text/html", "text/markdown", "image/png", "image/jpeg", "text/plain")
-
-LONGEST_TEXT = 1_000_000  # letters of one cell or output; more takes a browser minutes
 
 # Each code cell's input is folded; nbconvert's own template does the rest.
 _TEMPLATE = """
