@@ -22,9 +22,9 @@ _ENDS = 2**16  # bytes at the begin and the end of a file in which its mark stan
 # pattern passes once over a file: a stranger's must not take minutes.
 _MARKS = re.compile(
     rb'<meta name="generator" content="labkit">|"generator": ?"labkit"'
-    rb'|^\{[^\n]*"(?:bench|study)": ?"'
+    rb'|^\{[^\n]*"bench": ?"[a-z]+", ?"(?:case|runs)": |^\{"source": ?"[^\n]*"study": ?"'
     rb'|^\{\s*"schema_version": ?\d+,\s*"made": ?"[^"\n]*",\s*"machine": ?\{'
-    rb"|[Bb]y `labkit [a-z]+|^# [^\n]*labkit kubernetes"
+    rb"|^(?:#[^\n]*\n)+# Written by `labkit |^# [^\n]*\n\nMade from the docstrings by `labkit "
     rb"|^(?:[^\n]*,)?run,state,started[,\r\n]",
 )
 _COLUMNS = (b"run", b"state", b"started")  # of a Parquet table, whose names stand at its end

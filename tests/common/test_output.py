@@ -20,6 +20,8 @@ OWN = {
     "METHODS.md": "# Methods\n\nMade from the docstrings by `labkit methods -o METHODS.md`.\n",
     "runs.csv": "test_loss,workers,run,state,started\n0.5,2,a,completed,2026\n",
     "runs.parquet": "PAR1\0\1 run state started PAR1",
+    "studies.json": '{"source": "a paper", "mark": "read", "study": "Figure 3"}\n',
+    "report.json": '{"bench": "report", "runs": 5, "copied": 0}\n',
     "empty": "",
 }
 OTHERS = {
@@ -28,6 +30,8 @@ OTHERS = {
     "notes.md": "# Notes on labkit\n\nDo not lose these.\n",
     "data.csv": "a,b,c\n1,2,3\n",
     "settings.json": '{"schema_version": 1,"user": "me"}',
+    "studied.json": '{"study": "of a drug", "bench": "in the park"}',
+    "README.md": "# Mine\n\nHow far it is off is measured by `labkit bench forecasts`.\n",
     "note": "run the state machine once started\n",
     "jobs.csv": "rerun,state,started\n1,2,3\n",
     "long.log": "log\n" + "run state started ok\n" * 3000,
