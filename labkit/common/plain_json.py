@@ -15,7 +15,8 @@ DEEPEST = 60  # brackets in each other; those of figures in notebooks have some 
 MOST_VALUES = 2**21  # of a text; metrics of a hundred thousand epochs have a million
 MOST_NAMES = 10_000  # of one record
 LONGEST_NAME = 1_000  # letters
-LONGEST_TEXT = 1_000_000  # letters; the source of a model has some thousands
+# Letters; the source of a model has some thousands, and over more a browser takes minutes.
+LONGEST_TEXT = 1_000_000
 LARGEST = 10**18  # what every reader's 64 bits hold, with room to count
 _LONE = re.compile(r"[\ud800-\udfff]")
 

@@ -18,7 +18,6 @@ _PATH = re.compile(
 )
 _HOME = re.compile(r"(?<![\w.])/(?:home|Users)/[\w.-]+")
 _ANSI = re.compile(r"\x1b\[[\d;]*m")
-_LONE = re.compile(r"[\ud800-\udfff]")
 _TOO_COMMON = {"root", "user", "localhost", "runner", "home", "main", "worker", "model", "data"}
 
 
@@ -30,7 +29,7 @@ def scrub(text: str) -> str:
     """
     text = _ANSI.sub("", text).replace("file://", "")  # colours split paths
     # Names of files may have bytes that no page can write.
-    text = _LONE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    text = text.encode(errors="backslashreplace").decode()
     # Before the pattern: a home with a blank in its name is no path to the pattern.
     for place, short in _places():
         text = text.replace(place, short)

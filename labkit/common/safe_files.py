@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -164,25 +163,16 @@ def make_folder(path: Path | str, root: Path | str) -> None:
     Raises:
         UnsafeFile: a link, or what else is no folder, has its name.
     """
+    path, root = Path(path), Path(root)
     with suppress(FileExistsError):
-        Path(path).mkdir(parents=True)
+        root.mkdir(parents=True)
+    places = [path, *path.parents]
+    # Part by part, each in the folder that is open: at once, some would be made behind a link.
+    for place in reversed(places[: places.index(root)] if root in places else []):
+        with open_folder(place.parent, root) as folder, suppress(FileExistsError):
+            os.mkdir(place.name, dir_fd=folder)
     with open_folder(path, root):
         pass
-
-
-def remove_folder(path: Path | str, root: Path | str | None = None) -> None:
-    """Remove a folder with all that is in it, if it exists.
-
-    Raises:
-        UnsafeFile: it is a link.
-        OSError: it cannot be removed.
-    """
-    path = Path(path)
-    with suppress(FileNotFoundError), open_folder(path.parent, root or path.parent) as folder:
-        found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
-        if not stat.S_ISDIR(found.st_mode):
-            raise _refusal(path, found, "a folder")
-        shutil.rmtree(path.name, dir_fd=folder)
 
 
 def check_folder(path: Path | str, root: Path | str | None = None) -> None:
@@ -199,7 +189,10 @@ def check_folder(path: Path | str, root: Path | str | None = None) -> None:
                 told = f"has more than {LEVELS} levels of folders: remove them"
                 raise UnsafeFile(errno.ELOOP, told, str(path))
             for name in sorted((*inside, *files)):
-                found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                try:
+                    found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                except FileNotFoundError:  # removed since it was listed
+                    continue
                 if stat.S_IFMT(found.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
                     raise _refusal(Path(path) / place / name, found, "a file or folder")
 
@@ -221,4 +214,5 @@ def _refusal(path: Path, found: os.stat_result, allowed: str) -> UnsafeFile:
 
 
 def _raise(error: OSError) -> None:
-    raise error
+    if error.errno != errno.ENOENT:  # a folder that is removed meanwhile holds nothing odd
+        raise error

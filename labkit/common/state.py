@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import struct
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cached_property
+from tokenize import TokenError
 from typing import Any, TypeVar
+from zipfile import BadZipFile
 
 from labkit.common.errors import LabkitError, short
 
@@ -15,6 +20,8 @@ T = TypeVar("T")
 _ODD = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError),
     *(TypeError, ValueError),
+    # Of what np.load, zipfile and the literals in headers of arrays are read by.
+    *(BadZipFile, NotImplementedError, SyntaxError, TokenError, struct.error, zlib.error),
 )
 
 
@@ -29,7 +36,10 @@ def decoding(what: str) -> Iterator[None]:
         yield
     except LabkitError:
         raise
-    except _ODD as error:
+    except (*_ODD, OSError) as error:
+        # An offset that no file has is damage; a disk that fails, or a missing file, is not.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
         raise LabkitError(
             f"{what} is damaged or forged ({short(error)}); resume another checkpoint, or begin "
             "anew"

@@ -15,7 +15,9 @@ from labkit.programs.reader import Reader
 from labkit.programs.writer import Writer
 
 SCHEMA = 1
-LIMIT = 2**30  # letters of a form
+# Letters of a form. A step of a worker has some 500, so that this is half a million steps; JSON
+# of empty lists takes twenty-five times its letters, so that a forged form may cost 7 GB.
+LIMIT = 2**28
 
 
 @record()

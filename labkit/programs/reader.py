@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from labkit.common.errors import LabkitError, short
 from labkit.common.state import record_named
 from labkit.compression import Compressor, parse
 from labkit.programs.writer import PLAIN
+
+MOST_ALIKE = 32  # keys of one hash; chance brings two
 
 
 class Reader:
@@ -93,7 +95,8 @@ class Reader:
 
     def _record(self, data: list[Any]) -> Any:
         name, names, values = data
-        entry, pairs = record_named(name), dict(zip(names, values, strict=True))
+        # As texts, whose hash nobody can forge.
+        entry, pairs = record_named(name), dict(zip(map(str, names), values, strict=True))
         entry.check(pairs)
         if entry.is_tuple:
             return entry.tuple_of({name: self.value(value) for name, value in pairs.items()})
@@ -138,8 +141,8 @@ class Reader:
         return parse({**fields})
 
 
-def _refuse_slow(keys: Iterable[Any]) -> None:
-    """Refuse keys whose hash may take forever, as that of tuples in tuples."""
+def _refuse_slow(keys: Sequence[Any]) -> None:
+    """Refuse keys whose hash may take forever, as that of tuples in tuples, or is that of many."""
     for key in keys:
         if type(key) in PLAIN:
             continue
@@ -151,6 +154,10 @@ def _refuse_slow(keys: Iterable[Any]) -> None:
                     f"a state has a key of type {kind.__name__}; allowed: numbers, strings, "
                     "tuples of these, and records that are the same only as themselves"
                 )
+    # Each key is compared with all of its hash; those of numbers and of tuples can be forged.
+    most = max(Counter(map(hash, keys)).values(), default=0)
+    if most > MOST_ALIKE:
+        raise LabkitError(f"a state has {most:,} keys of one hash; allowed are {MOST_ALIKE}")
 
 
 def _at(things: Any, number: int) -> Any:

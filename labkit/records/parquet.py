@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 MOST_CELLS = 2**25  # of a table; a step of a rank has some twenty
 MOST_COLUMNS = 1_000
 MOST_BYTES = 2**29  # unpacked
+FEW_ROWS, MANY_ROWS = 2**8, 2**14  # that are read at a time, of texts and of numbers
 LONGEST_SCHEMA = 2**20  # bytes of one name or note
 LARGEST = 2**53  # a whole number that stays one among others
 SPARSEST = 20  # rows that a table may lack for each that it has, where seeds end at other steps
@@ -40,11 +41,28 @@ def read_parquet(content: bytes) -> pa.Table:
     # A text that a thousand rows share is a number in each of them, until its size is known.
     texts = [field.name for field in file.schema_arrow if _is_text(field.type)]
     file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=texts, **limits)
-    table = file.read()
-    size = sum(map(_size, table.columns))
-    if size > MOST_BYTES:
-        raise NotPlain(f"unpacks to {size:,} bytes; allowed are {MOST_BYTES:,}")
-    return table.cast(pa.schema([(f.name, _plain(f.type)) for f in table.schema]))
+    return _bounded(file)
+
+
+def _bounded(file: pq.ParquetFile) -> pa.Table:
+    """Return a file's table, read bit by bit until it is too large.
+
+    Arrow compares what a page unpacks to with the page's own header, and nothing with the footer:
+    by its words a chunk of gigabytes may be a small one.
+    """
+    import pyarrow as pa
+
+    columns, size = {}, 0
+    for field in file.schema_arrow:
+        name, parts = field.name, []
+        rows = FEW_ROWS if pa.types.is_dictionary(field.type) else MANY_ROWS
+        for batch in file.iter_batches(rows, columns=[name], use_threads=False):
+            size += _size(batch.column(name))
+            if size > MOST_BYTES:
+                raise NotPlain(f"unpacks to more than {MOST_BYTES:,} bytes")
+            parts.append(batch.column(name).cast(_plain(field.type)))
+        columns[name] = pa.chunked_array(parts, _plain(field.type))
+    return pa.table(columns)
 
 
 def wrong_column(table: pa.Table, columns: Mapping[str, str]) -> str | None:
@@ -135,15 +153,12 @@ def _plain(kind: Any) -> Any:
     return pa.string() if pa.types.is_dictionary(kind) else kind
 
 
-def _size(column: pa.ChunkedArray) -> int:
-    """Return the bytes of a column with each of its texts written out."""
+def _size(part: pa.Array) -> int:
+    """Return the bytes of a part of a column with each of its texts written out."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if not pa.types.is_dictionary(column.type):
-        return int(column.nbytes)
-    lengths = (
-        pc.sum(pc.take(pc.binary_length(chunk.dictionary), chunk.indices)).as_py() or 0
-        for chunk in column.chunks
-    )
-    return int(column.nbytes) + sum(lengths)
+    if not pa.types.is_dictionary(part.type):
+        return int(part.nbytes)
+    lengths = pc.sum(pc.take(pc.binary_length(part.dictionary), part.indices)).as_py() or 0
+    return int(part.indices.nbytes + lengths)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias
-from zipfile import ZIP_STORED, BadZipFile
+from zipfile import ZIP_STORED
 
 import numpy as np
 
@@ -161,12 +161,10 @@ class State:
 
 def _arrays(content: Any) -> Any:
     """The arrays of an .npz file, which take as many bytes in memory as in the file."""
-    try:
-        arrays = np.load(content, allow_pickle=False)
-    except BadZipFile as error:
-        raise ValueError(error) from error
-    if any(entry.compress_type != ZIP_STORED for entry in arrays.zip.infolist()):
-        raise ValueError("compressed arrays, which labkit writes nowhere")
+    arrays = np.load(content, allow_pickle=False)
+    # The last bit of the flags: encrypted.
+    if any(each.compress_type != ZIP_STORED or each.flag_bits & 1 for each in arrays.zip.filelist):
+        raise ValueError("encrypted or compressed arrays, which labkit writes nowhere")
     return arrays
 
 

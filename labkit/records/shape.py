@@ -158,7 +158,8 @@ def members(value: JSON) -> bool:
         isinstance(each, dict)
         and isinstance(folder := each.get("folder"), str)
         and 0 < len(folder.encode()) <= LONGEST_FOLDER
-        and "\0" not in folder
+        and folder not in (".", "..")  # nothing outside of the sweep
+        and not {"/", "\0"} & {*folder}
         and isinstance(values := each.get("values"), dict)
         and _columns(values) <= MOST_FIELDS
         and whole(each.get("repeat", 0))

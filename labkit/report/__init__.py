@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
@@ -27,6 +28,9 @@ from labkit.report.embed import data_html, figure_html, policy, scripts, sheet_h
 from labkit.report.inert import render
 from labkit.report.jobs import command, commands, notebooks, without_runs
 from labkit.report.table import table_of
+
+if TYPE_CHECKING:
+    from labkit.figures.kit.canvas import Figure
 
 Runs = Iterable[Run | Path | str] | Run | Path | str
 
@@ -61,16 +65,21 @@ def _without_runs(runs: Runs, path: Path, notebook: Path | str | None) -> Path:
     shown = [Path(notebook)] if notebook is not None else [job / "output.ipynb" for job in jobs]
     if not shown:
         raise LabkitError("no runs to report: give runs, or a folder that has some (usually runs/)")
-    return notebook_page(shown, path, [line for job in jobs if (line := command(job))])
+    lines = [line for job in jobs if (line := command(job))]
+    return notebook_page(shown, path, lines, links=notebook is not None)
 
 
 def notebook_page(
-    executed: Sequence[Path], path: Path, commands: Sequence[str], about: str = "without runs"
+    executed: Sequence[Path],
+    path: Path,
+    commands: Sequence[str],
+    about: str = "without runs",
+    links: bool = False,
 ) -> Path:
     """Write executed notebooks as one page, with what makes them again.
 
     Args: executed, the notebooks; path, the file to write; commands, lines for a shell; about, what
-    there is to say of them.
+    there is to say of them; links, whether to follow them, as of paths that the user names.
 
     Raises: LabkitError, where one cannot be read.
     """
@@ -87,7 +96,7 @@ def notebook_page(
         policy=policy(code),
         style=Path(__file__).with_name("page.css").read_text(),
         scripts=code,
-        notebooks=[render(each, True) for each in executed],
+        notebooks=[render(each, True, links) for each in executed],
         commands=commands,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +117,7 @@ def _shown(executed: Mapping[Path, bool], named: bool) -> list[str]:
     found = []
     for path, outputs in executed.items():
         try:
-            found.append(render(path, outputs))
+            found.append(render(path, outputs, links=named))
         except LabkitError as error:
             if named:
                 raise
@@ -162,7 +171,7 @@ def _figures(runs: Sequence[Run], shown: Sequence[Entry]) -> list[dict[str, str]
     if done and has_grid([entry.run for entry in done]):
         drawn.append(("Two parameters", heat_sheet(done)))
     found = [{"heading": heading, "html": sheet_html(sheet)} for heading, sheet in drawn]
-    whole = [("Search", search_history(searched(folder))) for folder in folders(runs)]
+    whole = [("Search", figure) for figure in _searches(runs)]
     examined = (run for run in runs if any(len(each.microscope) for each in seeds_of(run)))
     # Four at most: such a figure has five panels, and a page of fifty would not open.
     whole += [("Compression under the microscope", microscope(run)) for run in islice(examined, 4)]
@@ -170,6 +179,15 @@ def _figures(runs: Sequence[Run], shown: Sequence[Entry]) -> list[dict[str, str]
         {"heading": heading, "html": figure_html(json.loads(figure.to_json()))}
         for heading, figure in whole
     ]
+
+
+def _searches(runs: Sequence[Run]) -> Iterator[Figure]:
+    """The figures of searches; warn of one whose journal cannot be read, and go on."""
+    for folder in folders(runs):
+        try:
+            yield search_history(searched(folder))
+        except LabkitError as error:
+            warnings.warn(f"left out: {error}", stacklevel=3)
 
 
 def _sentences(runs: Sequence[Run]) -> list[list[tuple[str, bool]]]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from labkit.common.content import JSON
 from labkit.common.errors import LabkitError
-from labkit.common.plain_json import read_plain_json
+from labkit.common.plain_json import LONGEST_TEXT, read_plain_json
 from labkit.common.privacy import scrub
-from labkit.records.notebook import notebook_bytes
+from labkit.common.safe_files import read_file
+from labkit.records.notebook import LONGEST_NOTEBOOK, notebook_bytes
 from labkit.report.attachments import attached
 from labkit.report.embed import figure_html
 
@@ -29,8 +30,6 @@ _TAGS = {
 _ATTRIBUTES = {"class", "title", "alt", "colspan", "rowspan", "scope", "start"}
 _PLOTLY = "application/vnd.plotly.v1+json"
 _SHOWN = ("text/html", "text/markdown", "image/png", "image/jpeg", "text/plain")
-
-LONGEST_TEXT = 1_000_000  # letters of one cell or output; more takes a browser minutes
 
 # Each code cell's input is folded; nbconvert's own template does the rest.
 _TEMPLATE = """
@@ -54,18 +53,18 @@ _TEMPLATE = """
 """
 
 
-def render(path: Path, outputs: bool = True) -> str:
+def render(path: Path, outputs: bool = True, links: bool = False) -> str:
     """The notebook's HTML; its Plotly figures in the form that the report's script draws.
 
     Args: path, an executed notebook; outputs, whether to show what its cells gave and the values
-    that this one job ran with.
+    that this one job ran with; links, whether to follow one, as of a path that the user names.
 
     Raises: LabkitError, in one line, for what is not a notebook.
     """
     from jinja2 import DictLoader
     from nbconvert import HTMLExporter
 
-    notebook = _read(path)
+    notebook = _read(path, links)
     if not outputs:
         notebook.cells = [_as_written(cell) for cell in notebook.cells if not _is_of_one_job(cell)]
     figures: dict[str, str] = {}
@@ -136,11 +135,12 @@ def _allowed(tag: str, name: str, value: str) -> bool:
     return name in _ATTRIBUTES
 
 
-def _read(path: Path) -> NotebookNode:
+def _read(path: Path, links: bool) -> NotebookNode:
     import nbformat
 
     try:
-        content = notebook_bytes(path)
+        # A job's folder may be a stranger's, and the link lead to what is not for others' eyes.
+        content = notebook_bytes(path) if links else read_file(path, LONGEST_NOTEBOOK)
         read_plain_json(content, strict=False)  # what is too deep or too much fails here
         notebook = nbformat.reads(content.decode(), as_version=4)
         nbformat.validate(notebook)  # `reads` itself only complains

@@ -53,6 +53,7 @@ def test_every_command_that_writes_a_file_checks_it_first() -> None:
         ["simulate", "--published", "--json", "notes.md"],
         ["bench", "fuzz", "--json", "notes.md"],
         ["gallery", "books", "-o", "file"],
+        ["gallery", "books", "-o", "docs"],
     ],
     ids=lambda words: " ".join(words)[:40],
 )
@@ -63,6 +64,8 @@ def test_what_cannot_be_written_or_read_is_one_line_and_nothing_is_done(
     Path("file").write_text("mine")
     Path("notes.md").write_text("# Notes on labkit\n")
     Path("books").mkdir()
+    Path("docs").mkdir()
+    Path("docs/n.html").write_text("<title>mine</title>")
     Path("books/n.ipynb").write_text('{"cells": []}')
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     done = CliRunner().invoke(app, words)

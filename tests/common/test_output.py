@@ -15,10 +15,13 @@ OWN = {
     "report.html": '<!doctype html><html><head><meta name="generator" content="labkit">',
     "trace.json": '{"otherData": {"generator": "labkit"}, "traceEvents": []}',
     "rows.json": '{"tried": 5, "bench": "fuzz", "case": "records"}\n',
-    "machine.json": '{\n "schema_version": 2,\n "made": "2026"}',
+    "machine.json": '{\n "schema_version": 2,\n "made": "2026",\n "machine": {"cores": 2}}',
     "job.yaml": "# n.ipynb as an MPIJob\n# Written by `labkit kubernetes`, and not run there.\n",
     "METHODS.md": "# Methods\n\nMade from the docstrings by `labkit methods -o METHODS.md`.\n",
     "runs.csv": "test_loss,workers,run,state,started\n0.5,2,a,completed,2026\n",
+    "runs.parquet": "PAR1\0\1 run state started PAR1",
+    "studies.json": '{"source": "a paper", "mark": "read", "study": "Figure 3"}\n',
+    "report.json": '{"bench": "report", "runs": 5, "copied": 0}\n',
     "empty": "",
 }
 OTHERS = {
@@ -26,6 +29,12 @@ OTHERS = {
     "data.json": '{"rows": [1, 2], "text": "labkit"}',
     "notes.md": "# Notes on labkit\n\nDo not lose these.\n",
     "data.csv": "a,b,c\n1,2,3\n",
+    "settings.json": '{"schema_version": 1,"user": "me"}',
+    "studied.json": '{"study": "of a drug", "bench": "in the park"}',
+    "README.md": "# Mine\n\nHow far it is off is measured by `labkit bench forecasts`.\n",
+    "note": "run the state machine once started\n",
+    "jobs.csv": "rerun,state,started\n1,2,3\n",
+    "long.log": "log\n" + "run state started ok\n" * 3000,
     "photo.png": "\x89PNG",
 }
 

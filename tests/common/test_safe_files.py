@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from special_files import KINDS, Kind, contents, put
@@ -55,14 +57,26 @@ def test_no_link_is_followed_between_root_and_file(root: Path) -> None:
         lambda path: safe_files.read_file(path, root=root),
         lambda path: safe_files.open_file(path, TRUNCATE, root=root),
         lambda path: safe_files.replace_file(path, b"", root=root),
-        lambda path: safe_files.remove_folder(path, root=root),
         lambda path: safe_files.check_folder(path.parent, root=root),
+        lambda path: safe_files.make_folder(path.parent / "new" / "newer", root),
     ):
         with pytest.raises(UnsafeFile, match="root/link is a symbolic link"):
             act(root / "link" / "inner" / "file")
     with pytest.raises(UnsafeFile, match="leads out of its folder"):
         safe_files.read_file(root / ".." / "outside" / "inner" / "file", root=root)
+    with pytest.raises(UnsafeFile, match="leads out of its folder"):
+        safe_files.make_folder(root / ".." / "outside" / "new", root)
     assert (outside / "inner" / "file").read_bytes() == b"precious"
+    assert [path.name for path in outside.rglob("*")] == ["inner", "file"]
+
+
+def test_folders_are_made_where_they_are_missing(root: Path) -> None:
+    for _ in range(2):
+        safe_files.make_folder(root / "new" / "a" / "b", root / "new")
+    assert (root / "new" / "a" / "b").is_dir()
+    (root / "file").touch()
+    with pytest.raises(UnsafeFile, match="root/file is a file, not a folder"):
+        safe_files.make_folder(root / "file", root)
 
 
 def test_the_root_itself_may_be_a_link(root: Path) -> None:
@@ -72,8 +86,7 @@ def test_the_root_itself_may_be_a_link(root: Path) -> None:
     safe_files.replace_file(named / "inner" / "file", b"content", root=named)
     assert safe_files.read_file(named / "inner" / "file", root=named) == b"content"
     safe_files.check_folder(named)
-    safe_files.remove_folder(named / "inner", root=named)
-    assert [*root.iterdir()] == []
+    assert (root / "inner" / "file").read_bytes() == b"content"
 
 
 def test_a_file_of_two_names_is_read_and_not_written(root: Path) -> None:
@@ -88,17 +101,13 @@ def test_a_file_of_two_names_is_read_and_not_written(root: Path) -> None:
     assert victim.read_bytes() == b"precious"
 
 
-def test_a_link_that_is_removed_or_replaced_leaves_its_target(root: Path) -> None:
+def test_a_link_that_is_replaced_leaves_its_target(root: Path) -> None:
     outside = root.parent / "outside"
     outside.mkdir()
     (outside / "file").write_bytes(b"precious")
-    (root / "folder").symlink_to(outside)
     (root / "file").symlink_to(outside / "file")
-    with pytest.raises(UnsafeFile, match="root/folder is a symbolic link, not a folder"):
-        safe_files.remove_folder(root / "folder")
     safe_files.replace_file(root / "file", b"new")
     assert (outside / "file").read_bytes() == b"precious"
-    safe_files.remove_folder(root / "missing")
 
 
 def test_reading_has_a_limit(root: Path) -> None:
@@ -113,3 +122,22 @@ def test_folders_in_folders_without_end_are_refused(root: Path) -> None:
     (root / "/".join("d" * (safe_files.LEVELS + 1))).mkdir(parents=True)
     with pytest.raises(UnsafeFile, match="more than 64 levels"):
         safe_files.check_folder(root)
+
+
+def test_what_goes_while_a_folder_is_checked_is_no_error(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "folder" / "inner").mkdir(parents=True)
+    (root / "folder" / "file").touch()
+    walk = os.fwalk
+
+    def remove_then_yield(*given: Any, **more: Any) -> Iterator[Any]:
+        for place, inside, files, descriptor in walk(*given, **more):
+            if files:
+                (root / "folder" / "file").unlink()
+                (root / "folder" / "inner").rmdir()
+            yield place, inside, files, descriptor
+
+    monkeypatch.setattr(os, "fwalk", remove_then_yield)
+    safe_files.check_folder(root)
+    assert not (root / "folder" / "file").exists()

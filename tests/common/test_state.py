@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import struct
+import zlib
 from dataclasses import dataclass
 from functools import cached_property
+from tokenize import TokenError
 from typing import NamedTuple
+from zipfile import BadZipFile
 
 import pytest
 
@@ -88,3 +93,16 @@ def test_what_odd_data_raise_becomes_one_line() -> None:
         {}["a"]
     with pytest.raises(InvalidInput, match="as it is"), decoding("the file"):
         raise InvalidInput("as it is")
+
+
+@pytest.mark.parametrize("kind", [BadZipFile, TokenError, SyntaxError, struct.error, zlib.error])
+def test_what_readers_of_arrays_raise_becomes_one_line(kind: type[Exception]) -> None:
+    with pytest.raises(LabkitError, match="the file is damaged"), decoding("the file"):
+        raise kind("odd")
+
+
+def test_a_disk_that_fails_is_no_damage_and_an_impossible_offset_is() -> None:
+    with pytest.raises(OSError, match="Input/output"), decoding("the file"):
+        raise OSError(errno.EIO, "Input/output error")
+    with pytest.raises(LabkitError, match="the file is damaged"), decoding("the file"):
+        raise OSError(errno.EINVAL, "Invalid argument")

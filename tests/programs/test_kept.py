@@ -206,6 +206,7 @@ def test_a_record_begins_without_its_constructor() -> None:
         (nodes(["outside", "world"]), "KeyError"),
         (nodes(["record", ["Popen", [], []]]), "names a record 'Popen'; allowed: AllReduce, "),
         (nodes(["record", ["Quota", ["x"], [1]]]), "missing or unknown: _at_work"),
+        (nodes(["record", ["Quota", [7], [1]]]), "missing or unknown: 7, _at_work"),
         (nodes(["dtype", "O"]), "type of Python objects"),
         (nodes(["scalar", ["O", "00"]]), "type of Python objects"),
         (nodes(["scalar", ["float64", "00"]]), "ValueError"),
@@ -220,6 +221,26 @@ def test_a_state_that_is_none_is_refused_in_one_line(form: str, says: str) -> No
     message = refusal(form)
     assert says in message
     assert len(message.splitlines()) == 1
+
+
+PRIME = 2**61 - 1  # Python hashes whole numbers modulo this
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [*range(0, 100 * PRIME, PRIME)],
+        [["scalar", ["complex128", np.complex128(complex(-1000003 * n, n)).tobytes().hex()]]
+         for n in range(100)],
+        [["tuple", [0, PRIME * n]] for n in range(100)],
+    ],
+    ids=["numbers", "complex numbers", "tuples"],
+)  # fmt: skip
+def test_keys_that_are_forged_to_share_a_hash_are_refused(keys: list[Any]) -> None:
+    parts = [key for key in keys if isinstance(key, list)]
+    members = [[n] for n in range(len(parts))] or keys
+    for last in (["set", members], ["dict", [members, members]]):
+        assert "100 keys of one hash; allowed are 32" in refusal(nodes(*parts, last))
 
 
 @pytest.mark.parametrize("strategy", [ParameterServer(2), ParameterAveraging(4, fragments=2)])

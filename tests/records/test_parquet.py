@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tracemalloc
 import warnings
 from pathlib import Path
@@ -11,6 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from labkit.common.plain_json import NotPlain
+from labkit.records import parquet
+from labkit.records.parquet import read_parquet
 from labkit.records.shape import TABLES
 from labkit.records.store import HISTORY_COLUMNS, read_table
 
@@ -67,6 +71,35 @@ def test_an_odd_table_is_one_line_and_no_rows(
     tracemalloc.stop()
     assert len(told) == 1
     assert most < 2**28
+
+
+def test_a_footer_that_lies_is_found_out_before_the_next_column(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = io.BytesIO()
+    table = pa.table({"kind": [f"{n}" * 1_000 for n in range(1_000)], "step": range(1_000)})
+    pq.write_table(table, file, compression="zstd")
+    content, footer = file.getvalue(), pq.ParquetFile(file).metadata.row_group(0)
+    monkeypatch.setattr(parquet, "MOST_BYTES", 2**20)
+    with pytest.raises(NotPlain, match="unpacks to more than 33,554,432 values or 1,048,576 bytes"):
+        read_parquet(content)
+    told = varint(footer.column(0).total_uncompressed_size)
+    assert content.count(told) == 1
+    # As many bytes, of which all but the first say nothing.
+    lie = content.replace(told, b"\x80" * (len(told) - 1) + b"\0")
+    # Whoever reads this column, too, says so.
+    place = footer.column(1).dictionary_page_offset
+    odd = lie[:place] + b"\xff" * 40 + lie[place + 40 :]
+    with pytest.raises(NotPlain, match="unpacks to more than 1,048,576 bytes"):
+        read_parquet(odd)
+
+
+def varint(number: int) -> bytes:
+    """A number as the footer has it: zigzag, seven bits a byte."""
+    number, found = 2 * number, b""
+    while number >= 128:
+        number, found = number >> 7, found + bytes([number % 128 + 128])
+    return found + bytes([number])
 
 
 def test_a_table_of_labkits_is_read_with_its_texts_and_gaps(tmp_path: Path) -> None:

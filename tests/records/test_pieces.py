@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,22 @@ def test_a_file_that_is_damaged_or_unpacks_to_more_is_refused_by_name(tmp_path: 
     np.savez_compressed(path, index=words)
     with pytest.raises(LabkitError, match=r"rank0\.npz is damaged .*compressed arrays"):
         Rank(path)
+
+
+def test_whatever_bytes_of_a_file_are_forged_it_is_read_or_refused(tmp_path: Path) -> None:
+    path, draw, refusals = file_of(tmp_path, 0), random.Random(0), 0
+    write(path, [Piece("w", np.arange(6.0), (6,), (0,), True)], {})
+    content = path.read_bytes()
+    for _ in range(500):
+        forged = bytearray(content)
+        for _ in range(draw.randint(1, 4)):
+            forged[draw.randrange(len(forged))] = draw.randrange(256)
+        path.write_bytes(forged)
+        try:
+            Rank(path).own()
+        except LabkitError:
+            refusals += 1
+    assert refusals > 300
 
 
 @pytest.mark.parametrize("kind", ["O", "V4,O", "no type", 7])

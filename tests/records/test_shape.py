@@ -155,7 +155,7 @@ def test_a_name_that_is_not_utf8_is_one_line(
     assert good.name in CliRunner().invoke(app, ["ls", "runs"]).stdout
 
 
-@pytest.mark.parametrize("folder", ["m" * 300, "", "a\0b", 5, None])
+@pytest.mark.parametrize("folder", ["m" * 300, "", "a\0b", "..", ".", "/", "/a", "a/..", 5, None])
 def test_a_sweep_with_a_member_of_an_odd_name_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: object
 ) -> None:

@@ -19,7 +19,7 @@ from labkit.common.errors import LabkitError
 from labkit.experiment import Experiment
 from labkit.figures import compare
 from labkit.records import store
-from labkit.report import report
+from labkit.report import notebook_page, report
 from labkit.report.embed import figure_html, unwrapped
 from labkit.report.inert import render, sanitized
 from labkit.report.jobs import commands
@@ -181,6 +181,20 @@ def test_what_is_not_a_notebook_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(LabkitError, match=r"x\.ipynb is not a notebook") as caught:
         report([run], tmp_path / "report.html", notebook=tmp_path / "x.ipynb")
     assert "\n" not in str(caught.value)
+
+
+def test_a_link_in_a_job_leads_to_no_notebook_but_one_that_is_named_may(tmp_path: Path) -> None:
+    write_job(tmp_path / "private", [output(text_html="a secret")]).rename(tmp_path / "mine")
+    job = write_job(tmp_path / "runs")
+    run = write_run(job)
+    (job / "output.ipynb").unlink()
+    (job / "output.ipynb").symlink_to(tmp_path / "mine" / "output.ipynb")
+    with pytest.warns(UserWarning, match=r"left out: .*output\.ipynb is a symbolic link"):
+        assert "a secret" not in page(report([run], tmp_path / "report.html"))
+    with pytest.raises(LabkitError, match="is a symbolic link"):
+        notebook_page([job / "output.ipynb"], tmp_path / "page.html", [])
+    named = report([run], tmp_path / "report.html", notebook=job / "output.ipynb")
+    assert "a secret" in page(named)
 
 
 def test_runs_of_several_jobs_share_a_page_with_every_command(tmp_path: Path) -> None:

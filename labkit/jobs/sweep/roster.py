@@ -59,7 +59,6 @@ def read(folder: Path) -> store.Record:
     if record.get("state") not in store.STATES or not isinstance(members, list):
         raise LabkitError(f"{folder.name}/{FILE} is not the record of a sweep")
     for member in members:
-        member["folder"] = Path(member["folder"]).name  # nothing outside of the sweep
         member.setdefault("repeat", 0)
     if record["state"] in ("queued", "running") and not store.is_alive(record):
         record |= {"state": "interrupted"}
@@ -153,7 +152,8 @@ def keep(folder: Path, plan: Plan) -> Path:
 def tidy(folder: Path) -> None:
     """Remove what a killed sweep was just making."""
     for path in folder.glob(".*.new"):
-        shutil.rmtree(path)
+        if path.is_dir():  # a file of that name is nothing of a sweep's
+            shutil.rmtree(path)
 
 
 def states(

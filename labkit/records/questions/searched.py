@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from labkit.common.errors import LabkitError, short
 from labkit.common.safe_files import open_file
 from labkit.records import store
 from labkit.records.run import Run
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 JOURNAL = "optuna.journal"  # in the sweep's folder: Optuna's storage
 STUDY = "labkit"
+LONGEST_JOURNAL = 2**26  # bytes; one of thousands of trials, each with its curve, has some millions
 
 
 class Searched(NamedTuple):
@@ -56,11 +58,25 @@ def searched(folder: Path) -> Searched:
 
     Trials have a row each that has ended with a value: trial (from 1), value, state, best (so far,
     of those that were not pruned).
+
+    Raises:
+        LabkitError: its record or its journal cannot be read.
     """
+    try:
+        if (size := (folder / JOURNAL).lstat().st_size) > LONGEST_JOURNAL:
+            raise ValueError(f"it has {size:,} bytes; at most {LONGEST_JOURNAL:,} are read here")
+        return _read(folder, store.read_json(folder / "sweep.json")["search"])
+    except LabkitError:
+        raise
+    # Optuna lets through whatever a journal that it has not written makes its parts raise.
+    except Exception as error:
+        raise LabkitError(f"{folder.name}/{JOURNAL} cannot be read: {short(error)}") from error
+
+
+def _read(folder: Path, record: store.Record) -> Searched:
     import optuna
     import pandas as pd
 
-    record = store.read_json(folder / "sweep.json")["search"]
     study = optuna.load_study(study_name=STUDY, storage=storage(folder))
     rows = [
         (trial.number + 1, trial.value, trial.state.name.lower())

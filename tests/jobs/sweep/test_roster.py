@@ -112,9 +112,19 @@ def test_a_record_names_no_folder_outside_of_the_sweep(plan: Plan) -> None:
     folder = folder_of(plan)
     path = folder / roster.FILE
     known = store.read_json(path)
-    known["members"][0]["folder"] = "../../elsewhere"
-    store.write_json(path, known)
-    assert roster.read(folder)["members"][0]["folder"] == "elsewhere"
+    for name in ("../../elsewhere", "..", ".", "/"):
+        known["members"][0]["folder"] = name
+        store.write_json(path, known)
+        with pytest.raises(LabkitError, match="expected is a list of records with a folder's name"):
+            roster.read(folder)
+
+
+def test_halves_of_members_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / ".half.new").mkdir()
+    (tmp_path / ".x.new").touch()
+    (tmp_path / "001_n=1").mkdir()
+    roster.tidy(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.new", "001_n=1"]
 
 
 def test_the_newest_sweep_that_asked_the_same_is_found(plan: Plan) -> None:
