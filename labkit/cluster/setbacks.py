@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Collection, Iterable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +109,7 @@ class Setbacks:
         """
         found, damage = self._newest()
         folder = self._directory / checkpoints.FOLDER
-        back = self._begin
-        if found is not None:
-            back = found.step
-            checkpoints.go_back(folder, back)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)  # halves
+        back = self._begin if found is None else found.step
         came_further = self._reached > self._stood or back > self._back
         self._stood = max(self._stood, self._reached)
         self._tries = 1 if came_further else self._tries + 1
@@ -123,6 +120,12 @@ class Setbacks:
                 "so",
                 error.rank,
             )
+        if found is not None:
+            checkpoints.go_back(folder, back)
+        elif damage:  # it may pass, such as too many open files: who looks finds all as it was
+            damage = f"{damage}; they lie in {_put_aside(folder).name}"
+        else:
+            shutil.rmtree(folder, ignore_errors=True)  # halves
         self.told += self._outlived  # those that have gone on after it are no more
         self._outlived = []
         self.told.append(
@@ -166,3 +169,9 @@ class Setbacks:
     def _lap(self) -> float:
         before, self._since = self._since, time.monotonic()
         return self._since - before
+
+
+def _put_aside(folder: Path) -> Path:
+    """Give a folder of damaged checkpoints the next free name."""
+    names = (folder.with_name(f"{folder.name}.damaged-{n}") for n in count(1))
+    return folder.rename(next(name for name in names if not os.path.lexists(name)))

@@ -286,15 +286,30 @@ def test_deaths_before_the_first_step_end_a_run_only_when_they_come_again_and_ag
         found.go_back([1], DIED)
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_begins_again(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoints" / "25"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "manifest.json").write_text("{}")
+def test_a_run_whose_checkpoints_are_all_damaged_begins_again_and_keeps_them(
+    tmp_path: Path,
+) -> None:
+    found = setbacks(tmp_path)
+    for number in (1, 2):
+        checkpoint = tmp_path / "checkpoints" / "25"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "manifest.json").write_text("{}")
+        found.notice([1])
+        found.go_back([1], DIED)
+        assert found.told[-1]["source"] == "the begin"
+        (note,) = found.told[-1]["notes"]
+        assert "no checkpoint is whole" in note
+        assert note.endswith(f"they lie in checkpoints.damaged-{number}")
+        assert (tmp_path / f"checkpoints.damaged-{number}" / "25" / "manifest.json").exists()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_halves_of_checkpoints_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "half").mkdir(parents=True)
     found = setbacks(tmp_path)
     found.notice([1])
     found.go_back([1], DIED)
-    assert found.told[0]["source"] == "the begin"
-    assert "no checkpoint is whole" in found.told[0]["notes"][0]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_who_dies_at_the_same_step_again_and_again_ends_the_run(tmp_path: Path) -> None:
