@@ -13,6 +13,7 @@ from typing import Any
 from labkit.cluster.calls import RankError, Refused
 from labkit.cluster.resumed import same
 from labkit.common.errors import LabkitError
+from labkit.communicator.sheet import ENDED
 from labkit.experiment import Experiment
 from labkit.network.fault import left
 from labkit.records import checkpoints
@@ -23,18 +24,25 @@ from labkit.records.stream import FOLDER, Told
 TRIES = 3  # times that a call is sent and its ranks die no further than ranks died before
 
 
-def victims(error: RankError, dead: Collection[int], all_ended: bool) -> list[int]:
+def victims(
+    error: RankError, dead: Collection[int], all_ended: bool, outlived: Collection[int] = ()
+) -> list[int]:
     """The ranks by whose death a call has ended, which is sent again; none where an error is why.
 
     Args:
         error: how it has ended.
         dead: ranks that are gone.
         all_ended: whether all engines have ended: because of the rank of the error, if it has one.
+        outlived: ranks whose death the call had gone on after, whatever ends it now; of a spare
+            the rank whose place it had.
     """
     if error.signal in ASKS or isinstance(error, Refused):
         return []
     alone = {error.rank} if all_ended and error.rank is not None else set()
-    return sorted({*dead, *alone})
+    late = [rank for rank in sorted(dead) if rank not in outlived]
+    found = {*late[: max(0, len(dead) - len(outlived))], *alone}
+    # Words that speak of a death are of one that nobody has outlived.
+    return sorted(found or (dead if ENDED in str(error) else ()))
 
 
 class Setbacks:
@@ -91,6 +99,11 @@ class Setbacks:
         words = [path.stat().st_mtime for path in files if path.exists()]
         self._detect = time.time() - min(words) if words else self._lap()
         self._since = time.monotonic()
+
+    @property
+    def outlived(self) -> list[int]:
+        """Ranks that have died since the call was sent last, and without which it goes on."""
+        return [rank for fault in self._outlived for rank in fault["ranks"]]
 
     @property
     def deaths(self) -> int:

@@ -149,7 +149,8 @@ class Submitted(Live):
         """The ranks by whose death the call has ended; none where it failed by an error."""
         # Where one rank is all there are, or one is stopped for long, all engines end.
         ended = self._cluster.how.fault_tolerant and self._calls.why_ended() is not None
-        return victims(error, self._calls.dead(), ended)
+        self._take(last=True)  # by which ranks tell whom they have outlived
+        return victims(error, self._calls.dead(), ended, self._setbacks.outlived)
 
     def _wants_end(self) -> bool:
         """Whether somebody wants the run to end."""

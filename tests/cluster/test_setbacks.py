@@ -17,6 +17,7 @@ from labkit import Cluster, Experiment
 from labkit.cluster.calls import RankError, Refused
 from labkit.cluster.magic import DeathInCell, run_cell
 from labkit.cluster.setbacks import TRIES, Setbacks, victims
+from labkit.communicator.sheet import ENDED
 from labkit.records.checkpoints import Keeping
 from labkit.records.run import Run
 
@@ -260,6 +261,37 @@ def test_a_death_alone_sends_a_call_again(
     error: RankError, dead: set[int], all_ended: bool, expected: list[int]
 ) -> None:
     assert victims(error, dead, all_ended) == expected
+
+
+VALUE = RankError("rank 0 failed: ValueError: a layer", 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "dead", "all_ended", "outlived", "expected"),
+    [
+        (VALUE, {3}, False, [3], []),
+        (RankError("rank 2 did not come: WaitTooLong: 60 s", 2), {3}, False, [3], []),
+        (VALUE, {1, 2}, False, [1, 1], []),  # rank 2 is a spare that had the place of rank 1
+        (DIED, {1, 3}, False, [3], [1]),
+        (RankError("the engines ended: all ranks have died", 0), {0}, True, [0], [0]),
+        (RankError(f"rank 3 failed: {ENDED}, and the result with it", 3), {3}, False, [3], [3]),
+    ],
+)
+def test_an_error_after_a_death_that_a_call_has_outlived_is_the_program_s(
+    error: RankError, dead: set[int], all_ended: bool, outlived: list[int], expected: list[int]
+) -> None:
+    assert victims(error, dead, all_ended, outlived) == expected
+
+
+def test_a_rank_that_a_call_has_outlived_stands_in_the_record_once(tmp_path: Path) -> None:
+    found = Setbacks(tmp_path, QUESTION, None)
+    found.hear([("fault", {"ranks": [0], "step": 10, "seconds": {}})])
+    assert found.outlived == [0]
+    dead = victims(DIED, {0, 1}, False, found.outlived)
+    found.notice(dead)
+    found.go_back(dead, DIED)
+    assert [each["ranks"] for each in found.told] == [[0], [1]]
+    assert (found.deaths, found.outlived) == (2, [])
 
 
 def setbacks(folder: Path, **fields: Any) -> Setbacks:
