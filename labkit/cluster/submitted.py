@@ -17,9 +17,10 @@ from pathlib import Path
 from labkit.cluster.attached import note
 from labkit.cluster.calls import Calls, RankError, Ranks
 from labkit.cluster.carrier import Carrier
+from labkit.cluster.launch import NotStarted
 from labkit.cluster.live import Live
 from labkit.cluster.resumed import begin
-from labkit.cluster.setbacks import Setbacks, victims
+from labkit.cluster.setbacks import TRIES, Setbacks, victims
 from labkit.common.errors import Pruned
 from labkit.communicator.sheet import ENDED
 from labkit.experiment import Experiment
@@ -73,6 +74,17 @@ class Submitted(Live):
         self._folder = cluster.folder
 
     def _send(self, experiment: Experiment, keeping: Keeping | None) -> Calls[RankResult]:
+        tries = TRIES if self._cluster.how.fault_tolerant else 1
+        while True:
+            tries -= 1
+            try:
+                return self._call(experiment, keeping)
+            except NotStarted as error:  # such as by the death of a rank that just starts
+                if not tries or self._wants_end():
+                    raise
+                print(f"{error}; they start again", file=sys.stderr, flush=True)
+
+    def _call(self, experiment: Experiment, keeping: Keeping | None) -> Calls[RankResult]:
         return Calls(
             *(self._cluster, experiment.ranks, work, (experiment, keeping), _emulated(experiment)),
             spares=self._cluster.how.spares,

@@ -1,0 +1,71 @@
+"""What this process does with an experiment that it has submitted, apart from its ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from labkit import Experiment
+from labkit.cluster.calls import RankError
+from labkit.cluster.launch import NotStarted
+from labkit.cluster.setbacks import TRIES
+from labkit.cluster.submitted import Submitted
+from labkit.common.errors import InvalidInput
+from labkit.records.stream import FOLDER, Reader
+
+QUESTION = Experiment(model="mlp", dataset="digits")
+
+
+class Sent(Submitted):
+    """An experiment whose call comes about, or fails by an error.
+
+    Args:
+        directory: of the run.
+        ends: of the calls, in turn.
+        tolerant: the cluster outlives ranks.
+    """
+
+    def __init__(self, directory: Path, *ends: Any, tolerant: bool = True) -> None:
+        self.directory, self._ends, self._why = directory, list(ends), None
+        self._cluster: Any = SimpleNamespace(how=SimpleNamespace(fault_tolerant=tolerant))
+        self._stream = self._reader = Reader(directory / FOLDER)
+        self._taken = []
+
+    def _call(self, *_: Any) -> Any:
+        end = self._ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+
+def not_started(times: int) -> list[NotStarted]:
+    return [NotStarted("the engines did not start: a rank has died") for _ in range(times)]
+
+
+def test_a_death_while_engines_start_lets_them_start_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Sent(tmp_path, *not_started(TRIES - 1), "calls")._send(QUESTION, None) == "calls"
+    told = "the engines did not start: a rank has died; they start again\n"
+    assert capsys.readouterr().err == told * (TRIES - 1)
+    with pytest.raises(NotStarted):
+        Sent(tmp_path, *not_started(TRIES), "calls")._send(QUESTION, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "tolerant"),
+    [(InvalidInput("8 ranks"), True), (RankError("rank 0", 0), True), (*not_started(1), False)],
+)
+def test_any_other_error_is_raised_at_once(tmp_path: Path, error: Any, tolerant: bool) -> None:
+    with pytest.raises(type(error)):
+        Sent(tmp_path, error, "calls", tolerant=tolerant)._send(QUESTION, None)
+
+
+def test_who_wants_the_end_waits_for_no_further_start(tmp_path: Path) -> None:
+    sent = Sent(tmp_path, *not_started(1), "calls")
+    sent._why = "stopped by the user"
+    with pytest.raises(NotStarted):
+        sent._send(QUESTION, None)
