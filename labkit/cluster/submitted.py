@@ -222,7 +222,8 @@ class Submitted(Live):
 
     def _rows(self) -> list[Row]:
         """All rows that ranks have told, but for those of steps that were taken back."""
-        self._taken += [row for kind, row in self._reader.read() if kind == "step"]
+        while told := self._reader.read():  # so much at a time
+            self._taken += [row for kind, row in told if kind == "step"]
         return self._taken
 
     def _lose(self, error: BaseException) -> None:

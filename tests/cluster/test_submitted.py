@@ -14,7 +14,8 @@ from labkit.cluster.launch import NotStarted
 from labkit.cluster.setbacks import TRIES
 from labkit.cluster.submitted import Submitted
 from labkit.common.errors import InvalidInput
-from labkit.records.stream import FOLDER, Reader
+from labkit.records import stream
+from labkit.records.stream import FOLDER, Reader, lines
 
 QUESTION = Experiment(model="mlp", dataset="digits")
 
@@ -69,3 +70,13 @@ def test_who_wants_the_end_waits_for_no_further_start(tmp_path: Path) -> None:
     sent._why = "stopped by the user"
     with pytest.raises(NotStarted):
         sent._send(QUESTION, None)
+
+
+def test_all_rows_that_ranks_have_told_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"rank": 1, "step": step} for step in range(9)]
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "rank1.jsonl").write_text(lines("step", rows))
+    monkeypatch.setattr(stream, "MOST_NEW", 100)  # bytes that are read at once
+    assert Sent(tmp_path)._told_by({1}, {}) == rows
