@@ -183,9 +183,9 @@ class Submitted(Live):
             self._add([("doing", {"what": told})])
         if self._wants_end():  # meanwhile: engines take long to end
             return
-        write_logs(self.directory, self._calls.outputs())
-        self._calls = self._send(setbacks.experiment, keeping)
+        calls, self._calls = self._calls, self._send(setbacks.experiment, keeping)
         setbacks.sent()
+        write_logs(self.directory, calls.outputs())  # now: if nothing is sent, `_lose` writes them
 
     def _add(self, told: list[Told]) -> None:
         self._setbacks.hear(told)

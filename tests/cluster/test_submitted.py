@@ -11,7 +11,8 @@ import pytest
 from labkit import Experiment
 from labkit.cluster.calls import RankError
 from labkit.cluster.launch import NotStarted
-from labkit.cluster.setbacks import TRIES
+from labkit.cluster.live import Live
+from labkit.cluster.setbacks import TRIES, Setbacks
 from labkit.cluster.submitted import Submitted
 from labkit.common.errors import InvalidInput
 from labkit.records import stream
@@ -30,10 +31,13 @@ class Sent(Submitted):
     """
 
     def __init__(self, directory: Path, *ends: Any, tolerant: bool = True) -> None:
-        self.directory, self._ends, self._why = directory, list(ends), None
+        Live.__init__(self, QUESTION, directory)
+        self._ends, self._why, self._taken = list(ends), None, []
         self._cluster: Any = SimpleNamespace(how=SimpleNamespace(fault_tolerant=tolerant))
-        self._stream = self._reader = Reader(directory / FOLDER)
-        self._taken = []
+        self._reader, self._setbacks = (
+            Reader(directory / FOLDER),
+            Setbacks(directory, QUESTION, None),
+        )
 
     def _call(self, *_: Any) -> Any:
         end = self._ends.pop(0)
@@ -80,3 +84,19 @@ def test_all_rows_that_ranks_have_told_are_read(
     (tmp_path / FOLDER / "rank1.jsonl").write_text(lines("step", rows))
     monkeypatch.setattr(stream, "MOST_NEW", 100)  # bytes that are read at once
     assert Sent(tmp_path)._told_by({1}, {}) == rows
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_what_ranks_have_printed_is_written_once(tmp_path: Path, is_sent: bool) -> None:
+    calls: Any = SimpleNamespace(outputs=lambda: ["one\n"], close=lambda: None)
+    again: Any = SimpleNamespace(outputs=lambda: ["two\n"])
+    sent = Sent(tmp_path, again if is_sent else RankError("rank 0", 0))
+    sent._calls = calls
+    try:
+        sent._go_back([1], RankError("rank 1 failed", 1))
+    except RankError as error:
+        sent._lose(error)
+    else:
+        sent._lose(RankError("rank 0 failed", 0))
+    written = (tmp_path / "logs" / "rank0.log").read_text()
+    assert written == ("one\ntwo\n" if is_sent else "one\n")
