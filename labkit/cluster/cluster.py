@@ -75,11 +75,13 @@ class Cluster:
         hosts: names with the ranks that each takes, or the path of a host file.
         launcher: "local", "hosts" or "slurm"; default: by what else is given.
         nodes: how many nodes Slurm gives.
-        fault_tolerant: no death of a rank loses a run. Synchronous data parallel training goes on
+        fault_tolerant: no single death loses a run. Synchronous data parallel training goes on
             with those that live. Where that cannot be, in what comes before and behind training
             and with all other strategies, engines start anew: the run goes on from its newest
-            checkpoint, or begins again where it has none. Every other call, and a cell of
-            `%%ranks`, ends with the first death; the next one finds all ranks again.
+            checkpoint, or begins again where it has none. It ends by deaths in three
+            calls in a row, of which the later two come no further and leave no newer checkpoint.
+            Every other call, and a cell of `%%ranks`, ends with the first death; the next one
+            finds all ranks again.
         spares: further ranks, which wait to take the places of those that die while an experiment
             is trained: replicas then stay as many, and a model that is cut over ranks goes on
             from copies in the memory of neighbours.
