@@ -139,6 +139,7 @@ class Setbacks:
             damage = f"{damage}; they lie in {_put_aside(folder).name}"
         else:
             shutil.rmtree(folder, ignore_errors=True)  # halves
+        faults = left(left(self.experiment.faults, self.outlived), ranks)
         self.told += self._outlived  # those that have gone on after it are no more
         self._outlived = []
         self.told.append(
@@ -151,7 +152,6 @@ class Setbacks:
                 **({"notes": [damage]} if damage else {}),
             }
         )
-        faults = left(self.experiment.faults, ranks)
         self.experiment = self.experiment.replace(faults=faults)
         self._back, self._reached, self._taken = back, back, {}
         if found is None:

@@ -73,7 +73,7 @@ def test_stages_go_on_from_a_neighbours_copy_and_without_a_spare_from_the_checkp
     assert (copy["of"], copy["from"], copy["age"]) == (1, 0, by_spare["repeated"])
     assert copy["bytes"] > 0
     assert set(by_spare["seconds"]) == {"detect", "agree", "rebuild", "repeat"}
-    assert by_checkpoint["ranks"] == [0, 1]
+    assert by_checkpoint["ranks"] == [0]  # rank 1 stands in the record by now
     assert by_checkpoint["source"] == "checkpoint"
     assert by_checkpoint["step"] >= 25
     assert by_checkpoint["step"] % 25 == 0
@@ -378,3 +378,12 @@ def test_a_kill_that_was_planted_happens_once(tmp_path: Path) -> None:
     found.notice([1])
     found.go_back([1], RankError("rank 1 failed", 1))
     assert list(found.experiment.faults) == kills[:1]
+
+
+def test_a_planted_kill_that_a_call_has_outlived_happens_once(tmp_path: Path) -> None:
+    kills = [lk.Fault("kill", rank=rank, step=10) for rank in (0, 1)]
+    found = setbacks(tmp_path, faults=kills)
+    found.hear([("fault", {"ranks": [0], "step": 10, "seconds": {}})])
+    found.notice([1])
+    found.go_back([1], DIED)
+    assert list(found.experiment.faults) == []
