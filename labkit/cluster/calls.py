@@ -116,6 +116,7 @@ class Asked:
 
     def __init__(self, cluster: Ranks, calls: Sequence[ipyparallel.AsyncResult]) -> None:
         self._cluster, self._calls = cluster, calls
+        self._keeper = cluster.state()["pid"]
 
     def running(self) -> list[int]:
         """Ranks that have not ended."""
@@ -170,7 +171,14 @@ class Asked:
 
     def why_ended(self) -> End | None:
         """How the engines have ended; None while they are up."""
-        return self._cluster.how_ended()
+        how = self._cluster.how_ended()
+        if how is None and not self._has_engines():
+            return End("another process, thread or cell has started them anew")
+        return how
+
+    def _has_engines(self) -> bool:
+        """Whether the cluster's engines are those that were asked."""
+        return self._cluster.state()["pid"] == self._keeper
 
     def _order(self, rank: int) -> tuple[bool, str]:
         # As text: what an engine that is gone never sent was never received.
@@ -334,7 +342,7 @@ class Calls(Asked, Generic[T]):
             return
         self._closed = True
         try:
-            if stuck := [*self.running(), *self.dead()]:
+            if (stuck := [*self.running(), *self.dead()]) and self._has_engines():
                 self._cluster.rebuild(stuck)
         finally:
             self._turn.release()

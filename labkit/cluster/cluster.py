@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from threading import RLock
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
 from weakref import WeakSet
@@ -74,11 +75,13 @@ class Cluster:
         hosts: names with the ranks that each takes, or the path of a host file.
         launcher: "local", "hosts" or "slurm"; default: by what else is given.
         nodes: how many nodes Slurm gives.
-        fault_tolerant: no death of a rank loses a run. Synchronous data parallel training goes on
+        fault_tolerant: no single death loses a run. Synchronous data parallel training goes on
             with those that live. Where that cannot be, in what comes before and behind training
             and with all other strategies, engines start anew: the run goes on from its newest
-            checkpoint, or begins again where it has none. Every other call, and a cell of
-            `%%ranks`, ends with the first death; the next one finds all ranks again.
+            checkpoint, or begins again where it has none. It ends by deaths in three
+            calls in a row, of which the later two come no further and leave no newer checkpoint.
+            Every other call, and a cell of `%%ranks`, ends with the first death; the next one
+            finds all ranks again.
         spares: further ranks, which wait to take the places of those that die while an experiment
             is trained: replicas then stay as many, and a model that is cut over ranks goes on
             from copies in the memory of neighbours.
@@ -132,6 +135,7 @@ class Cluster:
 
     def _begin(self, engines: Kept | Visited) -> None:
         self._engines, self.folder = engines, engines.folder
+        self._lock = RLock()  # of threads: the run's own starts engines, too, as a cell may
         self._client: ipyparallel.Client | None = None
         self._submitted: WeakSet[Submitted] = WeakSet()
         self._carried: Carried | None = None  # from engines that were rebuilt
@@ -167,15 +171,16 @@ class Cluster:
 
     def start(self) -> None:
         """Attach to the engines, starting them where they are not up."""
-        try:
-            connection = self._engines.start()
-            self._check_shape()
-            client = self._connect(connection)
-            take_over(self.folder, client)
-            self._restore()
-        except BaseException:
-            self._let_go()
-            raise
+        with self._lock:
+            try:
+                connection = self._engines.start()
+                self._check_shape()
+                client = self._connect(connection)
+                take_over(self.folder, client)
+                self._restore()
+            except BaseException:
+                self._let_go()
+                raise
 
     def close(self) -> None:
         """End this process's use of the cluster; the last one to do so ends the engines.
@@ -200,11 +205,12 @@ class Cluster:
 
     def rebuild(self, stuck: list[int]) -> None:
         """The same where some ranks are stuck: what cells have defined on the others is kept."""
-        if self._client is not None and self.how_ended() is None:
-            grace = Limits.of(self.limit).grace
-            engines = dict(enumerate(self.state()["engines"]))
-            self._carried = take(self._client, engines, stuck, grace)
-        self.restart()
+        with self._lock:
+            if self._client is not None and self.how_ended() is None:
+                grace = Limits.of(self.limit).grace
+                engines = dict(enumerate(self.state()["engines"]))
+                self._carried = take(self._client, engines, stuck, grace)
+            self.restart()
 
     def _restore(self) -> None:
         carried, self._carried = self._carried, None
@@ -216,11 +222,12 @@ class Cluster:
     @property
     def client(self) -> ipyparallel.Client:
         """The ipyparallel client; a cluster that has ended is started again."""
-        # Also where another process has ended it: the client would wait for engines that are gone.
-        if self._client is None or self.how_ended() is not None:
-            self._let_go()
-            self.start()
-        return self._client
+        with self._lock:
+            # Also where another process has ended it: it would wait for engines that are gone.
+            if self._client is None or self.how_ended() is not None:
+                self._let_go()
+                self.start()
+            return self._client
 
     @property
     def view(self) -> ipyparallel.DirectView:
@@ -305,8 +312,10 @@ class Cluster:
         self, experiment: Experiment, directory: Path, show: bool, told: Keeping | None
     ) -> Live:
         live = Submitted(self, experiment, directory, told)
-        for engine in self.engines[experiment.ranks :]:  # those at leisure get ready
-            self.client[engine].apply_async(prepare)
+        if (client := self._client) is not None:  # as it is: `live` alone starts engines again
+            state = self.state()
+            for engine in state["engines"][experiment.ranks : state["workers"]]:
+                client[engine].apply_async(prepare)  # those at leisure get ready
         self._submitted.add(live)
         live.begin(show)
         return live

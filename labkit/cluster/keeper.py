@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TypeVar
@@ -33,7 +34,7 @@ from labkit.cluster.engine import CONNECTION, command
 from labkit.cluster.launch import START_LIMIT, UNSETTLED, clear
 from labkit.cluster.lease import KEEPER, WARM, Lock, is_wanted, locked
 from labkit.cluster.listeners import confine
-from labkit.cluster.processes import SESSIONS, Watch, end_all
+from labkit.cluster.processes import SESSIONS, Watch, end_all, is_gone
 from labkit.cluster.start import Met, Start
 from labkit.common.errors import LabkitError
 from labkit.hosts.queue import ASK_EVERY, Job
@@ -122,6 +123,8 @@ class Keeper:
         self.hosts: list[str] = []  # of the ranks
         self.dead: list[int] = []  # ranks, see `launch.State`
         self._watch: Watch | None = None  # of its processes
+        self._starting: set[psutil.Process] = set()  # ranks, as children of mpiexec
+        self._counted = 0.0  # when these were, last
         # By which it is found, also where a command that queued it could not say its number, and
         # by a keeper that comes after one that was killed.
         name = folder / "job"
@@ -193,6 +196,7 @@ class Keeper:
             log_level=logging.WARNING,
         )
         begun = time.monotonic()
+        self._starting.clear()
         self.cluster.start_cluster_sync()
         confined = self._confine(LISTENS)
         client = self.cluster.connect_client_sync()
@@ -265,6 +269,8 @@ class Keeper:
             raise SystemExit(GIVEN_UP_START)
         if (end := self.end()) is not None:
             raise LabkitError(f"{end.message}: {self._said()}")
+        if self._has_lost_rank():
+            raise LabkitError(f"a rank has died before all were ready: {self._said()}")
         # Also by a part that registers nobody: calls would never come back.
         if self._port_taken():
             raise _Unlucky("a port of the controller is taken")
@@ -275,6 +281,15 @@ class Keeper:
             except LabkitError as error:  # it may be restarted: who waits keeps its place
                 told = [str(error)]
             self.say("starting", End("; ".join(told)))
+
+    def _has_lost_rank(self) -> bool:
+        """Whether a rank is gone whose mpiexec lets ranks die, and so says nothing of it."""
+        now = time.monotonic()
+        if self.how.is_local and self.how.fault_tolerant and now - self._counted > LOOK_EVERY:
+            self._counted = now
+            with suppress(psutil.Error):  # the next look tells how mpiexec has ended
+                self._starting |= set(filter(_is_rank, self._mpiexec().children()))
+        return any(map(is_gone, self._starting))
 
     def _waits_for(self) -> list[str]:
         """What a queued job waits for; nothing where it waits no more."""
@@ -409,6 +424,14 @@ class Keeper:
             self.how.queue().cancel(name=self._job)
         except LabkitError as error:  # guests end the job themselves when they are alone
             print(f"the job of the ranks could not be cancelled: {error}", file=sys.stderr)
+
+
+def _is_rank(child: psutil.Process) -> bool:
+    """Whether this child of mpiexec is a rank; a site's script has others, which end."""
+    words: list[str] = Engines.engine_cmd
+    with suppress(psutil.Error):
+        return child.cmdline()[: len(words)] == words
+    return False
 
 
 def _meet(is_guest: bool) -> tuple[int, int, int, str]:

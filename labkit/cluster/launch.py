@@ -30,6 +30,10 @@ OUTLIVE = ("last-run", "warm.log")
 UNSETTLED = "unsettled"  # in a cluster's folder: its engines were warmed, and nobody has used them
 
 
+class NotStarted(LabkitError):
+    """The engines did not start, which may go better the next time."""
+
+
 class State(TypedDict):
     """What a keeper says of its cluster."""
 
@@ -99,7 +103,8 @@ def launch(folder: Path, how: Start, warm: bool = False) -> None:
         warm: they have imported what training needs before they are ready.
 
     Raises:
-        LabkitError: the engines did not start; the message ends with what they said.
+        NotStarted: the engines did not start; the message ends with what they said.
+        LabkitError: those of an earlier cluster do not end.
     """
     kept = folder / "keeper.lock"
     if is_held(kept):
@@ -125,7 +130,7 @@ def launch(folder: Path, how: Start, warm: bool = False) -> None:
     # A keeper whose start was given up a moment ago may have been quicker to take the lock.
     if not _wait(folder, how, lambda: keeper.poll() is None or is_held(kept)):
         told = state(folder)["message"] or last_line(folder / "keeper.log")
-        raise LabkitError(f"the engines did not start: {told}")
+        raise NotStarted(f"the engines did not start: {told}")
 
 
 def _wait(folder: Path, how: Start, goes_on: Callable[[], bool]) -> bool:

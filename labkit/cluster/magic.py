@@ -16,9 +16,10 @@ from labkit.common.errors import InvalidInput
 from labkit.communicator.clock import WALL
 from labkit.communicator.look import look
 from labkit.communicator.sheet import ENDED
-from labkit.records.endings import ASKS
+from labkit.records.endings import ASKS, End
 
 ASK_EVERY = 1.0  # seconds after which a rank is asked again where it is
+TRIES = 3  # times that engines whose ranks die before a cell begins start anew
 GRACE = 0.5  # seconds in which other ranks may fail by themselves, of the same error
 
 
@@ -111,6 +112,14 @@ class _Cell(Asked):
         self._begun = self._asked_at = time.monotonic()
         self._told = False
 
+    def dead(self) -> set[int]:
+        """Nobody once all have done their parts: a death behind these is the next cell's."""
+        return set() if self._is_done() else super().dead()
+
+    def _is_done(self) -> bool:
+        """Whether all ranks have done their parts of the cell."""
+        return all(call.ready() and call.successful() for call in self._calls)
+
     def run(self) -> None:
         """Wait for the ranks, or for the first that fails."""
         try:
@@ -141,7 +150,7 @@ class _Cell(Asked):
             if not self._told and self._asked_at - self._begun > self._cluster.limit:
                 self._told = True
                 _say("\n".join(self._where(rank) for rank in self.running()))
-            if (how := self.why_ended()) is not None:
+            if not self._is_done() and (how := self.why_ended()) is not None:
                 lost = how.rank is not None and self._cluster.how.fault_tolerant
                 kind = DeathInCell if lost and how.signal not in ASKS else CellFailed
                 raise kind(f"the engines ended: {how.message}", how.rank, signal=how.signal)
@@ -216,14 +225,20 @@ class _Cell(Asked):
 
 def _processes(cluster: Ranks) -> list[int]:
     """Of the ranks; where one has died since the last cell, all engines start anew first."""
-    while True:
+    last = End()
+    for _ in range(TRIES):
         client, engines = cluster.client, cluster.engines
         calls = [client[e].apply_async(os.getpid) for e in engines]
         asked = Asked(cluster, calls)
         asked.wait(cluster.limit)
-        if not (dead := sorted(asked.dead())):
+        if dead := sorted(asked.dead()):
+            last = End(f"rank {', '.join(map(str, dead))} failed: {ENDED}", dead[0])
+            cluster.rebuild(dead)
+        elif (how := asked.why_ended()) is not None:
+            last = how
+        else:
             return [call.get() for call in calls]
-        cluster.rebuild(dead)
+    raise CellFailed(f"{last.message}, before the cell began, {TRIES} times in a row", last.rank)
 
 
 _LOST = (

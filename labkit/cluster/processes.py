@@ -46,13 +46,18 @@ class Watch:
             self._still[name] = self._still.get(name, 0) + seconds if is_still else 0
             if self._still[name] > STOPPED:
                 return described(name, -signal.SIGSTOP)
-        gone = [name for name, part in self._parts.items() if _status(part) in GONE]
+        gone = [name for name, part in self._parts.items() if is_gone(part)]
         return End(f"{gone[0]} has ended") if gone else None
 
     def dead(self) -> list[int]:
         """The ranks whose processes have ended."""
         named = ((name.split(), process) for name, process in self._watched.items())
-        return [int(w[1]) for w, each in named if w[0] == "rank" and _status(each) in GONE]
+        return [int(w[1]) for w, each in named if w[0] == "rank" and is_gone(each)]
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Whether a process has ended, collected or not."""
+    return _status(process) in GONE
 
 
 def end_all(lock: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Collection, Iterable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from labkit.cluster.calls import RankError, Refused
 from labkit.cluster.resumed import same
 from labkit.common.errors import LabkitError
+from labkit.communicator.sheet import ENDED
 from labkit.experiment import Experiment
 from labkit.network.fault import left
 from labkit.records import checkpoints
@@ -21,18 +24,25 @@ from labkit.records.stream import FOLDER, Told
 TRIES = 3  # times that a call is sent and its ranks die no further than ranks died before
 
 
-def victims(error: RankError, dead: Collection[int], all_ended: bool) -> list[int]:
+def victims(
+    error: RankError, dead: Collection[int], all_ended: bool, outlived: Collection[int] = ()
+) -> list[int]:
     """The ranks by whose death a call has ended, which is sent again; none where an error is why.
 
     Args:
         error: how it has ended.
         dead: ranks that are gone.
         all_ended: whether all engines have ended: because of the rank of the error, if it has one.
+        outlived: ranks whose death the call had gone on after, whatever ends it now; of a spare
+            the rank whose place it had.
     """
     if error.signal in ASKS or isinstance(error, Refused):
         return []
     alone = {error.rank} if all_ended and error.rank is not None else set()
-    return sorted({*dead, *alone})
+    late = [rank for rank in sorted(dead) if rank not in outlived]
+    found = {*late[: max(0, len(dead) - len(outlived))], *alone}
+    # Words that speak of a death are of one that nobody has outlived.
+    return sorted(found or (dead if ENDED in str(error) else ()))
 
 
 class Setbacks:
@@ -91,6 +101,11 @@ class Setbacks:
         self._since = time.monotonic()
 
     @property
+    def outlived(self) -> list[int]:
+        """Ranks that have died since the call was sent last, and without which it goes on."""
+        return [rank for fault in self._outlived for rank in fault["ranks"]]
+
+    @property
     def deaths(self) -> int:
         """How many ranks were gone when the call was sent last."""
         return sum(len(each["ranks"]) for each in self.told)
@@ -107,12 +122,7 @@ class Setbacks:
         """
         found, damage = self._newest()
         folder = self._directory / checkpoints.FOLDER
-        back = self._begin
-        if found is not None:
-            back = found.step
-            checkpoints.go_back(folder, back)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)  # halves
+        back = self._begin if found is None else found.step
         came_further = self._reached > self._stood or back > self._back
         self._stood = max(self._stood, self._reached)
         self._tries = 1 if came_further else self._tries + 1
@@ -123,6 +133,13 @@ class Setbacks:
                 "so",
                 error.rank,
             )
+        if found is not None:
+            checkpoints.go_back(folder, back)
+        elif damage:  # it may pass, such as too many open files: who looks finds all as it was
+            damage = f"{damage}; they lie in {_put_aside(folder).name}"
+        else:
+            shutil.rmtree(folder, ignore_errors=True)  # halves
+        faults = left(left(self.experiment.faults, self.outlived), ranks)
         self.told += self._outlived  # those that have gone on after it are no more
         self._outlived = []
         self.told.append(
@@ -135,7 +152,6 @@ class Setbacks:
                 **({"notes": [damage]} if damage else {}),
             }
         )
-        faults = left(self.experiment.faults, ranks)
         self.experiment = self.experiment.replace(faults=faults)
         self._back, self._reached, self._taken = back, back, {}
         if found is None:
@@ -166,3 +182,9 @@ class Setbacks:
     def _lap(self) -> float:
         before, self._since = self._since, time.monotonic()
         return self._since - before
+
+
+def _put_aside(folder: Path) -> Path:
+    """Give a folder of damaged checkpoints the next free name."""
+    names = (folder.with_name(f"{folder.name}.damaged-{n}") for n in count(1))
+    return folder.rename(next(name for name in names if not os.path.lexists(name)))

@@ -17,9 +17,10 @@ from pathlib import Path
 from labkit.cluster.attached import note
 from labkit.cluster.calls import Calls, RankError, Ranks
 from labkit.cluster.carrier import Carrier
+from labkit.cluster.launch import NotStarted
 from labkit.cluster.live import Live
 from labkit.cluster.resumed import begin
-from labkit.cluster.setbacks import Setbacks, victims
+from labkit.cluster.setbacks import TRIES, Setbacks, victims
 from labkit.common.errors import Pruned
 from labkit.communicator.sheet import ENDED
 from labkit.experiment import Experiment
@@ -73,6 +74,17 @@ class Submitted(Live):
         self._folder = cluster.folder
 
     def _send(self, experiment: Experiment, keeping: Keeping | None) -> Calls[RankResult]:
+        tries = TRIES if self._cluster.how.fault_tolerant else 1
+        while True:
+            tries -= 1
+            try:
+                return self._call(experiment, keeping)
+            except NotStarted as error:  # such as by the death of a rank that just starts
+                if not tries or self._wants_end():
+                    raise
+                print(f"{error}; they start again", file=sys.stderr, flush=True)
+
+    def _call(self, experiment: Experiment, keeping: Keeping | None) -> Calls[RankResult]:
         return Calls(
             *(self._cluster, experiment.ranks, work, (experiment, keeping), _emulated(experiment)),
             spares=self._cluster.how.spares,
@@ -149,7 +161,8 @@ class Submitted(Live):
         """The ranks by whose death the call has ended; none where it failed by an error."""
         # Where one rank is all there are, or one is stopped for long, all engines end.
         ended = self._cluster.how.fault_tolerant and self._calls.why_ended() is not None
-        return victims(error, self._calls.dead(), ended)
+        self._take(last=True)  # by which ranks tell whom they have outlived
+        return victims(error, self._calls.dead(), ended, self._setbacks.outlived)
 
     def _wants_end(self) -> bool:
         """Whether somebody wants the run to end."""
@@ -170,9 +183,9 @@ class Submitted(Live):
             self._add([("doing", {"what": told})])
         if self._wants_end():  # meanwhile: engines take long to end
             return
-        write_logs(self.directory, self._calls.outputs())
-        self._calls = self._send(setbacks.experiment, keeping)
+        calls, self._calls = self._calls, self._send(setbacks.experiment, keeping)
         setbacks.sent()
+        write_logs(self.directory, calls.outputs())  # now: if nothing is sent, `_lose` writes them
 
     def _add(self, told: list[Told]) -> None:
         self._setbacks.hear(told)
@@ -209,7 +222,8 @@ class Submitted(Live):
 
     def _rows(self) -> list[Row]:
         """All rows that ranks have told, but for those of steps that were taken back."""
-        self._taken += [row for kind, row in self._reader.read() if kind == "step"]
+        while told := self._reader.read():  # so much at a time
+            self._taken += [row for kind, row in told if kind == "step"]
         return self._taken
 
     def _lose(self, error: BaseException) -> None:

@@ -152,3 +152,5 @@ class Recovery(keras.callbacks.Callback):
         usual = [row["seconds"] for row in recorder.rows[1:]] if recorder is not None else []
         seconds["repeat"] = min(spent, float(np.median(usual))) if usual else spent
         seconds["trace"] = spent - seconds["repeat"]
+        if recorder is not None and self._communicator.rank == 0:
+            recorder.report("fault", self.faults[-1:])

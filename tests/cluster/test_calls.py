@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from labkit.cluster.calls import Asked, Calls
+from labkit.cluster.calls import Asked, Calls, RankError
 
 
 class EngineError(Exception):
@@ -40,7 +40,7 @@ class Answer:
 def call(*given: Any, outlives: bool = True, dead: list[int] | None = None) -> Calls[str]:
     cluster: Any = SimpleNamespace(
         how=SimpleNamespace(fault_tolerant=outlives),
-        state=lambda: {"dead": dead or []},
+        state=lambda: {"dead": dead or [], "pid": 7},
         how_ended=lambda: None,
         limit=60.0,
     )
@@ -75,3 +75,13 @@ def test_a_rank_that_waits_for_the_dead_for_ever_is_given_up(silent: set[int]) -
     waiting = call(("a", [], 0), None, None, dead=[1])
     waiting._silent = silent
     assert waiting.running() == sorted({2} - silent)
+
+
+def test_a_call_on_engines_in_whose_place_others_are_ends_and_leaves_those_alone() -> None:
+    waiting = call(None, None)
+    assert waiting.why_ended() is None
+    waiting._cluster.state = lambda: {"dead": [], "pid": 8}  # type: ignore[method-assign,assign]
+    with pytest.raises(RankError, match=r"the engines ended: .* has started them anew"):
+        list(waiting.watch())
+    waiting._turn, waiting._closed = SimpleNamespace(release=lambda: None), False  # type: ignore[assign]
+    waiting.close()  # by which it would end the engines, if they were its own

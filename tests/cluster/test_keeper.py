@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 from left import left_of
 
-from labkit.cluster.keeper import Keeper
-from labkit.cluster.processes import SESSIONS
+from labkit.cluster.keeper import Engines, Keeper
+from labkit.cluster.processes import SESSIONS, is_gone
 from labkit.cluster.start import Start
 from labkit.common.errors import LabkitError
 
@@ -130,3 +134,32 @@ def test_sockets_that_cannot_be_looked_at_are_refused_with_what_to_do(
     monkeypatch.setattr(Keeper, "_look", lambda keeper: None)  # it runs
     with pytest.raises(LabkitError, match=r"listens on every interface.*trusted_network=True"):
         Keeper(tmp_path, Start(2))._confine()
+
+
+# An mpiexec whose ranks outlive one another; as a script of a site it has a child that ends, too.
+OUTLIVES = "sleep 601 & other=$!; sleep 600 & echo $!; read go; kill $other; read go; wait"
+
+
+def test_a_rank_that_dies_before_all_are_ready_is_seen_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engines, "engine_cmd", ["sleep", "600"])
+    keeper = Keeper(tmp_path, Start(2, fault_tolerant=True))
+    piped: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(["sh", "-c", OUTLIVES], **piped) as mpiexec:
+        keeper.cluster = SimpleNamespace(engine_set=mpiexec)
+        rank = int(mpiexec.stdout.readline())
+        (other,) = [each for each in psutil.Process(mpiexec.pid).children() if each.pid != rank]
+        while other.cmdline() != ["sleep", "601"] or psutil.Process(rank).name() != "sleep":
+            time.sleep(0.01)
+        assert not keeper._has_lost_rank()
+        mpiexec.stdin.write(b"\n")
+        mpiexec.stdin.flush()
+        end = time.monotonic() + 60
+        while not is_gone(other):
+            assert time.monotonic() < end
+        assert not keeper._has_lost_rank()
+        os.kill(rank, signal.SIGKILL)
+        while not keeper._has_lost_rank():
+            assert time.monotonic() < end
+        mpiexec.kill()

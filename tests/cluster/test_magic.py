@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from labkit import Cluster
 from labkit.cluster import magic, where
-from labkit.cluster.magic import CellFailed, retries_of, run_cell
+from labkit.cluster.magic import TRIES, CellFailed, retries_of, run_cell
 from labkit.cluster.where import place
 from labkit.common.errors import InvalidInput
 from labkit.jobs.notebook import execute
@@ -71,6 +72,62 @@ def test_a_call_inside_a_function_also_names_the_line_of_the_cell() -> None:
 def test_a_line_that_is_no_number_of_retries_is_refused(line: str) -> None:
     with pytest.raises(InvalidInput, match=r"takes retries=2 or the like alone"):
         retries_of(line)
+
+
+class Dying:
+    """A cluster whose rank 1 dies so often, each time before it answers, or after.
+
+    Args:
+        deaths: how often.
+        answers: rank 1 does so first.
+    """
+
+    def __init__(self, deaths: int, answers: bool = False) -> None:
+        self.how = SimpleNamespace(fault_tolerant=True, is_local=False)
+        self.folder, self.limit, self.engines = Path(), 60.0, [0, 1]
+        self.deaths, self.answers, self.rebuilt = deaths, answers, 0
+        self.client = {rank: SimpleNamespace(apply_async=self._ask(rank)) for rank in (0, 1)}
+
+    def _ask(self, rank: int) -> Any:
+        said: dict[str, Any] = {"outputs": [], "execute_result": None, "stdout": "", "stderr": ""}
+        return lambda _: SimpleNamespace(
+            ready=lambda: rank == 0 or self.answers or not self.deaths,
+            successful=lambda: True,
+            get=lambda: 40 + rank,
+            wait_for_output=lambda seconds: None,
+            metadata=said,
+        )
+
+    def state(self) -> Any:
+        return {"dead": [1] if self.deaths else [], "pid": 7}
+
+    def how_ended(self) -> None:
+        return None
+
+    def rebuild(self, stuck: list[int]) -> None:
+        self.deaths, self.rebuilt = self.deaths - 1, self.rebuilt + 1
+
+
+def test_engines_whose_ranks_die_before_a_cell_begins_start_anew_three_times() -> None:
+    cluster: Any = Dying(TRIES - 1)
+    assert magic._processes(cluster) == [40, 41]
+    cluster = Dying(TRIES)
+    told = r"rank 1 failed: its process has ended, before the cell began, 3 times in a row"
+    with pytest.raises(CellFailed, match=told):
+        magic._processes(cluster)
+    assert cluster.rebuilt == TRIES
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_death_when_all_have_done_their_parts_fails_no_cell(answers: bool) -> None:
+    cluster: Any = Dying(1, answers)
+    cell: Any = magic._Cell.__new__(magic._Cell)
+    magic.Asked.__init__(cell, cluster, [cluster.client[rank].apply_async(0) for rank in (0, 1)])
+    assert cell.dead() == (set() if answers else {1})
+    if answers:
+        cell._begun = cell._asked_at = time.monotonic()
+        cell.run()
+        assert cluster.rebuilt == 0
 
 
 @pytest.fixture(scope="module")

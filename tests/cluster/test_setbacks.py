@@ -17,6 +17,7 @@ from labkit import Cluster, Experiment
 from labkit.cluster.calls import RankError, Refused
 from labkit.cluster.magic import DeathInCell, run_cell
 from labkit.cluster.setbacks import TRIES, Setbacks, victims
+from labkit.communicator.sheet import ENDED
 from labkit.records.checkpoints import Keeping
 from labkit.records.run import Run
 
@@ -72,7 +73,7 @@ def test_stages_go_on_from_a_neighbours_copy_and_without_a_spare_from_the_checkp
     assert (copy["of"], copy["from"], copy["age"]) == (1, 0, by_spare["repeated"])
     assert copy["bytes"] > 0
     assert set(by_spare["seconds"]) == {"detect", "agree", "rebuild", "repeat"}
-    assert by_checkpoint["ranks"] == [0, 1]
+    assert by_checkpoint["ranks"] == [0]  # rank 1 stands in the record by now
     assert by_checkpoint["source"] == "checkpoint"
     assert by_checkpoint["step"] >= 25
     assert by_checkpoint["step"] % 25 == 0
@@ -262,6 +263,37 @@ def test_a_death_alone_sends_a_call_again(
     assert victims(error, dead, all_ended) == expected
 
 
+VALUE = RankError("rank 0 failed: ValueError: a layer", 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "dead", "all_ended", "outlived", "expected"),
+    [
+        (VALUE, {3}, False, [3], []),
+        (RankError("rank 2 did not come: WaitTooLong: 60 s", 2), {3}, False, [3], []),
+        (VALUE, {1, 2}, False, [1, 1], []),  # rank 2 is a spare that had the place of rank 1
+        (DIED, {1, 3}, False, [3], [1]),
+        (RankError("the engines ended: all ranks have died", 0), {0}, True, [0], [0]),
+        (RankError(f"rank 3 failed: {ENDED}, and the result with it", 3), {3}, False, [3], [3]),
+    ],
+)
+def test_an_error_after_a_death_that_a_call_has_outlived_is_the_program_s(
+    error: RankError, dead: set[int], all_ended: bool, outlived: list[int], expected: list[int]
+) -> None:
+    assert victims(error, dead, all_ended, outlived) == expected
+
+
+def test_a_rank_that_a_call_has_outlived_stands_in_the_record_once(tmp_path: Path) -> None:
+    found = Setbacks(tmp_path, QUESTION, None)
+    found.hear([("fault", {"ranks": [0], "step": 10, "seconds": {}})])
+    assert found.outlived == [0]
+    dead = victims(DIED, {0, 1}, False, found.outlived)
+    found.notice(dead)
+    found.go_back(dead, DIED)
+    assert [each["ranks"] for each in found.told] == [[0], [1]]
+    assert (found.deaths, found.outlived) == (2, [])
+
+
 def setbacks(folder: Path, **fields: Any) -> Setbacks:
     return Setbacks(folder, QUESTION.replace(**fields), Keeping(lk.Checkpoint(25)))
 
@@ -286,15 +318,30 @@ def test_deaths_before_the_first_step_end_a_run_only_when_they_come_again_and_ag
         found.go_back([1], DIED)
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_begins_again(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoints" / "25"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "manifest.json").write_text("{}")
+def test_a_run_whose_checkpoints_are_all_damaged_begins_again_and_keeps_them(
+    tmp_path: Path,
+) -> None:
+    found = setbacks(tmp_path)
+    for number in (1, 2):
+        checkpoint = tmp_path / "checkpoints" / "25"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "manifest.json").write_text("{}")
+        found.notice([1])
+        found.go_back([1], DIED)
+        assert found.told[-1]["source"] == "the begin"
+        (note,) = found.told[-1]["notes"]
+        assert "no checkpoint is whole" in note
+        assert note.endswith(f"they lie in checkpoints.damaged-{number}")
+        assert (tmp_path / f"checkpoints.damaged-{number}" / "25" / "manifest.json").exists()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_halves_of_checkpoints_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "half").mkdir(parents=True)
     found = setbacks(tmp_path)
     found.notice([1])
     found.go_back([1], DIED)
-    assert found.told[0]["source"] == "the begin"
-    assert "no checkpoint is whole" in found.told[0]["notes"][0]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_who_dies_at_the_same_step_again_and_again_ends_the_run(tmp_path: Path) -> None:
@@ -331,3 +378,12 @@ def test_a_kill_that_was_planted_happens_once(tmp_path: Path) -> None:
     found.notice([1])
     found.go_back([1], RankError("rank 1 failed", 1))
     assert list(found.experiment.faults) == kills[:1]
+
+
+def test_a_planted_kill_that_a_call_has_outlived_happens_once(tmp_path: Path) -> None:
+    kills = [lk.Fault("kill", rank=rank, step=10) for rank in (0, 1)]
+    found = setbacks(tmp_path, faults=kills)
+    found.hear([("fault", {"ranks": [0], "step": 10, "seconds": {}})])
+    found.notice([1])
+    found.go_back([1], DIED)
+    assert list(found.experiment.faults) == []

@@ -117,7 +117,7 @@ def test_two_worlds_of_one_are_an_error_that_says_which_part_is_missing() -> Non
 
 def test_a_guest_that_is_killed_while_it_starts_leaves_no_folder(bed: Testbed) -> None:
     _, guest = command([], is_local=False)
-    ours = "^[^ ]*python[^ ]* -m labkit.cluster.engine guest"
+    ours = "^[^ ]*python[^ ]* -P -m labkit.cluster.engine guest"
     # What takes its own folder away; not that of an earlier guest, nor the one that looks for it.
     tidies = "[k]ill -0 .* $guest .*/labkit-"
     found = f"guest=$(pgrep -f '{ours}') && pgrep -f \"{tidies}\""

@@ -69,6 +69,9 @@ def main() -> None:
     def report(kind: str, records: Any) -> None:
         if kind == "step" and records:
             (folder / f"steps{communicator.number}").write_text(str(records[-1]["step"]))
+        if kind == "fault":
+            with (folder / "gone").open("a") as file:
+                file.writelines(f"{record['ranks']}\n" for record in records)
 
     last: list[Any] = []
     asked = experiment(schedule, compressor, callbacks=lambda: [Ledger(folder), Last(last)])

@@ -75,6 +75,7 @@ def test_it_is_the_training_of_ranks_that_nobody_has_killed(
     assert account.is_exact, account
     assert sum(account.by_rank.values()) == ROWS * EPOCHS
     assert [fault["ranks"] for fault in found["faults"]] == [[victim] for victim in victims]
+    assert (tmp_path / "gone").read_text().split() == [f"[{victim}]" for victim in victims]
     assert account.steps_repeated == sum(fault["repeated"] for fault in found["faults"])
     begins = [stretch["step"] for stretch in found["stretches"]]
     assert begins == [0, *(fault["step"] for fault in found["faults"])]
