@@ -60,7 +60,7 @@ def test_rows_that_a_file_has_are_not_run_again_and_new_ones_are_kept_at_once(
 
     def measure(repeats: int, known: Sequence[Any]) -> Iterator[Any]:
         asked.append((repeats, [each["number"] for each in known]))
-        row: Any = {"bench": "faults", "what": "planted", "case": "x", "network": None}
+        row: Any = {"bench": "faults", "case": "x", "what": "planted", "network": None}
         yield row | {"number": len(known), "found": True}
         assert len(file.read_text().splitlines()) == len(known)
         yield row | {"number": 9, "found": len(known) < 3}
