@@ -53,6 +53,10 @@ class SafePath(list[str]):
         if place:
             super().insert(index, place)
 
+    def __reduce__(self) -> tuple[type[list[str]], tuple[list[str]]]:
+        """Return a plain list to whoever asks a rank for its path: this module runs as __main__."""
+        return list, ([*self],)
+
 
 def command(words: Sequence[str], is_local: bool) -> tuple[list[str], list[str]]:
     """The words that start ranks, under watch, and those of each rank."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from labkit.cluster.engine import ImportsInWaves
+from labkit.cluster.engine import ImportsInWaves, SafePath
 
 # Of another process: the one that holds a lock always finds it free.
 LOOK = """
@@ -41,3 +42,10 @@ def test_a_rank_holds_a_place_while_it_imports(
     assert takes_long.seen == "False\n"
     free = subprocess.check_output([sys.executable, "-c", LOOK, starts], text=True)
     assert free == "True\n"
+
+
+def test_the_path_of_a_rank_travels_as_a_plain_list() -> None:
+    path = SafePath(["library"])
+    path.insert(0, "")
+    found = pickle.loads(pickle.dumps(path))
+    assert (type(found), found) == (list, ["library"])
