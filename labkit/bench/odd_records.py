@@ -48,7 +48,7 @@ def base(place: Path) -> Files:
     files |= {b"calibration.json": _json(_CALIBRATION), JOB + b"params.yaml": b"workers: 2\n"}
     files |= {JOB + b"status.json": _json(_STATUS | {"notebook": "n.ipynb"})}
     files |= {SWEEP: _json(_SWEEP)}
-    # A process that does not exist: `stop` must not end whoever has made these records.
+    # The process does not exist, so that `stop` cannot end the fuzzing process.
     for path in (ODD + b"status.json", b"runs/b/status.json"):
         files[path] = _json(json.loads(files[path]) | {"pid": 2**22 + 9})
     told: list[Any] = [

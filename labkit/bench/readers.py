@@ -189,7 +189,7 @@ READERS: Mapping[str, Reader] = {
 ALONE = {"report of a job", "trace", "checkpoints", "calibration", "notebook"}
 ALONE |= {"sweep --resume", "run -f"}
 _OF_RUNS = ("ls", "compare", "report", "stop", "load_runs", "trace", "export", "to_tensorboard")
-# Who reads what is odd, by the begin of its path; the first that fits.
+# Readers of an odd file, by the prefix of its path; the first match counts.
 WHO: Mapping[str, Sequence[str]] = {
     "calibration.json": ("calibration",),
     "n.ipynb": ("notebook", "sweep --resume", "run -f"),

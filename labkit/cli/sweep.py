@@ -237,7 +237,7 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
         say(f"{shown(folder)}: {total} members" + (f", {done} done" if done else ""))
         options = {name: known[name] for name in ("jobs", "limit", "slurm")}
         words = options["slurm"]
-        # A sweep of Slurm's that goes on here may have elements there.
+        # A Slurm sweep that resumes here may still have array elements in the queue.
         unended = open_elements(folder / member.folder for member in todo) if words is None else {}
         check_ended(unended, (asked(arrays(unended)) if unended else None) or {})
         alone = words is None and options["jobs"] is None

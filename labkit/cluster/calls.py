@@ -159,7 +159,7 @@ class Asked:
         return min(failed, key=self._order, default=None)
 
     def _is_lost(self, rank: int) -> bool:
-        """Whether the client says that this rank's engine is gone, where others outlive it."""
+        """Return whether a fault-tolerant cluster's client reports this engine as lost."""
         lost = _has_failed(self._calls[rank]) and self.failure(rank).name == ENGINE_GONE
         return lost and self._cluster.how.fault_tolerant
 
@@ -236,7 +236,7 @@ class Calls(Asked, Generic[T]):
         # Those who share a cluster take turns: a call has all its ranks or none.
         self._turn, self._closed = Turn(cluster.folder), False
         self._silent: set[int] = set()  # ranks that wait for the dead, and for ever
-        self._ended_at = math.inf  # when a rank had ended that has outlived others
+        self._ended_at = math.inf  # moment at which the first surviving rank ended
         try:
             if dead := cluster.state()["dead"]:  # while nobody called
                 cluster.rebuild(dead)
@@ -270,7 +270,7 @@ class Calls(Asked, Generic[T]):
         self._raise_first_failure()
 
     def _leave_silent(self) -> None:
-        """Wait no longer for ranks that have not ended long after those that outlive the dead.
+        """Give up ranks that still run long after the surviving ranks have ended.
 
         A death in the last exchange may reach only some: these wait for those that have ended.
         """

@@ -103,7 +103,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 @contextmanager
 def _engines() -> Iterator[Kept]:
-    """The engines that all doors use, up from one call to the next; whoever uses them connects."""
+    """The engines that all entry points share, from one call to the next."""
     how = Start.asked(WORKERS, fault_tolerant=True)
     name = usual_name(how)
     engines = Kept(folder_of(name), name, how)
@@ -129,7 +129,7 @@ def draw(number: int, lengths: Mapping[str, float]) -> tuple[str, int, Moment]:
 
 
 def _lengths(engines: Kept, folder: Path) -> Row:
-    """What each phase takes in a call that nobody disturbs, on new engines, s."""
+    """Return the seconds of each phase in an undisturbed call on new engines."""
     sight = Sight(folder)
     with _call(engines, "submit", folder, 0) as call:
         while not call.done():
@@ -175,7 +175,7 @@ def _kill(engines: Kept, folder: Path, number: int, lengths: Mapping[str, float]
             sight.look()
         outcome = _outcome(call)
     seconds = time.monotonic()
-    # Who had handed over its result by then was missed by nobody.
+    # A rank that had handed over its result before the kill was not needed any more.
     if sight.phase == PHASES[-1] and not outcome.why and not outcome.faults:
         struck = False
     row = head("faults", f"{door}, {sight.phase}", "calls", WORKERS, None, number=number)
