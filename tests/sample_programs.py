@@ -12,8 +12,8 @@ import numpy as np
 from labkit.network import ComputeTime, Network, Slowdown, slower_than_fastest
 from labkit.programs import Diary, Gradient, Roles, placed, staged
 from labkit.programs.actions import Passed, Place, Vector
-from labkit.programs.times import Laws
-from labkit.programs.virtual import VirtualWorld
+from labkit.programs.timing import Laws
+from labkit.programs.virtual_runtime import VirtualWorld
 from labkit.strategies.replicas import Replicas
 from labkit.strategies.servers import Servers
 

@@ -207,7 +207,7 @@ def _played(
 ) -> Sequence[float]:
     """Seconds of the steps of this rank's worker."""
     from labkit.programs import Diary
-    from labkit.programs.ranks import RankWorld
+    from labkit.programs.mpi_runtime import RankWorld
 
     roles, rank, before = replace(stage.roles, steps=steps), communicator.rank, len(stage.rows)
     program = {rank: strategy.program(roles, rank)}

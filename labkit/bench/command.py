@@ -185,9 +185,9 @@ def exchange(
 
 def compressors(_: click.Context, __: click.Parameter, text: str | None) -> list[Compressor]:
     """An option's compressors, as YAML has the items of a list."""
-    from labkit.common.plain_json import NotPlain
+    from labkit.common.safe_json import NotPlain
     from labkit.compression import parse
-    from labkit.records.plain_yaml import read_plain
+    from labkit.records.safe_yaml import read_plain
 
     try:
         given = read_plain(f"[{text or ''}]")

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from labkit.bench.timing import Row, head, spread
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import launcher
 from labkit.compression import (

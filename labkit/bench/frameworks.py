@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.bench.timing import Row, head, spread
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.options import lookup
 from labkit.experiment import Experiment
 from labkit.network import Network

@@ -136,8 +136,8 @@ class Counted:
 
 def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -> Row:
     from labkit.programs import Diary
-    from labkit.programs.times import Laws
-    from labkit.programs.virtual import VirtualWorld
+    from labkit.programs.timing import Laws
+    from labkit.programs.virtual_runtime import VirtualWorld
 
     stage = _stage(communicator, experiment.replace(clock="virtual"))
     stage.hold(stage.roles.servers)
@@ -215,7 +215,7 @@ def _wall(
 ) -> dict[str, Row]:
     """Steps with servers of each kind, in turn with those without; a ring's, where all compute."""
     from labkit.programs import Diary
-    from labkit.programs.ranks import RankWorld
+    from labkit.programs.mpi_runtime import RankWorld
 
     stages = {what: _stage(communicator, each) for what, each in experiments.items()}
     stage, rank = next(iter(stages.values())), communicator.rank

@@ -51,7 +51,7 @@ def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool, force: 
 def _check(notebooks: list[Path], site: Path, jobs: int) -> int:
     """Say of each run what does not hold; how many runs have a fault."""
     from labkit.gallery.check import check, small_values
-    from labkit.gallery.executed import execute_all
+    from labkit.gallery.execution import execute_all
 
     faulty = 0
     asked = small_values(notebooks)

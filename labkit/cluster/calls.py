@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, TypeVa
 from labkit.cluster.code_objects import dumps
 from labkit.cluster.lease import Turn
 from labkit.common import imports
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.limits import Limits
+from labkit.common.timeouts import Limits
 from labkit.communicator import HostSilent, RankDied, RankFailed, WaitTooLong
-from labkit.communicator.sheet import ENDED
+from labkit.communicator.status_table import ENDED
 from labkit.network import Network
 from labkit.records.endings import End, out_of_memory
-from labkit.worker.luggage import pack
+from labkit.worker.source_bundle import pack
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -309,7 +309,7 @@ class Calls(Asked, Generic[T]):
         return dict(sorted(found.items()))
 
     def told(self, all_of_it: bool = False) -> Iterator[tuple[int, str]]:
-        """What ranks have published since this was asked last, see `labkit.worker.afar`.
+        """What ranks have published since this was asked last, see `labkit.worker.remote_stream`.
 
         Args:
             all_of_it: wait for what is still under way from ranks that have ended.

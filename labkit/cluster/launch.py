@@ -18,7 +18,7 @@ from labkit.cluster.start import Start
 from labkit.common import imports
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, pairs
-from labkit.common.places import bytecode_variables
+from labkit.common.paths import bytecode_variables
 from labkit.common.privacy import scrub
 from labkit.common.units import plural
 from labkit.records.endings import End, described

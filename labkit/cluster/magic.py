@@ -11,11 +11,11 @@ from contextlib import suppress
 
 from labkit.cluster.calls import LOOK_EVERY, Asked, RankError, Ranks
 from labkit.cluster.lease import Turn
-from labkit.cluster.where import ask
+from labkit.cluster.stack_probe import ask
 from labkit.common.errors import InvalidInput
 from labkit.communicator.clock import WALL
-from labkit.communicator.look import look
-from labkit.communicator.sheet import ENDED
+from labkit.communicator.process_inspector import look
+from labkit.communicator.status_table import ENDED
 from labkit.records.endings import ASKS, End
 
 ASK_EVERY = 1.0  # seconds after which a rank is asked again where it is

@@ -6,7 +6,7 @@ from html import escape
 
 import ipywidgets
 
-from labkit.cluster.tally import PARTS, Shown
+from labkit.cluster.run_progress import PARTS, Shown
 from labkit.common.html import table
 from labkit.common.privacy import scrub
 from labkit.common.units import bytes_text, duration_text

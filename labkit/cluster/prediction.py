@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit import models
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.experiment.experiment import leaves, parse_strategy
 from labkit.network import Slowdown

@@ -11,9 +11,9 @@ import numpy as np
 from labkit.cluster.cluster import Cluster
 from labkit.cluster.prediction import ask, check_rows
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.places import usable_cores
+from labkit.common.paths import usable_cores
 from labkit.network import Network
-from labkit.records.questions.served import TOLERANCE, Served, served
+from labkit.records.analysis.serving_runs import TOLERANCE, Served, served
 from labkit.records.run import Run
 from labkit.strategies import AllReduce, Pipeline, Strategy, TensorParallel
 from labkit.worker import serving

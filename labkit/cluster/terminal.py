@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from labkit.cluster.tally import Shown
+from labkit.cluster.run_progress import Shown
 
 
 def in_notebook() -> bool:

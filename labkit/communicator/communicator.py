@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.limits import Limits
-from labkit.communicator.board import Board, leave_without_it
+from labkit.common.timeouts import Limits
 from labkit.communicator.clock import WALL, Clock
-from labkit.communicator.crew import SPARE, Crew
-from labkit.communicator.deaths import all_are, outlives
+from labkit.communicator.eager import Slots
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.injector import Injector, Spells
+from labkit.communicator.fault_injector import Injector, Spells
 from labkit.communicator.mailbox import Mailbox, Route
+from labkit.communicator.membership import SPARE, Crew
 from labkit.communicator.messages import Messages
 from labkit.communicator.numbers import check_summable, scale
-from labkit.communicator.parcels import Parcels
-from labkit.communicator.patience import Patience
 from labkit.communicator.payloads import Payloads
 from labkit.communicator.reductions import Reductions
+from labkit.communicator.rendezvous import Parcels
 from labkit.communicator.shared_memory import Aside, SharedMemory
-from labkit.communicator.slots import Slots
 from labkit.communicator.slowness import Slowness
+from labkit.communicator.status_board import Board, leave_without_it
 from labkit.communicator.traffic import Traffic
+from labkit.communicator.ulfm import all_are, outlives
+from labkit.communicator.wait_policy import Patience
 from labkit.communicator.window import Window
 from labkit.communicator.wire import Rules
 from labkit.network import Network, Slowdown

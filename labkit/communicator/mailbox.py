@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.patience import Patience
+from labkit.communicator.wait_policy import Patience
 from labkit.communicator.wire import Rules, Wire
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.patience import Patience
+from labkit.communicator.wait_policy import Patience
 from labkit.communicator.wire import Rules, Seal, Wire
 
 if TYPE_CHECKING:

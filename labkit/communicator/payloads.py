@@ -10,7 +10,6 @@ import numpy as np
 from labkit.communicator.algorithms import UNMETERED
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.numbers import check_summable
-from labkit.communicator.patience import Patience
 from labkit.communicator.reductions import Reductions, library_sum
 from labkit.communicator.sparse import (
     INDEX,
@@ -22,6 +21,7 @@ from labkit.communicator.sparse import (
     rows_of,
 )
 from labkit.communicator.variable import Courier
+from labkit.communicator.wait_policy import Patience
 from labkit.schedules import ALLREDUCE, Round, boundaries, count_chunks
 
 Pieces: TypeAlias = dict[int, np.ndarray]  # rank -> bytes

@@ -16,13 +16,13 @@ from labkit.communicator.algorithms import (
     refuse_unmetered,
     schedule_for,
 )
-from labkit.communicator.board import Mismatch
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.executor import Executor
 from labkit.communicator.numbers import check_summable, is_narrow, scale
-from labkit.communicator.patience import Patience
 from labkit.communicator.rank_plan import Plan, plan
 from labkit.communicator.shared_memory import Aside, SharedMemory
+from labkit.communicator.status_board import Mismatch
+from labkit.communicator.wait_policy import Patience
 from labkit.communicator.wire import Rules, Wire
 from labkit.schedules import ALLREDUCE, Round, boundaries
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from labkit.common.errors import LabkitError
-from labkit.communicator.board import RankDied
 from labkit.communicator.numbers import is_narrow
-from labkit.communicator.patience import Patience
+from labkit.communicator.status_board import RankDied
+from labkit.communicator.wait_policy import Patience
 from labkit.schedules import boundaries
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.patience import Patience
+from labkit.communicator.wait_policy import Patience
 from labkit.communicator.wire import Rules, Seal, Wire
 from labkit.schedules import Round
 

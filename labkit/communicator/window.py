@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.patience import Patience
+from labkit.communicator.wait_policy import Patience
 
 # Bytes of one get between hosts. Over TCP Open MPI 5.0.11 sends as many bytes along with a request
 # as are asked for, and twice as many where there are more than these.

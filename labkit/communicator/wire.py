@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from labkit.common.errors import LabkitError
-from labkit.communicator.injector import Injector
+from labkit.communicator.fault_injector import Injector
 
 if TYPE_CHECKING:
-    from labkit.communicator.patience import Patience
+    from labkit.communicator.wait_policy import Patience
 
 
 class Corrupted(LabkitError):

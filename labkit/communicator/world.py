@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 
 from labkit.common.errors import LabkitError
-from labkit.communicator.board import leave_without_it
 from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.communicator import LIMIT, Communicator
-from labkit.communicator.crew import SPARE, Crew
+from labkit.communicator.membership import SPARE, Crew
+from labkit.communicator.status_board import leave_without_it
 from labkit.network import Network
 
 

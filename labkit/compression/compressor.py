@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, TypeAlias
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from labkit.common.checked import Checked
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.options import lookup
+from labkit.common.validated import Checked
 from labkit.compression.payload import Payload, Tensor
-from labkit.compression.waiting import Waiting
+from labkit.compression.residual_law import Waiting
 
 if TYPE_CHECKING:
     import tensorflow as tf

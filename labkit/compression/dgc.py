@@ -21,9 +21,9 @@ from labkit.compression.compressor import (
     next_key,
 )
 from labkit.compression.payload import Tensor
+from labkit.compression.residual_law import Waiting
 from labkit.compression.selection import scatter
 from labkit.compression.topk import TopK
-from labkit.compression.waiting import Waiting
 
 STAGES = 4  # of the warm-up: 75, 93.75, 98.4375 and 99.6 % are not sent
 

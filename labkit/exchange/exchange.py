@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.compression import Compressor, parse
+from labkit.exchange.autotune import LEAST, Choice, choose, no_core_is_free, rows_pay
 from labkit.exchange.bucket import Bucket
-from labkit.exchange.choice import LEAST, Choice, choose, no_core_is_free, rows_pay
+from labkit.exchange.bucket_order import by_priority
+from labkit.exchange.comm_thread import Service
 from labkit.exchange.gradient import added_up, agree, dtypes_of, signature_of
 from labkit.exchange.guard import BadNumbers, Guard
 from labkit.exchange.layout import Layout, in_buckets
 from labkit.exchange.operations import Operations
-from labkit.exchange.order import by_priority
 from labkit.exchange.reduction import BucketMean, Compressed, Plain, Watcher
 from labkit.exchange.schedules import SCHEDULES
-from labkit.exchange.service import Service
 from labkit.exchange.timeline import Timeline
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 
 from labkit.communicator import Aside, Communicator, merged
 from labkit.exchange.arena import Arena, Packing, Piece
+from labkit.exchange.autotune import Choice
 from labkit.exchange.bucket import Bucket, holders, pack
-from labkit.exchange.choice import Choice
 from labkit.exchange.compressed import Layer
 from labkit.exchange.gradient import Signature
 

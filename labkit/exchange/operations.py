@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.exchange.comm_thread import Service
 from labkit.exchange.gradient import from_tensors, tensors_of
 from labkit.exchange.layout import Layout
-from labkit.exchange.service import Service
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
 from labkit.exchange.exchange import Exchange
-from labkit.exchange.seam import Batch, Hook, Logs, Rows, seam
+from labkit.exchange.hooks import Batch, Hook, Logs, Rows, seam
 
 LEARN = 5  # steps after which the order of the buckets is fixed, from the times measured so far
 

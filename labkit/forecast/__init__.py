@@ -1,6 +1,5 @@
 """What an experiment would take anywhere: measured once on one machine, then computed."""
 
-from labkit.forecast.asked import PARTS, Asked, Taken
 from labkit.forecast.calibration import (
     Calibration,
     CodecCost,
@@ -15,8 +14,9 @@ from labkit.forecast.calibration import (
     model_of,
 )
 from labkit.forecast.forecast import Forecast, Prices, forecast
-from labkit.forecast.known import fits, sources
 from labkit.forecast.programs import of_program
+from labkit.forecast.provenance import fits, sources
+from labkit.forecast.query import PARTS, Asked, Taken
 from labkit.forecast.slices import of_grid, of_tensor_parallel
 from labkit.forecast.stages import of_stages
 from labkit.forecast.study import Place, Study

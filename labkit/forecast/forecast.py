@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PositiveInt
 
-from labkit.common.checked import Checked
 from labkit.common.errors import InvalidInput
 from labkit.common.html import card, folded, line, pairs, table
 from labkit.common.units import bytes_text, duration_text, number_text, seconds_text
-from labkit.forecast.asked import PARTS, Asked, Taken
+from labkit.common.validated import Checked
 from labkit.forecast.calibration import Calibration, Source
-from labkit.forecast.fed import fed
-from labkit.forecast.known import origin
-from labkit.forecast.whole import alone, as_whole
+from labkit.forecast.input_stall import fed
+from labkit.forecast.provenance import origin
+from labkit.forecast.query import PARTS, Asked, Taken
+from labkit.forecast.residual_correction import alone, as_whole
 
 if TYPE_CHECKING:
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
     from labkit.network import Network
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]

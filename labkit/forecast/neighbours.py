@@ -9,11 +9,11 @@ from functools import reduce
 
 import numpy as np
 
-from labkit.forecast.asked import COMPUTED, Asked
+from labkit.forecast.allreduce_cost import Carried, Sums
 from labkit.forecast.calibration import Spread, StepCost
 from labkit.forecast.load import Load
-from labkit.forecast.spreads import NOTHING, both, times
-from labkit.forecast.sums import Carried, Sums
+from labkit.forecast.query import COMPUTED, Asked
+from labkit.forecast.time_distributions import NOTHING, both, times
 from labkit.network import Links, Network
 from labkit.schedules import Round, host_groups
 from labkit.simulate import simulate

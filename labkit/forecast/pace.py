@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.compression import Compressor
-from labkit.forecast.asked import Asked
 from labkit.forecast.calibration import Spread
-from labkit.forecast.slowest import TAIL
+from labkit.forecast.order_statistics import TAIL
+from labkit.forecast.query import Asked
 from labkit.network import ComputeTime
 from labkit.programs import Message
-from labkit.programs.times import Laws
+from labkit.programs.timing import Laws
 
 WIDEST = 0.3  # σ of what is drawn: few repeats on a busy machine say more
 UNLIKE = 0.02  # likewise, of ranks that share a machine
@@ -45,7 +45,7 @@ class Pace:
     _known: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """See `labkit.programs.virtual.Times`."""
+        """See `labkit.programs.virtual_runtime.Times`."""
         return self.laws[worker].computed(worker, step, start, self.factor * share)
 
     def updated(self, holder: int, start: float) -> float:

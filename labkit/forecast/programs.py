@@ -11,9 +11,16 @@ from functools import reduce
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.asked import Asked, Taken, trust
 from labkit.forecast.calibration import Source
-from labkit.forecast.crowd import (
+from labkit.forecast.meta_backend import HollowStage
+from labkit.forecast.meta_environment import HollowWorld, Tally
+from labkit.forecast.neighbours import typical
+from labkit.forecast.order_statistics import of_run
+from labkit.forecast.pace import Pace, drawn_law
+from labkit.forecast.query import Asked, Taken, trust
+from labkit.forecast.steady_state import Steady
+from labkit.forecast.time_distributions import NOTHING, both, nine_tenths
+from labkit.forecast.worker_sampling import (
     PLAYED,
     Crowd,
     Plays,
@@ -22,18 +29,11 @@ from labkit.forecast.crowd import (
     shapes_of,
     slowed_of,
 )
-from labkit.forecast.hollow_stage import HollowStage
-from labkit.forecast.hollow_world import HollowWorld, Tally
-from labkit.forecast.neighbours import typical
-from labkit.forecast.pace import Pace, drawn_law
-from labkit.forecast.slowest import of_run
-from labkit.forecast.spreads import NOTHING, both, nine_tenths
-from labkit.forecast.steady import Steady
 from labkit.network import ComputeTime
 from labkit.programs import Diary, Roles
-from labkit.programs.diary import Row
-from labkit.programs.times import Laws
-from labkit.programs.virtual import VirtualWorld
+from labkit.programs.event_log import Row
+from labkit.programs.timing import Laws
+from labkit.programs.virtual_runtime import VirtualWorld
 
 WARM, STEPS = 10, 30  # of each worker, before and while it is looked at
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from math import prod
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.asked import COMPUTED, Asked, Taken, trust
 from labkit.forecast.calibration import LayerCost, Source, StepCost
 from labkit.forecast.neighbours import Group, by_link, of_groups, typical
-from labkit.forecast.slowest import alike, last_of, slowest
+from labkit.forecast.order_statistics import alike, last_of, slowest
+from labkit.forecast.query import COMPUTED, Asked, Taken, trust
 from labkit.schedules.grid import Grid, crossing, held
 
 # Of kinds that have slices: which weight, and which of its dimensions, says how many there may be.

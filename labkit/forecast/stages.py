@@ -10,14 +10,14 @@ from typing import Protocol
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.asked import Asked, Taken, trust
 from labkit.forecast.calibration import LayerCost, Source, StepCost
 from labkit.forecast.neighbours import Group, by_link, typical
+from labkit.forecast.query import Asked, Taken, trust
 from labkit.forecast.slices import Cost, of_slices
 from labkit.network import Slowdown
 from labkit.schedules.pipeline import Table
-from labkit.schedules.pipeline.held import in_flight, stashed
 from labkit.schedules.pipeline.partition import by_hand, cheapest
+from labkit.schedules.pipeline.stage_memory import in_flight, stashed
 from labkit.simulate import PipelineSimulation, simulate_pipeline
 
 AHEAD = 8  # iterations of a schedule that goes on, behind as many as there are ranks

@@ -10,9 +10,9 @@ from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.asked import Asked, Taken
 from labkit.forecast.calibration import Calibration
 from labkit.forecast.forecast import Forecast, Prices, forecast
+from labkit.forecast.query import Asked, Taken
 from labkit.network import Network, Slowdown
 
 MOST_RANKS = 10_000

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from socket import socket
 
 from labkit.common import names
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 
 HERE = "127.0.0.1"

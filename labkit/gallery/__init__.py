@@ -10,8 +10,8 @@ from pathlib import Path
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.units import duration_text
-from labkit.gallery.executed import Asked, execute_all, latest
-from labkit.gallery.shown import Shown
+from labkit.gallery.execution import Asked, execute_all, latest
+from labkit.gallery.index_entry import Shown
 from labkit.jobs.listing import elapsed
 from labkit.jobs.notebook import JobResult
 from labkit.records import store

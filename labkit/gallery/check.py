@@ -8,11 +8,11 @@ from pathlib import Path
 
 from labkit.common.errors import InvalidInput
 from labkit.common.units import plural
+from labkit.gallery.claims import broken
 from labkit.gallery.evidence import Evidence, Number, numbers
-from labkit.gallery.executed import Asked
-from labkit.gallery.laws import broken
-from labkit.gallery.prose import measured, outdated
-from labkit.gallery.shown import outputs
+from labkit.gallery.execution import Asked
+from labkit.gallery.index_entry import outputs
+from labkit.gallery.static_text import measured, outdated
 from labkit.jobs import cells
 from labkit.jobs.parameters import declared, known_values, read_text, read_yaml
 from labkit.records.run import load_runs
@@ -78,7 +78,7 @@ def check(asked: Asked, job: Path) -> Verdict:
        that this run has changed.
     2. A number with decimals or a unit in a sentence is one that the run shows: in a table, a
        figure or a record, or as the factor between two of these where the sentence compares.
-    3. What a sentence concludes follows from its numbers (`labkit.gallery.laws`).
+    3. What a sentence concludes follows from its numbers (`labkit.gallery.claims`).
 
     Whole numbers without a unit count and name; they are held by the third law alone.
     """

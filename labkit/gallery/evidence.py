@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from labkit.common.content import JSON
-from labkit.gallery.shown import PLOTLY, Output
+from labkit.common.canonical_json import JSON
+from labkit.gallery.index_entry import PLOTLY, Output
 from labkit.records.store import Record
 from labkit.records.verdict import CONFIDENCE, accuracies, arrivals, judge_runs
 

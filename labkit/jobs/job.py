@@ -344,7 +344,7 @@ def _run(notebook: Path, job: Path, kernel: Kernel, terminal: Sequence[TextIO]) 
     import papermill
     from papermill.iorw import papermill_io
 
-    from labkit.records.plain_yaml import read_plain_file
+    from labkit.records.safe_yaml import read_plain_file
 
     output = str(job / "output.ipynb")
     # By the file's own name: all else that papermill reads or writes goes its usual way.

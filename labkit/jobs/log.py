@@ -16,14 +16,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from labkit.common.content import JSON, is_number
+from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import InvalidInput, LabkitError, Pruned, short
 from labkit.common.machine import machine
 from labkit.common.privacy import scrub
 from labkit.jobs import parameters
 from labkit.records import store
-from labkit.records.plain_yaml import read_plain_file
 from labkit.records.run import Run
+from labkit.records.safe_yaml import read_plain_file
 from labkit.records.shape import FIELDS, wrong_field
 from labkit.records.stream import FOLDER, Reader, Writer
 

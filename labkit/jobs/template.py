@@ -15,7 +15,7 @@ from labkit.experiment import Experiment
 from labkit.jobs.parameters import Parameter
 
 if TYPE_CHECKING:
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
 
 STRATEGIES = '["AllReduce", {name: AllReduce, compressor: {name: ErrorFeedback, inner: TopK}}]'
 

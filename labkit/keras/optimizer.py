@@ -8,12 +8,12 @@ from typing import NamedTuple, TypeAlias, TypedDict, Unpack
 import keras
 import tensorflow as tf
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.compression import Compressor
 from labkit.exchange import SCHEDULES, Exchange, Guard, weighed
-from labkit.exchange.seam import Rows, Variables, optimizers
+from labkit.exchange.hooks import Rows, Variables, optimizers
 
 Pairs: TypeAlias = "list[tuple[tf.Tensor | None, tf.Variable]]"
 

@@ -23,12 +23,12 @@ from labkit.programs.actions import (
     Update,
     Wait,
 )
+from labkit.programs.codec_channel import Talk
 from labkit.programs.cut_program import passing, whole
-from labkit.programs.diary import Diary, Scenes
+from labkit.programs.event_log import Diary, Scenes
 from labkit.programs.passes import Pass, staged
 from labkit.programs.placement import PLACEMENTS, Parts, placed
 from labkit.programs.roles import Roles
-from labkit.programs.talk import Talk
 
 __all__ = [
     "PLACEMENTS",

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.model_parallel.functional import Nest
 from labkit.model_parallel.stages import Blocks, Stage, by_parameters

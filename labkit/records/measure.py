@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.common.content import is_number
+from labkit.common.canonical_json import is_number
 from labkit.common.errors import LabkitError
 from labkit.experiment import Experiment
 from labkit.records.pace import applied, in_order, own_pace

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NotRequired, TypeAlias, TypedDict
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 
 if TYPE_CHECKING:
     from labkit.communicator.clock import Offset
@@ -100,7 +100,7 @@ class RankResult:
         offsets: of its clock against rank 0's, before the training and after it.
         microscope: what compression did to its gradients.
         bad_numbers: gradients and losses that were not finite.
-        interleaving: what servers did with each gradient, see `labkit.programs.diary.Diary`.
+        interleaving: what servers did with each gradient, see `labkit.programs.event_log.Diary`.
         layers: how each layer of a model in slices was cut, and what it has sent of it.
         whole: what rank 0 says for all.
     """

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.common.content import JSON, is_number
+from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, curve, folded, pairs, preformatted
 from labkit.common.safe_files import open_file

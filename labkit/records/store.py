@@ -18,10 +18,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError, short
-from labkit.common.places import runtime_folder
-from labkit.common.plain_json import NotPlain, read_plain_json
+from labkit.common.paths import runtime_folder
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import (
     UnsafeFile,
@@ -30,6 +29,7 @@ from labkit.common.safe_files import (
     read_file,
     replace_file,
 )
+from labkit.common.safe_json import NotPlain, read_plain_json
 from labkit.records.parquet import read_parquet, wrong_column
 from labkit.records.shape import wrong_field
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from labkit.common.content import JSON, is_number
+from labkit.common.canonical_json import JSON, is_number
 from labkit.common.privacy import scrub
 from labkit.common.units import plural
 from labkit.figures.kit.axes import TITLES, title_of, word
 from labkit.figures.kit.entries import Entry
-from labkit.records.questions.columns import (
+from labkit.records.analysis.columns import (
     Value,
     begun,
     clear,

@@ -14,9 +14,9 @@ from labkit.exchange import BUCKET_BYTES, SCHEDULES
 from labkit.programs import AllReduce as Meet
 from labkit.programs import Compute, Mark, Parts, Program, Roles, Snapshot, Update
 from labkit.schedules import ALLREDUCE
-from labkit.strategies.refusals import one_of, refuse_around, refuse_given, refuse_in_parts
 from labkit.strategies.strategy import Kept, Question, Session, Strategy
 from labkit.strategies.taxonomy import Cell
+from labkit.strategies.validation import one_of, refuse_around, refuse_given, refuse_in_parts
 
 if TYPE_CHECKING:
     from labkit.forecast import Asked, Taken
@@ -180,7 +180,7 @@ class AllReduce(Strategy):
 
     def forecast(self, asked: Asked) -> Taken:
         """Its buckets on a line, beside or behind the backward pass of the slowest rank."""
-        from labkit.forecast.exchanged import Exchanged
+        from labkit.forecast.gradient_exchange import Exchanged
 
         plan = self.algorithm, self.schedule, self.bucket_bytes, self.compressor
         if asked.virtual and self.algorithm == "auto":

@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt
 from labkit.forecast import Asked, Taken, of_stages
 from labkit.schedules.pipeline import Table
 from labkit.schedules.pipeline.delayed import delayed
-from labkit.strategies.lane import recorder
+from labkit.strategies.pipeline_rank import recorder
 from labkit.strategies.staged import Staged
 from labkit.strategies.strategy import Batch, Question, Session
 

@@ -23,10 +23,10 @@ from labkit.programs import (
     Update,
 )
 from labkit.programs.actions import Vector
-from labkit.strategies.quota import Quota
 from labkit.strategies.servers import Servers, fetched
 from labkit.strategies.strategy import Question
 from labkit.strategies.taxonomy import Cell
+from labkit.strategies.work_quota import Quota
 
 
 class Downpour(Servers):

@@ -31,7 +31,7 @@ from labkit.strategies.strategy import Question
 from labkit.strategies.taxonomy import Cell
 
 if TYPE_CHECKING:
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
 
 
 class ElasticAveraging(Meeting):

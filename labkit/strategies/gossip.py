@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.crowd import PLAYED, Crowd
 from labkit.forecast.programs import STEPS, WARM
+from labkit.forecast.worker_sampling import PLAYED, Crowd
 from labkit.programs import (
     Adopt,
     AllReduce,

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 
 from labkit.model_parallel.memory import by_kind, together
-from labkit.strategies.lane import taken_by_all
-from labkit.strategies.refusals import (
-    norms,
-    refuse_given,
-    refuse_in_parts,
-    refuse_norms,
-    refuse_shares,
-)
+from labkit.strategies.pipeline_rank import taken_by_all
 from labkit.strategies.strategy import (
     Batch,
     Kept,
@@ -30,6 +23,13 @@ from labkit.strategies.strategy import (
     Strategy,
 )
 from labkit.strategies.taxonomy import Cell
+from labkit.strategies.validation import (
+    norms,
+    refuse_given,
+    refuse_in_parts,
+    refuse_norms,
+    refuse_shares,
+)
 
 if TYPE_CHECKING:
     import keras

@@ -10,8 +10,8 @@ from pydantic import Field, PositiveInt, field_validator
 from labkit.forecast import Asked, Taken, of_grid
 from labkit.schedules.grid import Grid, check_fit, squarest
 from labkit.strategies.intra_layer import IntraLayer, Objective
-from labkit.strategies.refusals import Given, rows_and_columns
 from labkit.strategies.strategy import Question
+from labkit.strategies.validation import Given, rows_and_columns
 
 if TYPE_CHECKING:
     import keras

@@ -20,10 +20,10 @@ from labkit.programs import (
     Snapshot,
     Update,
 )
-from labkit.strategies.quota import Quota
 from labkit.strategies.servers import Servers, aggregate
 from labkit.strategies.strategy import Question
 from labkit.strategies.taxonomy import Cell
+from labkit.strategies.work_quota import Quota
 
 
 class ParameterServer(Servers):

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from labkit.common.errors import InvalidInput
 from labkit.frameworks.environments import Found, find
-from labkit.strategies.elsewhere import (
+from labkit.strategies.external_process import (
     TRUSTED,
     enclosed,
     refuse_elsewhere,

@@ -12,9 +12,9 @@ from labkit.forecast import Asked, Taken, of_stages
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline import Table, gpipe
 from labkit.schedules.pipeline.wavefront import stretches
-from labkit.strategies.lane import Cut, recorder, split, through
-from labkit.strategies.refusals import one_of
+from labkit.strategies.pipeline_rank import Cut, recorder, split, through
 from labkit.strategies.staged import Staged
+from labkit.strategies.validation import one_of
 
 if TYPE_CHECKING:
     import keras

@@ -10,11 +10,11 @@ from pydantic import field_validator, model_validator
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Transport
 from labkit.forecast import Asked, Taken, of_program
-from labkit.forecast.crowd import MEET, PLAYED, Crowd
+from labkit.forecast.worker_sampling import MEET, PLAYED, Crowd
 from labkit.programs import Parts, Program, Roles
 from labkit.schedules import ALLREDUCE
-from labkit.strategies.refusals import one_of, refuse_in_parts
 from labkit.strategies.strategy import Question, Session, Strategy
+from labkit.strategies.validation import one_of, refuse_in_parts
 
 
 class Replicas(Strategy):

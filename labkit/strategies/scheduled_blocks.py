@@ -11,8 +11,8 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from labkit.common.errors import InvalidInput
 from labkit.forecast import Asked, Taken, of_program
-from labkit.forecast.crowd import shapes_of
 from labkit.forecast.programs import STEPS
+from labkit.forecast.worker_sampling import shapes_of
 from labkit.programs import (
     Adopt,
     AllReduce,

@@ -14,7 +14,7 @@ from labkit.common.errors import InvalidInput
 from labkit.communicator import Transport
 from labkit.compression import Compressor, Nested
 from labkit.forecast import Asked, Taken, of_program
-from labkit.forecast.crowd import PLAYED, Crowd, shapes_of
+from labkit.forecast.worker_sampling import PLAYED, Crowd, shapes_of
 from labkit.programs import (
     Code,
     Compute,
@@ -35,7 +35,9 @@ from labkit.programs import (
 )
 from labkit.programs.actions import Action, Gradient, Vector
 from labkit.schedules.grid import Grid, check_fit
-from labkit.strategies.refusals import (
+from labkit.strategies.strategy import Question, Session, Strategy
+from labkit.strategies.taxonomy import Cell
+from labkit.strategies.validation import (
     OPTIMIZERS,
     Given,
     one_of,
@@ -43,8 +45,6 @@ from labkit.strategies.refusals import (
     refuse_norms,
     rows_and_columns,
 )
-from labkit.strategies.strategy import Question, Session, Strategy
-from labkit.strategies.taxonomy import Cell
 
 
 class Servers(Strategy):

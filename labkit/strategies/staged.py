@@ -10,16 +10,7 @@ from pydantic import PositiveInt, field_validator
 
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut as divided
-from labkit.strategies.lane import Cut, own_models, split, through
-from labkit.strategies.refusals import (
-    norms,
-    refuse_given,
-    refuse_in_parts,
-    refuse_narrow,
-    refuse_norms,
-    refuse_remainder,
-    refuse_shares,
-)
+from labkit.strategies.pipeline_rank import Cut, own_models, split, through
 from labkit.strategies.strategy import (
     Batch,
     Predicted,
@@ -30,11 +21,20 @@ from labkit.strategies.strategy import (
     Strategy,
 )
 from labkit.strategies.taxonomy import Cell
+from labkit.strategies.validation import (
+    norms,
+    refuse_given,
+    refuse_in_parts,
+    refuse_narrow,
+    refuse_norms,
+    refuse_remainder,
+    refuse_shares,
+)
 
 if TYPE_CHECKING:
     import keras
 
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
     from labkit.communicator import Communicator
     from labkit.model_parallel.losses import Losses
     from labkit.model_parallel.stages import Blocks, Parts, Stage

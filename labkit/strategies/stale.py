@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
-from labkit.forecast.crowd import PLAYED
+from labkit.forecast.worker_sampling import PLAYED
 from labkit.programs import (
     Code,
     Drop,
@@ -25,10 +25,10 @@ from labkit.programs import (
     Update,
 )
 from labkit.programs.actions import Vector
-from labkit.strategies.quota import Quota
 from labkit.strategies.servers import Servers, aggregate, mean
 from labkit.strategies.strategy import Question
 from labkit.strategies.taxonomy import Cell
+from labkit.strategies.work_quota import Quota
 
 
 class Stale(Servers):

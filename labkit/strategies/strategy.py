@@ -15,8 +15,8 @@ from typing import (
     runtime_checkable,
 )
 
-from labkit.common.checked import Checked
 from labkit.common.errors import InvalidInput
+from labkit.common.validated import Checked
 from labkit.compression import FAMILIES, samples
 from labkit.strategies.taxonomy import PLACED, Cell, check_places
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
     from labkit.communicator import Communicator, Transport
     from labkit.compression import Compressor
     from labkit.exchange import Exchange, Guard, Seen, Timeline

@@ -9,8 +9,8 @@ from pydantic import Field, PositiveInt, field_validator
 from labkit.communicator import ALGORITHMS, refuse_unmetered
 from labkit.forecast import Asked, Taken, of_tensor_parallel
 from labkit.strategies.intra_layer import IntraLayer, Objective
-from labkit.strategies.refusals import one_of, refuse_narrow, refuse_remainder
 from labkit.strategies.strategy import Question
+from labkit.strategies.validation import one_of, refuse_narrow, refuse_remainder
 
 if TYPE_CHECKING:
     import keras

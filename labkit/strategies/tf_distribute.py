@@ -9,12 +9,12 @@ from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PositiveInt
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.frameworks.servers import Servers
 from labkit.frameworks.tf_config import HERE, ClusterSpec, at
 from labkit.network import Network
-from labkit.strategies.elsewhere import (
+from labkit.strategies.external_process import (
     TRUSTED,
     enclosed,
     linked,
@@ -24,9 +24,9 @@ from labkit.strategies.elsewhere import (
     refuse_unweighted,
     train_elsewhere,
 )
-from labkit.strategies.refusals import refuse_around, refuse_given
 from labkit.strategies.strategy import Question, Session, Strategy
 from labkit.strategies.taxonomy import Cell
+from labkit.strategies.validation import refuse_around, refuse_given
 
 CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 LOCAL = ("mirrored", "central_storage")

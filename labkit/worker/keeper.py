@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.state import decoding
 from labkit.records.checkpoints import Keeping
 from labkit.records.pieces import Piece
 from labkit.strategies import Kept
-from labkit.worker.held import held
+from labkit.worker.local_state import held
 from labkit.worker.recorder import Recorder
 from labkit.worker.restored import Restored
 from labkit.worker.writing import Copied, Writing, versions

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.state import decoding
-from labkit.programs.kept import Kept
+from labkit.programs.program_state import Kept
 from labkit.records.checkpoints import Keeping
 from labkit.records.pieces import Piece, Rank, file_of
 from labkit.worker.recorder import SEND_EVERY
 from labkit.worker.writing import Copied, Writing, versions
 
 if TYPE_CHECKING:
-    from labkit.programs.ranks import RankWorld
+    from labkit.programs.mpi_runtime import RankWorld
     from labkit.strategies import Played
     from labkit.worker.played import Playing, Stage
     from labkit.worker.recorder import Recorder

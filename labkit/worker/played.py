@@ -17,9 +17,9 @@ from labkit.network import slower_than_fastest
 from labkit.programs import Diary, Gradient, Parts, Roles, placed
 from labkit.programs.actions import Passed, Place, Vector
 from labkit.programs.cut_replica import Cut, cut
-from labkit.programs.diary import Row
+from labkit.programs.event_log import Row
+from labkit.programs.mpi_runtime import RankWorld
 from labkit.programs.over_grid import tiled
-from labkit.programs.ranks import RankWorld
 from labkit.programs.replica import Batches, Replica, Shard
 from labkit.strategies import Played
 from labkit.worker.play_keeper import RankKeeper, VirtualKeeper
@@ -28,11 +28,11 @@ from labkit.worker.virtual_play import VirtualPlay
 if TYPE_CHECKING:
     import keras
 
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
     from labkit.communicator import Communicator, Injector
     from labkit.exchange import Guard
     from labkit.experiment import Experiment
-    from labkit.programs.diary import Event
+    from labkit.programs.event_log import Event
     from labkit.records.checkpoints import Keeping
     from labkit.worker.feed import Feed
     from labkit.worker.recorder import Recorder
@@ -117,7 +117,7 @@ def play(session: Playing, played: Played) -> Stage:
 
 
 class Stage:
-    """What one process computes of a play, and what it notes: see `labkit.programs.diary.Scenes`.
+    """What one process computes of a play, and what it notes: see `labkit.programs.event_log.Scenes`.
 
     Args:
         session: whose model, data and recorder.

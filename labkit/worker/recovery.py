@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.communicator import RankDied
 from labkit.exchange import Exchange
-from labkit.exchange.seam import seam
+from labkit.exchange.hooks import seam
 from labkit.keras import broadcast
-from labkit.worker.comeback import Anew
+from labkit.worker.peer_memory_recovery import Anew
 
 if TYPE_CHECKING:
     from labkit.worker.session import TrainingSession

@@ -12,7 +12,7 @@ from labkit.common.errors import InvalidInput
 from labkit.records.checkpoints import Resume
 from labkit.records.pieces import Rank, State, assembled
 from labkit.strategies import Kept
-from labkit.worker.held import Held
+from labkit.worker.local_state import Held
 from labkit.worker.progress import Position
 from labkit.worker.recorder import Recorder
 

@@ -14,26 +14,26 @@ import keras
 import tensorflow as tf
 
 from labkit import models
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator, Injector, RankDied
 from labkit.exchange import Exchange, Guard, Timeline
-from labkit.exchange.seam import seam
+from labkit.exchange.hooks import seam
 from labkit.experiment import Experiment
 from labkit.experiment.batches import owns_rows
 from labkit.keras import LARS, Recipe, by_itself, copy_of, evaluate
 from labkit.model_parallel.memory import Memory
 from labkit.model_parallel.meter import LayerRow
-from labkit.programs.diary import Event
+from labkit.programs.event_log import Event
 from labkit.programs.replica import Batches
 from labkit.records.checkpoints import Keeping
 from labkit.strategies import Kept, Played, Predictor, Step, Watcher
 from labkit.worker import inference
-from labkit.worker.comeback import Comeback
 from labkit.worker.feed import Feed, Source
-from labkit.worker.held import build
 from labkit.worker.keeper import Keeper
+from labkit.worker.local_state import build
 from labkit.worker.loop import train
+from labkit.worker.peer_memory_recovery import Comeback
 from labkit.worker.progress import Progress
 from labkit.worker.recorder import Recorder, StopTogether
 from labkit.worker.recovery import Recovery
@@ -272,7 +272,7 @@ class TrainingSession:
         import cloudpickle
 
         from labkit.frameworks.child import Child
-        from labkit.worker.elsewhere import Task
+        from labkit.worker.external_training import Task
 
         # Metrics have variables: to read them would start TensorFlow before its strategy.
         options = {name: self._options.get(name) for name in ("loss", "loss_weights")}

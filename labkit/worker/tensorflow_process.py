@@ -14,7 +14,7 @@ import numpy as np
 from labkit.communicator.clock import WallClock
 from labkit.frameworks.child import serve
 from labkit.strategies import TFDistribute
-from labkit.worker.elsewhere import Task
+from labkit.worker.external_training import Task
 
 if TYPE_CHECKING:
     import keras

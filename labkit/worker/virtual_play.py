@@ -13,9 +13,9 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.network import ComputeTime, Network
-from labkit.programs.kept import Kept
-from labkit.programs.times import Laws
-from labkit.programs.virtual import VirtualWorld
+from labkit.programs.program_state import Kept
+from labkit.programs.timing import Laws
+from labkit.programs.virtual_runtime import VirtualWorld
 
 if TYPE_CHECKING:
     from labkit.strategies import Played

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.communicator import Communicator, RankDied, join
 from labkit.experiment import Experiment
 from labkit.network.fault import left
@@ -18,14 +18,14 @@ from labkit.records.result import Event, RankResult, Verdict, WholeResult
 from labkit.records.store import Record
 from labkit.records.stream import Writer, sees
 from labkit.strategies import Batch, Strategy
-from labkit.worker.afar import Afar
-from labkit.worker.luggage import enter
+from labkit.worker.remote_stream import Afar
+from labkit.worker.source_bundle import enter
 
 if TYPE_CHECKING:
     from labkit.exchange import Timeline
     from labkit.model_parallel.memory import Memory
     from labkit.network import Slowdown
-    from labkit.worker.comeback import Comeback
+    from labkit.worker.peer_memory_recovery import Comeback
     from labkit.worker.session import TrainingSession
 
 Report: TypeAlias = Callable[[str, list[Record]], None]
@@ -48,7 +48,7 @@ def work(
         stop_asked: asked on rank 0; True ends training on all ranks after the same step.
     """
     from labkit.keras import use_one_device
-    from labkit.worker.comeback import Anew, Comeback
+    from labkit.worker.peer_memory_recovery import Anew, Comeback
     from labkit.worker.session import restore
 
     use_one_device(communicator)
@@ -94,9 +94,9 @@ def _train(
     comeback: Comeback | None = None,
 ) -> RankResult:
     from labkit.communicator.clock import offset
-    from labkit.exchange.microscope import Microscope
+    from labkit.exchange.compression_stats import Microscope
     from labkit.model_parallel import memory
-    from labkit.worker import gate, vigil
+    from labkit.worker import equivalence, step_monitor
     from labkit.worker.feed import read
     from labkit.worker.recorder import Recorder
     from labkit.worker.session import TrainingSession
@@ -108,7 +108,7 @@ def _train(
     tell("doing", what="reading data")
     source = read(experiment, communicator)
     tell("doing", what="at the gate")
-    verdict = gate.verify(experiment, communicator, source)
+    verdict = equivalence.verify(experiment, communicator, source)
     tell("doing", what="building the model")
     session = TrainingSession(experiment, communicator, source)
     tell("plan", steps=session.feed.steps)
@@ -123,7 +123,7 @@ def _train(
     microscope = Microscope(communicator, every) if every else None
     if microscope is not None:
         session.watchers.append(microscope.look)
-    vigil.keep(session, recorder)
+    step_monitor.keep(session, recorder)
     memory.reset_peak()
     offsets = [offset(communicator.clock, communicator.allgather)]
     tell("doing", what="training")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.safe_files import make_folder
 from labkit.communicator import Communicator

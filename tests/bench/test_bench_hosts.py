@@ -10,7 +10,7 @@ from labkit.bench.hosts import PARTS, emulated, levels, trouble
 from labkit.bench.hosts.starts import row_of
 from labkit.cli.app import app
 from labkit.common.errors import LabkitError
-from labkit.hosts.means import require
+from labkit.hosts.requirements import require
 
 
 @pytest.fixture

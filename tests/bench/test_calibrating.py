@@ -12,8 +12,8 @@ from labkit.bench.calibrating.parts import cost
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput
 from labkit.forecast import Asked
-from labkit.forecast.kept import differences, merged, place
-from labkit.forecast.known import fits, sources
+from labkit.forecast.calibration_store import differences, merged, place
+from labkit.forecast.provenance import fits, sources
 from labkit.network import Network
 
 LINK = Network(name="a link", latency=1e-4, bandwidth=1e7)

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from labkit import Cluster
-from labkit.cluster import magic, where
+from labkit.cluster import magic, stack_probe
 from labkit.cluster.magic import TRIES, CellFailed, retries_of, run_cell
-from labkit.cluster.where import place
+from labkit.cluster.stack_probe import place
 from labkit.common.errors import InvalidInput
 from labkit.jobs.notebook import execute
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.heavy  # cells run on engines
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine ranks must not seem stuck."""
-    monkeypatch.setattr(where, "ANSWER", 60.0)
+    monkeypatch.setattr(stack_probe, "ANSWER", 60.0)
 
 
 def placed(source: str) -> str:

@@ -31,7 +31,7 @@ from labkit.compression import (
     to_bytes,
 )
 from labkit.compression.compressor import compiled
-from labkit.programs.together import handed
+from labkit.programs.virtual_allreduce import handed
 
 LENGTHS = [0, 1, 7, 8, 1000, 1001]
 DTYPES = ["float32", "float64"]

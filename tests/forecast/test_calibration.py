@@ -10,7 +10,7 @@ import pytest
 import labkit as lk
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.forecast import Calibration, LayerCost, ModelCost, Spread, StepCost, WayCost, model_of
-from labkit.forecast.kept import merged
+from labkit.forecast.calibration_store import merged
 from labkit.network import Network
 
 

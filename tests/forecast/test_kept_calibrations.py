@@ -16,8 +16,15 @@ from labkit.forecast import (
     Spread,
     StepCost,
 )
-from labkit.forecast.kept import differences, earlier, here, merged, place, this_machine
-from labkit.forecast.known import fits, sources
+from labkit.forecast.calibration_store import (
+    differences,
+    earlier,
+    here,
+    merged,
+    place,
+    this_machine,
+)
+from labkit.forecast.provenance import fits, sources
 
 NOW = "2026-01-01T00:00:00+00:00"
 

@@ -22,9 +22,9 @@ from labkit.forecast import (
     Taken,
     model_of,
 )
-from labkit.forecast.crowd import Crowd
-from labkit.forecast.hollow import Hollow
+from labkit.forecast.meta_vector import Hollow
 from labkit.forecast.programs import play
+from labkit.forecast.worker_sampling import Crowd
 from labkit.strategies import STRATEGIES, Strategy
 
 NBYTES = 4 * SIZE * 8  # of the weights

@@ -16,8 +16,8 @@ from labkit.cli.app import app
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import alone
 from labkit.frameworks.child import Child
+from labkit.frameworks.tcp_counters import Wires
 from labkit.frameworks.tf_config import on_hosts, on_this_host
-from labkit.frameworks.wires import Wires
 
 
 def told(*arguments: str) -> dict[str, Any]:

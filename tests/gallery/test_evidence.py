@@ -12,7 +12,7 @@ from sample_runs import write_run
 
 from labkit.gallery.check import check
 from labkit.gallery.evidence import numbers
-from labkit.gallery.executed import Asked
+from labkit.gallery.execution import Asked
 from labkit.records.run import Run
 
 TABLE = pd.DataFrame(

@@ -16,7 +16,7 @@ import labkit as lk
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
 from labkit.keras import LARS
-from labkit.strategies.refusals import refuse_norms
+from labkit.strategies.validation import refuse_norms
 
 SHAPES = [(6, 5), (5,), (3, 2, 4), ()]
 OPTIONS: dict[str, Any] = {"momentum": 0.8, "trust_coefficient": 0.02, "weight_decay": 0.03}

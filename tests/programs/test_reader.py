@@ -14,7 +14,7 @@ from labkit import ErrorFeedback, TopK
 from labkit.common.errors import LabkitError
 from labkit.programs.actions import Gradient, Message
 from labkit.programs.carriers import Event
-from labkit.programs.kept import Kept, keep, taken
+from labkit.programs.program_state import Kept, keep, taken
 
 
 def again(thing: Any, **outside: object) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules import allreduce, pack, spanning_trees
-from labkit.schedules.check import check
+from labkit.schedules.interpreter import check
 from labkit.schedules.spanning_trees import Tree
 
 

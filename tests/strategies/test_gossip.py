@@ -15,7 +15,7 @@ from labkit import Experiment, Gossip, ParameterAveraging
 from labkit.common.errors import InvalidInput
 from labkit.network import Slowdown
 from labkit.programs import Gradient, Message
-from labkit.programs.virtual import VirtualWorld
+from labkit.programs.virtual_runtime import VirtualWorld
 
 # Of a directed graph: the first worker tells both others, who tell one each.
 DIRECTED = ((0.4, 0.0, 0.5), (0.3, 0.7, 0.0), (0.3, 0.3, 0.5))

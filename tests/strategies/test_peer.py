@@ -14,7 +14,7 @@ from listening import watched
 from labkit import AllReduce, Cluster, Experiment, InvalidInput, Peer
 from labkit.frameworks import environments
 from labkit.frameworks.environments import MARK, SET_UP, Found, find
-from labkit.records.questions.frameworks import beside
+from labkit.records.analysis.frameworks import beside
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from labkit.common.errors import InvalidInput
 from labkit.datasets.planted import factorization_optimum, ratings
 from labkit.network import ComputeTime
 from labkit.programs import Diary, Gradient, Roles
-from labkit.programs.times import Laws
-from labkit.programs.virtual import VirtualWorld
+from labkit.programs.timing import Laws
+from labkit.programs.virtual_runtime import VirtualWorld
 from labkit.strategies.scheduled_blocks import ScheduledBlocks
 
 ROWS, COLUMNS, ALPHA = 90, 30, 0.1

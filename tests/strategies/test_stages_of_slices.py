@@ -68,11 +68,11 @@ def codes() -> Any:
 
 
 def verify(communicator: Any, experiments: list[Experiment], cache: str) -> list[dict[str, Any]]:
-    from labkit.worker import gate
+    from labkit.worker import equivalence
     from labkit.worker.feed import read
 
     os.environ["LABKIT_CACHE"] = cache
-    return [dict(gate.verify(e, communicator, read(e, communicator))) for e in experiments]
+    return [dict(equivalence.verify(e, communicator, read(e, communicator))) for e in experiments]
 
 
 def assert_exact(cluster: Cluster, *experiments: dict[str, Any]) -> None:

@@ -160,11 +160,11 @@ def narrow() -> Any:
 
 
 def verify(communicator: Any, experiment: Experiment, cache: str) -> dict[str, Any]:
-    from labkit.worker import gate
+    from labkit.worker import equivalence
     from labkit.worker.feed import read
 
     os.environ["LABKIT_CACHE"] = cache
-    return dict(gate.verify(experiment, communicator, read(experiment, communicator)))
+    return dict(equivalence.verify(experiment, communicator, read(experiment, communicator)))
 
 
 TEXT = {"dataset": codes(), "dataset_options": {}}

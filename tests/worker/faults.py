@@ -119,7 +119,7 @@ def hunt(communicator: Any, faults: Sequence[Fault], cache: str) -> dict[str, di
     from contextlib import nullcontext
     from pathlib import Path
 
-    from labkit.worker import gate
+    from labkit.worker import equivalence
     from labkit.worker.feed import read
 
     os.environ["LABKIT_CACHE"] = cache
@@ -133,7 +133,7 @@ def hunt(communicator: Any, faults: Sequence[Fault], cache: str) -> dict[str, di
         # A communicator of its own: it keeps what it has planned.
         ranks = communicator.split(0)
         with planted(fault, communicator.rank) if fault else nullcontext():
-            verdict = gate.verify(one, ranks, source)
+            verdict = equivalence.verify(one, ranks, source)
         ranks.close()
         found[fault.name if fault else f"without a fault: {name}"] = dict(verdict)
     return found

@@ -13,7 +13,7 @@ from labkit.frameworks.child import Child
 from labkit.records.placed import Examined, Measured, Row
 from labkit.simulate.placement import Machine, Plan, compared
 from labkit.worker.devices import Asked
-from labkit.worker.devices.asking import PROCESS
+from labkit.worker.devices.client import PROCESS
 
 pytestmark = pytest.mark.slow
 SMALL = Asked(widths=(16, 16), features=8, batch=8, repeats=3, sizes=(8, 32))

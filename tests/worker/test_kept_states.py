@@ -14,7 +14,7 @@ import pytest
 
 import labkit as lk
 from labkit import Cluster, Experiment
-from labkit.cluster.resumed import keeping
+from labkit.cluster.resume import keeping
 from labkit.communicator import Communicator
 from labkit.records.checkpoints import FOLDER, Checkpoint, Keeping
 from labkit.records.run import Run

@@ -23,7 +23,7 @@ from labkit import (
 )
 from labkit.common.errors import InvalidInput
 from labkit.communicator.world import alone
-from labkit.programs.kept import Kept
+from labkit.programs.program_state import Kept
 from labkit.worker.feed import read
 from labkit.worker.played import Stage
 from labkit.worker.recorder import Recorder

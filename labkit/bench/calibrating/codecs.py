@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from labkit.bench.compression import in_this_process, named, without_fields
 from labkit.bench.timing import Row
-from labkit.common.content import JSON, digest
+from labkit.common.canonical_json import JSON, digest
 from labkit.communicator import Communicator
 from labkit.compression import Compressor, parse
 from labkit.experiment import Experiment

@@ -16,7 +16,7 @@ from labkit.bench.calibrating.codecs import codecs, wanted
 from labkit.bench.calibrating.messages import collectives, emulated, overheads
 from labkit.bench.calibrating.model import ModelSeen, look
 from labkit.cluster import Cluster
-from labkit.common.content import JSON, digest, label_of
+from labkit.common.canonical_json import JSON, digest, label_of
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.compression import Compressor
@@ -29,7 +29,7 @@ from labkit.forecast import (
     Spread,
     model_of,
 )
-from labkit.forecast.kept import earlier, merged, place, this_machine
+from labkit.forecast.calibration_store import earlier, merged, place, this_machine
 from labkit.network import Network
 from labkit.strategies import AllReduce
 

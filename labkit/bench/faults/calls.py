@@ -16,9 +16,9 @@ import psutil
 from labkit.bench.faults.doors import DOORS, WORKERS, Outcome
 from labkit.bench.own_runs import own_runs
 from labkit.bench.timing import Row, head
-from labkit.cluster.kept import Kept
+from labkit.cluster.cluster_name import folder_of, usual_name
 from labkit.cluster.lease import KEEPER
-from labkit.cluster.naming import folder_of, usual_name
+from labkit.cluster.local_engines import Kept
 from labkit.cluster.start import Start
 from labkit.common.errors import LabkitError
 from labkit.records.stream import FOLDER, Reader

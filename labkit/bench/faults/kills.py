@@ -24,7 +24,7 @@ from labkit.bench.faults.ground import BEGUN, STEPS, TOLD, Ranks, hosts
 from labkit.bench.timing import Row, head
 from labkit.common.errors import LabkitError
 from labkit.hosts import Testbed
-from labkit.hosts.means import require
+from labkit.hosts.requirements import require
 from labkit.records.ledger import check, read
 from labkit.strategies import Strategy
 

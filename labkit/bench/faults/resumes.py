@@ -20,7 +20,7 @@ from labkit.bench.faults.doomed import EVERY
 from labkit.bench.own_runs import own_runs
 from labkit.bench.timing import Row, head
 from labkit.cluster import Cluster
-from labkit.cluster.resumed import checked
+from labkit.cluster.resume import checked
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.experiment import Experiment
 from labkit.records.checkpoints import sealed

@@ -15,7 +15,7 @@ from labkit.bench.forecasts.settings import ROWS, STEPS, Setting, calibrated
 from labkit.bench.timing import Row, head
 from labkit.common.terminal import say
 from labkit.forecast import Calibration
-from labkit.forecast.kept import merged
+from labkit.forecast.calibration_store import merged
 
 SECONDS = 2.5  # that a run is to train, by its forecast
 CORES = 2  # that ranks of whom most is known have to themselves

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from labkit.cli.doctor.examination import Finding, python
+from labkit.cli.doctor.diagnosis import Finding, python
 
 # What figures that change are made of in the browser, and the package that brings each.
 EXTENSIONS = {"@jupyter-widgets/jupyterlab-manager": "jupyterlab_widgets", "anywidget": "anywidget"}

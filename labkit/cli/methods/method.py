@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from pydantic import BaseModel
 
 from labkit.cli.methods.docstring import Docstring, parse
-from labkit.common.checked import by_position
+from labkit.common.validated import by_position
 from labkit.compression import COMPRESSORS, FAMILIES, Compressor, samples
 from labkit.deployment import METHODS
 from labkit.exchange.schedules import SCHEDULES

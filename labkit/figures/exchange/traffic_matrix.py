@@ -11,7 +11,7 @@ from labkit.figures.kit.entries import Entry, clock_and_network, completed
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import busy, sheet
-from labkit.records.questions.frameworks import Beside, beside, sent
+from labkit.records.analysis.frameworks import Beside, beside, sent
 from labkit.records.run import Run
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from labkit.common.errors import InvalidInput
-from labkit.common.places import fingerprint
+from labkit.common.paths import fingerprint
 from labkit.jobs import cells, parameters
 from labkit.jobs.parameters import Known, Values
 from labkit.jobs.sweep import grid
@@ -20,7 +20,7 @@ from labkit.jobs.sweep.search import Search
 from labkit.records import store
 
 if TYPE_CHECKING:
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
 
 Described: TypeAlias = tuple[Combination, int]  # values, and which of several with the same
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from keras.src.models.functional import Functional
     from keras.src.ops.node import Node
 
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
 
 INPUTS = -1  # as a stage: what is read from the batch, which all ranks have
 

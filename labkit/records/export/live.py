@@ -19,9 +19,9 @@ from typing import Any, Protocol
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.terminal import one_line, say
 from labkit.records import store
+from labkit.records.export.fields import Point, epoch_points, moment, points, step_points
 from labkit.records.export.mlflow import MlflowStore
 from labkit.records.export.tensorboard import TensorBoardStore
-from labkit.records.export.told import Point, epoch_points, moment, points, step_points
 from labkit.records.run import Run
 from labkit.records.scan import folders
 from labkit.records.store import Record

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any
 
-from labkit.common.content import is_number
+from labkit.common.canonical_json import is_number
 from labkit.report.still.axis import LEFT, LONGEST, Axis, Record, values_of
 from labkit.report.still.svg import cut, is_whole, stroke, words
 from labkit.report.still.traces import marks, points_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from labkit.communicator.clock import Clock
 from labkit.records.placed import WAY, Row
-from labkit.worker.devices.asked import Asked
+from labkit.worker.devices.request import Asked
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.worker.devices.asked import Asked
+from labkit.worker.devices.request import Asked
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from labkit.common.errors import InvalidInput
+from labkit.jobs.sweep import manifest
 from labkit.jobs.sweep import plan as plans
-from labkit.jobs.sweep import roster
 from labkit.jobs.sweep.grid import Draw
 from labkit.jobs.sweep.plan import Asked, Plan, make, read_assignments, read_file
 
@@ -74,7 +74,7 @@ def test_what_runs_is_the_notebook_as_it_was_when_the_sweep_began(tmp_path: Path
     made = plan(notebook, "count=1,2")
     before = [made.content(member) for member in made.members]
     notebook.write_text(notebook.read_text().replace("count", "other"))
-    assert roster.keep(tmp_path, made).read_bytes() == SPEAKS.read_bytes()
+    assert manifest.keep(tmp_path, made).read_bytes() == SPEAKS.read_bytes()
     assert [made.content(member) for member in made.members] == before
 
 
