@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from labkit.network import ComputeTime, Network, Slowdown, slower_than_fastest
-from labkit.programs import Diary, Gradient, Roles, placed, staged
+from labkit.programs import EventLog, Gradient, Roles, placed, staged
 from labkit.programs.actions import Passed, Place, Vector
-from labkit.programs.timing import Laws
-from labkit.programs.virtual_runtime import VirtualWorld
+from labkit.programs.timing import TimingModel
+from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.strategies.replicas import Replicas
 from labkit.strategies.servers import Servers
 
@@ -118,7 +118,7 @@ def begun(
     lost: Mapping[int, float] | None = None,
     scenes: Numbers | None = None,
     **laws: Any,
-) -> tuple[VirtualWorld, Numbers, Diary, Roles]:
+) -> tuple[VirtualRuntime, Numbers, EventLog, Roles]:
     """A world that has not been played yet."""
     parts = strategy.parts([(SIZE,)] * 4)
     hosts = strategy.hosts(workers)
@@ -134,19 +134,19 @@ def begun(
         if not roles.servers:
             scenes.held = dict.fromkeys(range(len(hosts)), roles.weights)
     members = [roles.members(worker) for worker in range(workers)]
-    diary = Diary(scenes, steps, writers=[number for each in members for number in each])
+    diary = EventLog(scenes, steps, writers=[number for each in members for number in each])
     programs = {number: strategy.program(roles, number) for number in range(len(hosts))}
     laws = {"seed": 3} | laws
-    times = Laws(compute or ComputeTime(0.1), slow or {}, **laws)
+    times = TimingModel(compute or ComputeTime(0.1), slow or {}, **laws)
     gone = {tuple(members[worker]): moment for worker, moment in (lost or {}).items()}
     more: Any = {"script": script, "lost": gone, "servers": roles.servers}
-    world = VirtualWorld(programs, hosts, scenes, diary, times, network, **more)
+    world = VirtualRuntime(programs, hosts, scenes, diary, times, network, **more)
     return world, scenes, diary, roles
 
 
 def play(
     strategy: Servers | Replicas, workers: int, *given: Any, **named: Any
-) -> tuple[VirtualWorld, Numbers, Diary]:
+) -> tuple[VirtualRuntime, Numbers, EventLog]:
     """A world that has been played."""
     world, scenes, diary, _ = begun(strategy, workers, *given, **named)
     world.play()

@@ -193,7 +193,7 @@ def _asked(
     if how == "random" and samples is not None:
         raise InvalidInput("--search random --trials N is --random N: give one of them")
     samples = trials if how == "random" else samples
-    asked = plan.Asked(axes, values, samples, seed, 1 if repeats is None else repeats)
+    asked = plan.SweepSpec(axes, values, samples, seed, 1 if repeats is None else repeats)
     made = plan.make(notebook, asked)
     return made, max(member.workers for member in made.members)
 

@@ -106,7 +106,7 @@ def is_gone(failure: Failure) -> bool:
     return HostSilent.__name__ in (failure.name, *failure.value.split(": ")[1:2])
 
 
-class Asked:
+class CallRequest:
     """What ranks have been asked, all at once, and have not all answered yet.
 
     Args:
@@ -187,7 +187,7 @@ class Asked:
         return is_echo, str(self._calls[rank].metadata["received"])
 
 
-class Calls(Asked, Generic[T]):
+class Calls(CallRequest, Generic[T]):
     """A function that runs on the first ranks of a cluster, as `function(communicator, …)`.
 
     Args:

@@ -16,7 +16,7 @@ from labkit.cluster.calls import Calls, RankError
 from labkit.cluster.cluster_name import folder_of, usual_name
 from labkit.cluster.lease import is_held
 from labkit.cluster.live import Live
-from labkit.cluster.local_engines import Connection, Kept
+from labkit.cluster.local_engines import Connection, LocalEngines
 from labkit.cluster.namespace_transfer import Carried, give, take
 from labkit.cluster.prediction import ask, check_rows, together
 from labkit.cluster.remote_engines import Visited
@@ -33,7 +33,7 @@ from labkit.communicator.status_table import ENDED
 from labkit.experiment.experiment import Experiment
 from labkit.network import Network
 from labkit.records import store
-from labkit.records.checkpoints import Checkpoint, Keeping
+from labkit.records.checkpoints import Checkpoint, CheckpointContext
 from labkit.records.endings import End
 from labkit.records.run import Run
 from labkit.strategies import Batch, Strategy
@@ -131,9 +131,9 @@ class Cluster:
         )
         self.name = name or usual_name(how)
         self.workers, self.threads, self.limit = how.workers, threads, limit
-        self._begin(Kept(folder_of(self.name), self.name, how, oversubscribe))
+        self._begin(LocalEngines(folder_of(self.name), self.name, how, oversubscribe))
 
-    def _begin(self, engines: Kept | Visited) -> None:
+    def _begin(self, engines: LocalEngines | Visited) -> None:
         self._engines, self.folder = engines, engines.folder
         self._lock = RLock()  # of threads: the run's own starts engines, too, as a cell may
         self._client: ipyparallel.Client | None = None
@@ -309,7 +309,7 @@ class Cluster:
         return self._submit(experiment, place, show, told)
 
     def _submit(
-        self, experiment: Experiment, directory: Path, show: bool, told: Keeping | None
+        self, experiment: Experiment, directory: Path, show: bool, told: CheckpointContext | None
     ) -> Live:
         live = Submitted(self, experiment, directory, told)
         if (client := self._client) is not None:  # as it is: `live` alone starts engines again

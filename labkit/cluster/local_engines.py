@@ -20,7 +20,7 @@ Connection: TypeAlias = dict[str, Any]  # what a client must know, keys included
 ATTACH = "attach.json"  # in a cluster's folder
 
 
-class Kept:
+class LocalEngines:
     """The engines of one cluster, of which this process may hold a lease.
 
     Args:

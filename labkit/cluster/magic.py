@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from labkit.cluster.calls import LOOK_EVERY, Asked, RankError, Ranks
+from labkit.cluster.calls import LOOK_EVERY, CallRequest, RankError, Ranks
 from labkit.cluster.lease import Turn
 from labkit.cluster.stack_probe import ask
 from labkit.common.errors import InvalidInput
@@ -101,7 +101,7 @@ def run_cell(cluster: Ranks, source: str, retries: int = 0) -> None:
         turn.release()
 
 
-class _Cell(Asked):
+class _Cell(CallRequest):
     """One cell while the ranks run it."""
 
     def __init__(self, cluster: Ranks, source: str) -> None:
@@ -229,7 +229,7 @@ def _processes(cluster: Ranks) -> list[int]:
     for _ in range(TRIES):
         client, engines = cluster.client, cluster.engines
         calls = [client[e].apply_async(os.getpid) for e in engines]
-        asked = Asked(cluster, calls)
+        asked = CallRequest(cluster, calls)
         asked.wait(cluster.limit)
         if dead := sorted(asked.dead()):
             last = End(f"rank {', '.join(map(str, dead))} failed: {ENDED}", dead[0])

@@ -17,7 +17,7 @@ from labkit.communicator.status_table import ENDED
 from labkit.experiment import Experiment
 from labkit.network.fault import left
 from labkit.records import checkpoints
-from labkit.records.checkpoints import Keeping, Resume
+from labkit.records.checkpoints import CheckpointContext, Resume
 from labkit.records.endings import ASKS
 from labkit.records.stream import FOLDER, Told
 
@@ -66,7 +66,9 @@ class Setbacks:
             the ranks had data and model (`prepare`), until they stood where they had (`repeat`).
     """
 
-    def __init__(self, directory: Path, experiment: Experiment, keeping: Keeping | None) -> None:
+    def __init__(
+        self, directory: Path, experiment: Experiment, keeping: CheckpointContext | None
+    ) -> None:
         self._directory, self.experiment, self._keeping = directory, experiment, keeping
         self._since, self._detect = time.monotonic(), 0.0
         self._begin = keeping.resume.step if keeping is not None and keeping.resume else 0
@@ -110,7 +112,7 @@ class Setbacks:
         """How many ranks were gone when the call was sent last."""
         return sum(len(each["ranks"]) for each in self.told)
 
-    def go_back(self, ranks: Sequence[int], error: RankError) -> Keeping | None:
+    def go_back(self, ranks: Sequence[int], error: RankError) -> CheckpointContext | None:
         """Say what ranks are told that go on; nobody writes a checkpoint any more.
 
         Args:
@@ -156,7 +158,7 @@ class Setbacks:
         self._back, self._reached, self._taken = back, back, {}
         if found is None:
             return self._keeping
-        return (self._keeping or Keeping(None))._replace(resume=found, goes_on=True)
+        return (self._keeping or CheckpointContext(None))._replace(resume=found, goes_on=True)
 
     def _newest(self) -> tuple[Resume | None, str]:
         """The newest whole checkpoint, and what is wrong where there are only damaged ones."""

@@ -14,7 +14,7 @@ from labkit.common.safe_files import check_folder
 from labkit.common.state import decoding
 from labkit.experiment import Experiment
 from labkit.records import checkpoints, store
-from labkit.records.checkpoints import RESUMES, Checkpoint, Keeping, Resume
+from labkit.records.checkpoints import RESUMES, Checkpoint, CheckpointContext, Resume
 from labkit.records.run import Run
 from labkit.records.scan import scan
 from labkit.records.store import Record
@@ -41,11 +41,11 @@ def checked(
     if plays:
         goes_on = experiment.strategy.replica_cut == 1 and not experiment.faults
     else:
-        goes_on = kind.goes_on
+        goes_on = kind.resumable
     if not goes_on:
         said = " and ".join(f"{name}={value!r}" for name, value in given.items())
         why = "in processes of other frameworks, or with messages on their way"
-        allowed = ", ".join(name for name, each in STRATEGIES.items() if each.goes_on)
+        allowed = ", ".join(name for name, each in STRATEGIES.items() if each.resumable)
         raise InvalidInput(
             f"{said}: {kind.__name__} on clock={experiment.clock!r} trains "
             f"{'by programs with a cut model or planted faults' if plays else why}, which is not "
@@ -96,7 +96,7 @@ def earlier(experiment: Experiment, resume: Resumed) -> Run | None:
 
 def keeping(
     experiment: Experiment, checkpoint: Checkpoint | None, run: Run | None, goes_on: bool
-) -> Keeping | None:
+) -> CheckpointContext | None:
     """What ranks are told.
 
     Args:
@@ -118,7 +118,7 @@ def keeping(
     if found is not None and run is not None and not goes_on:
         with decoding(f"the manifest of resume={run.name!r}"):
             _refuse_unfit(experiment, found, run.name)
-    return Keeping(checkpoint, found, goes_on) if checkpoint or found else None
+    return CheckpointContext(checkpoint, found, goes_on) if checkpoint or found else None
 
 
 def same(experiment: Experiment) -> checkpoints.Same:
@@ -163,7 +163,7 @@ def _refuse_done(experiment: Experiment, found: Resume) -> None:
         )
 
 
-def begin(directory: Path, experiment: Experiment, keeping: Keeping | None) -> None:
+def begin(directory: Path, experiment: Experiment, keeping: CheckpointContext | None) -> None:
     """Say in the record what begins, and from where."""
     if keeping is None or (resume := keeping.resume) is None:
         shutil.rmtree(directory / checkpoints.FOLDER, ignore_errors=True)  # halves, if any

@@ -156,7 +156,7 @@ class Tally:
         return left * seconds / steps if steps else None
 
 
-class Shown(Protocol):
+class ProgressView(Protocol):
     """A running experiment as displays see it; see `labkit.cluster.Live`, which is one."""
 
     rows: list[Row]
@@ -178,8 +178,8 @@ class Shown(Protocol):
 class Display(Protocol):
     """Shows a running experiment."""
 
-    def draw(self, live: Shown) -> None:
+    def draw(self, live: ProgressView) -> None:
         """Show how it stands."""
 
-    def close(self, live: Shown) -> None:
+    def close(self, live: ProgressView) -> None:
         """Show how it ended; nothing more will come."""

@@ -73,7 +73,9 @@ def serve(
     # Each is asked, so that what it refuses is refused before any rank loads the model.
     first, *_ = [ask(run, strategy, count, cluster.workers) for strategy in ways.values()]
     model = first.model(cluster.how.is_local)
-    asked = serving.Asked(model, x, dict(ways), known, batch_sizes, repeats, streams, under_way)
+    asked = serving.ServingSpec(
+        model, x, dict(ways), known, batch_sizes, repeats, streams, under_way
+    )
     found = cluster.call(serving.serve, asked, ranks=count)
     told = found[0]
     allowed = TOLERANCE * told.precision * told.largest

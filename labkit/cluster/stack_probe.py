@@ -95,9 +95,9 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _labkit_wait(frames: Sequence[FrameType]) -> str:
-    """The name of the call in which a Patience waits; empty where none does."""
+    """The name of the call in which a WaitPolicy waits; empty where none does."""
     # Who has not imported it does not wait in it, and must not import it from this thread.
-    patience = getattr(sys.modules.get("labkit.communicator.wait_policy"), "Patience", ())
+    patience = getattr(sys.modules.get("labkit.communicator.wait_policy"), "WaitPolicy", ())
     waiting = (frame.f_locals.get("self") for frame in frames if _is_communicator(frame))
     return next((str(each.place) for each in waiting if isinstance(each, patience)), "")
 

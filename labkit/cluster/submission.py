@@ -26,7 +26,7 @@ from labkit.communicator.status_table import ENDED
 from labkit.experiment import Experiment
 from labkit.network import Network
 from labkit.records import checkpoints, store
-from labkit.records.checkpoints import Keeping
+from labkit.records.checkpoints import CheckpointContext
 from labkit.records.endings import ASKS, by_whom, warned
 from labkit.records.measure import aggregate
 from labkit.records.result import RankResult, Row
@@ -47,7 +47,7 @@ class Submitted(Live):
         cluster: Ranks,
         experiment: Experiment,
         directory: Path,
-        keeping: Keeping | None = None,
+        keeping: CheckpointContext | None = None,
     ) -> None:
         super().__init__(experiment, directory)
         self._patience = PATIENCE if keeping is None else WRITING
@@ -73,7 +73,7 @@ class Submitted(Live):
             raise
         self._folder = cluster.folder
 
-    def _send(self, experiment: Experiment, keeping: Keeping | None) -> Calls[RankResult]:
+    def _send(self, experiment: Experiment, keeping: CheckpointContext | None) -> Calls[RankResult]:
         tries = TRIES if self._cluster.how.fault_tolerant else 1
         while True:
             tries -= 1
@@ -84,7 +84,7 @@ class Submitted(Live):
                     raise
                 print(f"{error}; they start again", file=sys.stderr, flush=True)
 
-    def _call(self, experiment: Experiment, keeping: Keeping | None) -> Calls[RankResult]:
+    def _call(self, experiment: Experiment, keeping: CheckpointContext | None) -> Calls[RankResult]:
         return Calls(
             *(self._cluster, experiment.ranks, work, (experiment, keeping), _emulated(experiment)),
             spares=self._cluster.how.spares,

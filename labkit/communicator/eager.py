@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from labkit.common.errors import LabkitError
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.mailbox import Letter, Route, headed, opened
-from labkit.communicator.wait_policy import Patience
+from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.window import Window
 
 LINE = 64  # bytes of a cache line
@@ -47,7 +47,7 @@ class Slots:
     def __init__(
         self,
         window: Callable[[int], Window],
-        patience: Patience,
+        patience: WaitPolicy,
         emulation: Emulation | None,
         hosts: Sequence[int],
         routes: Mapping[Route, int],

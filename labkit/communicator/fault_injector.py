@@ -95,7 +95,7 @@ class Injector:
         return (fault for fault in self._faults if fault.kind in kinds and fault.hits(self.step))
 
 
-class Spells(Slowness):
+class FaultSlowdown(Slowness):
     """Slow in some steps, beside what a rank may be in all.
 
     Args:

@@ -19,7 +19,7 @@ LOOK_EVERY = 5e-3  # seconds
 _END = 1  # a tag: nobody needs spares any more
 
 
-class Crew:
+class Membership:
     """All ranks of a call, of which the first work.
 
     Args:

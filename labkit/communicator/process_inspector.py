@@ -31,7 +31,7 @@ _OUTERMOST = (" in _run_module_as_main\n", " in <module>\n", "  ...\n")
 _OTHERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen ")
 
 
-class Look(NamedTuple):
+class ProcessSnapshot(NamedTuple):
     """What a process is doing.
 
     Attributes:
@@ -54,7 +54,7 @@ def answer() -> None:
         faulthandler.register(signal.SIGUSR2, os.memfd_create(NAME), all_threads=False)
 
 
-def look(pids: Sequence[int], clock: Clock) -> list[Look]:
+def look(pids: Sequence[int], clock: Clock) -> list[ProcessSnapshot]:
     """What processes of this host are doing; takes some tenths of a second."""
     before = [_computed(pid) for pid in pids]
     asked = [_ask(pid) for pid in pids]
@@ -64,7 +64,7 @@ def look(pids: Sequence[int], clock: Clock) -> list[Look]:
         clock.sleep(0.01)
     seconds = clock.now() - start
     return [
-        Look(_state(pid, spent, seconds), _line(each.text) if each else "")
+        ProcessSnapshot(_state(pid, spent, seconds), _line(each.text) if each else "")
         for pid, spent, each in zip(pids, before, asked, strict=True)
     ]
 

@@ -22,7 +22,7 @@ from labkit.communicator.numbers import check_summable, is_narrow, scale
 from labkit.communicator.rank_plan import Plan, plan
 from labkit.communicator.shared_memory import Aside, SharedMemory
 from labkit.communicator.status_board import Mismatch
-from labkit.communicator.wait_policy import Patience
+from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.wire import Rules, Wire
 from labkit.schedules import ALLREDUCE, Round, boundaries
 
@@ -30,7 +30,7 @@ Reduce: TypeAlias = Callable[..., None]  # of a flat buffer in place; what weigh
 Key: TypeAlias = tuple[str, str, int]  # algorithm, dtype and length
 
 
-def library_sum(patience: Patience, flat: np.ndarray, share: float = 1.0) -> None:
+def library_sum(patience: WaitPolicy, flat: np.ndarray, share: float = 1.0) -> None:
     """Sum in place, by whatever the library chooses; 16-bit floats by way of float32.
 
     The library does not say what it sent: the least that any allreduce must send per rank
@@ -67,7 +67,7 @@ class Reductions:
 
     def __init__(
         self,
-        patience: Patience,
+        patience: WaitPolicy,
         emulation: Emulation | None,
         memory: SharedMemory,
         allgather: Callable[[Any, str], list[Any]],

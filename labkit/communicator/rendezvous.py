@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from labkit.communicator.eager import HEAD, LINE, Slots, lines
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.mailbox import LENGTH, Letter, Route, headed, opened
-from labkit.communicator.wait_policy import Patience
+from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.window import Window
 
 LEAST = 1 << 16  # bytes of a stretch, however little is expected
@@ -47,7 +47,7 @@ class Parcels(Slots):
     def __init__(
         self,
         window: Callable[[int], Window],
-        patience: Patience,
+        patience: WaitPolicy,
         emulation: Emulation | None,
         hosts: Sequence[int],
         routes: Mapping[Route, int],

@@ -12,7 +12,7 @@ import numpy as np
 from labkit.common.errors import LabkitError
 from labkit.communicator.numbers import is_narrow
 from labkit.communicator.status_board import RankDied
-from labkit.communicator.wait_policy import Patience
+from labkit.communicator.wait_policy import WaitPolicy
 from labkit.schedules import boundaries
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Flags:
         weights: of each rank.
     """
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: WaitPolicy) -> None:
         self._rank, self._patience, self._phase = patience.rank, patience, 0
         self._window, views = _shared(patience.comm, LINE)
         self._phases = [view[:8].view(np.int64) for view in views]
@@ -149,7 +149,7 @@ class SharedMemory:
         patience: as given.
     """
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: WaitPolicy) -> None:
         self._comm, self.patience = patience.comm, patience
         self._flags: Flags | None = None
         self._buffers: list[tuple[Any, list[np.ndarray]]] = []
@@ -209,7 +209,7 @@ class SharedMemory:
             return
         if self._staging is None or self._staging[0].nbytes < buffer.nbytes:
             flags.agree_to_go_on(", in new memory")  # which MPI makes without looking around
-            self.patience.mind()
+            self.patience.check_failures()
             with self.patience.minding:
                 self.allocate(buffer.nbytes)
             self._staging = self._buffers[-1][1]

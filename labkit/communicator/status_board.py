@@ -15,7 +15,7 @@ from labkit.common.errors import LabkitError
 from labkit.common.timeouts import Limits
 from labkit.communicator.clock import Clock
 from labkit.communicator.status_relay import Relay
-from labkit.communicator.status_table import ENDED, PEERS, PLACE, HostRanks, Sheet
+from labkit.communicator.status_table import ENDED, PEERS, PLACE, HostRanks, StatusTable
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -60,7 +60,7 @@ class Mismatch(LabkitError):
     """Ranks called the same collective with different arguments; the message names them."""
 
 
-class Board:
+class StatusBoard:
     """One row a rank: the call it is in, since when, and why it failed, if it has.
 
     Rows are plain bytes in a table that the ranks of a host share: a write costs about a
@@ -91,9 +91,9 @@ class Board:
         own = HostRanks(tuple(self.ranks), MPI.Get_processor_name())
         hosts = [own] if self._host.size == comm.size else sorted(set(comm.allgather(own)))
         first = self.local_rank == 0
-        nbytes = Sheet.nbytes(hosts) if first else 0
+        nbytes = StatusTable.nbytes(hosts) if first else 0
         self._window = MPI.Win.Allocate_shared(nbytes, 1, comm=self._host)
-        self._sheet = Sheet(self._window.Shared_query(0)[0], hosts, hosts.index(own))
+        self._sheet = StatusTable(self._window.Shared_query(0)[0], hosts, hosts.index(own))
         self._own = self._sheet.rows[comm.rank : comm.rank + 1]
         if first:
             self._sheet.clear(clock.now())
@@ -127,7 +127,7 @@ class Board:
         if self._relay is not None:
             self._relay.wake()
 
-    def bury(self, dead: Sequence[int]) -> RankDied:
+    def mark_dead(self, dead: Sequence[int]) -> RankDied:
         """Write down of ranks that MPI has found dead that they have failed; what to raise."""
         for rank in dead:
             self._sheet.die(rank)
@@ -187,7 +187,7 @@ class Board:
         """Whether rank 0 wants training to end with this step or an earlier one."""
         return bool(self._sheet.rows["stop"][0] <= step)
 
-    def keep_after(self, step: int) -> None:
+    def request_checkpoint(self, step: int) -> None:
         """Ask all ranks to keep their state when they have done this step."""
         self._own["keep"] = step
         self._be_seen()
@@ -200,7 +200,7 @@ class Board:
         """Tell others how far this rank is: `COUNTS` numbers, whatever they mean."""
         self._own["counts"] = numbers
 
-    def stand_still(self, time: int) -> None:
+    def set_quiescent(self, time: int) -> None:
         """Say that the counts of this rank stay, at a standstill by its number; 0: they move."""
         self._own["stands"] = time
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.communicator.clock import Clock
-from labkit.communicator.status_table import NEVER, Sheet
+from labkit.communicator.status_table import NEVER, StatusTable
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -35,7 +35,7 @@ class Relay:
         clock: of this host.
     """
 
-    def __init__(self, comm: MPI.Intracomm, sheet: Sheet, clock: Clock) -> None:
+    def __init__(self, comm: MPI.Intracomm, sheet: StatusTable, clock: Clock) -> None:
         self._comm, self._sheet, self._clock = comm, sheet, clock
         self._peers: list[_Peer] = []
         self._wake, self._ends, self._patient = threading.Event(), False, False
@@ -128,7 +128,7 @@ class Relay:
 class _Peer:
     """The relay of another host, as this one sees it."""
 
-    def __init__(self, comm: MPI.Intracomm, number: int, sheet: Sheet) -> None:
+    def __init__(self, comm: MPI.Intracomm, number: int, sheet: StatusTable) -> None:
         from mpi4py import MPI
 
         self._comm, self._number, self._sheet = comm, number, sheet

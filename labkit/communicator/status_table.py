@@ -63,7 +63,7 @@ class HostRanks(NamedTuple):
     name: str
 
 
-class Sheet:
+class StatusTable:
     """The table of one host.
 
     Args:

@@ -19,7 +19,7 @@ NOBODYS = 1 << 30  # a tag without messages: of one that is there MPI says only 
 NAMED = 1.0  # seconds that the library gets to say who is gone, where it seems that somebody is
 
 
-class Minding:
+class FailureGuard:
     """A context that asks, whenever MPI raises in it, whether a death is the reason.
 
     Args:

@@ -13,9 +13,9 @@ import numpy as np
 from labkit.common.errors import LabkitError
 from labkit.common.timeouts import Limits
 from labkit.communicator.clock import Clock
-from labkit.communicator.status_board import Board, Mismatch, WaitTooLong
+from labkit.communicator.status_board import Mismatch, StatusBoard, WaitTooLong
 from labkit.communicator.traffic import Traffic
-from labkit.communicator.ulfm import Minding, gone, is_broken, outlives
+from labkit.communicator.ulfm import FailureGuard, gone, is_broken, outlives
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -28,7 +28,7 @@ _CHECK_EVERY = 16  # polls between two looks at the board and the clock
 _TAGS = 1 << 27  # as many tags of collectives, above those of single messages
 
 
-class Patience:
+class WaitPolicy:
     """Waits of one rank, each in a call that has a name; what makes waiting pointless is raised.
 
     The name of a call says all that ranks must agree on: what it is for, and which operation on
@@ -55,11 +55,11 @@ class Patience:
     def __init__(
         self,
         comm: MPI.Intracomm,
-        board: Board,
+        board: StatusBoard,
         traffic: Traffic,
         clock: Clock,
         limit: float,
-        outer: Patience | None = None,
+        outer: WaitPolicy | None = None,
     ) -> None:
         self.board, self.traffic, self.clock, self.limit = board, traffic, clock, limit
         self.rank: int = comm.rank
@@ -70,7 +70,7 @@ class Patience:
         self.polite = False
         self.place, self.code = "", 0
         self._collective, self._since, self._asked = False, 0.0, False
-        self.minding, self._outlives = Minding(self.mind, clock), outlives()
+        self.minding, self._outlives = FailureGuard(self.check_failures, clock), outlives()
 
     def enter(self, place: str, collective: bool = True, told: str = "") -> None:
         """Name the call whose waits come next.
@@ -103,7 +103,7 @@ class Patience:
         if self._outer is None:
             self.board.tally(kind, peer)
 
-    def inside_host(self) -> Patience:
+    def inside_host(self) -> WaitPolicy:
         """That of this host's ranks among themselves, by their order (collective)."""
         from mpi4py import MPI
 
@@ -111,9 +111,9 @@ class Patience:
             return self
         host = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
         assert isinstance(host, MPI.Intracomm)  # as all parts of one are
-        return Patience(host, self.board, self.traffic, self.clock, self.limit, self)
+        return WaitPolicy(host, self.board, self.traffic, self.clock, self.limit, self)
 
-    def join(self, outer: Patience) -> None:
+    def join(self, outer: WaitPolicy) -> None:
         """Be in the same call as the ranks around these, and wait as they do."""
         if outer is not self:
             self.place, self.code = outer.place, outer.code
@@ -246,7 +246,7 @@ class Patience:
         Raises:
             RankFailed, Mismatch, WaitTooLong: see `Communicator`.
         """
-        self.mind()
+        self.check_failures()
         waited, limits = self.clock.now() - self._since, Limits.of(self.limit)
         try:
             for each in self._whole():
@@ -270,7 +270,7 @@ class Patience:
                 each.trouble = error
             raise
 
-    def mind(self) -> None:
+    def check_failures(self) -> None:
         """Raise `RankDied` if a rank is gone, and wake those that wait for others than that one."""
         if not self._outlives:
             return
@@ -280,14 +280,14 @@ class Patience:
         for each in whole:
             each.comm.Revoke()
         outermost = whole[-1]
-        error = outermost.board.bury(gone(outermost.comm, self.clock))
+        error = outermost.board.mark_dead(gone(outermost.comm, self.clock))
         for each in whole:
             each.trouble = error
         raise error
 
-    def _whole(self) -> Iterator[Patience]:
+    def _whole(self) -> Iterator[WaitPolicy]:
         """This one, and those of the ranks around it."""
-        at: Patience | None = self
+        at: WaitPolicy | None = self
         while at is not None:
             yield at
             at = at._outer

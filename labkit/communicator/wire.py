@@ -13,7 +13,7 @@ from labkit.common.errors import LabkitError
 from labkit.communicator.fault_injector import Injector
 
 if TYPE_CHECKING:
-    from labkit.communicator.wait_policy import Patience
+    from labkit.communicator.wait_policy import WaitPolicy
 
 
 class Corrupted(LabkitError):
@@ -51,7 +51,7 @@ class Wire:
     """
 
     def __init__(
-        self, comm: Any, rules: Rules | None = None, patience: Patience | None = None
+        self, comm: Any, rules: Rules | None = None, patience: WaitPolicy | None = None
     ) -> None:
         self.comm, self._rules, self._patience = comm, rules or Rules(), patience
 

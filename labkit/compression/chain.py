@@ -64,9 +64,9 @@ class Chain(Compressor):
         return self.first.linear and self.second.linear
 
     @property
-    def spreads(self) -> bool:
+    def expansive(self) -> bool:
         """What either loses may be larger than what it was given."""
-        return self.first.spreads or self.second.spreads
+        return self.first.expansive or self.second.expansive
 
     @property
     def rounding(self) -> float:

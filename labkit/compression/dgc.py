@@ -68,7 +68,7 @@ class DGC(Compressor):
                 "optimizer='sgd' without momentum, and DGC(momentum=…)"
             )
 
-    def unsaid(self) -> str:
+    def unsupported_reason(self) -> str:
         """A server answers with weights."""
         return (
             "keeps the momentum of gradients, but servers answer with differences of weights, "
@@ -125,7 +125,9 @@ class DGC(Compressor):
             )
         return indices, values, velocity, waiting
 
-    def asks(self, shape: Sequence[int], payload: float) -> tuple[tuple[type[Request], float], ...]:
+    def collectives(
+        self, shape: Sequence[int], payload: float
+    ) -> tuple[tuple[type[Request], float], ...]:
         """A sum of sparse vectors."""
         return ((SparseMean, payload),)
 

@@ -51,7 +51,7 @@ class _End:
 
 
 @record(*_END, "_states", "sent")
-class Speaker(_End):
+class Encoder(_End):
     r"""Says vectors of one kind to one listener, and keeps what the compressor keeps.
 
     Of nothing but zeros nothing is said; what waits, waits on.
@@ -99,7 +99,7 @@ class Speaker(_End):
 
 
 @record(*_END, "_dtype", "_likes")
-class Listener(_End):
+class Decoder(_End):
     """Understands what a speaker of the same kind says.
 
     Args:

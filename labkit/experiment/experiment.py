@@ -27,7 +27,7 @@ from labkit.experiment import fault_injection
 from labkit.experiment.summary import brief, html_of
 from labkit.network import ComputeTime, Fault, Network, Slowdown
 from labkit.schedules.grid import Layer
-from labkit.strategies import STRATEGIES, AllReduce, Played, Strategy
+from labkit.strategies import STRATEGIES, AllReduce, ProgramStrategy, Strategy
 from labkit.strategies.validation import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -279,14 +279,14 @@ class Experiment(Checked):
             if any(slow.transfer != 1.0 for slow in self.slow.values()):
                 raise InvalidInput("slow with transfer wants links: give Network(slow=…)")
             return
-        if not isinstance(self.strategy, Played):
+        if not isinstance(self.strategy, ProgramStrategy):
             played = ", ".join(
                 name for name, kind in STRATEGIES.items() if hasattr(kind, "program")
             )
             raise InvalidInput(
                 f"{type(self.strategy).__name__} does not run on clock='virtual'; allowed: {played}"
             )
-        if len(gone := self.gone) > (spare := self.strategy.spare(self.workers)):
+        if len(gone := self.gone) > (spare := self.strategy.tolerated_failures(self.workers)):
             name = type(self.strategy).__name__
             raise InvalidInput(
                 f"lost={gone}: {name} of workers={self.workers} does without {spare} of "
@@ -315,7 +315,9 @@ class Experiment(Checked):
     @property
     def ranks(self) -> int:
         """Processes that it wants: workers, their members, servers apart; or one, virtually."""
-        return 1 if self.clock == "virtual" else self.workers + self.strategy.beside(self.workers)
+        return (
+            1 if self.clock == "virtual" else self.workers + self.strategy.extra_ranks(self.workers)
+        )
 
     @property
     def label(self) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules import ALLREDUCE
-from labkit.strategies import AllReduce, Played
+from labkit.strategies import AllReduce, ProgramStrategy
 from labkit.strategies.staged import Staged
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def sends(experiment: Experiment) -> bool:
         return experiment.clock == "wall" and (algorithm in ALLREDUCE or chosen)
     if isinstance(strategy, Staged):  # replicas of stages average by the library
         return strategy.ranks(experiment.workers) == experiment.workers
-    if not isinstance(strategy, Played):
+    if not isinstance(strategy, ProgramStrategy):
         return False
     return experiment.clock == "virtual" or strategy.transport == "two_sided"
 

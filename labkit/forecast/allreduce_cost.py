@@ -12,7 +12,7 @@ from labkit.communicator.algorithms import UNMETERED, refuse_unmetered
 from labkit.exchange.autotune import least
 from labkit.forecast.calibration import Source, Spread
 from labkit.forecast.load import FEW, Load, candidates, carried
-from labkit.forecast.query import Asked
+from labkit.forecast.query import Query
 from labkit.forecast.time_distributions import NOTHING, beyond, both, by_bytes, times
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
@@ -45,7 +45,7 @@ class Sums:
         turns: ranks take turns at links that they share.
     """
 
-    asked: Asked
+    asked: Query
     algorithm: str
     largest: float
     dense: bool = True

@@ -13,7 +13,7 @@ from labkit.exchange.bucket import Bucket
 from labkit.forecast.allreduce_cost import Carried, Sums
 from labkit.forecast.calibration import Spread
 from labkit.forecast.load import Kind, Load
-from labkit.forecast.query import Asked
+from labkit.forecast.query import Query
 from labkit.forecast.time_distributions import NOTHING, both, times
 
 KINDS: tuple[tuple[type[Request], Kind], ...] = (
@@ -41,7 +41,7 @@ class Served:
 
 
 def exchange(
-    asked: Asked,
+    asked: Query,
     sums: Sums,
     compressor: Compressor | None,
     bucket: Bucket,
@@ -83,6 +83,8 @@ def _turns(
     tensors = [shapes[slot.variable] for slot in bucket.slots]
     if not compressor.by_layer:
         tensors = [(bucket.length,)]
-    every = [compressor.asks(shape, payload * prod(shape) / bucket.length) for shape in tensors]
+    every = [
+        compressor.collectives(shape, payload * prod(shape) / bucket.length) for shape in tensors
+    ]
     for asks in zip_longest(*every):
         yield [each for each in asks if each is not None]

@@ -14,7 +14,7 @@ from labkit.common.validated import Checked
 from labkit.forecast.calibration import Calibration, Source
 from labkit.forecast.input_stall import fed
 from labkit.forecast.provenance import origin
-from labkit.forecast.query import PARTS, Asked, Taken
+from labkit.forecast.query import PARTS, Query, StepForecast
 from labkit.forecast.residual_correction import alone, as_whole
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Forecast:
     workers: int
     ranks: int
     rows: int
-    taken: Taken
+    taken: StepForecast
     alone: float
     own: float
     prices: Prices
@@ -219,7 +219,7 @@ def forecast(
         experiment: an `Experiment`.
         calibration: what was measured.
         network: on which its ranks are, real or emulated; None: all on one machine.
-        emulated: see `Asked`.
+        emulated: see `Query`.
         prices: and the target.
 
     Raises:
@@ -227,7 +227,7 @@ def forecast(
     """
     prices = prices or Prices()
     emulated = emulated and network is not None and experiment.clock == "wall"
-    asked = Asked(experiment, calibration, network, emulated)
+    asked = Query(experiment, calibration, network, emulated)
     steps = prices.target_steps
     if steps is None and experiment.epoch_steps is not None:
         steps = experiment.epochs * experiment.epoch_steps

@@ -26,7 +26,7 @@ from labkit.forecast.bucket_cost import Served, exchange
 from labkit.forecast.bucket_queue import Line
 from labkit.forecast.calibration import Source, Spread, StepCost
 from labkit.forecast.order_statistics import alike, last_of, of_run, slowest
-from labkit.forecast.query import COMPUTED, Asked, Taken, trust
+from labkit.forecast.query import COMPUTED, Query, StepForecast, trust
 from labkit.forecast.time_distributions import beyond, both, nine_tenths, times, widen
 
 
@@ -39,13 +39,13 @@ class Exchanged:
         algorithm, schedule, bucket_bytes, compressor: as of `labkit.exchange.Exchange`.
     """
 
-    asked: Asked
+    asked: Query
     algorithm: str
     schedule: str
     bucket_bytes: int
     compressor: Compressor | None = None
 
-    def taken(self) -> Taken:
+    def taken(self) -> StepForecast:
         """What it takes.
 
         Raises: InvalidInput, for what was not measured.
@@ -72,7 +72,7 @@ class Exchanged:
         wrong = parts["wire"] * (self.asked.error or 0.0)
         whole = widen(reduce(both, spreads, times(computed, late)), float(np.hypot(chance, wrong)))
         low, high = (each + exposed for each in nine_tenths(computing))
-        return Taken(
+        return StepForecast(
             parts=parts,
             rows=max(self.asked.rows),
             spread=(whole.low / whole.median, whole.high / whole.median)

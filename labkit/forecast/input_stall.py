@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.forecast.calibration import Source, Spread
-from labkit.forecast.query import Asked, Taken
+from labkit.forecast.query import Query, StepForecast
 from labkit.forecast.time_distributions import NOTHING, beyond, by_bytes
 
 
-def fed(asked: Asked, taken: Taken) -> Taken:
+def fed(asked: Query, taken: StepForecast) -> StepForecast:
     """The same, where a step takes no less time than reading a batch: the rest is its `read`."""
     if asked.virtual:
         return taken
@@ -36,13 +36,13 @@ def fed(asked: Asked, taken: Taken) -> Taken:
     )
 
 
-def of_one(asked: Asked, rows: float) -> float:
+def of_one(asked: Query, rows: float) -> float:
     """Seconds of one rank's own step on so many rows, nobody beside it, with what it waits for."""
     own = asked.alone(rows)
     return own if asked.virtual else max(own, read(asked, rows).median)
 
 
-def read(asked: Asked, rows: float) -> Spread:
+def read(asked: Query, rows: float) -> Spread:
     """What reading so many rows takes: on the line between batches that were measured."""
     known = asked.model.read
     return by_bytes(known.items(), rows) if known else NOTHING

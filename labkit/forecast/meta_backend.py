@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.meta_vector import Hollow
+from labkit.forecast.meta_vector import MetaVector
 from labkit.programs import Gradient
 from labkit.programs.actions import Passed, Place, Vector
 from labkit.programs.event_log import Row
@@ -85,4 +85,4 @@ class HollowStage:
         return False
 
     def _of(self, size: int) -> Any:
-        return Hollow(size, self._dtype)
+        return MetaVector(size, self._dtype)

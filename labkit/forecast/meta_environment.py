@@ -11,14 +11,14 @@ import numpy as np
 from labkit.compression import Compressor, Mean
 from labkit.forecast.allreduce_cost import Sums
 from labkit.forecast.load import FEW, VALUE, Load
-from labkit.forecast.meta_vector import Hollow
+from labkit.forecast.meta_vector import MetaVector
 from labkit.forecast.pace import Pace
 from labkit.network import Links, Network
 from labkit.network.topology import Seconds
-from labkit.programs import Code, Diary, Message, Predict, Scenes, Talk, Update
+from labkit.programs import Backend, Code, CodecChannel, EventLog, Message, Predict, Update
 from labkit.programs.actions import Action, Program, Vector
 from labkit.programs.virtual_allreduce import Together
-from labkit.programs.virtual_runtime import VirtualWorld
+from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.simulate import Simulation
 
 
@@ -100,14 +100,16 @@ class _HollowTogether(Together):
         encode, decode, payload = self._pace.codec(compressor, VALUE * weighted[0].size)
         sends, decoded = [], 1
         for start, stop, shape in self._pieces(compressor, weighted[0].size):
-            for kind, size in compressor.asks(shape, payload * (stop - start) / weighted[0].size):
+            for kind, size in compressor.collectives(
+                shape, payload * (stop - start) / weighted[0].size
+            ):
                 sends.append(("sum" if kind is Mean else "gather", float(size)))
                 decoded += 0 if kind is Mean else self._pace.asked.workers
         self._codec = encode, decode * decoded
         return weighted[0], sends
 
 
-class HollowWorld(VirtualWorld):
+class HollowWorld(VirtualRuntime):
     """Plays programs on the virtual clock with hollow values: only times and bytes are true.
 
     Beside what `VirtualWorld` counts, codecs take what was measured, where the clock is the wall's.
@@ -124,8 +126,8 @@ class HollowWorld(VirtualWorld):
         self,
         programs: Mapping[int, Program],
         hosts: Sequence[int],
-        scenes: Scenes,
-        diary: Diary,
+        scenes: Backend,
+        diary: EventLog,
         pace: Pace,
         tally: Tally,
         network: Network | None = None,
@@ -144,7 +146,9 @@ class HollowWorld(VirtualWorld):
         pace = self._pace
         match action:
             case Code(call) if isinstance(call, partial):
-                end: Any = call.func  # of what a worker and a server say: a method of a `Talk`
+                end: Any = (
+                    call.func
+                )  # of what a worker and a server say: a method of a `CodecChannel`
                 spent, found = self._said(end.__self__, end.__name__, *call.args)
                 if not spent:
                     return True, found
@@ -162,14 +166,14 @@ class HollowWorld(VirtualWorld):
         pace.factor = 1.0
         return done
 
-    def _said(self, talk: Talk, what: str, values: Vector) -> tuple[float, Any]:
+    def _said(self, talk: CodecChannel, what: str, values: Vector) -> tuple[float, Any]:
         """What a call of one end of a talk takes, s, and what it gives."""
         if talk.compressor is None:
             return 0.0, getattr(talk, what)(values)
         encode, decode, payload = self._pace.codec(talk.compressor, VALUE * talk.size)
         if what in ("push", "answer"):
-            return encode, Hollow(payload, np.uint8)
-        return decode, Hollow(talk.size, talk.dtype)
+            return encode, MetaVector(payload, np.uint8)
+        return decode, MetaVector(talk.size, talk.dtype)
 
     def _way(self, source: int, to: int) -> list[tuple[str, float]]:
         """The links between two places, and how many ranks' traffic each stands for."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 
-class Hollow(NDArrayOperatorsMixin):
+class MetaVector(NDArrayOperatorsMixin):
     """Stands for a flat array of which only length and type count.
 
         (weights - rate * gradient)[2:5].nbytes      as if all were there
@@ -49,7 +49,7 @@ class Hollow(NDArrayOperatorsMixin):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return Hollow(len(range(*index.indices(self.size))), self.dtype)
+            return MetaVector(len(range(*index.indices(self.size))), self.dtype)
         return self.dtype.type(1)
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -58,17 +58,17 @@ class Hollow(NDArrayOperatorsMixin):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.broadcast_to(np.zeros((), dtype or self.dtype), self.shape)
 
-    def copy(self) -> Hollow:
+    def copy(self) -> MetaVector:
         """Another one alike."""
-        return Hollow(self.size, self.dtype)
+        return MetaVector(self.size, self.dtype)
 
-    def reshape(self, *shape: Any) -> Hollow:
+    def reshape(self, *shape: Any) -> MetaVector:
         """It stays flat."""
         return self
 
-    def astype(self, dtype: Any, copy: bool = True) -> Hollow:
+    def astype(self, dtype: Any, copy: bool = True) -> MetaVector:
         """As many of another type."""
-        return Hollow(self.size, dtype)
+        return MetaVector(self.size, dtype)
 
     def any(self) -> bool:
         """It is not nothing."""
@@ -83,18 +83,20 @@ class Hollow(NDArrayOperatorsMixin):
             return 0.0
         if out := options.get("out"):
             return out[0]
-        return Hollow(max(np.size(each) for each in given), self.dtype)
+        return MetaVector(max(np.size(each) for each in given), self.dtype)
 
     def __array_function__(
         self, what: Callable[..., Any], types: Any, given: Sequence[Any], options: Any
     ) -> Any:
         if what is np.concatenate:
-            return Hollow(sum(len(each) for each in given[0]), self.dtype)
+            return MetaVector(sum(len(each) for each in given[0]), self.dtype)
         if what is np.append:
-            return Hollow(self.size + np.size(given[1]), self.dtype)
+            return MetaVector(self.size + np.size(given[1]), self.dtype)
         if what in (np.empty_like, np.zeros_like):
             shape = options.get("shape")
-            return Hollow(self.size if shape is None else prod(np.atleast_1d(shape)), self.dtype)
+            return MetaVector(
+                self.size if shape is None else prod(np.atleast_1d(shape)), self.dtype
+            )
         if what in (np.size, np.shape):
             return self.size if what is np.size else self.shape
         if what in (np.sum, np.linalg.norm):

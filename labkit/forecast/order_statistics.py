@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.forecast.calibration import Spread
-from labkit.forecast.query import COMPUTED, Asked
+from labkit.forecast.query import COMPUTED, Query
 from labkit.forecast.time_distributions import both, times
 from labkit.network import ComputeTime, Slowdown
 
@@ -40,7 +40,7 @@ class Alike:
     laws: tuple[Slowdown | ComputeTime, ...] = ()
 
 
-def alike(asked: Asked, rows: Sequence[int]) -> list[Alike]:
+def alike(asked: Query, rows: Sequence[int]) -> list[Alike]:
     """Ranks with so many rows each; of ranks of one machine the slowest was measured already."""
     law, found = asked.experiment.compute, []
     count_of = Counter((each, asked.slow.get(rank)) for rank, each in enumerate(rows))

@@ -36,7 +36,7 @@ PARTS = ("forward", "backward", "update", "other", "pack", "codec", "wire", "wai
 
 
 @dataclass(frozen=True)
-class Taken:
+class StepForecast:
     """What a way to train takes for one global batch: as long as all workers need for its rows.
 
     Attributes:
@@ -69,7 +69,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Query:
     """An experiment somewhere, and what is known of machines; interpolates what was measured.
 
     Attributes:
@@ -291,7 +291,7 @@ class Asked:
         return by_bytes([(e.nbytes, e.seconds) for e in known if e.workers == near], nbytes)
 
 
-def trust(asked: Asked) -> list[Source]:
+def trust(asked: Query) -> list[Source]:
     """Where the width of what a network takes is from."""
     if asked.network is None or asked.virtual or asked.workers == 1:
         return []

@@ -17,13 +17,15 @@ import numpy as np
 from labkit.common.units import plural
 from labkit.forecast.calibration import Source, WayCost, model_of
 from labkit.forecast.input_stall import of_one, read
-from labkit.forecast.query import COMPUTED, Asked, Taken
+from labkit.forecast.query import COMPUTED, Query, StepForecast
 
 BEYOND = 0.5  # of the way between the outermost points, so far a line goes on
 NINE_IN_TEN = 0.9
 MOST = 0.5  # of the parts, that a whole step may be shorter
 Points = Sequence[tuple[float, float]]
-_FOUND: dict[tuple[str, str, str], Taken] = {}  # by all that they depend on: a play takes long
+_FOUND: dict[
+    tuple[str, str, str], StepForecast
+] = {}  # by all that they depend on: a play takes long
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class More:
     how: str
 
 
-def as_whole(asked: Asked, taken: Taken) -> Taken:
+def as_whole(asked: Query, taken: StepForecast) -> StepForecast:
     """The forecast from parts, with what whole steps took more than theirs.
 
     Where the calibration has no such way computing takes as much more as that of one rank alone.
@@ -68,7 +70,7 @@ def as_whole(asked: Asked, taken: Taken) -> Taken:
     )
 
 
-def alone(asked: Asked, rows: float) -> float:
+def alone(asked: Query, rows: float) -> float:
     """Seconds of one rank's own step on so many rows, nobody beside it, as a whole."""
     found = _more_of_one(asked, rows)
     if asked.virtual or asked.experiment.compute is not None or found is None:
@@ -76,7 +78,7 @@ def alone(asked: Asked, rows: float) -> float:
     return _longer(asked, rows, asked.alone(rows), found)
 
 
-def _longer(asked: Asked, rows: float, seconds: float, more: More) -> float:
+def _longer(asked: Query, rows: float, seconds: float, more: More) -> float:
     """A step of parts that take so long without waiting for data; reading is hidden by all of it.
 
     Args:
@@ -85,12 +87,12 @@ def _longer(asked: Asked, rows: float, seconds: float, more: More) -> float:
     return max(seconds + max(more.seconds, -MOST * seconds), read(asked, rows).median)
 
 
-def _ready(taken: Taken) -> float:
+def _ready(taken: StepForecast) -> float:
     """Seconds without waiting for data."""
     return taken.seconds - taken.parts.get("read", 0.0)
 
 
-def _more_of_one(asked: Asked, rows: float) -> More | None:
+def _more_of_one(asked: Query, rows: float) -> More | None:
     """On a line over the rows of a batch."""
     known = [each for each in _known(asked) if each.workers == 1]
     if not known:
@@ -100,7 +102,7 @@ def _more_of_one(asked: Asked, rows: float) -> More | None:
     return More(seconds, unsure, f"measured alone, on a line between batches ({_runs(known)})")
 
 
-def _computed(asked: Asked, taken: Taken) -> More | None:
+def _computed(asked: Query, taken: StepForecast) -> More | None:
     """As much more as one rank alone takes for these rows, by the share of it that is computed."""
     found = _more_of_one(asked, taken.rows)
     if found is None or asked.workers == 1:
@@ -110,7 +112,7 @@ def _computed(asked: Asked, taken: Taken) -> More | None:
     return More(share * found.seconds, share * found.unsure, how)
 
 
-def _together(asked: Asked, taken: Taken) -> More | None:
+def _together(asked: Query, taken: StepForecast) -> More | None:
     """On a line over what the network takes of a step."""
     if not asked.emulated or asked.workers == 1:
         return None
@@ -136,7 +138,7 @@ def _together(asked: Asked, taken: Taken) -> More | None:
     return More(seconds, unsure, f"{how}, on {on} with {batch} rows ({_runs(known)})")
 
 
-def _known(asked: Asked) -> list[WayCost]:
+def _known(asked: Query) -> list[WayCost]:
     wanted, threads = model_of(asked.experiment), asked.experiment.threads
     every = asked.calibration.ways
     return [each for each in every if each.model == wanted and each.threads == threads]
@@ -147,7 +149,7 @@ def _plain(strategy: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in strategy.items() if name != "compressor"}
 
 
-def _parts(asked: Asked, way: WayCost) -> Taken:
+def _parts(asked: Query, way: WayCost) -> StepForecast:
     """The forecast from parts of what was measured as a whole; made once for a calibration."""
     key = asked.calibration.hash8, asked.experiment.hash8, way.model_dump_json()
     if key not in _FOUND:

@@ -12,7 +12,7 @@ import numpy as np
 from labkit.common.errors import InvalidInput
 from labkit.forecast.calibration import LayerCost, Source, StepCost
 from labkit.forecast.neighbours import Group, by_link, typical
-from labkit.forecast.query import Asked, Taken, trust
+from labkit.forecast.query import Query, StepForecast, trust
 from labkit.forecast.slices import Cost, of_slices
 from labkit.network import Slowdown
 from labkit.schedules.pipeline import Table
@@ -51,8 +51,8 @@ class Lanes(Protocol):
 
 
 def of_stages(
-    asked: Asked, strategy: Lanes, recompute: bool = False, goes_on: bool = False
-) -> Taken:
+    asked: Query, strategy: Lanes, recompute: bool = False, goes_on: bool = False
+) -> StepForecast:
     """What a step takes.
 
     Args:
@@ -100,7 +100,7 @@ def of_stages(
         "wire": whole - alone + shared + updates * mean,
         "wait": max(0.0, alone - busy),
     }
-    return Taken(
+    return StepForecast(
         parts=parts,
         rows=asked.experiment.batch_size / replicas,
         spread=typical(asked, step, parts),
@@ -118,7 +118,7 @@ def of_stages(
     )
 
 
-def _slow(asked: Asked, ranks: int, slices: int) -> dict[int, Slowdown]:
+def _slow(asked: Query, ranks: int, slices: int) -> dict[int, Slowdown]:
     """Of each place in a lane the slowest of all lanes, which meet in every step.
 
     Raises: InvalidInput, where one is slow by chance.
@@ -137,7 +137,7 @@ def _slow(asked: Asked, ranks: int, slices: int) -> dict[int, Slowdown]:
     return found
 
 
-def _cut(asked: Asked, strategy: Lanes) -> list[list[LayerCost]]:
+def _cut(asked: Query, strategy: Lanes) -> list[list[LayerCost]]:
     """The layers of each stage; what has no weights goes with what stands before it."""
     layers, depth = asked.model.layers, strategy.depth(asked.workers)
     blocks: list[list[LayerCost]] = []
@@ -175,7 +175,7 @@ def _seconds(layer: LayerCost) -> float:
 
 
 def _cost(
-    asked: Asked, layers: Sequence[LayerCost], step: StepCost, rows: float, slices: int
+    asked: Query, layers: Sequence[LayerCost], step: StepCost, rows: float, slices: int
 ) -> Cost:
     """Of a stage on one micro-batch."""
     if slices > 1:
@@ -195,7 +195,7 @@ def _steady(found: PipelineSimulation, ranks: int) -> float:
 
 
 def _update(
-    asked: Asked, strategy: Lanes, stages: Sequence[Sequence[LayerCost]]
+    asked: Query, strategy: Lanes, stages: Sequence[Sequence[LayerCost]]
 ) -> tuple[float, float, float]:
     """The share of all weights on the fullest rank, seconds of their mean, and bytes sent."""
     workers, ranks = asked.workers, strategy.ranks(asked.workers)
@@ -224,7 +224,7 @@ def _messages(
 
 
 def _memory(
-    asked: Asked,
+    asked: Query,
     table: Table,
     stages: Sequence[Sequence[LayerCost]],
     rows: float,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from labkit.common.errors import InvalidInput
 from labkit.forecast.calibration import Calibration
 from labkit.forecast.forecast import Forecast, Prices, forecast
-from labkit.forecast.query import Asked, Taken
+from labkit.forecast.query import Query, StepForecast
 from labkit.network import Network, Slowdown
 
 MOST_RANKS = 10_000
@@ -23,7 +23,7 @@ SLOWEST, FASTEST = 1e6 / 8, 1e12 / 8  # bytes/s between which it is searched
 class Way(Protocol):
     """A strategy, as far as a study asks it."""
 
-    def forecast(self, asked: Asked) -> Taken:
+    def forecast(self, asked: Query) -> StepForecast:
         """What a step takes."""
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from labkit.forecast.meta_vector import Hollow
-from labkit.forecast.query import Asked
+from labkit.forecast.meta_vector import MetaVector
+from labkit.forecast.query import Query
 from labkit.network import Network, Slowdown, slower_than_fastest
 from labkit.programs import Parts, Program, Roles
 
@@ -15,7 +15,7 @@ PLAYED = 16  # workers that are played, where these speak to each other one by o
 MEET = 512  # likewise, where all meet
 
 
-class Plays(Protocol):
+class ProgramWorkers(Protocol):
     """What is asked of a strategy that is a program; see `labkit.strategies.Played`."""
 
     @property
@@ -48,18 +48,18 @@ class Crowd(NamedTuple):
         everyone: likewise to each worker, and what it predicts.
     """
 
-    strategy: Plays
+    strategy: ProgramWorkers
     workers: int
     servers: float = 1.0
     everyone: float = 1.0
 
 
-def shapes_of(asked: Asked) -> list[tuple[int, ...]]:
+def shapes_of(asked: Query) -> list[tuple[int, ...]]:
     """Of all weights that are trained, in the order of the model."""
     return [shape for layer in asked.model.layers for shape in layer.weights]
 
 
-def slowed_of(asked: Asked, workers: int) -> dict[int, Slowdown]:
+def slowed_of(asked: Query, workers: int) -> dict[int, Slowdown]:
     """Who is slow; where few are played in the place of many, the first ones."""
     slow = asked.slow
     if workers == asked.workers:
@@ -67,10 +67,10 @@ def slowed_of(asked: Asked, workers: int) -> dict[int, Slowdown]:
     return dict(enumerate(law for _, law in sorted(slow.items())[:workers]))
 
 
-def roles_of(asked: Asked, strategy: Plays, workers: int) -> Roles:
+def roles_of(asked: Query, strategy: ProgramWorkers, workers: int) -> Roles:
     """Who is there, with hollow weights."""
     experiment, shapes = asked.experiment, shapes_of(asked)
-    weights: Any = Hollow(sum(map(math.prod, shapes)), asked.dtype)
+    weights: Any = MetaVector(sum(map(math.prod, shapes)), asked.dtype)
     sizes = [sum(map(math.prod, layer.weights)) for layer in asked.model.layers if layer.weights]
     return Roles(
         workers,
@@ -87,7 +87,7 @@ def roles_of(asked: Asked, strategy: Plays, workers: int) -> Roles:
 
 
 def crowded_network(
-    asked: Asked, roles: Roles, crowd: Crowd
+    asked: Query, roles: Roles, crowd: Crowd
 ) -> tuple[Network | None, dict[int, float]]:
     """The network on which few have the traffic of many, and whose it is."""
     network = asked.network

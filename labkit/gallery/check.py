@@ -10,7 +10,7 @@ from labkit.common.errors import InvalidInput
 from labkit.common.units import plural
 from labkit.gallery.claims import broken
 from labkit.gallery.evidence import Evidence, Number, numbers
-from labkit.gallery.execution import Asked
+from labkit.gallery.execution import GallerySpec
 from labkit.gallery.index_entry import outputs
 from labkit.gallery.static_text import measured, outdated
 from labkit.jobs import cells
@@ -48,7 +48,7 @@ class Verdict:
         )
 
 
-def small_values(notebooks: list[Path]) -> list[Asked]:
+def small_values(notebooks: list[Path]) -> list[GallerySpec]:
     """Each notebook with each of its sets in `check.yaml`; with its defaults where it has none.
 
     A set says what differs from the first one.
@@ -67,11 +67,11 @@ def small_values(notebooks: list[Path]) -> list[Asked]:
             or not all(isinstance(each, dict) for each in sets)
         ):
             raise InvalidInput(f"{file}: {notebook.stem} needs a list of names and values")
-        asked += [Asked(notebook, {**sets[0], **each}) for each in sets]
+        asked += [GallerySpec(notebook, {**sets[0], **each}) for each in sets]
     return asked
 
 
-def check(asked: Asked, job: Path) -> Verdict:
+def check(asked: GallerySpec, job: Path) -> Verdict:
     """Hold a notebook's words against what its job gave.
 
     1. What stands in the notebook itself holds no measured number, and no default of a parameter

@@ -15,7 +15,7 @@ _N = rf"(?<![\w.,])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:{_UNIT})?(?![\w])"
 _SPREAD = rf"(?:spread |repeats |p10 to p90 |\d+ seeds, )?({_N}) to ({_N})\)"
 
 
-class Law(NamedTuple):
+class Claim(NamedTuple):
     """Where its form is found in a line, its numbers have to be so."""
 
     form: re.Pattern[str]
@@ -23,8 +23,8 @@ class Law(NamedTuple):
     words: str
 
 
-def _law(form: str, holds: Callable[..., bool], words: str) -> Law:
-    return Law(re.compile(form), holds, words)
+def _law(form: str, holds: Callable[..., bool], words: str) -> Claim:
+    return Claim(re.compile(form), holds, words)
 
 
 # Numbers are rounded: what reads 1.00 may be a little more or less.

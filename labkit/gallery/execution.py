@@ -22,7 +22,7 @@ LONGEST = 100  # characters of values in a line that names them
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class GallerySpec:
     """A notebook, and the values that its parameters get."""
 
     notebook: Path
@@ -82,8 +82,8 @@ def _earlier(notebook: Path, root: Path) -> Iterator[tuple[JobResult, JSON]]:
 
 
 def execute_all(
-    asked: Sequence[Asked], root: Path, jobs: int, tell: Callable[[str], None]
-) -> Iterator[tuple[Asked, JobResult]]:
+    asked: Sequence[GallerySpec], root: Path, jobs: int, tell: Callable[[str], None]
+) -> Iterator[tuple[GallerySpec, JobResult]]:
     """Each with its result as it ends; those that read runs come last, and always anew.
 
     Args:
@@ -105,9 +105,9 @@ def execute_all(
 
 
 def _abreast(
-    waiting: list[Asked], root: Path, jobs: int, tell: Callable[[str], None]
-) -> Iterator[tuple[Asked, JobResult]]:
-    running: dict[Asked, Job] = {}
+    waiting: list[GallerySpec], root: Path, jobs: int, tell: Callable[[str], None]
+) -> Iterator[tuple[GallerySpec, JobResult]]:
+    running: dict[GallerySpec, Job] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:

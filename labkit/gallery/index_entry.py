@@ -31,7 +31,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Shown:
+class IndexEntry:
     """A notebook's first line; the last sentence of its answer; a figure, as Plotly's JSON."""
 
     question: str
@@ -39,7 +39,7 @@ class Shown:
     picture: Record | None = None
 
     @classmethod
-    def of(cls, notebook: Path, executed: Path) -> Shown:
+    def of(cls, notebook: Path, executed: Path) -> IndexEntry:
         """Read them of a notebook, and of what it gave where it has run.
 
         The answer is made by the cell tagged `answer`, the picture by that tagged `picture`, or

@@ -23,9 +23,9 @@ from labkit.programs.actions import (
     Update,
     Wait,
 )
-from labkit.programs.codec_channel import Talk
+from labkit.programs.codec_channel import CodecChannel
 from labkit.programs.cut_program import passing, whole
-from labkit.programs.event_log import Diary, Scenes
+from labkit.programs.event_log import Backend, EventLog
 from labkit.programs.passes import Pass, staged
 from labkit.programs.placement import PLACEMENTS, Parts, placed
 from labkit.programs.roles import Roles
@@ -35,12 +35,14 @@ __all__ = [
     "Action",
     "Adopt",
     "AllReduce",
+    "Backend",
     "Begin",
     "Code",
+    "CodecChannel",
     "Compute",
     "Curve",
-    "Diary",
     "Drop",
+    "EventLog",
     "Forget",
     "Gradient",
     "Join",
@@ -52,11 +54,9 @@ __all__ = [
     "Program",
     "Receive",
     "Roles",
-    "Scenes",
     "Send",
     "Snapshot",
     "States",
-    "Talk",
     "Update",
     "Wait",
     "passing",

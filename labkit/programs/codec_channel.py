@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from labkit.common.state import record
-from labkit.compression import Compressor, Listener, Speaker
+from labkit.compression import Compressor, Decoder, Encoder
 from labkit.programs.actions import Vector
 from labkit.programs.roles import Roles
 
@@ -16,7 +16,7 @@ TENSORS = 1_000  # seeds that a listener has to itself, one a tensor
     *("compressor", "size", "dtype", "_worker", "_server", "_seed", "_shapes", "_followed"),
     *("_pushes", "_heard", "_answers", "_told"),
 )
-class Talk:
+class CodecChannel:
     r"""One end of what a worker and a server say to each other; both have one.
 
     A worker's gradient goes through the compressor with its memory, if it has one: what was not
@@ -81,25 +81,25 @@ class Talk:
     # Each end speaks in one direction and listens in the other: only half of this is made.
 
     @cached_property
-    def _pushes(self) -> Speaker:
+    def _pushes(self) -> Encoder:
         return self._speaker(self._by_gradient, self._worker, self._server)
 
     @cached_property
-    def _heard(self) -> Listener:
-        return Listener(self._by_gradient, self._shapes, self.dtype)
+    def _heard(self) -> Decoder:
+        return Decoder(self._by_gradient, self._shapes, self.dtype)
 
     @cached_property
-    def _answers(self) -> Speaker:
-        return self._speaker(self._by_gradient.forgetful, self._server, self._worker)
+    def _answers(self) -> Encoder:
+        return self._speaker(self._by_gradient.without_memory, self._server, self._worker)
 
     @cached_property
-    def _told(self) -> Listener:
-        return Listener(self._by_gradient.forgetful, self._shapes, self.dtype)
+    def _told(self) -> Decoder:
+        return Decoder(self._by_gradient.without_memory, self._shapes, self.dtype)
 
     @property
     def _by_gradient(self) -> Compressor:
         assert self.compressor is not None  # for the type checker
         return self.compressor
 
-    def _speaker(self, compressor: Compressor, number: int, to: int) -> Speaker:
-        return Speaker(compressor, self._shapes, number, self._seed + TENSORS * to)
+    def _speaker(self, compressor: Compressor, number: int, to: int) -> Encoder:
+        return Encoder(compressor, self._shapes, number, self._seed + TENSORS * to)

@@ -17,7 +17,7 @@ Row: TypeAlias = dict[str, float]
 Event: TypeAlias = dict[str, float]
 
 
-class Scenes(Protocol):
+class Backend(Protocol):
     """What a world needs of the one that trains: gradients, servers, and who looks at weights."""
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
@@ -104,7 +104,7 @@ class Play:
 
 
 @dataclass
-class Diary:
+class EventLog:
     """Writes rows of history and of the interleaving while a program is played.
 
     Attributes:
@@ -120,7 +120,7 @@ class Diary:
             last member.
     """
 
-    scenes: Scenes
+    scenes: Backend
     steps: int
     events: list[Event] = field(default_factory=list)
     losses: list[Event] = field(default_factory=list)

@@ -35,10 +35,10 @@ from labkit.programs.actions import (
     Wait,
 )
 from labkit.programs.carriers import Changing
-from labkit.programs.event_log import Diary, Scenes
-from labkit.programs.program_state import Kept
-from labkit.programs.quiescence import Standstill
-from labkit.programs.runtime import World
+from labkit.programs.event_log import Backend, EventLog
+from labkit.programs.program_state import ProgramState
+from labkit.programs.quiescence import Quiescence
+from labkit.programs.runtime import Runtime
 from labkit.programs.virtual_allreduce import Meeting
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ Spent: TypeAlias = tuple[Computes, "Gradient | Passed", float, float]
 _STATE = ("_players", "_ready", "_near", "_far", "_wakes", "_begin")
 
 
-class RankWorld(World):
+class MpiRuntime(Runtime):
     """Plays the programs of one place, and passes messages between places over MPI.
 
     A rank with one program computes where it stands. One with a worker and a server that answers
@@ -78,8 +78,8 @@ class RankWorld(World):
         programs: Mapping[int, Program],
         hosts: Sequence[int],
         communicator: Communicator,
-        scenes: Scenes,
-        diary: Diary,
+        scenes: Backend,
+        diary: EventLog,
         dtype: DTypeLike,
         meanwhile: bool = True,
         mailbox: Carrier | None = None,
@@ -96,8 +96,8 @@ class RankWorld(World):
         self._computes: dict[int, Future[Spent]] = {}
         self._clock, self._mailbox = communicator.clock, mailbox or communicator.mailbox(hosts)
         self._behind = 0.0  # s, by which this world's time is behind the clock's
-        self._between: Callable[[RankWorld], None] | None = None
-        self.still: Standstill | None = None  # where somebody wants to keep it
+        self._between: Callable[[MpiRuntime], None] | None = None
+        self.still: Quiescence | None = None  # where somebody wants to keep it
         self._slowly: Callable[[], AbstractContextManager[None]] = computing(communicator)
         self._beside = ThreadPoolExecutor(1) if len(programs) > 1 and meanwhile else None
         self._shapes, self._seed = shapes, seed
@@ -107,7 +107,7 @@ class RankWorld(World):
         self._aside = ThreadPoolExecutor(1)
         self._under_way: Future[Meeting] | None = None
 
-    def play(self, between: Callable[[RankWorld], None] | None = None) -> None:
+    def play(self, between: Callable[[MpiRuntime], None] | None = None) -> None:
         """Play this place's programs to their ends.
 
         Args:
@@ -174,7 +174,7 @@ class RankWorld(World):
     def keeps(self, outside: Mapping[str, object]) -> None:
         """See `World`; ranks count what they say to each other."""
         super().keeps(outside)
-        self.still = Standstill(self._communicator)
+        self.still = Quiescence(self._communicator)
 
     def stands(self) -> int | None:
         """Stand still with all others (collective): the steps that all have behind them.
@@ -193,7 +193,7 @@ class RankWorld(World):
     def _changing(self) -> Changing:
         return [(self, _STATE), *super()._changing]
 
-    def keep(self, beside: Any = None) -> Kept:
+    def keep(self, beside: Any = None) -> ProgramState:
         """All that this rank has to know to go on, while all stand still; see `VirtualWorld`."""
         assert self.still is not None  # for the type checker: see `keeps`
         meeting = None if self._under_way is None else self._under_way.result()
@@ -201,7 +201,7 @@ class RankWorld(World):
         more = self._now(), self.still.steps, meeting, self._recalled | means
         return self._kept(more, beside)
 
-    def take(self, kept: Kept, program: Callable[[int, Any], Program]) -> Any:
+    def take(self, kept: ProgramState, program: Callable[[int, Any], Program]) -> Any:
         """Go on from there; what was kept beside it."""
         assert self.still is not None  # for the type checker: see `keeps`
         (now, steps, meeting, self._recalled), beside = self._taken(kept, program)

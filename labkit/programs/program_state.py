@@ -22,7 +22,7 @@ LIMIT = 2**28
 
 @record()
 @dataclass(frozen=True)
-class Kept:
+class ProgramState:
     """Objects at one moment: how they hang together, and their arrays, which nobody writes into.
 
     Attributes:
@@ -34,7 +34,7 @@ class Kept:
     arrays: tuple[np.ndarray, ...]
 
 
-def keep(thing: Any, outside: Mapping[str, object]) -> Kept:
+def keep(thing: Any, outside: Mapping[str, object]) -> ProgramState:
     """An object as it is now; its arrays are not copied, and those that are one stay one.
 
     Args:
@@ -47,10 +47,10 @@ def keep(thing: Any, outside: Mapping[str, object]) -> Kept:
     writer = Writer(outside)
     root = writer.value(thing)
     form = json.dumps({"schema": SCHEMA, "root": root, "nodes": writer.nodes})
-    return Kept(form, tuple(writer.arrays))
+    return ProgramState(form, tuple(writer.arrays))
 
 
-def taken(kept: Kept, outside: Mapping[str, object]) -> Any:
+def taken(kept: ProgramState, outside: Mapping[str, object]) -> Any:
     """The object anew.
 
     Raises:

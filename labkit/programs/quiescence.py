@@ -11,7 +11,7 @@ from labkit.communicator import Communicator
 _MET, _SENT, _GOT, _STEPS, _OVER = range(5)
 
 
-class Standstill:
+class Quiescence:
     r"""A consistent cut through programs that several ranks play, found by counting.
 
     Rank 0 asks; each rank stands still before its next action, and goes on taking in what comes.
@@ -52,7 +52,7 @@ class Standstill:
         """On rank 0: all are to stand still."""
         if not self._asked:
             self._asked = True
-            self._board.keep_after(self._time)
+            self._board.request_checkpoint(self._time)
 
     @property
     def wanted(self) -> bool:
@@ -71,11 +71,11 @@ class Standstill:
         patience = self._communicator.patience
         patience.enter("a checkpoint of programs", collective=False)
         patience.begin()
-        self._board.stand_still(self._time)
+        self._board.set_quiescent(self._time)
         told, polls = None, 0
         while told is None:
             if self._behind():
-                self._board.stand_still(0)
+                self._board.set_quiescent(0)
                 return None
             look()
             if self._board.all_stand_still(self._time) and self._agreed(self._board.counts()):

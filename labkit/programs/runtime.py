@@ -31,8 +31,8 @@ from labkit.programs.actions import (
     Vector,
 )
 from labkit.programs.carriers import Changing
-from labkit.programs.event_log import Diary, Scenes
-from labkit.programs.program_state import Kept, keep, taken
+from labkit.programs.event_log import Backend, EventLog
+from labkit.programs.program_state import ProgramState, keep, taken
 
 
 @record("inbox", "waits", "over", "mark", "heard")
@@ -54,7 +54,7 @@ class Player:
     inbox: list[Message] = field(default_factory=list)
     waits: Receive | None = None
     over: bool = False
-    mark: Kept | None = None
+    mark: ProgramState | None = None
     heard: list[Any] = field(default_factory=list)
 
     def begin_again(self, program: Program) -> None:
@@ -70,7 +70,7 @@ class Player:
 _DIARY = ("events", "losses", "_plays", "_ahead", "_updates")
 
 
-class World:
+class Runtime:
     """Programs that are played, on whichever clock.
 
     Args:
@@ -84,8 +84,8 @@ class World:
         self,
         programs: Mapping[int, Program],
         hosts: Sequence[int],
-        scenes: Scenes,
-        diary: Diary,
+        scenes: Backend,
+        diary: EventLog,
     ) -> None:
         self._players = {number: Player(program) for number, program in programs.items()}
         self._hosts, self._scenes, self._diary = hosts, scenes, diary
@@ -106,7 +106,7 @@ class World:
         """What changes while programs are played."""
         return [(self._diary, _DIARY)]
 
-    def _kept(self, *more: Any) -> Kept:
+    def _kept(self, *more: Any) -> ProgramState:
         """What changes, and more; arrays that several know stay one."""
         assert self._outside is not None  # for the type checker: see `keeps`
         parts = [
@@ -114,7 +114,7 @@ class World:
         ]
         return keep([parts, *more], self._outside)
 
-    def _taken(self, kept: Kept, program: Callable[[int, Any], Program]) -> Sequence[Any]:
+    def _taken(self, kept: ProgramState, program: Callable[[int, Any], Program]) -> Sequence[Any]:
         """Go on from there; what more was kept."""
         assert self._outside is not None  # for the type checker: see `keeps`
         content: list[Any] = taken(kept, self._outside)

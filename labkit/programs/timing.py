@@ -11,7 +11,7 @@ from labkit.programs.actions import Message
 
 
 @dataclass(frozen=True)
-class Laws:
+class TimingModel:
     """The laws of one run.
 
     Attributes:

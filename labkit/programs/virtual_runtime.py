@@ -30,9 +30,9 @@ from labkit.programs.actions import (
     Wait,
 )
 from labkit.programs.carriers import Changing, Event, carrier
-from labkit.programs.event_log import Diary, Scenes
-from labkit.programs.program_state import Kept
-from labkit.programs.runtime import World
+from labkit.programs.event_log import Backend, EventLog
+from labkit.programs.program_state import ProgramState
+from labkit.programs.runtime import Runtime
 from labkit.programs.virtual_allreduce import Meeting, Together
 
 # Of a world, what changes while it is played.
@@ -44,7 +44,7 @@ _EVENTS = frozenset({"_arrive", "_comes", "_lose", "_resume"})
 FORWARDS = 1 / 3  # of a gradient's time
 
 
-class Times(Protocol):
+class VirtualTiming(Protocol):
     """How long things take on the virtual clock, s."""
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
@@ -57,7 +57,7 @@ class Times(Protocol):
         """By how much a message arrives later than the network would have it."""
 
 
-class VirtualWorld(World):
+class VirtualRuntime(Runtime):
     """Plays programs on the virtual clock: values are real, time is what the laws say.
 
     Everything happens in the order of its moments, and at one moment in the order in which it was
@@ -90,9 +90,9 @@ class VirtualWorld(World):
         self,
         programs: Mapping[int, Program],
         hosts: Sequence[int],
-        scenes: Scenes,
-        diary: Diary,
-        times: Times,
+        scenes: Backend,
+        diary: EventLog,
+        times: VirtualTiming,
         network: Network | None = None,
         shapes: Sequence[tuple[int, ...]] = (),
         seed: int = 0,
@@ -118,7 +118,7 @@ class VirtualWorld(World):
         for members, moment in (lost or {}).items():
             self._at(moment, Event("_lose", (members,)))
 
-    def play(self, between: Callable[[VirtualWorld], None] = lambda world: None) -> None:
+    def play(self, between: Callable[[VirtualRuntime], None] = lambda world: None) -> None:
         """Play all programs to their ends.
 
         Args:
@@ -150,7 +150,7 @@ class VirtualWorld(World):
         meetings = self._together, ("_here", "_states")
         return [(self, _STATE), *super()._changing, meetings, *self._carrier.changing]
 
-    def keep(self, beside: Any = None) -> Kept:
+    def keep(self, beside: Any = None) -> ProgramState:
         """All that has happened, and all that will happen.
 
         Args:
@@ -158,7 +158,7 @@ class VirtualWorld(World):
         """
         return self._kept(beside)
 
-    def take(self, kept: Kept, program: Callable[[int, Any], Program]) -> Any:
+    def take(self, kept: ProgramState, program: Callable[[int, Any], Program]) -> Any:
         """Go on from there; what was kept beside it.
 
         Args:

@@ -130,7 +130,7 @@ class Resume(NamedTuple):
         return int(self.manifest["taken"])
 
 
-class Keeping(NamedTuple):
+class CheckpointContext(NamedTuple):
     """What ranks are told: where and how often they keep their state, and what they begin with.
 
     Attributes:

@@ -100,7 +100,7 @@ class RankResult:
         offsets: of its clock against rank 0's, before the training and after it.
         microscope: what compression did to its gradients.
         bad_numbers: gradients and losses that were not finite.
-        interleaving: what servers did with each gradient, see `labkit.programs.event_log.Diary`.
+        interleaving: what servers did with each gradient, see `labkit.programs.event_log.EventLog`.
         layers: how each layer of a model in slices was cut, and what it has sent of it.
         whole: what rank 0 says for all.
     """

@@ -17,7 +17,7 @@ from labkit.frameworks.namespaces import ADDRESSES, inside, rate_limited_link, r
 from labkit.frameworks.private_network import private_network
 from labkit.frameworks.tcp_counters import Wires
 from labkit.network import Network
-from labkit.strategies.strategy import Question, Session
+from labkit.strategies.strategy import ExperimentSpec, Session
 
 if TYPE_CHECKING:
     import keras
@@ -29,7 +29,7 @@ TRUSTED: bool = Field(False, exclude_if=operator.not_)
 LATENCY = 1e-3  # s; more than that a link within a machine does not stand for
 
 
-def refuse_elsewhere(name: str, experiment: Question, linked: bool = False) -> None:
+def refuse_elsewhere(name: str, experiment: ExperimentSpec, linked: bool = False) -> None:
     """Refuse what such processes do not do, of a strategy of this name, before any rank starts.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.model_parallel.memory import Memory, nbytes, together
-from labkit.strategies.strategy import Batch, Kept, Predicted, Predictor, Remembers, Session
+from labkit.strategies.strategy import Batch, Predicted, Predictor, Session, Stateful, TrainingState
 
 if TYPE_CHECKING:
     import keras
@@ -96,7 +96,7 @@ class Cut:
         return through(self.lane, self.parts, own, self.sliced)
 
     def updater(
-        self, session: Session, optimizer: keras.optimizers.Optimizer, **remembers: Remembers
+        self, session: Session, optimizer: keras.optimizers.Optimizer, **remembers: Stateful
     ) -> Callable[[int], None]:
         """A function of the rows behind this rank's gradients that changes its stages' weights.
 
@@ -113,7 +113,7 @@ class Cut:
         names = [variable.path for variable in variables]
         held = {id(each): each for stage in own.values() for each in stage.model.variables}
         session.keeps(
-            Kept(
+            TrainingState(
                 [*held.values()],
                 [(optimizer, variables)],
                 [pair for part in self.sliced for pair in part.pairs()],
@@ -124,7 +124,7 @@ class Cut:
 
         def update(rows: int) -> None:
             gradients = [each for stage in own.values() for each in stage.take_gradients()]
-            takes_part = bool(variables) or exchange.skips
+            takes_part = bool(variables) or exchange.may_skip
             if takes_part and session.readers.total(rows, "the rows of an update") > 0:
                 mean = exchange.mean(gradients, np.int64(rows), names) if variables else []
                 start = session.timeline.clock.now()
@@ -166,9 +166,11 @@ class Cut:
 
 def taken_by_all(session: Session, exchange: Exchange) -> bool:
     """Whether the ranks take this step, for which no part of the model may have a bad gradient."""
-    if not exchange.skips:
+    if not exchange.may_skip:
         return True
-    everyone = session.communicator.everyone(float(exchange.fine()), "whether a step is skipped")
+    everyone = session.communicator.everyone(
+        float(exchange.all_finite()), "whether a step is skipped"
+    )
     return bool(np.all(everyone))
 
 

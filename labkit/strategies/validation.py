@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from labkit.common.data_partition import IID
 from labkit.common.errors import InvalidInput
-from labkit.strategies.strategy import Question
+from labkit.strategies.strategy import ExperimentSpec
 
 if TYPE_CHECKING:
     import keras
@@ -43,7 +43,7 @@ def rows_and_columns(value: Given) -> Given:
     return value
 
 
-def refuse_in_parts(experiment: Question) -> None:
+def refuse_in_parts(experiment: ExperimentSpec) -> None:
     """Refuse what needs Keras's own training step, or all parts to skip one together."""
     if experiment.precision == "mixed_float16":
         raise InvalidInput(
@@ -76,7 +76,7 @@ def refuse_given(optimizer: keras.optimizers.Optimizer) -> None:
     refuse_around({name: getattr(optimizer, name, None) for name in AROUND})
 
 
-def refuse_shares(experiment: Question, parts: str, replicas: int) -> None:
+def refuse_shares(experiment: ExperimentSpec, parts: str, replicas: int) -> None:
     """Refuse what divides a batch among ranks that work on the same rows.
 
     Args:
@@ -104,7 +104,7 @@ def refuse_remainder(field: str, given: int, workers: int, whose: str = "workers
         raise InvalidInput(f"{field}={given} does not divide {whose}={workers}; allowed: {allowed}")
 
 
-def refuse_narrow(slices: int, experiment: Question, each: int = 1) -> None:
+def refuse_narrow(slices: int, experiment: ExperimentSpec, each: int = 1) -> None:
     """Refuse more slices than the widest layer has units.
 
     Args:

@@ -13,7 +13,7 @@ import numpy as np
 from labkit.records.store import write_atomically
 
 
-class Shelf:
+class ArrayCache:
     """A folder of lists of arrays, each a file that is there whole or not at all.
 
     Args:

@@ -17,7 +17,7 @@ from labkit.compression import Compressor
 from labkit.exchange.hooks import seam
 from labkit.experiment.experiment import Experiment
 from labkit.keras.equivalence_exceptions import Division, why_not
-from labkit.programs import Talk
+from labkit.programs import CodecChannel
 from labkit.records.result import Place, Verdict, told
 from labkit.records.store import read_json, write_json
 from labkit.worker import reference
@@ -27,7 +27,7 @@ from labkit.worker.gradient_log import Applied, Brought, disagreement
 from labkit.worker.localization import Sides, locate
 from labkit.worker.server_replay import Mending, replay, rule_of
 from labkit.worker.session import TrainingSession
-from labkit.worker.step_log import Own, Track
+from labkit.worker.step_log import Own, StepLog
 
 STEPS = 20
 # What does not change whether the method is exact.
@@ -64,7 +64,7 @@ def verify(experiment: Experiment, communicator: Communicator, source: Source) -
     found = _hold(short, first, communicator)
     verdict: Verdict = communicator.share(found, what="the gate")
     if verdict["verdict"] == "failed" and not short.plays and short.strategy.lossy is None:
-        sides = Sides(Watched(short, communicator, first, Track()), short, first)
+        sides = Sides(Watched(short, communicator, first, StepLog()), short, first)
         verdict = _placed(verdict, locate(sides, communicator))
     if communicator.rank == 0:
         write_json(place, {"equivalence": verdict})
@@ -86,7 +86,7 @@ class Watched(TrainingSession):
         short: Experiment,
         communicator: Communicator,
         source: Source,
-        track: Track | None = None,
+        track: StepLog | None = None,
     ) -> None:
         super().__init__(short, communicator, source)
         self.feed.validation = None
@@ -172,7 +172,7 @@ def _replayed(short: Experiment, ranks: Watched, communicator: Communicator) -> 
     ours = stage.replica.weights  # before gradients are computed anew, in the same model
     events = [event for each in told for event in each]
     mending = Mending.of(short.strategy.to_json(), short.workers)
-    talks = partial(Talk, stage.compressor, stage.roles)
+    talks = partial(CodecChannel, stage.compressor, stage.roles)
     found = replay(stage.roles, events, rule, rate, stage.gradient_anew, talks, mending)
     pieces = stage.replica.pieces
     worst = _furthest(stage.replica.model.trainable_variables, pieces(ours), pieces(found))
@@ -267,7 +267,7 @@ def _why_not(experiment: Experiment) -> str | None:
 
 def _key(experiment: Experiment) -> str:
     record = {k: v for k, v in experiment.to_json().items() if k not in _IRRELEVANT}
-    return digest([record, fingerprint(), keras.__version__, experiment.strategy.made_with])
+    return digest([record, fingerprint(), keras.__version__, experiment.strategy.environment_key])
 
 
 def _verdict(

@@ -10,9 +10,9 @@ import numpy as np
 
 from labkit.common.canonical_json import JSON
 from labkit.common.state import decoding
-from labkit.records.checkpoints import Keeping
+from labkit.records.checkpoints import CheckpointContext
 from labkit.records.pieces import Piece
-from labkit.strategies import Kept
+from labkit.strategies import TrainingState
 from labkit.worker.local_state import held
 from labkit.worker.recorder import Recorder
 from labkit.worker.restored import Restored
@@ -38,7 +38,11 @@ class Keeper(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, session: TrainingSession, keeping: Keeping, kept: Kept, recorder: Recorder
+        self,
+        session: TrainingSession,
+        keeping: CheckpointContext,
+        kept: TrainingState,
+        recorder: Recorder,
     ) -> None:
         super().__init__()
         self._session, self._keeping, self._kept = session, keeping, kept
@@ -83,7 +87,7 @@ class Keeper(keras.callbacks.Callback):
                 self._skipped += 1
             else:
                 self._asked = step + AHEAD
-                board.keep_after(self._asked)
+                board.request_checkpoint(self._asked)
 
     def _is_due(self, step: int) -> bool:
         assert self._keeping.checkpoint is not None

@@ -9,10 +9,10 @@ import keras
 import numpy as np
 
 from labkit.records.pieces import Corner, Piece
-from labkit.strategies import Kept
+from labkit.strategies import TrainingState
 
 
-class Held(NamedTuple):
+class LocalVariable(NamedTuple):
     """A variable, the tensor that it is a box of, and whether other ranks may hold another."""
 
     name: str
@@ -26,20 +26,20 @@ class Held(NamedTuple):
         return Piece(self.name, np.array(self.variable.numpy()), self.whole, self.corner, self.own)
 
 
-def held(kept: Kept) -> list[Held]:
+def held(kept: TrainingState) -> list[LocalVariable]:
     """Weights, and what optimizers know of them, which are built for it."""
     build(kept)
     return [*_weights(kept), *_slots(kept)]
 
 
-def build(kept: Kept) -> None:
+def build(kept: TrainingState) -> None:
     """Make what optimizers know: in a first step that is broken off it would be without values."""
     for optimizer, variables in kept.optimizers:
         if variables and not optimizer.built:
             optimizer.build(list(variables))
 
 
-def _weights(kept: Kept) -> Iterator[Held]:
+def _weights(kept: TrainingState) -> Iterator[LocalVariable]:
     pairs = {id(pair.own): pair for pair in kept.pairs}
     for variable in kept.variables:
         pair = pairs.get(id(variable))
@@ -47,17 +47,17 @@ def _weights(kept: Kept) -> Iterator[Held]:
         shape = tuple(whole.shape)
         corner = (0,) * len(shape) if pair is None else pair.corner
         own = not variable.trainable
-        yield Held(f"weights/{whole.path}", variable, shape, corner, own)
+        yield LocalVariable(f"weights/{whole.path}", variable, shape, corner, own)
 
 
-def _slots(kept: Kept) -> Iterator[Held]:
+def _slots(kept: TrainingState) -> Iterator[LocalVariable]:
     """Those of each variable by its name in the whole model."""
     of = {each.variable.path: each for each in _weights(kept)}
     seen: dict[str, int] = {}
     for optimizer, variables in kept.optimizers:
         if not variables:  # another one applies; callbacks look at this one's rate
             if isinstance(optimizer._learning_rate, keras.Variable):
-                yield Held("rate/learning_rate", optimizer._learning_rate, (), (), False)
+                yield LocalVariable("rate/learning_rate", optimizer._learning_rate, (), (), False)
             continue
         flat = {v.path.replace("/", "_"): of[v.path] for v in variables}
         for slot in optimizer.variables:
@@ -67,14 +67,16 @@ def _slots(kept: Kept) -> Iterator[Held]:
                 seen[name] = number = seen.get(name, 0) + 1
                 shape = tuple(slot.shape)
                 place = shape, (0,) * len(shape)
-                yield Held(name if number == 1 else f"{name}#{number}", slot, *place, False)
+                yield LocalVariable(
+                    name if number == 1 else f"{name}#{number}", slot, *place, False
+                )
                 continue
             path = max(fit, key=len)
             held, kind = flat[path], slot.name[len(path) + 1 :]
             name, shape = held.name.replace("weights", "slots", 1), tuple(slot.shape)
             own = kind == "gradient_accumulator"
             if shape == tuple(held.variable.shape):
-                yield Held(f"{name}/{kind}", slot, held.whole, held.corner, own)
+                yield LocalVariable(f"{name}/{kind}", slot, held.whole, held.corner, own)
             else:  # of rows or columns, which nobody can cut otherwise
                 cut = held.whole != tuple(held.variable.shape)
-                yield Held(f"{name}/{kind}", slot, shape, (0,) * len(shape), own or cut)
+                yield LocalVariable(f"{name}/{kind}", slot, shape, (0,) * len(shape), own or cut)

@@ -18,7 +18,7 @@ from labkit.schedules.interpreter import execute
 from labkit.worker import reference
 from labkit.worker.feed import Source
 from labkit.worker.session import TrainingSession
-from labkit.worker.step_log import Given, Track
+from labkit.worker.step_log import Given, StepLog
 
 if TYPE_CHECKING:
     from labkit.exchange import Exchange
@@ -62,7 +62,7 @@ def locate(sides: Sides, communicator: Communicator) -> Place | None:
     """
     ranks = sides.ranks
     track = ranks.applied
-    assert isinstance(track, Track)  # as whoever asks has made it
+    assert isinstance(track, StepLog)  # as whoever asks has made it
     first = {
         v.path: v.numpy().reshape(-1).astype(np.float64) for v in ranks.model.trainable_variables
     }
@@ -70,7 +70,7 @@ def locate(sides: Sides, communicator: Communicator) -> Place | None:
     collected = {v.path: v.numpy().reshape(-1) for v in ranks.model.trainable_variables}
     search = _Search(ranks, track, communicator)
     found = None
-    one = Track()
+    one = StepLog()
     if communicator.rank == 0:
         plain = TrainingSession.optimizer(ranks)
         reference.track(sides.short, sides.source, ranks.readers.size, one.watch(plain))
@@ -96,7 +96,7 @@ def locate(sides: Sides, communicator: Communicator) -> Place | None:
     return found
 
 
-def _step(one: Track, number: int) -> Step:
+def _step(one: StepLog, number: int) -> Step:
     done = {name: steps[number] for name, steps in one.steps.items() if number < len(steps)}
     applied = {name: each.applied for name, each in done.items()}
     return Step(number, applied, {name: each.weight for name, each in done.items()})
@@ -105,12 +105,12 @@ def _step(one: Track, number: int) -> Step:
 class _Search:
     """Looks of all ranks at one step after the other; each is collective, with the same answer."""
 
-    def __init__(self, ranks: Watched, track: Track, communicator: Communicator) -> None:
+    def __init__(self, ranks: Watched, track: StepLog, communicator: Communicator) -> None:
         self._ranks, self._track, self._communicator = ranks, track, communicator
         kept = {variable.dtype for variable in ranks.model.trainable_variables}
         self._tolerance = reference.TOLERANCE["float64" if kept == {"float64"} else "float32"]
 
-    def count(self, one: Track) -> int:
+    def count(self, one: StepLog) -> int:
         """Steps that all have written down."""
         own = self._track.steps if self._communicator.rank else self._track.steps | one.steps
         lengths = [len(steps) for steps in own.values()]

@@ -13,7 +13,7 @@ import numpy as np
 
 from labkit.communicator import Communicator, RankDied
 from labkit.records import checkpoints
-from labkit.records.checkpoints import Keeping, Resume
+from labkit.records.checkpoints import CheckpointContext, Resume
 from labkit.records.pieces import Rank, packed
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ KEPT = 2  # of a rank: somebody may be gone while the newest is on its way
 Fault = dict[str, Any]
 
 
-class Anew(Exception):
+class RestartTraining(Exception):
     """Those that live have agreed on their state: all ranks begin anew from it."""
 
 
-class Told(NamedTuple):
+class RecoveryNotice(NamedTuple):
     """What a rank that has lived tells of itself.
 
     Attributes:
@@ -46,7 +46,7 @@ class Told(NamedTuple):
     faults: list[Fault]
 
 
-class Comeback(keras.callbacks.Callback):
+class PeerMemoryRecovery(keras.callbacks.Callback):
     """Copies of what ranks hold, in the memory of others, and the way back to them.
 
     Of a model that is cut over ranks each rank copies its pieces, as a checkpoint has them, into
@@ -170,7 +170,7 @@ class Comeback(keras.callbacks.Callback):
         self._fault["ranks"] = sorted({*self._fault["ranks"], *ranks})
         self.pending = True
 
-    def gather(self, keeping: Keeping | None) -> Keeping | None:
+    def gather(self, keeping: CheckpointContext | None) -> CheckpointContext | None:
         """Let spares in, and say from where all go on (collective of those that live, and spares).
 
         Args:
@@ -182,7 +182,7 @@ class Comeback(keras.callbacks.Callback):
         communicator = self._communicator
         if not self._is_new:
             communicator.replace()
-        known = Told(self._sizes, self._replicas, self._stood, self._fault, self.faults)
+        known = RecoveryNotice(self._sizes, self._replicas, self._stood, self._fault, self.faults)
         own, self._is_new = None if self._is_new else known, False
         told = communicator.allgather(own, "the copies that there are")
         first = next(each for each in told if each is not None)
@@ -210,7 +210,7 @@ class Comeback(keras.callbacks.Callback):
         by_rank = {numbers.index(number): file for number, file in files.items()}
         manifest: Any = Rank(next(iter(files.values()))).told["manifest"]
         resume = Resume("", manifest, True, files=by_rank)
-        return (keeping or Keeping(None))._replace(resume=resume, goes_on=True)
+        return (keeping or CheckpointContext(None))._replace(resume=resume, goes_on=True)
 
     @property
     def _sizes(self) -> dict[int, dict[int, int]]:
@@ -218,7 +218,7 @@ class Comeback(keras.callbacks.Callback):
 
     def _tell(
         self,
-        first: Told,
+        first: RecoveryNotice,
         step: int,
         stood: int,
         holders: Mapping[int, int],

@@ -19,7 +19,7 @@ from labkit.exchange.hooks import Hook, Rows, Variables, seam
 from labkit.experiment.batches import plan_of
 from labkit.experiment.experiment import Experiment
 from labkit.strategies import AllReduce
-from labkit.worker.array_cache import Shelf
+from labkit.worker.array_cache import ArrayCache
 from labkit.worker.feed import Source, global_batches
 from labkit.worker.session import TrainingSession
 
@@ -71,7 +71,7 @@ def weights(
         parts: into which ranks divide a batch among them.
         learning: the ranks' session, which knows the effective learning rate.
     """
-    shelf = Shelf(cache_folder("references"), LIMIT)
+    shelf = ArrayCache(cache_folder("references"), LIMIT)
     key = _key(short, source, parts, learning.optimizer_record())
     found = shelf.take(key)
     if found is None:

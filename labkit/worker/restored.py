@@ -11,8 +11,8 @@ import numpy as np
 from labkit.common.errors import InvalidInput
 from labkit.records.checkpoints import Resume
 from labkit.records.pieces import Rank, State, assembled
-from labkit.strategies import Kept
-from labkit.worker.local_state import Held
+from labkit.strategies import TrainingState
+from labkit.worker.local_state import LocalVariable
 from labkit.worker.progress import Position
 from labkit.worker.recorder import Recorder
 
@@ -51,8 +51,8 @@ class Restored:
     def __init__(
         self,
         session: TrainingSession,
-        kept: Kept,
-        held: Sequence[Held],
+        kept: TrainingState,
+        held: Sequence[LocalVariable],
         recorder: Recorder,
         resume: Resume,
         goes_on: bool,
@@ -78,7 +78,7 @@ class Restored:
             notes = [*resume.notes, *(f"begun anew: {each}" for each in sorted(self.dropped))]
             print("; ".join([f"goes on from step {resume.step}", *notes]))
 
-    def _put(self, state: State, held: Held) -> None:
+    def _put(self, state: State, held: LocalVariable) -> None:
         # Several optimizers may take the place of one, or one that of several.
         names = held.name, held.name.partition("#")[0], held.name.replace("rate/", "optimizer/")
         for name in names:

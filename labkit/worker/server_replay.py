@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError
-from labkit.programs import Parts, Roles, Talk
+from labkit.programs import CodecChannel, Parts, Roles
 from labkit.programs.actions import Vector
 from labkit.programs.event_log import Event
 
@@ -21,7 +21,7 @@ Rule: TypeAlias = Callable[[Vector, Vector, float, int], Vector]
 Asked: TypeAlias = Callable[[int, int, Vector], Vector]
 RATED = ("per_gradient", "mean")  # remedies that change the learning rate
 # Of the numbers of a worker and a server: one end of what they say to each other.
-Talks: TypeAlias = Callable[[int, int], Talk]
+Talks: TypeAlias = Callable[[int, int], CodecChannel]
 OFF = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "amsgrad")
 
 
@@ -85,7 +85,7 @@ def replay(
 
     Args:
         roles: who held what.
-        events: of all servers, see `labkit.programs.event_log.Diary`.
+        events: of all servers, see `labkit.programs.event_log.EventLog`.
         rule: how a server's optimizer changes so many weights.
         rate: the learning rate of an update, by its number from 0.
         asked: computes gradients.

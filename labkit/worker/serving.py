@@ -23,7 +23,7 @@ Record: TypeAlias = dict[str, JSON]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ServingSpec:
     """What is answered, by whom, how often.
 
     Attributes:
@@ -67,7 +67,7 @@ class Answered:
     precision: float
 
 
-def serve(communicator: Communicator, asked: Asked) -> Answered:
+def serve(communicator: Communicator, asked: ServingSpec) -> Answered:
     """Answer batches on this rank, and time it.
 
     The first call of each kind, which traces, is apart. Then ways, networks and batches take turns,
@@ -89,7 +89,7 @@ def serve(communicator: Communicator, asked: Asked) -> Answered:
 class _Timed:
     """All ways over all networks, and what has been measured of them."""
 
-    def __init__(self, communicator: Communicator, asked: Asked) -> None:
+    def __init__(self, communicator: Communicator, asked: ServingSpec) -> None:
         from labkit.worker import inference
         from labkit.worker.answering import forward, way
 

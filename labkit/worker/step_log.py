@@ -22,7 +22,7 @@ class Done(NamedTuple):
     weight: np.ndarray
 
 
-class Track(Applied):
+class StepLog(Applied):
     """Notes of every gradient that is applied, and of the weights after it.
 
     Attributes:

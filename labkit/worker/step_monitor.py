@@ -21,7 +21,7 @@ def keep(session: TrainingSession, recorder: Recorder) -> None:
     _plant(session)
     if session.guard is not None:
         session.guard.loss = lambda: recorder.loss
-    session.callbacks.append(Vigil(session, recorder))
+    session.callbacks.append(StepMonitor(session, recorder))
     if session.experiment.check_every and session.communicator.size > 1:
         session.callbacks.append(Drift(session, session.experiment.check_every))
 
@@ -46,7 +46,7 @@ def _plant(session: TrainingSession) -> None:
     session.communicator.plant(session.injectors[rank])
 
 
-class Vigil(keras.callbacks.Callback):
+class StepMonitor(keras.callbacks.Callback):
     """Tells those who plant faults, and those who look for them, which step it is.
 
     A loss that is bad while gradients are not is noticed at the end of its step.

@@ -122,7 +122,9 @@ def test_engines_whose_ranks_die_before_a_cell_begins_start_anew_three_times() -
 def test_a_death_when_all_have_done_their_parts_fails_no_cell(answers: bool) -> None:
     cluster: Any = Dying(1, answers)
     cell: Any = magic._Cell.__new__(magic._Cell)
-    magic.Asked.__init__(cell, cluster, [cluster.client[rank].apply_async(0) for rank in (0, 1)])
+    magic.CallRequest.__init__(
+        cell, cluster, [cluster.client[rank].apply_async(0) for rank in (0, 1)]
+    )
     assert cell.dead() == (set() if answers else {1})
     if answers:
         cell._begun = cell._asked_at = time.monotonic()

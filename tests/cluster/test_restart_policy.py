@@ -18,7 +18,7 @@ from labkit.cluster.calls import RankError, Refused
 from labkit.cluster.magic import DeathInCell, run_cell
 from labkit.cluster.restart_policy import TRIES, Setbacks, victims
 from labkit.communicator.status_table import ENDED
-from labkit.records.checkpoints import Keeping
+from labkit.records.checkpoints import CheckpointContext
 from labkit.records.run import Run
 
 ROWS, BATCH, EPOCHS = 72, 16, 60
@@ -295,7 +295,7 @@ def test_a_rank_that_a_call_has_outlived_stands_in_the_record_once(tmp_path: Pat
 
 
 def setbacks(folder: Path, **fields: Any) -> Setbacks:
-    return Setbacks(folder, QUESTION.replace(**fields), Keeping(lk.Checkpoint(25)))
+    return Setbacks(folder, QUESTION.replace(**fields), CheckpointContext(lk.Checkpoint(25)))
 
 
 def test_what_keeps_nothing_begins_again_and_says_so(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_what_has_no_state_that_could_be_kept_is_refused(
 
 
 def test_of_those_that_are_no_programs_other_frameworks_and_the_unlocked_are_not_kept() -> None:
-    kept = {name for name, kind in STRATEGIES.items() if kind.goes_on}
+    kept = {name for name, kind in STRATEGIES.items() if kind.resumable}
     assert kept == {"AllReduce", "Pipeline", "Layerwise", "TensorParallel", "LocallyConnected"}
 
 

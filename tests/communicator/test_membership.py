@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 from labkit.communicator.clock import WallClock
-from labkit.communicator.membership import SPARE, Crew
+from labkit.communicator.membership import SPARE, Membership
 
 
 class Told:
@@ -36,6 +36,6 @@ class Told:
 )
 def test_who_is_gone_hides_nobody_who_ends(gone: set[int], ended: set[int], called: bool) -> None:
     comm: Any = Told(gone, ended)
-    crew = Crew(comm, 2, WallClock())
+    crew = Membership(comm, 2, WallClock())
     assert crew.numbers == [0, 1, SPARE]
     assert crew.is_called() == called

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from labkit.communicator.clock import WALL
-from labkit.communicator.process_inspector import Look, look
+from labkit.communicator.process_inspector import ProcessSnapshot, look
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd on this system")
 
@@ -48,7 +48,7 @@ def running(source: str) -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def seen() -> dict[str, Look]:
+def seen() -> dict[str, ProcessSnapshot]:
     """What each is doing, and one that has ended."""
     with ExitStack() as stack:
         pids = {name: stack.enter_context(running(source)) for name, source in STUCK.items()}
@@ -60,14 +60,14 @@ def seen() -> dict[str, Look]:
         return dict(zip(pids, look(list(pids.values()), WALL), strict=True))
 
 
-def test_the_line_is_told_of_whoever_can_take_a_signal(seen: dict[str, Look]) -> None:
+def test_the_line_is_told_of_whoever_can_take_a_signal(seen: dict[str, ProcessSnapshot]) -> None:
     assert seen["sleeps"].line == "line 8 of <lambda>"
     assert seen["holds the lock"].line == "line 9 of hold"
     assert seen["computes"].line == "line 9 of spin"
     assert seen["stopped"].line == seen["ended"].line == ""
 
 
-def test_stalls_are_told_from_death(seen: dict[str, Look]) -> None:
+def test_stalls_are_told_from_death(seen: dict[str, ProcessSnapshot]) -> None:
     assert seen["stopped"].state == "stopped by a signal"
     assert seen["ended"].state == "gone"
     assert seen["sleeps"].state in ("asleep", "idle")  # it may just have got there

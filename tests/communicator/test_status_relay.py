@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.communicator.status_table import HostRanks, Sheet
+from labkit.communicator.status_table import HostRanks, StatusTable
 
 # By node, by core, and of unequal size.
 HOSTS = [
@@ -15,14 +15,16 @@ HOSTS = [
 AHEAD = 1000.0  # seconds by which a host's clock is before that of the one before it
 
 
-def sheets(hosts: list[HostRanks]) -> list[Sheet]:
-    found = [Sheet(bytearray(Sheet.nbytes(hosts)), hosts, here) for here in range(len(hosts))]
+def sheets(hosts: list[HostRanks]) -> list[StatusTable]:
+    found = [
+        StatusTable(bytearray(StatusTable.nbytes(hosts)), hosts, here) for here in range(len(hosts))
+    ]
     for here, sheet in enumerate(found):
         sheet.clear(AHEAD * here)
     return found
 
 
-def tell(sheets: list[Sheet], source: int, to: int, now: float, last: bool = False) -> None:
+def tell(sheets: list[StatusTable], source: int, to: int, now: float, last: bool = False) -> None:
     """Carry a bulletin from host to host, at a time by the clock of the first."""
     bulletin = sheets[source].blank(source)
     sheets[source].write(bulletin, now + AHEAD * source, last)

@@ -12,15 +12,15 @@ from labkit.compression import (
     BFloat16,
     Chain,
     Compressor,
+    Decoder,
+    Encoder,
     ErrorFeedback,
     Float16,
     Int8,
-    Listener,
     OneBit,
     PowerSGD,
     RandomK,
     SignMajority,
-    Speaker,
     TernGrad,
     Threshold,
     TopK,
@@ -55,16 +55,16 @@ def vectors(dtype: str) -> list[np.ndarray]:
 def test_every_compressor_is_said_or_refused() -> None:
     known = {type(each) for each in [*SAID, *UNSAID]} | {ErrorFeedback}
     assert known == set(COMPRESSORS.values())
-    assert not any(each.unsaid() for each in SAID)
-    assert all(each.unsaid() for each in UNSAID)
+    assert not any(each.unsupported_reason() for each in SAID)
+    assert all(each.unsupported_reason() for each in UNSAID)
 
 
 @every
 def test_all_is_understood_as_it_was_meant_and_what_was_not_said_waits(
     compressor: Compressor,
 ) -> None:
-    speaker = Speaker(ErrorFeedback(compressor), SHAPES)
-    listener = Listener(compressor, SHAPES, "float64")
+    speaker = Encoder(ErrorFeedback(compressor), SHAPES)
+    listener = Decoder(compressor, SHAPES, "float64")
     given = sent = np.zeros(SIZE)
     for values in vectors("float64"):
         heard = listener.hear(speaker.say(values))
@@ -77,7 +77,7 @@ def test_all_is_understood_as_it_was_meant_and_what_was_not_said_waits(
 
 @pytest.mark.parametrize("compressor", [Float16(), TopK(ratio=0.1), PowerSGD(2)], ids=repr)
 def test_vectors_of_single_precision_stay_so(compressor: Compressor) -> None:
-    speaker, listener = Speaker(compressor, SHAPES), Listener(compressor, SHAPES, "float32")
+    speaker, listener = Encoder(compressor, SHAPES), Decoder(compressor, SHAPES, "float32")
     for values in vectors("float32"):
         heard = listener.hear(speaker.say(values))
         assert heard.dtype == np.float32
@@ -86,8 +86,8 @@ def test_vectors_of_single_precision_stay_so(compressor: Compressor) -> None:
 
 
 def test_of_nothing_nothing_is_said_and_what_waits_waits_on() -> None:
-    speaker = Speaker(ErrorFeedback(TopK(ratio=0.1, threshold="exact")), [(SIZE,)])
-    listener = Listener(TopK(ratio=0.1), [(SIZE,)], "float64")
+    speaker = Encoder(ErrorFeedback(TopK(ratio=0.1, threshold="exact")), [(SIZE,)])
+    listener = Decoder(TopK(ratio=0.1), [(SIZE,)], "float64")
     (values, *_) = vectors("float64")
     speaker.say(values)
     waiting = speaker.residual
@@ -99,13 +99,13 @@ def test_of_nothing_nothing_is_said_and_what_waits_waits_on() -> None:
 
 def test_bytes_are_those_of_the_payloads() -> None:
     few = TopK(ratio=0.1, threshold="exact")
-    said = Speaker(few, [(1000,)]).say(np.arange(1.0, 1001.0))
+    said = Encoder(few, [(1000,)]).say(np.arange(1.0, 1001.0))
     assert said.nbytes == (4 + 100 * 4) + (4 + 100 * 8) + (4 + 4)  # indices, values, length
-    low = Speaker(PowerSGD(2), [(60, 40), (40,)]).say(np.ones(60 * 40 + 40))
+    low = Encoder(PowerSGD(2), [(60, 40), (40,)]).say(np.ones(60 * 40 + 40))
     assert low.nbytes == (4 + 8 * 2 * 60) + (4 + 8 * 2 * 40) + (4 + 4) + (4 + 8 * 40)
 
 
 def test_a_part_without_weights_says_nothing() -> None:
     nothing = np.empty(0, np.float32)
-    assert Speaker(Float16(), []).say(nothing).nbytes == 0
-    assert Listener(Float16(), [], "float32").hear(np.empty(0, np.uint8)).shape == (0,)
+    assert Encoder(Float16(), []).say(nothing).nbytes == 0
+    assert Decoder(Float16(), [], "float32").hear(np.empty(0, np.uint8)).shape == (0,)

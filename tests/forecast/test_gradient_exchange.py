@@ -11,8 +11,8 @@ import labkit as lk
 from labkit.common.errors import InvalidInput
 from labkit.compression import Float16, OneBit, TopK
 from labkit.exchange import SCHEDULES
-from labkit.forecast import Asked, CollectiveCost, Forecast, Source, fits, load
-from labkit.forecast.query import Taken
+from labkit.forecast import CollectiveCost, Forecast, Query, Source, fits, load
+from labkit.forecast.query import StepForecast
 from labkit.network import ComputeTime, Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import closed_form
@@ -183,7 +183,7 @@ def test_intervals_are_as_wide_as_the_network_is_known_and_the_law_is_by_chance(
     narrow, wide = at(4), at(4, given=known)
     assert narrow.interval == pytest.approx((narrow.seconds, narrow.seconds))
     assert any("too narrow" in each.how for each in narrow.sources)
-    asked = Asked(experiment(), known, SWITCH)
+    asked = Query(experiment(), known, SWITCH)
     assert asked.error == pytest.approx(fits(known)["link"].error * 2.44, rel=1e-2)
     assert wide.interval[1] - wide.seconds == pytest.approx(asked.error * wide.taken.parts["wire"])
     law = ComputeTime(seconds=0.1, law="exponential")
@@ -230,7 +230,7 @@ def test_ten_thousand_ranks_take_no_simulation(monkeypatch: pytest.MonkeyPatch) 
 def test_a_strategy_without_a_forecast_says_so_and_who_has_one() -> None:
     for strategy in (lk.TFDistribute(), lk.Peer()):
         with pytest.raises(InvalidInput, match=r"leaves its steps to .*there is one of AllReduce"):
-            strategy.forecast(Asked(experiment(), calibration()))
+            strategy.forecast(Query(experiment(), calibration()))
 
 
 def test_prices_are_as_given() -> None:
@@ -260,4 +260,4 @@ def test_it_shows_itself() -> None:
     told = found.to_json()
     assert told["step_s"] == found.seconds
     assert told["calibration"] == calibration().hash8
-    assert isinstance(found.taken, Taken)
+    assert isinstance(found.taken, StepForecast)

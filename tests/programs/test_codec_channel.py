@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from labkit.compression import QSGD, Compressor, ErrorFeedback, PowerSGD, TopK
-from labkit.programs import Roles, Talk, placed
+from labkit.programs import CodecChannel, Roles, placed
 
 pytestmark = pytest.mark.heavy
 SHAPES = [(8, 10), (10,)]
@@ -25,7 +25,7 @@ def roles() -> Roles:
 def test_both_ends_know_what_the_worker_has_and_it_comes_to_the_weights(
     compressor: Compressor,
 ) -> None:
-    worker, server = (Talk(compressor, roles(), 0, 2) for _ in range(2))
+    worker, server = (CodecChannel(compressor, roles(), 0, 2) for _ in range(2))
     weights, apart = np.random.default_rng(2).normal(size=90), []
     for _ in range(60):
         has = worker.answered(server.answer(weights))
@@ -35,7 +35,7 @@ def test_both_ends_know_what_the_worker_has_and_it_comes_to_the_weights(
 
 def test_gradients_arrive_in_the_end_and_a_rare_one_waits_at_the_worker() -> None:
     compressor = ErrorFeedback(TopK(ratio=0.1, threshold="exact"))
-    worker, server = (Talk(compressor, roles(), 0, 2) for _ in range(2))
+    worker, server = (CodecChannel(compressor, roles(), 0, 2) for _ in range(2))
     gradient = np.arange(1.0, 91.0)
     first = server.pushed(worker.push(gradient))
     assert np.count_nonzero(first) == 9
@@ -44,6 +44,6 @@ def test_gradients_arrive_in_the_end_and_a_rare_one_waits_at_the_worker() -> Non
 
 
 def test_without_a_compressor_all_goes_as_it_is() -> None:
-    talk, values = Talk(None, roles(), 1, 2), np.ones(90)
+    talk, values = CodecChannel(None, roles(), 1, 2), np.ones(90)
     for said in (talk.push, talk.pushed, talk.answer, talk.answered):
         assert said(values) is values

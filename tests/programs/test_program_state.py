@@ -30,9 +30,9 @@ from labkit import (
 from labkit.common.errors import LabkitError
 from labkit.network import ComputeTime
 from labkit.programs.carriers import Event
-from labkit.programs.program_state import Kept, keep, taken
-from labkit.programs.virtual_runtime import VirtualWorld
-from labkit.strategies import STRATEGIES, Played
+from labkit.programs.program_state import ProgramState, keep, taken
+from labkit.programs.virtual_runtime import VirtualRuntime
+from labkit.strategies import STRATEGIES, ProgramStrategy
 
 ROOT = Path(__file__).parents[2]
 CASES = [
@@ -62,7 +62,7 @@ def test_every_strategy_that_plays_is_here() -> None:
         kind for kind in STRATEGIES.values() if isinstance(kind, type) and hasattr(kind, "program")
     }
     assert played == {type(each) for each in CASES}
-    assert all(isinstance(each, Played) for each in CASES)
+    assert all(isinstance(each, ProgramStrategy) for each in CASES)
 
 
 @pytest.mark.parametrize("strategy", CASES, ids=str)
@@ -73,12 +73,12 @@ def test_what_is_taken_up_is_the_whole_play_bit_for_bit(strategy: Any, network: 
     moments: list[float] = []
     world.play(lambda own: moments.append(own.now))
 
-    kept: list[tuple[Kept, Any]] = []
+    kept: list[tuple[ProgramState, Any]] = []
     first, seen, _, roles = begun(strategy, 4, epochs=2, **given)
     first.keeps({"roles": roles, "strategy": strategy})
     chosen = {moments[place] for place in np.linspace(0, len(moments) - 1, 7).astype(int)}
 
-    def look(own: VirtualWorld) -> None:
+    def look(own: VirtualRuntime) -> None:
         if own.now in chosen:
             kept.append((own.keep(), deepcopy(seen)))
 
@@ -152,7 +152,7 @@ def nodes(*content: Any, root: Any = (0,)) -> str:
 
 def refusal(form: str) -> str:
     with pytest.raises(LabkitError) as caught:
-        taken(Kept(form, ()), {})
+        taken(ProgramState(form, ()), {})
     return str(caught.value)
 
 
@@ -186,7 +186,7 @@ def test_a_pickle_in_place_of_a_state_is_refused_with_the_schema(events: list[st
 def test_a_record_begins_without_its_constructor() -> None:
     names = ["_leads", "_each", "_epoch", "_epochs", "_granted", "_total", "_done", "_at_work"]
     values = dict(zip([*names, "_lost", "_kept"], range(10), strict=True))
-    quota = taken(Kept(nodes(["record", ["Quota", [*values], [*values.values()]]]), ()), {})
+    quota = taken(ProgramState(nodes(["record", ["Quota", [*values], [*values.values()]]]), ()), {})
     assert vars(quota) == values
 
 
@@ -247,7 +247,7 @@ def test_keys_that_are_forged_to_share_a_hash_are_refused(keys: list[Any]) -> No
 def test_a_state_with_odd_values_is_taken_or_refused(strategy: Any) -> None:
     world, _, _, roles = begun(strategy, 3, steps=2)
     world.keeps({"roles": roles, "strategy": strategy})
-    states: list[Kept] = []
+    states: list[ProgramState] = []
     world.play(lambda own: states.append(own.keep()))
     state = states[len(states) // 2]
     draw = np.random.default_rng(0)
@@ -260,7 +260,10 @@ def test_a_state_with_odd_values_is_taken_or_refused(strategy: Any) -> None:
             place = place[key]
         place[key] = odd[draw.integers(len(odd))]
         try:
-            taken(Kept(json.dumps(content), state.arrays), {"roles": roles, "strategy": strategy})
+            taken(
+                ProgramState(json.dumps(content), state.arrays),
+                {"roles": roles, "strategy": strategy},
+            )
         except LabkitError as error:
             refusals.append(str(error))
     assert len(refusals) > 20

@@ -10,9 +10,9 @@ from sample_programs import FAST, SIZE, Numbers, play
 
 from labkit.common.errors import LabkitError
 from labkit.network import ComputeTime, Slowdown
-from labkit.programs import Diary, Message, Receive, Send, placed
-from labkit.programs.timing import Laws
-from labkit.programs.virtual_runtime import VirtualWorld
+from labkit.programs import EventLog, Message, Receive, Send, placed
+from labkit.programs.timing import TimingModel
+from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.strategies import ParameterServer
 
 
@@ -125,7 +125,7 @@ def test_a_message_that_is_later_is_applied_later() -> None:
     _, _, plain = play(strategy, 3)
     _, _, later = play(strategy, 3, later={(1, 2): 0.5})
 
-    def arrival(diary: Diary) -> float:
+    def arrival(diary: EventLog) -> float:
         return next(e["delivered"] for e in diary.events if (e["worker"], e["step"]) == (1, 2))
 
     assert arrival(later) == pytest.approx(arrival(plain) + 0.5)
@@ -144,9 +144,9 @@ def test_programs_that_wait_for_each_other_are_named() -> None:
     def waits(other: int) -> Any:
         yield Receive(other)
 
-    diary = Diary(Numbers(), 1)
-    laws = Laws(ComputeTime(0.1), {}, 0)
-    world = VirtualWorld({0: waits(1), 1: waits(0)}, [0, 1], Numbers(), diary, laws)
+    diary = EventLog(Numbers(), 1)
+    laws = TimingModel(ComputeTime(0.1), {}, 0)
+    world = VirtualRuntime({0: waits(1), 1: waits(0)}, [0, 1], Numbers(), diary, laws)
     with pytest.raises(LabkitError, match=r"programs \[0, 1\] wait for messages"):
         world.play()
 
@@ -164,10 +164,10 @@ def test_two_messages_share_the_link_to_one_place(sharing: Any) -> None:
             came.append(message.delivered)
 
     network = FAST.model_copy(update={"sharing": sharing})
-    laws = Laws(ComputeTime(0.1), {}, 0)
-    diary = Diary(Numbers(), 1)
+    laws = TimingModel(ComputeTime(0.1), {}, 0)
+    diary = EventLog(Numbers(), 1)
     programs = {0: sends(2), 1: sends(2), 2: receives()}
-    VirtualWorld(programs, [0, 1, 2], Numbers(), diary, laws, network).play()
+    VirtualRuntime(programs, [0, 1, 2], Numbers(), diary, laws, network).play()
     assert came[-1] == pytest.approx(2 * 8e-3 + 1e-3)
     assert came[0] == pytest.approx(came[-1] if sharing == "fair" else 9e-3)
 

@@ -64,7 +64,7 @@ def arrived(kind: type[Strategy]) -> dict[Cell, tuple[Strategy, int]]:
 def compressed(made: Strategy, workers: int) -> Iterator[Cell]:
     """Where compressors take a strategy that an experiment accepts with them."""
     for family in FAMILIES:
-        fit = [s for s in samples() if s.family == family and not made.unfit(s)]
+        fit = [s for s in samples() if s.family == family and not made.incompatibility(s)]
         for each in fit:
             strategy = made.model_copy(update={"compressor": each})
             try:

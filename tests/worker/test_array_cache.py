@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.worker.array_cache import Shelf
+from labkit.worker.array_cache import ArrayCache
 
 ARRAYS = [np.arange(6.0).reshape(2, 3), np.float32(3), np.zeros(0)]
 
 
 def test_what_is_put_is_taken_in_its_order_shape_and_dtype(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, 10**6)
+    shelf = ArrayCache(tmp_path, 10**6)
     assert shelf.take("one") is None
     shelf.put("one", [*ARRAYS] * 5)
     found = shelf.take("one")
@@ -27,7 +27,7 @@ def test_what_is_put_is_taken_in_its_order_shape_and_dtype(tmp_path: Path) -> No
 
 def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
     big = [np.zeros(1000)]  # 8,000 bytes and a head
-    shelf = Shelf(tmp_path, 20_000)
+    shelf = ArrayCache(tmp_path, 20_000)
     for age, key in ((100, "one"), (50, "two")):
         shelf.put(key, big)
         then = os.stat(tmp_path / f"{key}.npz").st_mtime - age
@@ -41,7 +41,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
 
 
 def test_what_is_larger_than_the_shelf_pushes_nothing_out(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, 10_000)
+    shelf = ArrayCache(tmp_path, 10_000)
     shelf.put("small", ARRAYS)
     shelf.put("large", [np.zeros(10_000)])
     assert shelf.take("large") is None
@@ -49,7 +49,7 @@ def test_what_is_larger_than_the_shelf_pushes_nothing_out(tmp_path: Path) -> Non
 
 
 def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, 10_000)
+    shelf = ArrayCache(tmp_path, 10_000)
     objects = io.BytesIO()
     np.savez(objects, np.array([Path()]))
     for content in (b"", b"PK\3\4", pickle.dumps(ARRAYS), objects.getvalue()):

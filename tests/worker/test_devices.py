@@ -12,17 +12,17 @@ from labkit.figures import break_even, break_even_table
 from labkit.frameworks.child import Child
 from labkit.records.placed import Examined, Measured, Row
 from labkit.simulate.placement import Machine, Plan, compared
-from labkit.worker.devices import Asked
+from labkit.worker.devices import DeviceRequest
 from labkit.worker.devices.client import PROCESS
 
 pytestmark = pytest.mark.slow
-SMALL = Asked(widths=(16, 16), features=8, batch=8, repeats=3, sizes=(8, 32))
+SMALL = DeviceRequest(widths=(16, 16), features=8, batch=8, repeats=3, sizes=(8, 32))
 
 
 Answers = tuple[Examined, list[Plan], list[Measured], list[Row]]
 
 
-def asked_at_once(communicator: Communicator, asked: Asked) -> Answers:
+def asked_at_once(communicator: Communicator, asked: DeviceRequest) -> Answers:
     """What `examine`, `carry_out` and `speeds_of` ask three processes, asked of one."""
     child = Child(PROCESS, "devices", (asked, True), communicator, asked.threads)
     with closing(child):

@@ -18,7 +18,7 @@ from labkit.bench.own_runs import own_runs
 from labkit.bench.timing import Row, head
 from labkit.cluster.cluster_name import folder_of, usual_name
 from labkit.cluster.lease import KEEPER
-from labkit.cluster.local_engines import Kept
+from labkit.cluster.local_engines import LocalEngines
 from labkit.cluster.start import Start
 from labkit.common.errors import LabkitError
 from labkit.records.stream import FOLDER, Reader
@@ -102,11 +102,11 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 
 @contextmanager
-def _engines() -> Iterator[Kept]:
+def _engines() -> Iterator[LocalEngines]:
     """The engines that all entry points share, from one call to the next."""
     how = Start.asked(WORKERS, fault_tolerant=True)
     name = usual_name(how)
-    engines = Kept(folder_of(name), name, how)
+    engines = LocalEngines(folder_of(name), name, how)
     engines.start()
     try:
         yield engines
@@ -128,7 +128,7 @@ def draw(number: int, lengths: Mapping[str, float]) -> tuple[str, int, Moment]:
     return door, victim, Moment(PHASES[-1], 1.0)
 
 
-def _lengths(engines: Kept, folder: Path) -> Row:
+def _lengths(engines: LocalEngines, folder: Path) -> Row:
     """Return the seconds of each phase in an undisturbed call on new engines."""
     sight = Sight(folder)
     with _call(engines, "submit", folder, 0) as call:
@@ -143,7 +143,7 @@ def _lengths(engines: Kept, folder: Path) -> Row:
 
 
 @contextmanager
-def _call(engines: Kept, door: str, folder: Path, number: int) -> Iterator[Future[Outcome]]:
+def _call(engines: LocalEngines, door: str, folder: Path, number: int) -> Iterator[Future[Outcome]]:
     """A call that has begun in a thread, on engines that are all there."""
     if len(_ranks(engines)) < WORKERS:  # one was killed whose result was there
         engines.end()
@@ -157,7 +157,7 @@ def _call(engines: Kept, door: str, folder: Path, number: int) -> Iterator[Futur
         pool.shutdown(wait=False)
 
 
-def _kill(engines: Kept, folder: Path, number: int, lengths: Mapping[str, float]) -> Row:
+def _kill(engines: LocalEngines, folder: Path, number: int, lengths: Mapping[str, float]) -> Row:
     """One call with a kill."""
     door, victim, moment = draw(number, lengths)
     sight, began = Sight(folder), time.monotonic()
@@ -192,7 +192,7 @@ def _outcome(call: Future[Outcome]) -> Outcome:
         return Outcome(0, False, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
 
 
-def _ranks(engines: Kept) -> dict[int, psutil.Process]:
+def _ranks(engines: LocalEngines) -> dict[int, psutil.Process]:
     """The processes of the ranks, from outside."""
     lock, processes = str(engines.folder / "keeper.lock"), {}
     for process in psutil.process_iter():

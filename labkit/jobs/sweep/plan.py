@@ -94,7 +94,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SweepSpec:
     """A sweep as a person words it: axes, fixed values, and how many draws."""
 
     # Apart from Plan: this is checked against a notebook, and a Plan holds only what has passed.
@@ -166,7 +166,7 @@ def next_member(found: Plan, number: int, chosen: Combination, fixed: Values) ->
     return _member(found.notebook, known, folder, {**chosen, **fixed}, 0)
 
 
-def make(notebook: Path, asked: Asked) -> Plan:
+def make(notebook: Path, asked: SweepSpec) -> Plan:
     """The plan of a sweep, every member's values checked as `labkit run` checks them.
 
     With repeats, the notebook's parameter `seed` counts up from its value; where there is none,

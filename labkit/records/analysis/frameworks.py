@@ -21,7 +21,7 @@ NOT_WORK = ("schema", "name", "strategy", "gate")
 
 
 @dataclass(frozen=True)
-class Beside:
+class FrameworkComparison:
     """Runs of other frameworks' strategies and of labkit's.
 
     Attributes:
@@ -35,12 +35,12 @@ class Beside:
     alone: list[tuple[pd.Series, str]]
 
 
-def beside(runs: Mapping[str, Run]) -> Beside:
+def beside(runs: Mapping[str, Run]) -> FrameworkComparison:
     """Runs by name, all completed."""
     import pandas as pd
 
     table = pd.DataFrame([_row(name, run) for name, run in runs.items()])
-    found = Beside(table, [], [])
+    found = FrameworkComparison(table, [], [])
     each = [(row, run) for (_, row), run in zip(table.iterrows(), runs.values(), strict=True)]
     for theirs, run in each:
         if (kind := _kind(run.experiment["strategy"])) is None:

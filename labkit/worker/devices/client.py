@@ -10,18 +10,21 @@ from labkit.communicator import Communicator
 from labkit.frameworks.child import Child
 from labkit.records.placed import Examined, Measured, Row
 from labkit.simulate.placement import Plan
-from labkit.worker.devices.request import Asked
+from labkit.worker.devices.request import DeviceRequest
 
 PROCESS = "labkit.worker.devices.server"
 
 
-def examine(communicator: Communicator, asked: Asked) -> Examined:
+def examine(communicator: Communicator, asked: DeviceRequest) -> Examined:
     """What TensorFlow's placer does, what the step consists of, what copies and products cost."""
     return cast(Examined, _ask(communicator, asked, True, "examine"))
 
 
 def carry_out(
-    communicator: Communicator, asked: Asked, plans: Sequence[Plan], rounds: int | None = None
+    communicator: Communicator,
+    asked: DeviceRequest,
+    plans: Sequence[Plan],
+    rounds: int | None = None,
 ) -> list[Measured]:
     """Each plan's step on the logical devices, all in turns, so many rounds.
 
@@ -35,12 +38,14 @@ def carry_out(
     return cast("list[Measured]", answer)
 
 
-def speeds_of(communicator: Communicator, asked: Asked, pair: tuple[str, str]) -> list[Row]:
+def speeds_of(communicator: Communicator, asked: DeviceRequest, pair: tuple[str, str]) -> list[Row]:
     """Products by size on both devices, and copies from the first to the second and back."""
     return cast("list[Row]", _ask(communicator, asked, False, "speeds", pair))
 
 
-def _ask(communicator: Communicator, asked: Asked, log: bool, what: str, *told: object) -> object:
+def _ask(
+    communicator: Communicator, asked: DeviceRequest, log: bool, what: str, *told: object
+) -> object:
     task = (asked, log)
     child = Child(PROCESS, "devices", task, communicator, asked.threads, gpus=True)
     with closing(child):

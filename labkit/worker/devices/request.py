@@ -11,7 +11,7 @@ from labkit.common.validated import Checked
 Positive: TypeAlias = Annotated[int, Field(gt=0)]
 
 
-class Asked(Checked):
+class DeviceRequest(Checked):
     """A model with towers side by side, logical devices to place it on, and how often to measure.
 
     Args:

@@ -14,7 +14,7 @@ from labkit.communicator.clock import WallClock
 from labkit.frameworks.child import serve
 from labkit.records.placed import Examined, Measured, Row
 from labkit.simulate.placement import Machine, Plan, all_on_one
-from labkit.worker.devices.request import Asked
+from labkit.worker.devices.request import DeviceRequest
 from labkit.worker.devices.rules import kernels, rules
 from labkit.worker.devices.speeds import links, products_and_copies
 from labkit.worker.devices.towers import Step, towers
@@ -32,7 +32,7 @@ PLACED = re.compile(r"^(\S+): \((\w+)\): \S*device:(\w+:\d+)$", re.MULTILINE)
 class Devices:
     """One process's TensorFlow, with the logical devices that were asked for."""
 
-    def __init__(self, asked: Asked, log: bool) -> None:
+    def __init__(self, asked: DeviceRequest, log: bool) -> None:
         import tensorflow as tf
 
         self.asked, self.clock = asked, WallClock()
@@ -147,7 +147,7 @@ def _optimize(wanted: bool) -> None:
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not wanted})
 
 
-def start(task: tuple[Asked, bool]) -> Mapping[str, Callable[..., object]]:
+def start(task: tuple[DeviceRequest, bool]) -> Mapping[str, Callable[..., object]]:
     """Set up, and answer."""
     devices = Devices(*task)
     calls = (devices.examine, devices.carry_out, devices.speeds)

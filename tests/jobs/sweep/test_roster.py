@@ -12,7 +12,7 @@ import pytest
 
 from labkit.common.errors import LabkitError
 from labkit.jobs.sweep import manifest
-from labkit.jobs.sweep.plan import Asked, Plan, make, read_assignments
+from labkit.jobs.sweep.plan import Plan, SweepSpec, make, read_assignments
 from labkit.records import store
 from labkit.records.scan import scan
 
@@ -22,7 +22,7 @@ GONE = {"pid": 2**22 + 1, "process_started": 0.0}  # no process has this number
 
 @pytest.fixture
 def plan() -> Plan:
-    return make(NOTEBOOK, Asked(read_assignments(("number=1,2,3",)), {}))
+    return make(NOTEBOOK, SweepSpec(read_assignments(("number=1,2,3",)), {}))
 
 
 def folder_of(plan: Plan) -> Path:
@@ -134,7 +134,7 @@ def test_the_newest_sweep_that_asked_the_same_is_found(plan: Plan) -> None:
     assert manifest.newest(Path("runs"), plan) == first
     second = folder_of(plan)
     manifest.update(second, started="2026-01-02T00:00:00+00:00")
-    other = make(NOTEBOOK, Asked(read_assignments(("number=1,2",)), {}))
+    other = make(NOTEBOOK, SweepSpec(read_assignments(("number=1,2",)), {}))
     manifest.update(folder_of(other), started="2026-01-03T00:00:00+00:00")
     Path("runs/broken").mkdir()
     Path("runs/broken/sweep.json").write_text("{")

@@ -13,7 +13,7 @@ from labkit.common.errors import InvalidInput
 from labkit.jobs.sweep import manifest
 from labkit.jobs.sweep import plan as plans
 from labkit.jobs.sweep.grid import Draw
-from labkit.jobs.sweep.plan import Asked, Plan, make, read_assignments, read_file
+from labkit.jobs.sweep.plan import Plan, SweepSpec, make, read_assignments, read_file
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SPEAKS = NOTEBOOKS / "says_its_parameters.ipynb"
@@ -21,7 +21,9 @@ SWEPT = NOTEBOOKS / "is_swept.ipynb"
 
 
 def plan(notebook: Path, *assignments: str, **fields: Any) -> Plan:
-    return make(notebook, Asked(read_assignments(assignments), fields.pop("fixed", {}), **fields))
+    return make(
+        notebook, SweepSpec(read_assignments(assignments), fields.pop("fixed", {}), **fields)
+    )
 
 
 def test_values_are_read_as_the_notebook_declares_them() -> None:
