@@ -239,7 +239,7 @@ def forecast(
         label=experiment.label,
         where=f"{how}, ranks like {machine}",
         workers=asked.workers,
-        ranks=asked.workers + experiment.strategy.beside(asked.workers),
+        ranks=asked.workers + experiment.strategy.extra_ranks(asked.workers),
         rows=rows,
         taken=taken,
         alone=alone(asked, rows),

@@ -66,7 +66,7 @@ class Servers(Strategy):
         optimizer: of the servers, by its Keras name, at the experiment's rate; None: the
             experiment's.
         compressor: how workers and servers say less, in both directions: gradients through it,
-            weights as differences from what the worker has by now, see `labkit.programs.CodecChannel`;
+            weights as differences from what the worker has by now, see `programs.CodecChannel`;
             one of `labkit.compression.COMPRESSORS`, its name, or None.
         stages: each worker is a replica of so many places with some of the layers each, between
             which one tensor passes; cut so that the largest has as few parameters as can be. Each
