@@ -65,7 +65,7 @@ class Numbers:
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
         """A stage passes on how many there are up to it."""
         worker, stage, *_ = place
-        assert [each.tolist() for each in values] == [[stage] * PASSED] * (stage > 0)
+        assert [value.tolist() for value in values] == [[stage] * PASSED] * (stage > 0)
         step = self.under_way.get((worker, stage), (-1, weights))[0] + 1
         self.under_way[worker, stage] = step, weights
         last = self.stages == stage + 1
@@ -74,7 +74,7 @@ class Numbers:
     def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
         """Of the weights that it has gone forward with."""
         worker, stage, *_ = place
-        assert [each.tolist() for each in values] == [[-2.0 - stage] * PASSED] * len(values)
+        assert [value.tolist() for value in values] == [[-2.0 - stage] * PASSED] * len(values)
         step, weights = self.under_way[worker, stage]
         told = (0, np.nan) if values else (self.batch(worker), 0.5 / (step + 1))
         before = (np.full(PASSED, -1.0 - stage),) * (stage > 0)
@@ -134,7 +134,7 @@ def begun(
         if not roles.servers:
             scenes.held = dict.fromkeys(range(len(hosts)), roles.weights)
     members = [roles.members(worker) for worker in range(workers)]
-    diary = EventLog(scenes, steps, writers=[number for each in members for number in each])
+    diary = EventLog(scenes, steps, writers=[number for member in members for number in member])
     programs = {number: strategy.program(roles, number) for number in range(len(hosts))}
     laws = {"seed": 3} | laws
     times = TimingModel(compute or ComputeTime(0.1), slow or {}, **laws)

@@ -63,7 +63,7 @@ def forecast(
     asked = experiment_named(experiment, dict(fields))
     world = None if network is None else network_of(network)
     counts = workers or ([2**k for k in range(7)] if world else sorted({1, asked.workers}))
-    found = [asked.forecast(each, world, calibration, **prices) for each in counts]
+    found = [asked.forecast(count, world, calibration, **prices) for count in counts]
     if as_json:
         say(json.dumps([each.to_json() for each in found], indent=1, allow_nan=False))
         return

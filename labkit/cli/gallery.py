@@ -39,8 +39,8 @@ def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool, force: 
     check_output(site / "index.html", force)
     if check:
         sys.exit(1 if _check(notebooks, site, jobs) else 0)
-    for each in notebooks:
-        check_output(site / f"{each.stem}.html", force)
+    for notebook in notebooks:
+        check_output(site / f"{notebook.stem}.html", force)
     others = chosen(folder, "")
     ended = write_gallery(notebooks, site, jobs, lambda line: say(line, err=True), others)
     failed = sum(result.state != "completed" for result in ended)

@@ -67,7 +67,9 @@ def serve(
         raise InvalidInput("one rank has nobody to share with; use Cluster(workers=2) or more")
     for size in batch_sizes:
         check_rows(x, size)
-    known = {OWN if each is None else str(each): Network.parse(each) for each in networks}
+    known = {
+        OWN if network is None else str(network): Network.parse(network) for network in networks
+    }
     if not batch_sizes or not known or not ways:
         raise InvalidInput("nothing to measure: give batch_sizes, networks and ways")
     # Each is asked, so that what it refuses is refused before any rank loads the model.

@@ -101,8 +101,12 @@ def _captured(function: FunctionType) -> dict[str, Any]:
 def _globals(code: CodeType) -> set[str]:
     """The global names that a function reads, and the functions inside it."""
     # From the bytecode: `getclosurevars` does not look into the functions inside a function.
-    own = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
-    inner = [_globals(each) for each in code.co_consts if isinstance(each, CodeType)]
+    own = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname == "LOAD_GLOBAL"
+    }
+    inner = [_globals(const) for const in code.co_consts if isinstance(const, CodeType)]
     return own.union(*inner)
 
 

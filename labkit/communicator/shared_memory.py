@@ -245,7 +245,7 @@ class SharedMemory:
         self, part: slice, between: Callable[[np.ndarray], None], flags: Flags, place: Place
     ) -> None:
         flags.agree(place.told, place.code)
-        whole, parts = place.views[0], [each[part] for each in place.views]
+        whole, parts = place.views[0], [view[part] for view in place.views]
         if len(parts) > 1:  # in the first one's memory: nobody else touches this part there
             self._add(parts, parts[self._comm.rank], None, parts[0])
         between(whole)
@@ -272,7 +272,7 @@ class SharedMemory:
         for start, own in pieces:
             piece = slice(start, start + len(own))
             into = None if aside.into is None else aside.into[piece]
-            self._add([each[piece] for each in buffers], own, shares, into)
+            self._add([buffer[piece] for buffer in buffers], own, shares, into)
         flags.meet()
 
     def _add(

@@ -143,7 +143,7 @@ def in_buckets(
 ) -> list[Bucket]:
     """The buckets of these gradients, see `bucket.pack`; one for each dtype where limit is None."""
     lengths = _lengths(signature)
-    names, itemsizes = [each.name for each in dtypes], [each.itemsize for each in dtypes]
+    names, itemsizes = [dtype.name for dtype in dtypes], [dtype.itemsize for dtype in dtypes]
     all_of_them = sum(lengths) * 8 + 1  # bytes, of the widest dtype
     return pack(lengths, names, itemsizes, limit or all_of_them, cut=cut, groups=groups)
 

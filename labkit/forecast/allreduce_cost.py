@@ -162,7 +162,7 @@ class Sums:
         """Bytes and seconds of this algorithm among as many ranks of this machine."""
         wanted = name, self.asked.workers
         return [
-            (each.nbytes, each.seconds)
-            for each in self.asked.calibration.collectives
-            if each.level != "link" and (each.algorithm, each.workers) == wanted
+            (collective.nbytes, collective.seconds)
+            for collective in self.asked.calibration.collectives
+            if collective.level != "link" and (collective.algorithm, collective.workers) == wanted
         ]

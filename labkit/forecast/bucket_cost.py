@@ -87,4 +87,4 @@ def _turns(
         compressor.collectives(shape, payload * prod(shape) / bucket.length) for shape in tensors
     ]
     for asks in zip_longest(*every):
-        yield [each for each in asks if each is not None]
+        yield [ask for ask in asks if ask is not None]

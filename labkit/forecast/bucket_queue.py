@@ -46,7 +46,9 @@ class Line:
     def ready(self) -> list[float]:
         """When each bucket can go, from the begin of the way back, which the last layer begins."""
         done = np.cumsum(self.back[::-1])[::-1]
-        first = [min(self.layer_of[slot.variable] for slot in each.slots) for each in self.buckets]
+        first = [
+            min(self.layer_of[slot.variable] for slot in bucket.slots) for bucket in self.buckets
+        ]
         return [float(done[layer]) for layer in first]
 
     def _into_next(self) -> float:

@@ -67,11 +67,11 @@ class Exchanged:
             parts[name] = sum(one.median for one in each)
             spreads += each
         computed = reduce(both, (getattr(own, name) for name in COMPUTED))
-        chance = of_run(computing) if any(each.laws for each in ranks) else 0.0
+        chance = of_run(computing) if any(rank.laws for rank in ranks) else 0.0
         # What is wrong with a network's time is so for all buckets together.
         wrong = parts["wire"] * (self.asked.error or 0.0)
         whole = widen(reduce(both, spreads, times(computed, late)), float(np.hypot(chance, wrong)))
-        low, high = (each + exposed for each in nine_tenths(computing))
+        low, high = (tenth + exposed for tenth in nine_tenths(computing))
         return StepForecast(
             parts=parts,
             rows=max(self.asked.rows),
@@ -80,7 +80,7 @@ class Exchanged:
             else (1.0, 1.0),
             nbytes=self._links(),
             memory=self.asked.memory(max(self.asked.rows))
-            | {"buffers": float(sum(each.nbytes for each in self.buckets))},
+            | {"buffers": float(sum(bucket.nbytes for bucket in self.buckets))},
             sources=tuple(self._sources()),
             more={
                 "sent": sum(one.sent for each in self.served for one in each.carried),
@@ -132,7 +132,7 @@ class Exchanged:
         return Sums(
             self.asked,
             self.algorithm,
-            float(max((each.nbytes for each in self.buckets), default=0)),
+            float(max((bucket.nbytes for bucket in self.buckets), default=0)),
             dense=self.compressor is None,
             turns=SCHEDULES[self.schedule].turns,
         )
@@ -185,8 +185,8 @@ class Exchanged:
             self.buckets,
             [each.seconds for each in self.served],
             self._layer_of,
-            late * self.own.forward.median * np.array([each.forward for each in layers]),
-            late * self.own.backward.median * np.array([each.backward for each in layers]),
+            late * self.own.forward.median * np.array([layer.forward for layer in layers]),
+            late * self.own.backward.median * np.array([layer.backward for layer in layers]),
         )
 
     def _links(self) -> dict[str, float]:

@@ -36,7 +36,7 @@ class Group(Query):
     def of(cls, asked: Query, ranks: Iterable[int]) -> Group:
         """These ranks of what is asked."""
         own, network = tuple(ranks), asked.network
-        known = {each.name: getattr(asked, each.name) for each in fields(Query)}
+        known = {field.name: getattr(asked, field.name) for field in fields(Query)}
         if network is not None:
             network = network.model_copy(update={"slow": asked.slow})
             if own != tuple(range(asked.workers)):

@@ -43,7 +43,7 @@ class Alike:
 def alike(asked: Query, rows: Sequence[int]) -> list[Alike]:
     """Ranks with so many rows each; of ranks of one machine the slowest was measured already."""
     law, found = asked.experiment.compute, []
-    count_of = Counter((each, asked.slow.get(rank)) for rank, each in enumerate(rows))
+    count_of = Counter((row, asked.slow.get(rank)) for rank, row in enumerate(rows))
     for (each, slower), count in count_of.items():
         step = asked.computed(each)
         seconds = reduce(both, (getattr(step, name) for name in COMPUTED))
@@ -58,7 +58,7 @@ def alike(asked: Query, rows: Sequence[int]) -> list[Alike]:
 
 def last_of(groups: Sequence[Alike], draws: Draws) -> float:
     """Of a law the mean, which a whole training takes; of what varies by chance the typical one."""
-    return float(np.mean(draws) if any(each.laws for each in groups) else np.median(draws))
+    return float(np.mean(draws) if any(group.laws for group in groups) else np.median(draws))
 
 
 def of_run(draws: Draws) -> float:
@@ -74,7 +74,7 @@ def slowest(groups: Sequence[Alike]) -> Draws:
     stratified, and of a fixed seed: the same question has the same answer.
     """
     rng = np.random.default_rng(0)
-    found: Draws = np.max([_last(each, rng) for each in groups], axis=0)
+    found: Draws = np.max([_last(group, rng) for group in groups], axis=0)
     return found
 
 

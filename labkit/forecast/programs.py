@@ -102,7 +102,7 @@ def of_program(
     parts |= {"update": update, "codec": sums["codec"] + coded, "wait": sums["wait"]}
     parts["wire"] = max(0.0, sums["communicate"] - update - coded)
     scale = found.seconds / (sum(parts.values()) or 1.0)
-    parts = {name: scale * each for name, each in parts.items()}
+    parts = {name: scale * part for name, part in parts.items()}
     periods = found.of_batches.reshape(-1, cycle).mean(1)
     low, high = nine_tenths(periods)
     message = asked.once("message") if found.overheads else NOTHING
@@ -111,7 +111,7 @@ def of_program(
         parts=parts,
         rows=max(asked.rows),
         spread=typical(asked, step, parts, message, math.sqrt(cycle) * of_run(periods)),
-        nbytes={name: each / found.batches for name, each in links.items()},
+        nbytes={name: link / found.batches for name, link in links.items()},
         memory=_memory(asked, strategy),
         sources=_sources(asked, crowd, found),
         more={**_more(found, spent, asked.workers), "step_low": low, "step_high": high},
@@ -185,20 +185,20 @@ def _pace(asked: Query, roles: Roles, rows: Sequence[int], crowd: Crowd) -> Pace
     known: dict[int, TimingModel] = {}
     slow = slowed_of(asked, crowd.workers)
     later = {(worker, step): seconds for worker, step, seconds in experiment.later}
-    for each in set(rows):
+    for row in set(rows):
         law, seconds, update = given, 0.0, given.update or 0.0
         if measures:
-            step = asked.step(max(1, each))
+            step = asked.step(max(1, row))
             spread = reduce(both, (step.forward, step.backward, step.other))
             law, seconds = drawn_law(asked, given, spread), spread.median
             update = step.update.median if given.update is None else given.update
         more = law, slow, experiment.seed, seconds, update, later
-        known[each] = TimingModel(*more, experiment.faults)
+        known[row] = TimingModel(*more, experiment.faults)
     sizes = {n: roles.part(n).size / max(1, roles.weights.size) for n in roles.servers}
     if not measures:
         sizes = dict.fromkeys(sizes, 1.0)
     return Pace(
-        *(asked, [known[each] for each in rows], sizes, roles.hosts),
+        *(asked, [known[row] for row in rows], sizes, roles.hosts),
         *(crowd.servers, crowd.servers * crowd.workers / asked.workers, crowd.everyone),
         overheads=not asked.virtual and (asked.emulated or asked.network is None),
     )
@@ -224,10 +224,10 @@ def _more(found: Play, spent: Mapping[str, float], workers: int) -> dict[str, fl
         "played_workers": float(found.roles.workers),
         "sent": spent.get("sent", 0.0) / found.batches,
     }
-    late = [each["staleness"] for each in events]
+    late = [event["staleness"] for event in events]
     if late and found.roles.workers == workers:
         more["staleness"] = float(np.mean(late))
-        more["dropped"] = sum(each["update"] < 0 for each in events) / len(events)
+        more["dropped"] = sum(event["update"] < 0 for event in events) / len(events)
     return more
 
 

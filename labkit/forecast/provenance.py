@@ -27,13 +27,14 @@ def fits(calibration: Calibration) -> dict[str, Fit]:
     for level in LEVELS:
         own = [
             Measurement(
-                each.nbytes,
-                each.seconds.median,
-                each.algorithm if each.algorithm in ALLREDUCE else "ring",
-                each.workers,
+                collective.nbytes,
+                collective.seconds.median,
+                collective.algorithm if collective.algorithm in ALLREDUCE else "ring",
+                collective.workers,
             )
-            for each in calibration.collectives
-            if each.level == level and (each.algorithm in ALLREDUCE or level == "memory")
+            for collective in calibration.collectives
+            if collective.level == level
+            and (collective.algorithm in ALLREDUCE or level == "memory")
         ]
         if len(own) > 1:
             found[level] = calibrate(own)
@@ -63,12 +64,12 @@ def sources(calibration: Calibration) -> list[Source]:
     for level, fit in fits(calibration).items():
         off = f"off by {100 * fit.error:.0f} % in the median"
         rows.append(Source(f"α, β, γ of {level}", f"fitted to {fit.count} allreduces {by}; {off}"))
-    for what in sorted({each.what for each in calibration.overheads}):
+    for what in sorted({overhead.what for overhead in calibration.overheads}):
         ranks = _listed(e.workers for e in calibration.overheads if e.what == what)
         rows.append(Source(f"overhead {what}", f"{by}: {ranks} ranks"))
-    for name in sorted({str(each.strategy["name"]) for each in calibration.ways}):
-        ways = [each for each in calibration.ways if each.strategy["name"] == name]
-        points = f"{len(ways)} of them, {min(len(each.runs) for each in ways)} runs each"
+    for name in sorted({str(way.strategy["name"]) for way in calibration.ways}):
+        ways = [way for way in calibration.ways if way.strategy["name"] == name]
+        points = f"{len(ways)} of them, {min(len(way.runs) for way in ways)} runs each"
         rows.append(Source(f"whole steps of {name}", f"{by}: {points}"))
     return rows
 

@@ -261,7 +261,7 @@ class Query:
 
     def knows(self, what: str) -> bool:
         """Whether an overhead was measured."""
-        return any(each.what == what for each in self.calibration.overheads)
+        return any(overhead.what == what for overhead in self.calibration.overheads)
 
     def overhead(self, what: str, nbytes: float = 0) -> Source:
         """Where what `once` says is from."""
@@ -275,7 +275,7 @@ class Query:
     def computing(self, rows: float, how: str) -> Source:
         """Where what `step` says is from."""
         threads = self.experiment.threads
-        known = (each.rows for each in self.model.steps if each.threads == threads)
+        known = (step.rows for step in self.model.steps if step.threads == threads)
         far = beyond(rows, known)
         return Source("forward, backward, update, other", f"measured, {how}{far and far + ' rows'}")
 
@@ -284,7 +284,7 @@ class Query:
 
         Between two sizes that were measured, and beyond the last two, it is on their line.
         """
-        known = [each for each in self.calibration.overheads if each.what == what]
+        known = [overhead for overhead in self.calibration.overheads if overhead.what == what]
         if not known:
             return Spread(median=0.0, low=0.0, high=0.0)
         near = min({each.workers for each in known}, key=lambda n: abs(n - self.workers))

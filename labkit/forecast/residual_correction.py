@@ -185,10 +185,10 @@ def on_line(points: Points, at: float) -> tuple[float, float]:
 
 def _chance(ways: Sequence[WayCost]) -> float:
     """By which factor two runs of one way differ at most, nine times in ten, of all ways."""
-    pairs = [pair for each in ways for pair in combinations(each.runs, 2)]
+    pairs = [pair for way in ways for pair in combinations(way.runs, 2)]
     ratios = [max(pair) / min(pair) for pair in pairs]
     return float(np.quantile(ratios, NINE_IN_TEN)) if ratios else 1.0
 
 
 def _runs(ways: Sequence[WayCost]) -> str:
-    return plural(min(len(each.runs) for each in ways), "run")
+    return plural(min(len(way.runs) for way in ways), "run")

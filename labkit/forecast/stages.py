@@ -69,11 +69,11 @@ def of_stages(
     step = asked.step(rows)
     # Stretches of time have all rows, and each a part of the work.
     part = 1 / table.microbatches if table.recurrent else 1.0
-    costs = [_cost(asked, each, step, rows, slices) for each in stages]
-    forward = part * np.array([each.forward + each.wire / 2 for each in costs])
-    backward = part * np.array([each.backward + each.wire / 2 for each in costs])
+    costs = [_cost(asked, stage, step, rows, slices) for stage in stages]
+    forward = part * np.array([cost.forward + cost.wire / 2 for cost in costs])
+    backward = part * np.array([cost.backward + cost.wire / 2 for cost in costs])
     backward += recompute * forward
-    nbytes = part * rows * np.array([each[-1].out for each in stages], float)
+    nbytes = part * rows * np.array([stage[-1].out for stage in stages], float)
     lane = Group.of(asked, range(0, ranks * slices, slices))
     network = lane.between(float(nbytes[:-1].max(initial=0.0)))
     network = network.model_copy(update={"slow": _slow(asked, ranks, slices)})
@@ -89,7 +89,7 @@ def of_stages(
     busy = float(free.busy.max()) / count
     ahead = float(forward.sum() / (forward.sum() + backward.sum() or 1.0))
     rank = int(free.busy.argmax())
-    shared = sum(part * each.wire for each in costs[rank::ranks]) * table.microbatches
+    shared = sum(part * cost.wire for cost in costs[rank::ranks]) * table.microbatches
     shared = min(busy, shared if not goes_on else shared / table.microbatches)
     messages = _messages(table, nbytes / count, ranks, slices, replicas)
     parts = {
@@ -181,8 +181,8 @@ def _cost(
     if slices > 1:
         return of_slices(Group.of(asked, range(slices)), layers, step, rows)
     return Cost(
-        sum(each.forward for each in layers) * step.forward.median,
-        sum(each.backward for each in layers) * step.backward.median,
+        sum(layer.forward for layer in layers) * step.forward.median,
+        sum(layer.backward for layer in layers) * step.backward.median,
         *(0.0, 0.0),
     )
 
@@ -218,7 +218,7 @@ def _messages(
             ends = stage % ranks, peer % ranks
             for rank in range(replicas * slices):
                 first = rank // slices * ranks * slices + rank % slices
-                one, other = (first + each * slices for each in ends)
+                one, other = (first + end * slices for end in ends)
                 found.append((one, other, float(nbytes[min(stage, peer)])))
     return found
 

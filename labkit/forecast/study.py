@@ -124,10 +124,10 @@ class Study:
         """Of the same with ever more servers, the first that is so close to the fastest."""
         if not servers:
             raise InvalidInput("no servers to choose from; give strategies with ever more of them")
-        times = [self.at(workers, strategy=each).seconds for each in servers]
+        times = [self.at(workers, strategy=server).seconds for server in servers]
         return next(
-            each
-            for each, seconds in zip(servers, times, strict=True)
+            server
+            for server, seconds in zip(servers, times, strict=True)
             if seconds <= (1 + within) * min(times)
         )
 

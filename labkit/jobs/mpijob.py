@@ -175,7 +175,7 @@ class MPIJob:
             container |= {"workingDir": FOLDER, "env": env}
         named = {place: Path(place).name for place in volumes}
         container["volumeMounts"] = [{"name": n, "mountPath": p} for p, n in named.items()]
-        kept: list[JSON] = [{"name": named[place]} | each for place, each in volumes.items()]
+        kept: list[JSON] = [{"name": named[place]} | volume for place, volume in volumes.items()]
         pod: dict[str, JSON] = {"containers": [container], "volumes": kept}
         return {"replicas": count, "restartPolicy": "Never", "template": {"spec": pod}}
 

@@ -116,7 +116,7 @@ def _cells(
     name: str, model: str, dataset: str, strategies: Sequence[JSON]
 ) -> Iterator[dict[str, JSON]]:
     yield _markdown(_QUESTION.format(model=model, dataset=dataset))
-    lines = "\n".join(f"    {_literal(each)}," for each in strategies)
+    lines = "\n".join(f"    {_literal(strategy)}," for strategy in strategies)
     names = {"model": _literal(model), "dataset": _literal(dataset)}
     yield _code(_PARAMETERS.format(strategies=lines, **names), tags=["parameters"])
     yield _code(_EXPERIMENTS)

@@ -160,7 +160,7 @@ def cut(model: keras.Model, batches: Batches, stages: int) -> Cut:
     edges = by_parameters(counts, stages)
     chain = blocks.split(edges)
     weights = model.trainable_variables
-    (all_of_it,) = placed([tuple(each.shape) for each in weights], 1, "round_robin")
+    (all_of_it,) = placed([tuple(weight.shape) for weight in weights], 1, "round_robin")
     pairs = list(zip(weights, all_of_it.pieces, strict=True))
     drawn = once(batches)
     first = [number for _, number in chain.takes[0]]

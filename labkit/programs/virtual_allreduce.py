@@ -73,10 +73,10 @@ class Together:
             messages, wire = messages + sent, wire + carried
         found = Gradient(
             mean,
-            sum(each.rows for each in gradients),
-            _mean([each.loss for each in gradients]),
+            sum(gradient.rows for gradient in gradients),
+            _mean([gradient.loss for gradient in gradients]),
             gradients[0].step,
-            last=any(each.last for each in gradients),
+            last=any(gradient.last for gradient in gradients),
         )
         handed = sum(size for _, size in sends)
         return {
@@ -108,17 +108,17 @@ class Together:
     def _mean(self, actions: Sequence[AllReduce]) -> tuple[Vector, list[tuple[str, float]]]:
         """The mean of all gradients, and what travelled for it: whether summed, and bytes."""
         gradients = [action.gradient for action in actions]
-        rows = np.array([each.rows for each in gradients], np.float64)
+        rows = np.array([gradient.rows for gradient in gradients], np.float64)
         shares = rows / rows.sum()
         first = actions[0]
         if first.compressor is None:
             total = gradients[0].values * gradients[0].values.dtype.type(shares[0])
-            for each, share in zip(gradients[1:], shares[1:], strict=True):
-                total += each.values * each.values.dtype.type(share)
+            for gradient, share in zip(gradients[1:], shares[1:], strict=True):
+                total += gradient.values * gradient.values.dtype.type(share)
             return total, [("sum", float(total.nbytes))]
         weighted = [
-            each.values * each.values.dtype.type(share * len(gradients))
-            for each, share in zip(gradients, shares, strict=True)
+            gradient.values * gradient.values.dtype.type(share * len(gradients))
+            for gradient, share in zip(gradients, shares, strict=True)
         ]
         return self._compressed(first.compressor, weighted, first.fragment)
 

@@ -210,7 +210,7 @@ def unfinished_job(root: Path | str, notebook: Path | str, parameters: Fields) -
     """
     folder, words = Path(root) / safe_name(Path(notebook).stem), job_name(0, parameters, 1)[1:]
     jobs = {each.parent for each in folder.glob("*/params.yaml")}
-    named = [(re.fullmatch(r"(\d+)(.*)", each.name), each) for each in jobs]
+    named = [(re.fullmatch(r"(\d+)(.*)", job.name), job) for job in jobs]
     found = [(int(match[1]), each) for match, each in named if match and match[2] == words]
     _, newest = max(found, default=(0, None))
     if newest is None or read_status(newest)["state"] not in ("interrupted", "failed"):

@@ -104,7 +104,7 @@ class Table:
         given = [
             (title_of(n), _parameter(n, shared[n])) for n in _TOLD if shared.get(n) is not None
         ]
-        return given + [(each.head, each.one) for each in self.columns if each.is_same]
+        return given + [(column.head, column.one) for column in self.columns if column.is_same]
 
     @property
     def same_in(self) -> str:
@@ -168,7 +168,11 @@ def table_of(shown: Sequence[Entry]) -> Table:
     values = [
         {names[name]: _plain(value) for name, value in row.items() if name in names}
         | _fixed(entry)
-        | {each.name: each.cells[place].asked for each in results if each.name in found[place]}
+        | {
+            result.name: result.cells[place].asked
+            for result in results
+            if result.name in found[place]
+        }
         for place, (entry, row) in enumerate(zip(shown, given, strict=True))
     ]
     columns += results[:_MOST]

@@ -86,7 +86,7 @@ class Cut:
         """A training step begins."""
         self.whole.release(look=self.watched)
         if self.steps == 0:  # the weights of others are away now
-            self.held = together(*(each.variables for each in (*self.parts.models, *self.models)))
+            self.held = together(*(model.variables for model in (*self.parts.models, *self.models)))
         self.ledger.step()
         self.steps += 1
 
@@ -123,7 +123,7 @@ class Cut:
         )
 
         def update(rows: int) -> None:
-            gradients = [each for stage in own.values() for each in stage.take_gradients()]
+            gradients = [gradient for stage in own.values() for gradient in stage.take_gradients()]
             takes_part = bool(variables) or exchange.may_skip
             if takes_part and session.readers.total(rows, "the rows of an update") > 0:
                 mean = exchange.mean(gradients, np.int64(rows), names) if variables else []

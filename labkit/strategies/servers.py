@@ -404,6 +404,6 @@ def mean(pushes: Sequence[Message], shares: Sequence[float]) -> Vector:
         return values[0]
     total = sum(shares) or 1
     found: Vector = values[0] * values[0].dtype.type(shares[0] / total)
-    for each, share in zip(values[1:], shares[1:], strict=True):
-        found += each * each.dtype.type(share / total)
+    for value, share in zip(values[1:], shares[1:], strict=True):
+        found += value * value.dtype.type(share / total)
     return found

@@ -128,8 +128,8 @@ class Keeper(keras.callbacks.Callback):
             for number, each in enumerate(self._held)
             if each.own or number % readers.size == readers.rank
         ]
-        for what, each in self._kept.remembers.items():
-            for name, values in each.remembered().items():
+        for what, remember in self._kept.remembers.items():
+            for name, values in remember.remembered().items():
                 pieces.append(Piece.alone(f"remembers/{what}/{name}", np.array(values)))
         for number, variable in enumerate(self._session.model.metrics_variables):
             pieces.append(Piece.alone(f"metrics/{number}", np.array(variable.numpy())))
@@ -154,7 +154,7 @@ class Keeper(keras.callbacks.Callback):
         }
 
     def _of_callbacks(self) -> list[dict[str, float]]:
-        return [numbers_of(vars(each)) for each in self._session.callbacks[1:]]
+        return [numbers_of(vars(callback)) for callback in self._session.callbacks[1:]]
 
     def close(self) -> None:
         """Wait for what is being written."""

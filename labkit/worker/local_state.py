@@ -52,7 +52,7 @@ def _weights(kept: TrainingState) -> Iterator[LocalVariable]:
 
 def _slots(kept: TrainingState) -> Iterator[LocalVariable]:
     """Those of each variable by its name in the whole model."""
-    of = {each.variable.path: each for each in _weights(kept)}
+    of = {weight.variable.path: weight for weight in _weights(kept)}
     seen: dict[str, int] = {}
     for optimizer, variables in kept.optimizers:
         if not variables:  # another one applies; callbacks look at this one's rate

@@ -250,10 +250,10 @@ def _newest(
     >>> _newest([{4: {0: 9, 1: 9}, 8: {0: 9}}, {}], [0, 1], {0, 1})
     (4, {0: 0, 1: 0})
     """
-    for step in sorted({step for each in sizes for step in each}, reverse=True):
+    for step in sorted({step for size in sizes for step in size}, reverse=True):
         holders: dict[int, int] = {}
-        for rank, each in enumerate(sizes):
-            for number in each.get(step, {}):
+        for rank, size in enumerate(sizes):
+            for number in size.get(step, {}):
                 if number not in holders or number == numbers[rank]:
                     holders[number] = rank
         if wanted <= holders.keys():

@@ -264,7 +264,7 @@ class ComputeBackend:
     def states(self, worker: int) -> Vector:
         """The optimizer's slots and what layers keep, of a worker with weights of its own."""
         kept = [np.asarray(v.value) for v in self._shards[worker].slots]
-        kept += [each for each in self.replica.states(worker) if each.dtype.kind == "f"]
+        kept += [state for state in self.replica.states(worker) if state.dtype.kind == "f"]
         dtype = self.roles.weights.dtype
         return np.concatenate(
             [np.zeros(0, dtype), *(each.reshape(-1) for each in kept)], dtype=dtype

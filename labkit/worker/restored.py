@@ -108,8 +108,8 @@ class Restored:
             return
         own = rank.own()
         self.alone = {each.name: own[each.name] for each in self._held if each.own}
-        for what, each in self._kept.remembers.items():
-            each.recall(_below(f"remembers/{what}/", own))
+        for what, remember in self._kept.remembers.items():
+            remember.recall(_below(f"remembers/{what}/", own))
         metrics = _below("metrics/", own)
         self._session.progress.metrics = [metrics[str(number)] for number in range(len(metrics))]
         told: dict[str, Any] = rank.told
@@ -129,8 +129,8 @@ class Restored:
             name: np.zeros_like(values) if "/residual/" in name else values
             for name, values in other.own().items()
         }
-        for what, each in self._kept.remembers.items():
-            each.recall(_below(f"remembers/{what}/", own))
+        for what, remember in self._kept.remembers.items():
+            remember.recall(_below(f"remembers/{what}/", own))
         metrics = _below("metrics/", own)  # all have as many, which they add up
         known = [np.zeros_like(metrics[str(number)]) for number in range(len(metrics))]
         self._session.progress.metrics = known

@@ -102,7 +102,7 @@ class _Timed:
             )
         x = asked.x.astype(whole.inputs[0].dtype)
         self._batches = {size: _rows(x, size) for size in asked.batch_sizes}
-        self._true = {size: forward(whole)(each) for size, each in self._batches.items()}
+        self._true = {size: forward(whole)(batch) for size, batch in self._batches.items()}
         like = self._true[asked.batch_sizes[0]]
         self._over = {n: communicator.over(network) for n, network in asked.networks.items()}
         self._ways: dict[tuple[str, str], Answers] = {}

@@ -88,9 +88,9 @@ class Own(Hook):
         def note(*values: np.ndarray) -> None:
             weights, parts = values[: len(names)], values[len(names) :]
             self.first = self.first or dict(zip(names, map(_flat, weights), strict=True))
-            self._left -= sum(each.nbytes for each in parts)
+            self._left -= sum(part.nbytes for part in parts)
             if self._left >= 0:
-                self.batches.append(tf.nest.pack_sequence_as(data, [each + 0 for each in parts]))
+                self.batches.append(tf.nest.pack_sequence_as(data, [part + 0 for part in parts]))
 
         done = call(note, *(variable.value for variable in self._variables), *fed)
         with tf.control_dependencies(in_graph(done)):

@@ -238,8 +238,8 @@ def test_members_of_one_shape_share_their_engines() -> None:
     engines = [[line for line in log.splitlines() if line.startswith("engine")] for log in logs]
     assert engines[0] == engines[1]
     assert engines[2] == engines[3]
-    assert [len(each) for each in engines] == [1, 1, 2, 2]
-    pids = {int(line.split()[2]) for each in engines for line in each}
+    assert [len(engine) for engine in engines] == [1, 1, 2, 2]
+    pids = {int(line.split()[2]) for engine in engines for line in engine}
     assert len(pids) == 3
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))  # they end with the sweep
 
@@ -256,7 +256,9 @@ def test_all_members_survive_being_killed_again_and_again() -> None:
         time.sleep(2.0 + 1.3 * moment)  # whatever has happened by then
         os.kill(child.pid, signal.SIGKILL)
         child.communicate()
-        done |= {name: each for name, each in statuses().items() if each["state"] == "completed"}
+        done |= {
+            name: statuse for name, statuse in statuses().items() if statuse["state"] == "completed"
+        }
     child = start(*arguments, "--resume")
     _, err = child.communicate(timeout=800)
     assert child.returncode == 0, err

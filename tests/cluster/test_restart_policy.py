@@ -31,7 +31,7 @@ HANG = 120.0  # seconds
 
 
 def weights(run: Run) -> list[bytes]:
-    return [np.asarray(each).tobytes() for each in run.model().get_weights()]
+    return [np.asarray(weight).tobytes() for weight in run.model().get_weights()]
 
 
 def losses(run: Run) -> list[tuple[float, float, str]]:

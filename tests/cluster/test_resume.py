@@ -47,11 +47,11 @@ def told(run: Run) -> tuple[list[tuple[float, ...]], list[bytes]]:
     """Its losses, and the bytes of its weights."""
     rows = run.history.sort_values(["rank", "step"])
     losses = list(rows[["rank", "step", "loss"]].itertuples(index=False, name=None))
-    return losses, [each.tobytes() for each in weights(run)]
+    return losses, [weight.tobytes() for weight in weights(run)]
 
 
 def weights(run: Run) -> list[np.ndarray]:
-    return [np.asarray(each) for each in run.model().get_weights()]
+    return [np.asarray(weight) for weight in run.model().get_weights()]
 
 
 @pytest.fixture(scope="module")

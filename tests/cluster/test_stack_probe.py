@@ -45,7 +45,7 @@ def test_a_place_that_cannot_be_told_does_not_end_the_answers(
         told: list[str] = []
         while len(told) < 3 and time.monotonic() < end:
             answers = stack_probe.ask(tmp_path, [process.pid])
-            told += [each for each in answers if each is not None]
+            told += [answer for answer in answers if answer is not None]
         assert told[0] == "an unknown place (IndexError: no such line)"
         assert "unknown" not in told[1] + told[2]
     finally:

@@ -46,7 +46,7 @@ def test_a_gradient_is_hit_at_its_layer_in_its_step_only() -> None:
     paths, given = ["m/b/bias", "m/b/kernel", "m/a/kernel"], [np.zeros(3)] * 3
     for step in range(3):
         injector.begins(step)
-        bad = [np.isnan(each).tolist() for each in injector.gradients(paths, given)]
+        bad = [np.isnan(gradient).tolist() for gradient in injector.gradients(paths, given)]
         assert sum(map(sum, bad)) == (step == 1)
         assert bad[0][1] == (step == 1)
 

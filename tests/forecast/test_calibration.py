@@ -46,7 +46,7 @@ def test_whole_steps_are_kept_and_later_ones_count(tmp_path: Path) -> None:
     assert Calibration.load(tmp_path / "machine.json") == old
     assert ways[0].seconds.median == 2.0
     new = calibration().model_copy(update={"ways": (ways[1].model_copy(update={"runs": (4.0,)}),)})
-    assert [each.runs for each in merged(old, new).ways] == [(1.0, 3.0, 2.0), (4.0,)]
+    assert [way.runs for way in merged(old, new).ways] == [(1.0, 3.0, 2.0), (4.0,)]
     with pytest.raises(InvalidInput, match="runs"):
         WayCost(**fields, runs=[])
 

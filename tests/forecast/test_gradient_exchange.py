@@ -182,7 +182,7 @@ def test_intervals_are_as_wide_as_the_network_is_known_and_the_law_is_by_chance(
     known = calibration(collectives=tuple(costs))
     narrow, wide = at(4), at(4, given=known)
     assert narrow.interval == pytest.approx((narrow.seconds, narrow.seconds))
-    assert any("too narrow" in each.how for each in narrow.sources)
+    assert any("too narrow" in source.how for source in narrow.sources)
     asked = Query(experiment(), known, SWITCH)
     assert asked.error == pytest.approx(fits(known)["link"].error * 2.44, rel=1e-2)
     assert wide.interval[1] - wide.seconds == pytest.approx(asked.error * wide.taken.parts["wire"])
@@ -196,7 +196,7 @@ def test_intervals_are_as_wide_as_the_network_is_known_and_the_law_is_by_chance(
 
 def test_what_is_beyond_the_measured_is_said_so() -> None:
     def far(found: Forecast) -> dict[str, str]:
-        return {each.what: each.how for each in found.sources if "beyond" in each.how}
+        return {source.what: source.how for source in found.sources if "beyond" in source.how}
 
     given = calibration(Float16(), overheads={"meeting": 0.5})
     assert far(at(2, given=given)) == {}

@@ -32,7 +32,7 @@ TRUE = "- **ring** takes 12.5 ms at 4 KiB, tree 2.40 times as long; 1 MiB takes 
     ],
 )
 def test_numbers_are_read_with_their_units(text: str, read: list[tuple[str, float]]) -> None:
-    assert [(each.kind, pytest.approx(each.value)) for each in numbers(text)] == read
+    assert [(number.kind, pytest.approx(number.value)) for number in numbers(text)] == read
 
 
 def job(folder: Path, reading: str, figure: go.Figure | None = None) -> tuple[GallerySpec, Path]:

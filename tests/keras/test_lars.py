@@ -27,8 +27,8 @@ def replayed(
 ) -> list[np.ndarray]:
     """The published rule, written anew."""
     m, trust, decay = (OPTIONS[n] for n in ("momentum", "trust_coefficient", "weight_decay"))
-    found = [each.copy() for each in weights]
-    velocities = [np.zeros_like(each) for each in weights]
+    found = [weight.copy() for weight in weights]
+    velocities = [np.zeros_like(weight) for weight in weights]
     for step in gradients:
         for number, g in enumerate(step):
             w, scale = found[number], 1.0

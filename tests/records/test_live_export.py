@@ -75,7 +75,7 @@ def in_tensorboard(folder: Path) -> Curves:
 
     read = EventAccumulator(str(folder), {"scalars": 0})
     read.Reload()
-    found = [(name, each) for name in read.Tags()["scalars"] for each in read.Scalars(name)]
+    found = [(name, Scalar) for name in read.Tags()["scalars"] for Scalar in read.Scalars(name)]
     curves = {(name, each.step): each.value for name, each in found}
     assert len(curves) == len(found)
     return curves

@@ -112,7 +112,7 @@ def followed(strategy: Any, diary: EventLog, workers: int, rate: Any) -> np.ndar
     updates: dict[int, list[dict[str, float]]] = {}
     for event in diary.events:
         updates.setdefault(int(event["update"]), []).append(event)
-    for number in sorted(each for each in updates if each >= 0):
+    for number in sorted(update for update in updates if update >= 0):
         now, step = versions[-1], np.zeros(4 * SIZE)
         for event in updates[number]:
             then = versions[int(event["version"])]

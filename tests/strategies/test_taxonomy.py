@@ -111,9 +111,11 @@ def test_places_are_refused_where_the_class_is_written() -> None:
 
 def test_what_members_of_other_families_say_is_on_the_axes_too() -> None:
     assert (
-        {each.family for each in samples()} == set(FAMILIES) == set(AXES["compression"]) - {"none"}
+        {sample.family for sample in samples()}
+        == set(FAMILIES)
+        == set(AXES["compression"]) - {"none"}
     )
-    assert {type(each).__name__ for each in samples()} == set(COMPRESSORS)
+    assert {type(sample).__name__ for sample in samples()} == set(COMPRESSORS)
     assert set(SCHEDULES) <= set(AXES["scheduling"])
     assert {each.scheduling for each in PIPELINE.values()} <= set(AXES["scheduling"])
     assert {each.synchronization for each in PIPELINE.values()} <= set(AXES["synchronization"])

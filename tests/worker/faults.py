@@ -275,7 +275,7 @@ def last_twice(rank: int, batches: list[np.ndarray], *_: Any) -> list[np.ndarray
 
 def first_rows(rank: int, batches: list[np.ndarray], *_: Any) -> list[np.ndarray]:
     """Rank 1 takes the rows of the first batch in each step."""
-    return batches if rank == 0 else [batches[0][: len(each)] for each in batches]
+    return batches if rank == 0 else [batches[0][: len(batch)] for batch in batches]
 
 
 def with_option(name: str, value: Any) -> Around:
@@ -376,7 +376,7 @@ def mean_error(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
 def rolled_tensors(rank: int, tensors: list[Any], *_: Any) -> list[Any]:
     import tensorflow as tf
 
-    return [tf.roll(tf.reshape(each, [-1]), 1, 0) for each in tensors]
+    return [tf.roll(tf.reshape(tensor, [-1]), 1, 0) for tensor in tensors]
 
 
 def dropped_payload(rank: int, payloads: list[list[Any]], *_: Any) -> list[list[Any]]:

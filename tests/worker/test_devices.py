@@ -46,7 +46,7 @@ def test_a_process_with_two_devices_tells_and_does_what_it_is_asked(cluster: Clu
         assert ran["a type without any kernel", soft] == "nowhere"
         assert ran["a variable is on CPU:1", soft] == "CPU:1"
         assert ran["colocated with what is on CPU:0", soft] == "CPU:0"
-    on = {each.name: each.device for each in found.scoped.operations}
+    on = {operation.name: operation.device for operation in found.scoped.operations}
     assert found.scoped.devices == ["CPU:0", "CPU:1"]
     assert {on[name] for name in found.log if name in on} == {"CPU:0", "CPU:1"}
     assert all(on[name] == device for name, device in found.log.items() if name in on)

@@ -61,7 +61,12 @@ def test_times_are_measured_operation_by_operation(made: tuple[Step, Traced]) ->
     graph = traced.tasks(timed)
     assert 0 < graph.seconds <= timed.seconds
     assert [task.name for task in graph.tasks] == [task.name for task in traced.tasks().tasks]
-    starts = [each.start for name in plan.on(0) for each in timed.operations if each.name == name]
+    starts = [
+        operation.start
+        for name in plan.on(0)
+        for operation in timed.operations
+        if operation.name == name
+    ]
     known = [start for start in starts if start == start]
     assert known == sorted(known)  # in the order of the plan
 

@@ -189,7 +189,7 @@ def _places(member: Member) -> Iterator[tuple[str, Sequence[str]]]:
     if inspect.isclass(member) and issubclass(member, Strategy):
         yield from zip(AXES, map(dict.fromkeys, zip(*member.cells(), strict=True)), strict=True)
     elif inspect.isclass(member) and issubclass(member, Compressor):
-        families = {each.family for each in samples() if type(each) is member}
+        families = {sample.family for sample in samples() if type(sample) is member}
         yield "compression", [family for family in FAMILIES if family in families]
     elif isinstance(member, Pipeline):
         yield "synchronization", (member.synchronization,)

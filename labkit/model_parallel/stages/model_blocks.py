@@ -94,7 +94,7 @@ class Blocks:
             "blocks": self.names(),
             "edges": list(edges),
             "block_seconds": None if seconds is None else list(seconds),
-            "bytes_a_row": [footprint.a_row(each.outputs) for each in self.split(edges).models],
+            "bytes_a_row": [footprint.a_row(model.outputs) for model in self.split(edges).models],
         }
 
     def shared(self) -> list[str]:

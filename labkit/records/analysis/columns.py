@@ -103,10 +103,10 @@ def plain_parameters(run: Run) -> dict[str, Value]:
 def _named_arrays(dataset: JSON) -> JSON:
     """`arrays 200 × 10, #850c`: a few digits of their checksum tell data of one shape apart."""
     arrays = dataset if isinstance(dataset, list) else []
-    if not arrays or not all(isinstance(each, dict) and "sha256" in each for each in arrays):
+    if not arrays or not all(isinstance(array, dict) and "sha256" in array for array in arrays):
         return dataset
     shape = " × ".join(map(str, arrays[0]["shape"]))
-    return f"arrays {shape}, #{''.join(str(each['sha256'])[:2] for each in arrays[:2])}"
+    return f"arrays {shape}, #{''.join(str(array['sha256'])[:2] for array in arrays[:2])}"
 
 
 def parameters(runs: Sequence[Run]) -> dict[str, list[Value]]:

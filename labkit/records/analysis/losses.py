@@ -58,7 +58,7 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
     lines |= {"loss_low": np.fmin.reduce(loss), "loss_high": np.fmax.reduce(loss)}
     smooth = smoothed(lines["loss"])
     # Of one seed the ends are the line.
-    ends = [smoothed(each) if len(seeds) > 1 else smooth for each in [*lines.values()][1:]]
+    ends = [smoothed(line) if len(seeds) > 1 else smooth for line in [*lines.values()][1:]]
     return pd.DataFrame(
         {
             "step": step[reached] - step[reached][:1] + 1,

@@ -50,7 +50,11 @@ def folders(runs: Iterable[Run]) -> list[Path]:
     """The folders of searches in which these runs lie."""
     sweeps = dict.fromkeys(run.path.resolve().parent.parent for run in runs)
     journals = {folder: folder / JOURNAL for folder in sweeps}
-    return [folder for folder, each in journals.items() if each.is_file() and not each.is_symlink()]
+    return [
+        folder
+        for folder, journal in journals.items()
+        if journal.is_file() and not journal.is_symlink()
+    ]
 
 
 def searched(folder: Path) -> Searched:

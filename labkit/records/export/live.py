@@ -133,7 +133,7 @@ class Follower:
         """Pass on what is new; whether a run still goes on."""
         if not self._folder.is_dir():
             return False
-        tops = [Path(each.path) for each in folders(self._folder) if each.is_run]
+        tops = [Path(folder.path) for folder in folders(self._folder) if folder.is_run]
         going = [self._look(top) for top in tops if top not in self._over]
         return any(going)
 

@@ -127,7 +127,7 @@ def _parallel(trace: Record, height: float) -> Iterator[str]:
             yield words(place + 4, at + 4, cut(text, 12), "start")
     for run in range(len(axes[0][2])):
         points = [(place, axis.at(values[run])) for place, axis, values in axes]
-        yield stroke([each for each in points if is_whole(each)], "#0072B2", 1.5, 0.7)
+        yield stroke([point for point in points if is_whole(point)], "#0072B2", 1.5, 0.7)
 
 
 def _values(traces: Iterable[Record], name: str) -> list[Any]:
