@@ -54,16 +54,18 @@ def _check(notebooks: list[Path], site: Path, jobs: int) -> int:
     from labkit.gallery.execution import execute_all
 
     faulty = 0
-    asked = small_values(notebooks)
-    for each, result in execute_all(asked, site / "check", jobs, lambda line: say(line, err=True)):
+    gallery_specs = small_values(notebooks)
+    for gallery_spec, result in execute_all(
+        gallery_specs, site / "check", jobs, lambda line: say(line, err=True)
+    ):
         if result.state != "completed":
             faulty += 1
-            say(f"{each}: {result.state}: {result.cause}")
+            say(f"{gallery_spec}: {result.state}: {result.cause}")
             continue
-        verdict = check(each, result.path)
-        say(f"{each}: {verdict}")
+        verdict = check(gallery_spec, result.path)
+        say(f"{gallery_spec}: {verdict}")
         for fault in verdict.faults:
             say(f"  {fault}")
         faulty += bool(verdict.faults)
-    say(f"{len(asked)} runs, {faulty} with a fault")
+    say(f"{len(gallery_specs)} runs, {faulty} with a fault")
     return faulty

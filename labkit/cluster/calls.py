@@ -389,11 +389,11 @@ class Calls(CallRequest, Generic[T]):
         """Whether a rank that is not heard is there all the same, by who is beside its process."""
         # The nanny of an engine on another host is a process of its own, and tries signal 0 on it.
         engine, client = self._cluster.engines[rank], self._cluster.client
-        told = client.send_signal(0, engine, block=False)
+        future = client.send_signal(0, engine, block=False)
         end = time.monotonic() + ANSWER
-        while not told.done() and time.monotonic() < end:
+        while not future.done() and time.monotonic() < end:
             time.sleep(LOOK_EVERY)
-        if not told.done() or told.result()[0]["content"]["status"] != "ok":
+        if not future.done() or future.result()[0]["content"]["status"] != "ok":
             return ""
         return (
             f"; but its host answers, and the process of rank {rank} is there: it stands still "

@@ -80,9 +80,9 @@ def last(folder: Path, show: bool = False) -> Live:
             f"nothing was submitted to cluster {folder.name!r} yet: use submit(experiment)"
         ) from None
     # Of this process: the very Live, whose `stop` and `result` are those that were given before.
-    own = _OWN.get(directory)
-    if own is None:
+    live = _OWN.get(directory)
+    if live is None:
         return Attached(directory, show)
     if show:
-        own.show()
-    return own
+        live.show()
+    return live

@@ -83,8 +83,8 @@ def confine(process: psutil.Process, patience: float = 0.0, deaf: bool = False) 
         with _stopped(process):
             handle = os.pidfd_open(process.pid)
             try:
-                for each in exposed(process):
-                    _rebind(handle, each, deaf)
+                for listener in exposed(process):
+                    _rebind(handle, listener, deaf)
             finally:
                 os.close(handle)
         return True

@@ -106,5 +106,5 @@ class LocalEngines:
 
     def _connection(self) -> Connection:
         file = self.folder / "profile" / "security" / "ipcontroller-labkit-client.json"
-        found: Connection = json.loads(file.read_text())
-        return found
+        connection: Connection = json.loads(file.read_text())
+        return connection

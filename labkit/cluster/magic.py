@@ -200,8 +200,8 @@ class _Cell(CallRequest):
             host = self._cluster.state()["hosts"][rank]
             return f"rank {rank} on host {host} is still in the cell"
         if place is None:
-            (seen,) = look([self._processes[rank]], WALL)
-            return f"rank {rank} lets no other thread run, and is {seen}"
+            (process_snapshot,) = look([self._processes[rank]], WALL)
+            return f"rank {rank} lets no other thread run, and is {process_snapshot}"
         seconds = time.monotonic() - since
         return f"rank {rank} waits in {place}" + (f" since {seconds:.0f} s" if seconds > 1 else "")
 
@@ -229,12 +229,12 @@ def _processes(cluster: Ranks) -> list[int]:
     for _ in range(TRIES):
         client, engines = cluster.client, cluster.engines
         calls = [client[e].apply_async(os.getpid) for e in engines]
-        asked = CallRequest(cluster, calls)
-        asked.wait(cluster.limit)
-        if dead := sorted(asked.dead()):
+        call_request = CallRequest(cluster, calls)
+        call_request.wait(cluster.limit)
+        if dead := sorted(call_request.dead()):
             last = End(f"rank {', '.join(map(str, dead))} failed: {ENDED}", dead[0])
             cluster.rebuild(dead)
-        elif (how := asked.why_ended()) is not None:
+        elif (how := call_request.why_ended()) is not None:
             last = how
         else:
             return [call.get() for call in calls]

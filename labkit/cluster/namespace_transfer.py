@@ -119,10 +119,14 @@ def _unpack(values: Values) -> list[str]:
             continue
         if isinstance(value, FunctionType) and value.__module__ == "__main__":
             # A cell's function sees what later cells define, not a copy of what was.
-            own = value
+            function_type = value
             value = FunctionType(
-                own.__code__, space, own.__name__, own.__defaults__, own.__closure__
+                function_type.__code__,
+                space,
+                function_type.__name__,
+                function_type.__defaults__,
+                function_type.__closure__,
             )
-            value.__kwdefaults__ = own.__kwdefaults__
+            value.__kwdefaults__ = function_type.__kwdefaults__
         space[name] = value
     return lost

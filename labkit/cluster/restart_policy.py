@@ -122,9 +122,9 @@ class Setbacks:
         Raises:
             RankError: nothing has gone on since ranks died before, `TRIES` times.
         """
-        found, damage = self._newest()
+        resume, damage = self._newest()
         folder = self._directory / checkpoints.FOLDER
-        back = self._begin if found is None else found.step
+        back = self._begin if resume is None else resume.step
         came_further = self._reached > self._stood or back > self._back
         self._stood = max(self._stood, self._reached)
         self._tries = 1 if came_further else self._tries + 1
@@ -135,7 +135,7 @@ class Setbacks:
                 "so",
                 error.rank,
             )
-        if found is not None:
+        if resume is not None:
             checkpoints.go_back(folder, back)
         elif damage:  # it may pass, such as too many open files: who looks finds all as it was
             damage = f"{damage}; they lie in {_put_aside(folder).name}"
@@ -149,16 +149,16 @@ class Setbacks:
                 "ranks": list(ranks),
                 "step": back,
                 "repeated": max(0, self._reached - back),  # a word of the last ones may be lost
-                "source": "the begin" if found is None and not back else "checkpoint",
+                "source": "the begin" if resume is None and not back else "checkpoint",
                 "seconds": {"detect": max(0.0, self._detect)},
                 **({"notes": [damage]} if damage else {}),
             }
         )
         self.experiment = self.experiment.replace(faults=faults)
         self._back, self._reached, self._taken = back, back, {}
-        if found is None:
+        if resume is None:
             return self._keeping
-        return (self._keeping or CheckpointContext(None))._replace(resume=found, goes_on=True)
+        return (self._keeping or CheckpointContext(None))._replace(resume=resume, goes_on=True)
 
     def _newest(self) -> tuple[Resume | None, str]:
         """The newest whole checkpoint, and what is wrong where there are only damaged ones."""

@@ -77,7 +77,7 @@ def _function(function: Callable[..., Any], told: list[FunctionType]) -> dict[st
     own: dict[str, JSON] = {}
     # Sorted: the same function has the same text, in whatever order Python found its names.
     for name, value in sorted(_captured(function).items()):
-        if any(value is each for each in told):
+        if any(value is function_type for function_type in told):
             continue  # each once: functions may call each other in any way
         if _is_beside(value, function):
             own[name] = _function(value, told)

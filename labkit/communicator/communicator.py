@@ -347,10 +347,10 @@ class Communicator:
             assert isinstance(part, MPI.Intracomm)  # as all parts of one are
             emulation = self._emulation and self._emulation.part(part.allgather(self.rank))
             given = (self.patience.limit, None, self.traffic, emulation, self.patience, self.clock)
-            found = Communicator(part, *given, self.rules)
-        found.slowness = self.slowness
+            communicator = Communicator(part, *given, self.rules)
+        communicator.slowness = self.slowness
         part.Free()  # it works on a duplicate
-        return found
+        return communicator
 
     def over(self, network: str | Network | None) -> Communicator:
         """The same ranks on another network; what it sends is metered by itself (collective)."""
@@ -395,8 +395,10 @@ class Communicator:
 
     def be_slow(self, slow: Mapping[int, Slowdown], seed: int) -> None:
         """From now on compute as slowly as the ranks that are named here; others as they can."""
-        own = slow.get(self.rank)
-        self.slowness = None if own is None else Slowness(own, self.rank, seed, self.clock)
+        slowdown = slow.get(self.rank)
+        self.slowness = (
+            None if slowdown is None else Slowness(slowdown, self.rank, seed, self.clock)
+        )
 
     def plant(self, injector: Injector) -> None:
         """From now on let faults happen to this rank, to what it sends and how it computes."""

@@ -104,13 +104,13 @@ class Slots:
         if not self._coming:
             return []
         now = self._patience.clock.now()
-        found = [letter for letter in self._coming if letter.is_here(now)]
-        self._coming = [letter for letter in self._coming if letter not in found]
-        for letter in found:
+        letters = [letter for letter in self._coming if letter.is_here(now)]
+        self._coming = [letter for letter in self._coming if letter not in letters]
+        for letter in letters:
             self._open.add(letter.route)
             if not (self.stay and letter.values.nbytes):
                 self.free(letter.route)
-        return found
+        return letters
 
     @property
     def idle(self) -> bool:

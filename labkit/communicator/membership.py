@@ -64,9 +64,9 @@ class Membership:
         from mpi4py import MPI
 
         colour = MPI.UNDEFINED if self.number == SPARE else 0
-        found = self.comm.Split(colour, self.number)
-        assert isinstance(found, MPI.Intracomm)  # as all parts of one are, and the null one
-        return found
+        comm = self.comm.Split(colour, self.number)
+        assert isinstance(comm, MPI.Intracomm)  # as all parts of one are, and the null one
+        return comm
 
     def is_called(self) -> bool:
         """Wait, as a spare, until others are gone; False: all have ended without."""

@@ -148,9 +148,9 @@ class Reductions:
         key = (algorithm, buffer.dtype.str, buffer.size)
         if key not in self._agreed:
             self._patience.enter("the agreement on an allreduce", told=f": {place}")
-            told: list[Key] = self._patience.gather(key)
-            if len(set(told)) > 1:
-                names = [f"rank {r}: {a} of {d}[{n}]" for r, (a, d, n) in enumerate(told)]
+            keys: list[Key] = self._patience.gather(key)
+            if len(set(keys)) > 1:
+                names = [f"rank {r}: {a} of {d}[{n}]" for r, (a, d, n) in enumerate(keys)]
                 raise Mismatch(f"ranks differ in an allreduce: {'; '.join(names)}")
             self._agreed[key] = self._made(algorithm, buffer.size)
         return self._agreed[key]

@@ -108,10 +108,13 @@ class Flags:
 
     def _first_vote(self, goes_on: bool) -> bool:
         """Vote in this phase; whether who was the first to do so goes on."""
-        own, found = np.array([self._phase if goes_on else -self._phase]), np.empty(1, np.int64)
-        self._window.Compare_and_swap(own, self._vote, found, 0, self._ballot)
+        ndarray, array1_d = (
+            np.array([self._phase if goes_on else -self._phase]),
+            np.empty(1, np.int64),
+        )
+        self._window.Compare_and_swap(ndarray, self._vote, array1_d, 0, self._ballot)
         self._window.Flush(0)
-        self._vote = own if found[0] == self._vote[0] else found
+        self._vote = ndarray if array1_d[0] == self._vote[0] else array1_d
         return bool(self._vote[0] > 0)
 
     def meet(self) -> None:

@@ -88,12 +88,16 @@ class StatusBoard:
         assert isinstance(self._host, MPI.Intracomm)  # as all parts of one are
         self.local_rank: int = self._host.rank
         self.ranks: list[int] = self._host.allgather(comm.rank)  # of this host
-        own = HostRanks(tuple(self.ranks), MPI.Get_processor_name())
-        hosts = [own] if self._host.size == comm.size else sorted(set(comm.allgather(own)))
+        host_ranks = HostRanks(tuple(self.ranks), MPI.Get_processor_name())
+        hosts = (
+            [host_ranks]
+            if self._host.size == comm.size
+            else sorted(set(comm.allgather(host_ranks)))
+        )
         first = self.local_rank == 0
         nbytes = StatusTable.nbytes(hosts) if first else 0
         self._window = MPI.Win.Allocate_shared(nbytes, 1, comm=self._host)
-        self._sheet = StatusTable(self._window.Shared_query(0)[0], hosts, hosts.index(own))
+        self._sheet = StatusTable(self._window.Shared_query(0)[0], hosts, hosts.index(host_ranks))
         self._own = self._sheet.rows[comm.rank : comm.rank + 1]
         if first:
             self._sheet.clear(clock.now())

@@ -122,9 +122,9 @@ class StatusTable:
         """Write down what the ranks of this host are doing, seen from outside."""
         from labkit.communicator.process_inspector import look
 
-        seen = look(self.rows["pid"][self.own].tolist(), clock)
-        for rank, told in zip(self.own, seen, strict=True):
-            self.rows["look"][rank] = str(told).encode()[:LOOK]
+        process_snapshots = look(self.rows["pid"][self.own].tolist(), clock)
+        for rank, process_snapshot in zip(self.own, process_snapshots, strict=True):
+            self.rows["look"][rank] = str(process_snapshot).encode()[:LOOK]
 
     def write(self, bulletin: np.ndarray, now: float, last: bool) -> None:
         """Fill a bulletin of this host."""

@@ -190,18 +190,18 @@ class WaitPolicy:
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's object, in rank order (pickled), in the call that was entered."""
-        own = np.frombuffer(pickle.dumps(value), np.uint8)
-        lengths = self.gather_here(len(own)).astype(int)
+        ndarray = np.frombuffer(pickle.dumps(value), np.uint8)
+        lengths = self.gather_here(len(ndarray)).astype(int)
         whole = np.empty(lengths.sum(), np.uint8)
-        self.call("Allgatherv", own, (whole, lengths))
+        self.call("Allgatherv", ndarray, (whole, lengths))
         self.board.enter(f"work after {self.place}")
         return [pickle.loads(part.data) for part in np.split(whole, np.cumsum(lengths)[:-1])]
 
     def share(self, value: Any, root: int) -> Any:
         """Likewise, the root's object, on every rank."""
-        own = np.frombuffer(pickle.dumps(value if self.rank == root else None), np.uint8).copy()
-        length = int(self.gather_here(len(own))[root])
-        whole = own if self.rank == root else np.empty(length, np.uint8)
+        ndarray = np.frombuffer(pickle.dumps(value if self.rank == root else None), np.uint8).copy()
+        length = int(self.gather_here(len(ndarray))[root])
+        whole = ndarray if self.rank == root else np.empty(length, np.uint8)
         self.call("Bcast", whole, root)
         self.board.enter(f"work after {self.place}")
         return pickle.loads(whole.data)
@@ -249,8 +249,8 @@ class WaitPolicy:
         self.check_failures()
         waited, limits = self.clock.now() - self._since, Limits.of(self.limit)
         try:
-            for each in self._whole():
-                each.board.check()
+            for wait_policy in self._whole():
+                wait_policy.board.check()
             around = waited > self.board.deadlocked_after and self._collective
             if around and (calls := self.board.deadlock()):
                 told = _different(calls) + self.board.lost()
@@ -266,8 +266,8 @@ class WaitPolicy:
                     f"a longer wait is allowed by limit={2 * self.limit:.0f}"
                 )
         except LabkitError as error:
-            for each in self._whole():
-                each.trouble = error
+            for wait_policy in self._whole():
+                wait_policy.trouble = error
             raise
 
     def check_failures(self) -> None:
@@ -275,14 +275,14 @@ class WaitPolicy:
         if not self._outlives:
             return
         whole = list(self._whole())
-        if not any(is_broken(each.comm) for each in whole):
+        if not any(is_broken(wait_policy.comm) for wait_policy in whole):
             return
-        for each in whole:
-            each.comm.Revoke()
+        for wait_policy in whole:
+            wait_policy.comm.Revoke()
         outermost = whole[-1]
         error = outermost.board.mark_dead(gone(outermost.comm, self.clock))
-        for each in whole:
-            each.trouble = error
+        for wait_policy in whole:
+            wait_policy.trouble = error
         raise error
 
     def _whole(self) -> Iterator[WaitPolicy]:

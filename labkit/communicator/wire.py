@@ -72,8 +72,8 @@ class Wire:
             return []
         requests = [self.comm.Isend(sent, peer, tag)]
         if self._rules.checks:
-            told = np.array([checksum(data, number)], np.uint32)
-            requests.append(self.comm.Isend(told.view(np.uint8), peer, tag))
+            ndarray = np.array([checksum(data, number)], np.uint32)
+            requests.append(self.comm.Isend(ndarray.view(np.uint8), peer, tag))
         return requests
 
     def expect(self, data: np.ndarray, peer: int, tag: int, seals: list[Seal]) -> list[Any]:

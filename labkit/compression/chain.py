@@ -88,7 +88,7 @@ class Chain(Compressor):
         import tensorflow as tf
 
         pair = (self.first, self.second)
-        return tf.stack([each.start(shape, rank, seed, ranks) for each in pair])
+        return tf.stack([nested.start(shape, rank, seed, ranks) for nested in pair])
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
         """The first one's parts but "values"; the second one's, "values.…" unless "values"."""

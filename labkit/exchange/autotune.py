@@ -52,7 +52,9 @@ def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool 
     if communicator.on_one_host:
         candidates.append("shared_memory")
     else:
-        candidates += [name for name, each in ALLREDUCE.items() if each.between is not None]
+        candidates += [
+            name for name, collective in ALLREDUCE.items() if collective.between is not None
+        ]
     return _measured(communicator, candidates, nbytes)
 
 

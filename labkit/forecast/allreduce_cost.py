@@ -86,7 +86,7 @@ class Sums:
         if self.asked.emulated:
             names = list(ALLREDUCE)
         else:
-            between = [n for n, each in ALLREDUCE.items() if each.between is not None]
+            between = [n for n, collective in ALLREDUCE.items() if collective.between is not None]
             names = ["ring", *(between if network.hosts is not None else ())]
         seconds = candidates(names, size, self.largest, network, self.gamma)
         return least(seconds, f"simulated on {network}").algorithm

@@ -32,7 +32,7 @@ class Served:
     @property
     def wire(self) -> Spread:
         """Of all that is carried, one after the other."""
-        return reduce(both, (each.seconds for each in self.carried), NOTHING)
+        return reduce(both, (carried.seconds for carried in self.carried), NOTHING)
 
     @property
     def seconds(self) -> float:

@@ -133,7 +133,9 @@ class StepCost(Checked):
     @property
     def seconds(self) -> float:
         """All of it, medians, s."""
-        return sum(each.median for each in (self.forward, self.backward, self.update, self.other))
+        return sum(
+            spread.median for spread in (self.forward, self.backward, self.update, self.other)
+        )
 
 
 class ModelCost(Checked):

@@ -78,7 +78,7 @@ def disk() -> Iterator[Finding]:
     systems: dict[int, list[str]] = {}
     for what, folder in places.items():
         # A folder that is still to be made will lie where its nearest parent does.
-        there = next(each for each in (folder, *folder.resolve().parents) if each.exists())
+        there = next(path for path in (folder, *folder.resolve().parents) if path.exists())
         places[what] = there
         # By device: several of these folders often lie on one disk, which is full or is not.
         systems.setdefault(there.stat().st_dev, []).append(what)
