@@ -85,6 +85,14 @@ class Shell(ZMQInteractiveShell):
         finally:
             Shell.executing = outer
 
+    def ask_exit(self) -> None:
+        """End the notebook, as `sys.exit` does: `quit()`, `exit(3)`.
+
+        IPython would go on with the cell, and end the kernel at some moment after it.
+        """
+        code: Any = self.keepkernel_on_exit  # what the call was given
+        raise SystemExit(code if type(code) in (int, str) else 0)
+
 
 class Interrupted(IPythonKernel):
     """IPython's kernel, which leaves interrupts to its shell."""
@@ -253,6 +261,9 @@ def _become_kernel(told: int, job: int, orders: int) -> int:
     # The kernel looks for its job's end from its start on, and takes another parent for the job.
     if not text or os.getppid() != job:
         return 0
+    # A cell that reads its standard input finds the end of it; the job's is not for cells.
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     arguments, environment = json.loads(text)
     # The orders hold the whole environment: what is absent there shall be absent here.
     os.environ.clear()

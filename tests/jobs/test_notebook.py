@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from labkit.common.errors import InvalidInput
-from labkit.jobs.job import Record, cause
+from labkit.jobs.execution import Record
+from labkit.jobs.job import cause
 from labkit.jobs.notebook import JobResult, execute
 from labkit.records import store
 
