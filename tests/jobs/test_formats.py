@@ -62,7 +62,7 @@ READ: dict[str, bytes] = {
     "light.py": b'# + tags=["parameters"]\nn = 3\n# -\n\nprint(n)\n',
     "myst.md": MYST.format(name="python3", language="python").encode(),
     "bom.md": (BOM + MYST.format(name="python3", language="python")).encode(),
-    "jupytext.md": b'---\njupytext:\n  formats: md\n---\n\n```python tags=["parameters"]\nn = 3\n```\n',
+    "jupytext.md": b'---\njupytext: {}\n---\n\n```python tags=["parameters"]\nn = 3\n```\n',
     "other.ipynb": of_kernel(
         {"name": "python3", "language": "python"}, name="python", version="3.14.1"
     ).encode(),

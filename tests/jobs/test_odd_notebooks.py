@@ -197,12 +197,21 @@ EXECUTED: dict[str, Case] = {
     ),
     "bytes": Case(["import os\nos.write(1, b'\\xff\\n')\nprint('on')"], "completed", "on"),
     "long": Case(["print('x' * 3_000_000)\nprint('on')"], "completed", "on"),
+    # --- modules and files, of a notebook in another folder than its caller's
+    "there/beside": Case(
+        ["import beside, package.inner\nprint(beside.x + package.inner.y)"], "completed", "3"
+    ),
+    "there/caller": Case(
+        ["import caller\nprint(caller.z, open('data').read())"], "completed", "3 d"
+    ),
+    "there/relative": Case(["from . import beside"], "failed", "cell In [1]: ImportError"),
+    "there/installed": Case(["import queue\nprint(queue.Queue.__name__)"], "completed", "Queue"),
     # --- kernels
     "venv": Case(
         ["print('on')"],
         "completed",
         "on",
-        metadata={"kernelspec": {"name": "myenv", "language": "python"}},
+        metadata={"kernelspec": {"name": "myenv", "language": "python", "display_name": ""}},
     ),
     "bare": Case(["print('on')"], "completed", "on"),
 }
@@ -220,9 +229,22 @@ def write(path: Path, cells: list[Any], metadata: Mapping[str, Any]) -> None:
     path.write_text(nbformat.writes(nbformat.v4.new_notebook(cells=made, metadata=metadata)))
 
 
+FILES = {
+    "there/beside.py": "x = 1",
+    "there/package/__init__.py": "",
+    "there/package/inner.py": "y = 2",
+    "there/queue.py": "",
+    "caller.py": "z = 3",
+    "data": "d",
+}
+
+
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("odd")
+    (folder / "there/package").mkdir(parents=True)
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
     for name, case in EXECUTED.items():
         write(folder / f"{name}.ipynb", case.cells, case.metadata)
     asked = [(f"{name}.ipynb", dict(case.given)) for name, case in EXECUTED.items()]
