@@ -105,7 +105,8 @@ def parse(text: str, notebook: Path) -> list[Cell]:
         metadata = _record(_record(record).get("metadata", {}))
         if (major := _record(record).get("nbformat", 4)) != 4:
             raise ValueError(f"its format is {short(major)}")
-        spec, info = (_record(metadata.get(key, {})) for key in ("kernelspec", "language_info"))
+        names = ("kernelspec", "language_info", "papermill")
+        spec, info, _ = (_record(metadata.get(name) or {}) for name in names)
     except ValueError as error:
         reason = str(error)
         raise InvalidInput(f"{_shown(notebook)} is not a notebook of format 4: {reason}") from None
@@ -115,8 +116,8 @@ def parse(text: str, notebook: Path) -> list[Cell]:
 
 def _check_language(spec: dict[str, JSON], info: dict[str, JSON], old: str, notebook: Path) -> None:
     """Refuse what this Python would run as if it were its own; name a kernel that it stands for."""
-    name, display = (str(spec.get(key, "")) for key in ("name", "display_name"))
-    languages = {str(spec.get("language", "")), str(info.get("name", "")), old} - {""}
+    name, display = (str(spec.get(key) or "") for key in ("name", "display_name"))
+    languages = {str(spec.get("language") or ""), str(info.get("name") or ""), old} - {""}
     if not languages and name not in _OURS and "py" not in f"{name} {display}".lower():
         raise InvalidInput(
             f"{notebook.name} is for the kernel {short(name)} and names no language; labkit runs "
@@ -141,8 +142,9 @@ def _check_language(spec: dict[str, JSON], info: dict[str, JSON], old: str, note
 
 def papermill_parameters(notebook: Path) -> dict[str, JSON]:
     """What papermill has recorded of the values that it gave a notebook."""
-    metadata = _record(_record(read_plain_json(text(notebook).encode(), strict=False))["metadata"])
-    found = _record(metadata.get("papermill", {})).get("parameters", {})
+    record = _record(read_plain_json(text(notebook).encode(), strict=False))
+    metadata = _record(record.get("metadata", {}))
+    found = _record(metadata.get("papermill") or {}).get("parameters", {})
     return found if isinstance(found, dict) else {}
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -66,7 +67,10 @@ def execute_cells(
     logger.addFilter(_matters)
     record = load_notebook_node(source)
     if values := read_plain_file(job / "params.yaml"):
-        papermill_translators.register("python3", Translator(parameters.declared(notebook)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # told before this process was started
+            known = parameters.declared(notebook)
+        papermill_translators.register("python3", Translator(known))
         record = parameterize_notebook(record, values, kernel_name="python3", language="python")
     record.metadata["kernelspec"] = {**_KERNEL}  # this interpreter, whatever stood there
     record = papermill.prepare_notebook_metadata(record, source, output)
@@ -103,14 +107,10 @@ def _raise_for_errors(record: NotebookNode, output: str) -> None:
     from papermill.execute import raise_for_execution_errors
     from papermill.iorw import write_ipynb
 
-    code = [cell for cell in record.cells if cell.cell_type == "code"]
+    code = (cell for cell in record.cells if cell.cell_type == "code")
     allowed = [(cell, cell.outputs) for cell in code if MAY_RAISE in cell.metadata.tags]
     for cell, _ in allowed:
         cell.outputs = []
-    for each in (each for cell in code for each in cell.outputs):
-        # `sys.exit(main())` of a function that returns nothing: to Python, too, that is success.
-        if each.get("ename") == "SystemExit" and each["evalue"] == "None":
-            each["evalue"] = ""
     try:
         raise_for_execution_errors(record, output)
     finally:
@@ -184,9 +184,13 @@ def _matters(record: logging.LogRecord) -> bool:
 def _readable(notebook: Path, job: Path) -> Path:
     """A notebook of format 4 in UTF-8; made of another one, it is kept with the job."""
     text = cells.text(notebook)
-    if text.encode() == notebook_bytes(notebook):
+    record = json.loads(text)
+    whole = {"metadata": {}, "nbformat": 4, "nbformat_minor": 4} | record
+    # papermill writes into these.
+    whole["metadata"] = {n: value for n, value in whole["metadata"].items() if value is not None}
+    if whole == record and text.encode() == notebook_bytes(notebook):
         return notebook
-    return store.write_atomically(job / "notebook.ipynb", text)
+    return store.write_atomically(job / "notebook.ipynb", json.dumps(whole))
 
 
 def _scrubbed(text: str | list[str]) -> str | list[str]:

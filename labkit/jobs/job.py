@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.common.safe_files import make_folder, open_file, read_file
 from labkit.jobs import execution
@@ -44,6 +44,7 @@ class Kernel:
         self.job = job
         self.manager: AsyncKernelManager | None = None
         self.rank: int | None = None
+        self.error: dict[str, str] = {}  # `ename` and `evalue` of the last cell that raised one
         self.signal = ""  # by which a part of its cluster has ended
         self.interrupted: str | None = None  # by what
         self._process: Embryo | None = None
@@ -92,7 +93,9 @@ class Kernel:
         provisioner = self.manager.provisioner if self.manager else None
         return provisioner.pid if provisioner and provisioner.has_process else None
 
-    async def on_cell_error(self, cell: NotebookNode, **_: object) -> None:
+    async def on_cell_error(
+        self, cell: NotebookNode, execute_reply: Mapping[str, Any], **_: object
+    ) -> None:
         """Remember `rank` and `signal` of the exception that has just ended a cell.
 
         Raises:
@@ -100,6 +103,8 @@ class Kernel:
         """
         if self.interrupted and execution.MAY_RAISE in cell.metadata.tags:
             raise KeyboardInterrupt
+        content = execute_reply["content"]
+        self.error = {name: content[name] for name in ("ename", "evalue") if content.get(name)}
         self.rank, self.signal = None, ""  # not those of an earlier cell, which was allowed to fail
         from jupyter_client.asynchronous import AsyncKernelClient
 
@@ -177,6 +182,8 @@ def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, show
             return CELL_FAILED
         from labkit.jobs.log import keep_failed
 
+        if getattr(error, "ename", "") == "CellExecutionError":  # IPython printed it: `%nosuch`
+            vars(error).update(kernel.error)
         if how := kernel.end():
             keep_failed(job, how.message)
             store.fail(job, how.message)

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from asyncio import Future
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -275,6 +276,7 @@ def _become_kernel(told: int, job: int, orders: int) -> int:
     # must be there to say that it has cleaned up. Ignored, it would be by what cells start, too.
     signal.signal(signal.SIGTERM, _stay if ELEMENT in os.environ else _end)
     signal.signal(signal.SIGINT, Shell.interrupt)
+    warnings.filterwarnings("ignore", "To exit: use")  # IPython's, of people at a keyboard
     sys.argv = ["labkit.jobs.kernel", *arguments]
     imports.add_inherited()
     # Given here, as ipykernel reads the variable when it is imported.

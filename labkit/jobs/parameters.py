@@ -9,6 +9,7 @@ import json
 import re
 import tokenize
 import typing
+import unicodedata
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -218,6 +219,8 @@ def check(notebook: Path, given: Values, known: Known | None = None) -> dict[str
     """
     if known is None:
         known, given = declared(notebook), given or _injected(notebook)
+    # Python reads names so, and a keyboard may write an ö as two letters.
+    given = {unicodedata.normalize("NFKC", name): value for name, value in given.items()}
     check_names(notebook, given, known)
     values = {name: known[name].convert(value) for name, value in given.items()}
     # With the defaults: a given number of workers may not fit the batch that the notebook has.

@@ -147,6 +147,12 @@ EXECUTED: dict[str, Case] = {
         "the kernel was ended by SIGKILL",
     ),
     "interrupt": Case(["raise KeyboardInterrupt"], "interrupted", "cell In [1]: KeyboardInterrupt"),
+    "group": Case(
+        ["raise ExceptionGroup('many', [KeyError('b')])"],
+        "failed",
+        "cell In [1]: ExceptionGroup: many (1 sub-exception)",
+    ),
+    "no magic": Case(["%nosuch"], "failed", "cell In [1]: UsageError: Line magic function"),
     "input": Case(["input('name? ')"], "failed", "cell In [1]: StdinNotImplementedError"),
     "getpass": Case(
         ["import getpass\ngetpass.getpass()"], "failed", "cell In [1]: StdinNotImplementedError"
@@ -249,7 +255,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         write(folder / f"{name}.ipynb", case.cells, case.metadata)
     asked = [(f"{name}.ipynb", dict(case.given)) for name, case in EXECUTED.items()]
     (folder / "asked.json").write_text(json.dumps(asked))
-    subprocess.run([sys.executable, "-c", RUNS], cwd=folder, check=True, timeout=240)
+    subprocess.run([sys.executable, "-P", "-c", RUNS], cwd=folder, check=True, timeout=240)
     found: dict[str, Any] = json.loads((folder / "ended.json").read_text())
     return found
 
