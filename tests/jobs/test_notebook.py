@@ -103,7 +103,7 @@ def test_the_rank_that_an_exception_names_is_recorded(tmp_path: Path) -> None:
 def test_a_kernel_that_dies_has_not_completed(tmp_path: Path) -> None:
     job = execute(NOTEBOOKS / "its_kernel_dies.ipynb", {}, tmp_path)
     assert job.state == "failed"
-    assert "Kernel died" in (job.cause or "")
+    assert job.cause == "the kernel ended with code 3"
 
 
 @pytest.mark.slow

@@ -270,3 +270,8 @@ def test_a_notebook_ends_as_people_expect(name: str, ended: dict[str, Any]) -> N
         assert log.rstrip("\n").split("\n")[-1].strip() == case.said
     else:
         assert cause.startswith(case.said)
+
+
+@pytest.mark.slow
+def test_the_record_of_a_notebook_that_runs_again_has_its_values(ended: dict[str, Any]) -> None:
+    assert [ended[f"{name}.ipynb"][2] for name in ("again", "anew")] == [{"n": 7}, {"n": 9}]
