@@ -12,7 +12,7 @@ from pathlib import Path
 
 # Names the folder of a notebook, and that of its caller, to the processes that work for it.
 VARIABLE = "LABKIT_MODULES"
-_BETWEEN = "\n"  # of several folders; a colon stands in the names of some
+_SEPARATOR = "\n"  # of several folders; a colon stands in the names of some
 _added: list[str] = []  # what this process has put on its path
 
 
@@ -20,12 +20,12 @@ def of_notebook(notebook: Path) -> str:
     """Return the folders that a notebook imports from: its own as in JupyterLab, the caller's as
     by papermill.
     """
-    return _BETWEEN.join(dict.fromkeys([str(notebook.resolve().parent), os.getcwd()]))
+    return _SEPARATOR.join(dict.fromkeys([str(notebook.resolve().parent), os.getcwd()]))
 
 
 def split(places: str) -> list[str]:
     """Return the folders that a text names."""
-    return [place for place in places.split(_BETWEEN) if place]
+    return [place for place in places.split(_SEPARATOR) if place]
 
 
 def folder() -> str:

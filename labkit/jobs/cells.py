@@ -17,9 +17,9 @@ from labkit.records.notebook import notebook_bytes
 
 SCRIPTS = (".py", ".md", ".myst")  # jupytext reads the notebooks in these
 _HEAD = re.compile(r"\A---\n(.*\n)*?(jupytext|kernelspec):|^`{3,}\{code-cell\}", re.MULTILINE)
-_OLD = re.compile(r'"nbformat"\s*:\s*[123]\b')  # quotes in a text of JSON have a backslash
+_OLD_FORMAT = re.compile(r'"nbformat"\s*:\s*[123]\b')  # quotes in a text of JSON have a backslash
 _COOKIE = re.compile(r"\A(#.*\n)?[ \t\f]*#.*?coding[:=].*\n")
-_OURS = ("", "python", "python3")
+_PYTHON = ("", "python", "python3")
 
 
 class Cell(NamedTuple):
@@ -51,7 +51,7 @@ def text(notebook: Path) -> str:
             return _from_script(content, notebook.suffix.lower())
         # A byte order mark, and UTF-16, which some shells of Windows write.
         found = content.decode(json.detect_encoding(content))
-        return _upgraded(found) if _OLD.search(found) else found
+        return _upgrade(found) if _OLD_FORMAT.search(found) else found
     except (FileNotFoundError, NotADirectoryError):
         raise InvalidInput(
             f"no notebook {_shown(notebook)}: give the path of an .ipynb file, or of jupytext's "
@@ -72,7 +72,8 @@ def _from_script(content: bytes, suffix: str) -> str:
     if suffix == ".py":  # as Python reads it: `# -*- coding: latin-1 -*-`
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
     script = io.StringIO(content.decode(encoding), newline=None).read()
-    script = _COOKIE.sub(r"\1", script)  # jupytext reads UTF-8 alone, which a text is by now
+    if not encoding.startswith("utf-8"):  # jupytext reads nothing else, and by now it is a text
+        script = _COOKIE.sub(r"\1", script)
     if suffix != ".py" and not _HEAD.search(script):
         raise NotPlain("is a text and no notebook: jupytext's header (`jupytext:`) is missing")
     import jupytext
@@ -85,7 +86,7 @@ def _from_script(content: bytes, suffix: str) -> str:
         raise NotPlain(f"is not a notebook of jupytext's: {reason}") from error
 
 
-def _upgraded(found: str) -> str:
+def _upgrade(found: str) -> str:
     """A notebook of format 1 to 3 as one of format 4."""
     import nbformat
 
@@ -118,7 +119,7 @@ def _check_language(spec: dict[str, JSON], info: dict[str, JSON], old: str, note
     """Refuse what this Python would run as if it were its own; name a kernel that it stands for."""
     name, display = (str(spec.get(key) or "") for key in ("name", "display_name"))
     languages = {str(spec.get("language") or ""), str(info.get("name") or ""), old} - {""}
-    if not languages and name not in _OURS and "py" not in f"{name} {display}".lower():
+    if not languages and name not in _PYTHON and "py" not in f"{name} {display}".lower():
         raise InvalidInput(
             f"{notebook.name} is for the kernel {short(name)} and names no language; labkit runs "
             "Python: set kernelspec.language in its metadata"
@@ -133,7 +134,7 @@ def _check_language(spec: dict[str, JSON], info: dict[str, JSON], old: str, note
             f"{notebook.name} is a notebook in Python 2; labkit runs Python 3: translate it with "
             "2to3, choose a Python 3 kernel and save it"
         )
-    if name not in _OURS:
+    if name not in _PYTHON:
         warnings.warn(
             f"{notebook.name} is for the kernel {name!r}; the Python of labkit runs it",
             stacklevel=2,

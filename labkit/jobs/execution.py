@@ -108,13 +108,13 @@ def _raise_for_errors(record: NotebookNode, output: str) -> None:
     from papermill.iorw import write_ipynb
 
     code = (cell for cell in record.cells if cell.cell_type == "code")
-    allowed = [(cell, cell.outputs) for cell in code if MAY_RAISE in cell.metadata.tags]
-    for cell, _ in allowed:
+    tolerant = [(cell, cell.outputs) for cell in code if MAY_RAISE in cell.metadata.tags]
+    for cell, _ in tolerant:
         cell.outputs = []
     try:
         raise_for_execution_errors(record, output)
     finally:
-        for cell, outputs in allowed:
+        for cell, outputs in tolerant:
             cell.outputs = outputs
         write_ipynb(record, output)
 

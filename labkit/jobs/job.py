@@ -184,7 +184,8 @@ def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, show
 
         if getattr(error, "ename", "") == "CellExecutionError":  # IPython printed it: `%nosuch`
             vars(error).update(kernel.error)
-        if how := kernel.end():
+        # A kernel that was asked to end has ended, too, whatever failed then.
+        if (how := kernel.end()) and (how.signal or type(error).__name__ == "DeadKernelError"):
             keep_failed(job, how.message)
             store.fail(job, how.message)
             store.end_orphans(job, how.message)

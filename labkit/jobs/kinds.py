@@ -24,20 +24,20 @@ _GENERIC = (
     *("Sequence", "Set", "Tuple", "Union"),
 )
 # A type that JSON has not is written as the text that its constructor, or fromisoformat, takes.
-_MADE: dict[str, Kind] = {
+_TEXTUAL: dict[str, Kind] = {
     kind.__name__: kind for kind in (Decimal, Fraction, Path, UUID, complex, frozenset, set)
 } | {"timedelta": timedelta}
 
 
-def _dated(kind: Kind) -> Kind:
+def _temporal(kind: Kind) -> Kind:
     """A type of dates; pydantic alone would take a text of a number for seconds since 1970."""
     return Annotated[
         kind, BeforeValidator(lambda v: kind.fromisoformat(v) if isinstance(v, str) else v)
     ]
 
 
-_DATED: dict[str, Kind] = {kind.__name__: _dated(kind) for kind in (date, datetime, time)}
-NAMED: dict[str, Kind] = PLAIN | _MADE | _DATED | {n: getattr(typing, n) for n in _GENERIC}
+_TEMPORAL: dict[str, Kind] = {kind.__name__: _temporal(kind) for kind in (date, datetime, time)}
+NAMED: dict[str, Kind] = PLAIN | _TEXTUAL | _TEMPORAL | {n: getattr(typing, n) for n in _GENERIC}
 NAMED["PositiveInt"] = PositiveInt
 LONGEST = 1000  # letters; also bounds how deeply brackets can stand in each other
 

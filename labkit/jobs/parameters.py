@@ -21,7 +21,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 from labkit.common.errors import InvalidInput, LabkitError, short
 from labkit.common.plain_json import NotPlain
 from labkit.jobs import cells, kinds
-from labkit.jobs.inference import COMPUTED, infer
+from labkit.jobs.inference import UNTYPED, infer
 from labkit.jobs.python_source import python_source
 from labkit.records.plain_yaml import read_plain
 
@@ -60,7 +60,7 @@ class Parameter:
     @property
     def type(self) -> TypeAdapter[JSON]:
         """What checks and converts values; a type that cannot be read raises InvalidInput."""
-        if self.annotation == COMPUTED:
+        if self.annotation == UNTYPED:
             raise InvalidInput(
                 f"the parameters cell computes `{self.declaration}`, and only a kernel knows its "
                 f"type; annotate it, as in `{self.name}: float = …`"
@@ -80,8 +80,8 @@ class Parameter:
             InvalidInput: the value is not of the type.
         """
         # A value of a record that is read again has texts of what JSON has not: "Infinity".
-        again = [(value, True), (value, False)]
-        readings = _readings(value) if isinstance(value, str) else again
+        both = [(value, True), (value, False)]
+        readings = _readings(value) if isinstance(value, str) else both
         kind = self.type
         if self.annotation == "Any" and isinstance(value, str) and _NOT_FINITE.fullmatch(value):
             raise InvalidInput(
@@ -153,7 +153,7 @@ def declared(notebook: Path) -> dict[str, Parameter]:
 
 def parse(source: str) -> dict[str, Parameter]:
     """Read annotated, commented assignments; other statements are left to the kernel."""
-    source = _without_magics(source)
+    source = _plain_python(source)
     # Python's parser drops comments; its tokens have them, by line.
     comments = {
         token.start[0]: token.string.lstrip("# ")
@@ -168,11 +168,8 @@ def parse(source: str) -> dict[str, Parameter]:
             continue
         if value is None:  # `workers: int` alone gives the notebook no value to start from
             continue
-        if isinstance(node, ast.AnnAssign):
-            annotation = ast.unparse(node.annotation)
-            if isinstance(node.annotation, ast.Constant):  # `workers: "int" = 2`
-                annotation = str(node.annotation.value)
-        else:
+        annotation = _annotation(node) if isinstance(node, ast.AnnAssign) else "Final"
+        if annotation.split(".")[-1] == "Final":  # of what the default is
             annotation = infer(value, {name: each.annotation for name, each in found.items()})
         help = comments.get(node.end_lineno or 0, "")
         text = " ".join((ast.get_source_segment(source, node) or "").split())
@@ -183,7 +180,13 @@ def parse(source: str) -> dict[str, Parameter]:
     return found
 
 
-def _without_magics(source: str) -> str:
+def _annotation(node: ast.AnnAssign) -> str:
+    if isinstance(node.annotation, ast.Constant):  # `workers: "int" = 2`
+        return str(node.annotation.value)
+    return ast.unparse(node.annotation)
+
+
+def _plain_python(source: str) -> str:
     """A cell as Python: magics and shell lines as the calls that IPython makes of them."""
     while match := _CELL_MAGIC.match(source):
         # The other cell magics have a language, or a place, of their own.
@@ -218,7 +221,7 @@ def check(notebook: Path, given: Values, known: Known | None = None) -> dict[str
         InvalidInput: an unknown name, a wrong type, an impossible value.
     """
     if known is None:
-        known, given = declared(notebook), given or _injected(notebook)
+        known, given = declared(notebook), given or _injected_values(notebook)
     # Python reads names so, and a keyboard may write an ö as two letters.
     given = {unicodedata.normalize("NFKC", name): value for name, value in given.items()}
     check_names(notebook, given, known)
@@ -231,7 +234,7 @@ def check(notebook: Path, given: Values, known: Known | None = None) -> dict[str
     return values
 
 
-def _injected(notebook: Path) -> dict[str, JSON]:
+def _injected_values(notebook: Path) -> dict[str, JSON]:
     """The values of an earlier run, which stand in a notebook that papermill has written.
 
     It replaces them where it is given new ones, and leaves them where not.

@@ -9,8 +9,8 @@ from fractions import Fraction
 from pathlib import PurePath
 from uuid import UUID
 
-# How a value is made again of its text; a datetime is a date, too, and stands before it.
-_MADE = {
+# How a value is form again of its text; a datetime is a date, too, and stands before it.
+_CONSTRUCTORS = {
     datetime: "__import__('datetime').datetime.fromisoformat({!r})",
     date: "__import__('datetime').date.fromisoformat({!r})",
     time: "__import__('datetime').time.fromisoformat({!r})",
@@ -37,10 +37,11 @@ def python_source(value: object) -> str:
             items = ", ".join(map(python_source, value))
             return f"({items},)" if len(value) == 1 else f"({items})"
         case set() | frozenset():
-            return f"{type(value).__name__}({python_source(list(value))})"
+            items = ", ".join(sorted(map(python_source, value)))
+            return f"{type(value).__name__}([{items}])"
         case float() if not math.isfinite(value):
             return f"float('{value}')"
         case timedelta():
             return f"__import__('datetime').{repr(value).removeprefix('datetime.')}"
-    made = next((form for kind, form in _MADE.items() if isinstance(value, kind)), None)
-    return repr(value) if made is None else made.format(str(value))
+    form = next((text for kind, text in _CONSTRUCTORS.items() if isinstance(value, kind)), None)
+    return repr(value) if form is None else form.format(str(value))

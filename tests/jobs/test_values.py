@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 
 from labkit.common.errors import InvalidInput
-from labkit.jobs.inference import COMPUTED
+from labkit.jobs.inference import UNTYPED
 from labkit.jobs.parameters import Parameter, parse
 
 REFUSED = object()
@@ -58,6 +58,11 @@ CASES: list[tuple[str, Any, Any]] = [
     ('x = Decimal("1.5")', "0.10", Decimal("0.10")),
     ("x = Fraction(1, 3)", "2/3", Fraction(2, 3)),
     ("x = uuid.uuid4()", str(NUMBER), NUMBER),
+    ("x = Fraction(1, 3)", "1/0", REFUSED),
+    ("x = date.today() - timedelta(days=1)", "2024-02-29", DAY),
+    ("x = date.today() - date(2024, 1, 1)", "1 day", datetime.timedelta(days=1)),
+    ("x = [0] * 3", "1,2", [1, 2]),
+    ("x = {'a', 'b'}", "[a, b, c, d, e]", {*"abcde"}),
     ("x = 1j", "1+2j", 1 + 2j),
     ('x = b"a"', "b", REFUSED),
     ("x = Mode.A", "B", REFUSED),
@@ -82,6 +87,7 @@ CASES: list[tuple[str, Any, Any]] = [
     ("x: typing.Literal['a'] = 'a'", "a", "a"),
     ("x: Annotated[int, Field(gt=0)] = 1", "2", 2),
     ("x: Final[int] = 1", "2", 2),
+    ("x: Final = 1.0", "2", 2.0),
     ("x: Sequence[int] = ()", "1,2", [1, 2]),
     ("x = 0", "007", 7),
     ("x = None", "010", 10),
@@ -129,7 +135,7 @@ def test_magics_and_shell_lines_are_no_parameters() -> None:
     source = "%autosave 0\n!echo hello\nn = 3  # samples\nfiles = !ls\nwhere?\nm = n * 2"
     found = parse(source)
     assert [(name, each.annotation) for name, each in found.items()] == [
-        ("n", "int"), ("files", COMPUTED), ("m", "int"),
+        ("n", "int"), ("files", UNTYPED), ("m", "int"),
     ]  # fmt: skip
     assert found["n"].help == "samples"
     assert parse("%%time\nn = 3").keys() == {"n"}
