@@ -15,7 +15,7 @@ from labkit.common.errors import LabkitError
 if TYPE_CHECKING:
     from labkit.jobs.parameters import Parameter
 
-SUFFIXES = (".ipynb", ".py", ".yaml", ".yml")
+SUFFIXES = (".ipynb", ".py", ".md", ".yaml", ".yml")
 _ARGUMENTS = "labkit.arguments"
 
 
@@ -57,7 +57,7 @@ def declared(ctx: click.Context) -> dict[str, Parameter]:
     from labkit.jobs import parameters
 
     words = ctx.meta.get(_ARGUMENTS, ())
-    notebook = next((word for word in words if word.endswith(SUFFIXES[:2])), "")
+    notebook = next((word for word in words if word.endswith(SUFFIXES[:3])), "")
     return parameters.declared(Path(notebook)) if Path(notebook).is_file() else {}
 
 
@@ -65,13 +65,13 @@ def complete_parameter(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """For `-p NAME VALUE`: names, then the values that a declaration lists."""
+    last = ctx.meta[_ARGUMENTS][-1]
     try:
         known = declared(ctx)
-    except LabkitError:
+        if last in known:
+            return _items(_choices(known[last]), incomplete)
+    except LabkitError:  # no notebook, or a type that cannot be read
         return []
-    last = ctx.meta[_ARGUMENTS][-1]
-    if last in known:
-        return _items(_choices(known[last]), incomplete)
     return [CompletionItem(n, help=p.help) for n, p in known.items() if n.startswith(incomplete)]
 
 
@@ -113,4 +113,5 @@ def _said(parameter: Parameter) -> str:
 
     value = parameter.default
     shown = "…" if isinstance(value, Unknown) else json.dumps(value, ensure_ascii=False)
-    return f"{parameter.name}: {parameter.annotation} = {shown}"
+    annotation = f": {parameter.annotation}" if parameter.annotation else ""
+    return f"{parameter.name}{annotation} = {shown}"

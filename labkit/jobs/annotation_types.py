@@ -5,18 +5,39 @@ from __future__ import annotations
 import ast
 import typing
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+from uuid import UUID
 
-from pydantic import PositiveInt
+from pydantic import BeforeValidator, PositiveInt
 
 Kind: TypeAlias = Any  # what typing makes of types; Python has no better name for all of them
 
 PLAIN: dict[str, Kind] = {
     kind.__name__: kind for kind in (bool, dict, float, int, list, str, tuple)
 }
-NAMED: dict[str, Kind] = PLAIN | {
-    name: getattr(typing, name) for name in ("Any", "Literal", "Optional", "Union", "List", "Dict")
-}
+_GENERIC = (
+    *("Annotated", "Any", "Dict", "Final", "FrozenSet", "List", "Literal", "Mapping", "Optional"),
+    *("Sequence", "Set", "Tuple", "Union"),
+)
+# A type that JSON has not is written as the text that its constructor, or fromisoformat, takes.
+_TEXTUAL: dict[str, Kind] = {
+    kind.__name__: kind for kind in (Decimal, Fraction, Path, UUID, complex, frozenset, set)
+} | {"timedelta": timedelta}
+
+
+def _temporal(kind: Kind) -> Kind:
+    """A type of dates; pydantic alone would take a text of a number for seconds since 1970."""
+    return Annotated[
+        kind, BeforeValidator(lambda v: kind.fromisoformat(v) if isinstance(v, str) else v)
+    ]
+
+
+_TEMPORAL: dict[str, Kind] = {kind.__name__: _temporal(kind) for kind in (date, datetime, time)}
+NAMED: dict[str, Kind] = PLAIN | _TEXTUAL | _TEMPORAL | {n: getattr(typing, n) for n in _GENERIC}
 NAMED["PositiveInt"] = PositiveInt
 LONGEST = 1000  # letters; also bounds how deeply brackets can stand in each other
 
@@ -47,7 +68,8 @@ def _kind(node: ast.expr) -> Kind:
             return read(text)
         case ast.Name(id=name) if name in NAMED:
             return NAMED[name]
-        case ast.Attribute(value=ast.Name(id="typing"), attr=name) if name in NAMED:
+        # Whatever a notebook calls the module: `typing.Optional`, `t.Optional`, `datetime.date`.
+        case ast.Attribute(value=ast.Name(), attr=name) if name in NAMED:
             return NAMED[name]
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             return typing.Union[_kind(left), _kind(right)]  # noqa: UP007 - of values, not names
@@ -58,6 +80,8 @@ def _kind(node: ast.expr) -> Kind:
 
 def _subscript(outer: Kind, inner: ast.expr) -> Kind:
     parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+    if outer in (Annotated, typing.Final):  # what follows the type is the notebook's
+        return _kind(parts[0])
     one: Callable[[ast.expr], Kind] = _choice if outer is typing.Literal else _item
     kinds = [one(part) for part in parts]
     return outer[kinds[0] if len(kinds) == 1 else tuple(kinds)]

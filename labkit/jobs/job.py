@@ -8,39 +8,33 @@ from __future__ import annotations
 
 import ast
 import ctypes
-import json
-import logging
 import os
-import re
 import signal
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any
 
-from labkit.common.privacy import scrub
 from labkit.common.safe_files import make_folder, open_file, read_file
+from labkit.jobs import execution
 from labkit.jobs.fork import BROKEN, Fork
 from labkit.records import registry, store
 from labkit.records.endings import ASKS, End, described
 
 if TYPE_CHECKING:
     from jupyter_client.manager import AsyncKernelManager
+    from nbformat import NotebookNode
 
     from labkit.jobs.kernel import ForkedKernel
 
 GRACE = 40.0  # seconds that an interrupted cell has to clean up before its kernel is killed
-# Seconds in which the rest of a cell's output must arrive once the cell has ended: papermill's 4
-# kill a notebook whose outputs are still on their way. Past ours it goes on with a warning.
-OUTPUT_LIMIT = 120
 # Exit codes. Of a job that did not run to its end in order, ranks may be left that still compute.
 CELL_FAILED, KERNEL_ENDED, INTERRUPTED = 1, 3, 130
 LOG = Path("logs/process.log")  # what a forked process says beside its notebook's outputs
-_SCRIPT = re.compile(r"(?is)(<script\b.*?</script\s*>)")
 
 
 class Kernel:
@@ -50,6 +44,7 @@ class Kernel:
         self.job = job
         self.manager: AsyncKernelManager | None = None
         self.rank: int | None = None
+        self.error: dict[str, str] = {}  # `ename` and `evalue` of the last cell that raised one
         self.signal = ""  # by which a part of its cluster has ended
         self.interrupted: str | None = None  # by what
         self._process: ForkedKernel | None = None
@@ -89,17 +84,28 @@ class Kernel:
             os.kill(self._pid, signal.SIGKILL)
 
     def end(self) -> End | None:
-        """How it has ended, if it has by a signal."""
+        """How it has ended, if it has: by a signal, or a cell by `os._exit`."""
         code = self._process.poll() if self._process else None
-        return described("the kernel", code) if code is not None and code < 0 else None
+        return None if code is None else described("the kernel", code)
 
     @property
     def _pid(self) -> int | None:
         provisioner = self.manager.provisioner if self.manager else None
         return provisioner.pid if provisioner and provisioner.has_process else None
 
-    async def ask_for_rank(self, **_: object) -> None:
-        """Remember `rank` and `signal` of the exception that has just ended a cell."""
+    async def on_cell_error(
+        self, cell: NotebookNode, execute_reply: Mapping[str, Any], **_: object
+    ) -> None:
+        """Remember `rank` and `signal` of the exception that has just ended a cell.
+
+        Raises:
+            KeyboardInterrupt: the job was interrupted in a cell that may raise.
+        """
+        if self.interrupted and execution.MAY_RAISE in cell.metadata.tags:
+            raise KeyboardInterrupt
+        content = execute_reply["content"]
+        self.error = {name: content[name] for name in ("ename", "evalue") if content.get(name)}
+        self.rank, self.signal = None, ""  # not those of an earlier cell, which was allowed to fail
         from jupyter_client.asynchronous import AsyncKernelClient
 
         # Not manager.client(): it would share the identity of papermill's, and take its replies.
@@ -130,51 +136,6 @@ class Kernel:
             run_sync(self.manager.shutdown_kernel)()
 
 
-class Record:
-    """Where papermill writes the executed notebook: whole or not at all, naming no machine."""
-
-    def write(self, text: str, path: str) -> None:
-        """Write one state of the notebook."""
-        notebook = json.loads(text)
-        papermills = notebook["metadata"].get("papermill", {})
-        for key in {"input_path", "output_path"} & papermills.keys():
-            papermills[key] = Path(papermills[key]).name
-        for cell in notebook["cells"]:
-            for output in cell.get("outputs", []):
-                # Streams and errors hold their text themselves, results and displays below "data".
-                for words in (output, output.get("data", {})):
-                    for key in {"text", "traceback", "evalue", "text/plain"} & words.keys():
-                        words[key] = _scrubbed(words[key])
-                    if "text/html" in words:
-                        words["text/html"] = _scrubbed_html(words["text/html"])
-        store.write_atomically(
-            Path(path), json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
-        )
-
-    def pretty_path(self, path: str) -> str:
-        """What papermill's log calls the file."""
-        return path
-
-
-class Tee:
-    """A stream that writes to several: what shows text in the terminal, what keeps it in a file."""
-
-    def __init__(self, *streams: TextIO) -> None:
-        self._streams = list(streams)
-
-    def write(self, text: str) -> None:
-        """Write to what can still be written to: a terminal may close while the job goes on."""
-        for stream in list(self._streams):
-            try:
-                stream.write(text)
-                stream.flush()
-            except OSError:
-                self._streams.remove(stream)
-
-    def flush(self) -> None:
-        """Nothing waits: each write is flushed."""
-
-
 def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = True) -> int:
     """Execute the notebook with the parameters of its job's folder; returns the exit code.
 
@@ -199,7 +160,8 @@ def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, show
         prepare()
         kernel.fork()
         _watch(kernel, limit)
-        _run(notebook, job, kernel, [sys.stdout, sys.stderr] if shown else [])
+        terminal = [sys.stdout, sys.stderr] if shown else []
+        execution.execute_cells(notebook, job, kernel.manager, kernel.on_cell_error, terminal)
         # Before the record says "completed": what the kernel does at its end belongs to the job.
         kernel.close()
         # A kernel that does not end when asked is ended: what its cells have logged is whole.
@@ -208,7 +170,9 @@ def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, show
     except BaseException as error:
         interrupted = kernel.interrupted or isinstance(error, KeyboardInterrupt)
         if interrupted or getattr(error, "ename", "") == "KeyboardInterrupt":
-            store.interrupt(job, kernel.interrupted or "interrupted by the user")
+            # Without a signal to this process, the cell's own: `raise KeyboardInterrupt`.
+            by = "interrupted by the user" if isinstance(error, KeyboardInterrupt) else cause(error)
+            store.interrupt(job, kernel.interrupted or by)
             return INTERRUPTED
         if getattr(error, "ename", "") == "Pruned":
             why = str(getattr(error, "evalue", ""))
@@ -218,7 +182,10 @@ def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, show
             return CELL_FAILED
         from labkit.jobs.log import keep_failed
 
-        if how := kernel.end():
+        if getattr(error, "ename", "") == "CellExecutionError":  # IPython printed it: `%nosuch`
+            vars(error).update(kernel.error)
+        # A kernel that was asked to end has ended, too, whatever failed then.
+        if (how := kernel.end()) and (how.signal or type(error).__name__ == "DeadKernelError"):
             keep_failed(job, how.message)
             store.fail(job, how.message)
             store.end_orphans(job, how.message)
@@ -337,70 +304,6 @@ def _keep_glued(job: Path) -> None:
 
 def _start(work: Callable[[], None]) -> None:
     threading.Thread(target=work, daemon=True).start()
-
-
-def _run(notebook: Path, job: Path, kernel: Kernel, terminal: Sequence[TextIO]) -> None:
-    """Execute the notebook by papermill; what its cells print goes to the terminal and a log."""
-    import papermill
-    from papermill.iorw import papermill_io
-
-    from labkit.records.safe_yaml import read_plain_file
-
-    output = str(job / "output.ipynb")
-    # By the file's own name: all else that papermill reads or writes goes its usual way.
-    papermill_io.register(output, Record())
-    make_folder(job / "logs", job)
-    logging.getLogger("papermill").addFilter(_matters)
-    values = read_plain_file(job / "params.yaml")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with os.fdopen(open_file(job / "logs" / "notebook.log", flags, job), "w") as log:
-        papermill.execute_notebook(
-            _literal(str(_readable(notebook, job))),
-            _literal(output),
-            values,
-            kernel_name="python3",
-            language="python",
-            # Its bar would write over what the notebook's cells print.
-            progress_bar=False,
-            stdout_file=Tee(*terminal[:1], log),
-            stderr_file=Tee(*terminal[1:], log),
-            # The form, and who looks at a job that runs, read the notebook while it is executed.
-            autosave_cell_every=5,
-            # What follows reaches nbclient.
-            km=kernel.manager,
-            iopub_timeout=OUTPUT_LIMIT,
-            raise_on_iopub_timeout=False,
-            on_cell_error=kernel.ask_for_rank,
-        )
-
-
-def _matters(record: logging.LogRecord) -> bool:
-    """Leave out papermill's word on parameters (it cannot read `str | None`) and on saving."""
-    return not record.getMessage().startswith(("Passed unknown parameter", "Autosave too slow"))
-
-
-def _readable(notebook: Path, job: Path) -> Path:
-    """A notebook as papermill reads it: of a script, the notebook in it, kept with the job."""
-    if notebook.suffix != ".py":
-        return notebook
-    from labkit.jobs import cells
-
-    return store.write_atomically(job / "notebook.ipynb", cells.text(notebook))
-
-
-def _literal(path: str) -> str:
-    """papermill fills {names} into paths."""
-    return path.replace("{", "{{").replace("}", "}}")
-
-
-def _scrubbed(text: str | list[str]) -> str | list[str]:
-    return scrub(text) if isinstance(text, str) else [scrub(line) for line in text]
-
-
-def _scrubbed_html(text: str | list[str]) -> str:
-    """Scripts stay as they are: much of their code looks like a path."""
-    parts = _SCRIPT.split("".join(text))
-    return "".join(part if _SCRIPT.match(part) else scrub(part) for part in parts)
 
 
 if __name__ == "__main__":

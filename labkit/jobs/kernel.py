@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from asyncio import Future
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,6 +85,14 @@ class Shell(ZMQInteractiveShell):
             return failed
         finally:
             Shell.executing = outer
+
+    def ask_exit(self) -> None:
+        """End the notebook, as `sys.exit` does: `quit()`, `exit(3)`.
+
+        IPython would go on with the cell, and end the kernel at some moment after it.
+        """
+        code: Any = self.keepkernel_on_exit  # what the call was given
+        raise SystemExit(code if type(code) in (int, str) else 0)
 
 
 class Interrupted(IPythonKernel):
@@ -253,6 +262,9 @@ def _become_kernel(told: int, job: int, orders: int) -> int:
     # The kernel looks for its job's end from its start on, and takes another parent for the job.
     if not text or os.getppid() != job:
         return 0
+    # A cell that reads its standard input finds the end of it; the job's is not for cells.
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     arguments, environment = json.loads(text)
     # The orders hold the whole environment: what is absent there shall be absent here.
     os.environ.clear()
@@ -264,6 +276,7 @@ def _become_kernel(told: int, job: int, orders: int) -> int:
     # must be there to say that it has cleaned up. Ignored, it would be by what cells start, too.
     signal.signal(signal.SIGTERM, _stay if ELEMENT in os.environ else _end)
     signal.signal(signal.SIGINT, Shell.interrupt)
+    warnings.filterwarnings("ignore", "To exit: use")  # IPython's, of people at a keyboard
     sys.argv = ["labkit.jobs.kernel", *arguments]
     imports.add_inherited()
     # Given here, as ipykernel reads the variable when it is imported.

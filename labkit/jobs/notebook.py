@@ -154,8 +154,7 @@ def start(
     path = again or store.new_job_directory(root, notebook, values)
     # Not a pipe: nobody would empty it, and a full one stops the notebook.
     output = None if shown else subprocess.DEVNULL
-    beside = str(notebook.resolve().parent)
-    own = {"LABKIT_JOB": str(path.resolve()), imports.VARIABLE: beside}
+    own = {"LABKIT_JOB": str(path.resolve()), imports.VARIABLE: imports.of_notebook(notebook)}
     # -P: no file beside the caller may stand in for a module. A session of its own: Ctrl-C in
     # the terminal reaches this process alone, which passes it on by closing the pipe; the pipe
     # also closes when this process is killed, so that no job is left behind.

@@ -9,16 +9,20 @@ import json
 import re
 import tokenize
 import typing
+import unicodedata
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 
 from labkit.common.errors import InvalidInput, LabkitError, short
 from labkit.common.safe_json import NotPlain
 from labkit.jobs import annotation_types, cells
+from labkit.jobs.inference import UNTYPED, infer
+from labkit.jobs.python_source import python_source
 from labkit.records.safe_yaml import read_plain
 
 if TYPE_CHECKING:
@@ -31,7 +35,11 @@ class Unknown:
 
 UNKNOWN = Unknown()
 _LOGS = re.compile(r"\b(lk|labkit)\.log\(|\bimport log\b|\bglue\(")
-FINITE = ConfigDict(allow_inf_nan=False)
+# JSON has no infinite number: records hold "Infinity".
+_CONFIG = ConfigDict(ser_json_inf_nan="strings")
+_NOT_FINITE = re.compile(r"[-+]?(inf|infinity|nan)", re.IGNORECASE)
+_CELL_MAGIC = re.compile(r"\s*%%(\w+).*\n?")
+_TRANSPARENT = ("capture", "prun", "time")  # cell magics whose rest is Python
 Values: TypeAlias = "Mapping[str, JSON]"
 
 
@@ -52,8 +60,13 @@ class Parameter:
     @property
     def type(self) -> TypeAdapter[JSON]:
         """What checks and converts values; a type that cannot be read raises InvalidInput."""
+        if self.annotation == UNTYPED:
+            raise InvalidInput(
+                f"the parameters cell computes `{self.declaration}`, and only a kernel knows its "
+                f"type; annotate it, as in `{self.name}: float = …`"
+            )
         try:
-            return TypeAdapter(annotation_types.read(self.annotation), config=FINITE)
+            return TypeAdapter(annotation_types.read(self.annotation), config=_CONFIG)
         except (PydanticUserError, TypeError, ValueError) as error:  # NoType is a ValueError
             raise InvalidInput(
                 f"the parameters cell declares `{self.declaration}`, but {self.annotation} is not "
@@ -66,26 +79,49 @@ class Parameter:
         Raises:
             InvalidInput: the value is not of the type.
         """
-        readings = _readings(value) if isinstance(value, str) else [(value, True)]
+        # A value of a record that is read again has texts of what JSON has not: "Infinity".
+        both = [(value, True), (value, False)]
+        readings = _readings(value) if isinstance(value, str) else both
         kind = self.type
+        if self.annotation == "Any" and isinstance(value, str) and _NOT_FINITE.fullmatch(value):
+            raise InvalidInput(
+                f"{self.name} = {value!r} may be a number or a text: annotate `{self.declaration}`,"
+                f" as in `{self.name}: float | None = …`"
+            )
         for reading, strict in readings:
             try:
-                text = json.dumps(reading, allow_nan=False)
-            except (TypeError, ValueError):  # JSON has no such value
-                continue
-            try:
                 # As JSON: a list may stand for a tuple, but True is no int and 2.0 neither.
-                checked = kind.validate_json(text, strict=strict)
-            except ValidationError:
+                checked = _validate(kind, reading, strict)
+                converted: JSON = json.loads(kind.dump_json(checked))
+                # What the record holds must mean the same: "Infinity" is a text to `float | str`.
+                same = self.source(converted) == python_source(checked)
+                if same and (strict or isinstance(value, str) or _equal(converted, value)):
+                    return converted
+            except ValueError:  # pydantic's errors are some
                 continue
-            converted: JSON = kind.dump_python(checked, mode="json")
-            return converted
         # The declaration lists the choices: once is enough.
         named = "a choice" if "Literal" in self.annotation else self.annotation
         raise InvalidInput(
             f"{self.name} = {short(value)} is not {named}: "
             f"the notebook declares `{self.declaration}`"
         )
+
+    def source(self, value: JSON) -> str:
+        """Python that makes a converted value: `(28, 28)` of a tuple, which JSON has as a list."""
+        return python_source(_validate(self.type, value, strict=False))
+
+
+def _equal(value: JSON, other: JSON) -> bool:
+    """Whether two values are the same in JSON, where True is not 1, nor 1.0."""
+    return json.dumps(value) == json.dumps(other)
+
+
+def _validate(kind: TypeAdapter[JSON], value: object, strict: bool) -> JSON:
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):  # of Python, not of JSON: a date, a path, an infinite number
+        return kind.validate_python(value, strict=True)
+    return kind.validate_json(text, strict=strict)
 
 
 Known: TypeAlias = Mapping[str, Parameter]  # what a notebook declares, by name
@@ -99,6 +135,12 @@ def declared(notebook: Path) -> dict[str, Parameter]:
     """
     found = cells.read(notebook)
     tagged = [cell for cell in found if "parameters" in cell.tags]
+    # papermill puts the given values behind the first, whatever it is: a later one would undo them.
+    if len(tagged) > 1 or any(cell.kind != "code" for cell in tagged):
+        kinds_found = " and ".join(f"a {cell.kind} cell" for cell in tagged[:3])
+        raise InvalidInput(
+            f"{notebook.name} has the tag `parameters` on {kinds_found}; keep it on one code cell"
+        )
     code = "\n".join(cell.source for cell in found if cell.kind == "code")
     own = _LOGS.search(code) is not None and "Experiment" not in code
     try:
@@ -111,13 +153,14 @@ def declared(notebook: Path) -> dict[str, Parameter]:
 
 def parse(source: str) -> dict[str, Parameter]:
     """Read annotated, commented assignments; other statements are left to the kernel."""
+    source = _plain_python(source)
     # Python's parser drops comments; its tokens have them, by line.
     comments = {
         token.start[0]: token.string.lstrip("# ")
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
-    found = {}
+    found: dict[str, Parameter] = {}
     for node in ast.parse(source).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         value = getattr(node, "value", None)
@@ -125,23 +168,46 @@ def parse(source: str) -> dict[str, Parameter]:
             continue
         if value is None:  # `workers: int` alone gives the notebook no value to start from
             continue
-        try:
-            default = ast.literal_eval(value)
-        except (ValueError, TypeError, MemoryError, RecursionError):  # `{[]: 1}`, `-"a"`, too deep
-            default = UNKNOWN
-        if isinstance(node, ast.AnnAssign):
-            annotation = ast.unparse(node.annotation)
-            if isinstance(node.annotation, ast.Constant):  # `workers: "int" = 2`
-                annotation = str(node.annotation.value)
-        else:
-            known = type(default).__name__ in annotation_types.PLAIN
-            annotation = type(default).__name__ if known else "Any"
+        annotation = _annotation(node) if isinstance(node, ast.AnnAssign) else "Final"
+        if annotation.split(".")[-1] == "Final":  # of what the default is
+            annotation = infer(value, {name: each.annotation for name, each in found.items()})
         help = comments.get(node.end_lineno or 0, "")
         text = " ".join((ast.get_source_segment(source, node) or "").split())
         text = re.sub(r"\[ (.*?),? \]", r"[\1]", text)  # of several lines, as one
         declaration = f"{text}  # {help}" if help else text
+        default = _default(value)
         found[target.id] = Parameter(target.id, annotation, default, help, declaration)
     return found
+
+
+def _annotation(node: ast.AnnAssign) -> str:
+    if isinstance(node.annotation, ast.Constant):  # `workers: "int" = 2`
+        return str(node.annotation.value)
+    return ast.unparse(node.annotation)
+
+
+def _plain_python(source: str) -> str:
+    """A cell as Python: magics and shell lines as the calls that IPython makes of them."""
+    while match := _CELL_MAGIC.match(source):
+        # The other cell magics have a language, or a place, of their own.
+        source = source[match.end() :] if match[1] in _TRANSPARENT else ""
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        from IPython.core.inputtransformer2 import TransformerManager
+
+        return str(TransformerManager().transform_cell(source))
+    return source
+
+
+def _default(node: ast.expr) -> JSON | Unknown:
+    """The value of a literal that JSON has, too."""
+    try:
+        value: JSON = ast.literal_eval(node)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError, MemoryError, RecursionError):  # `{[]: 1}`, `-"a"`, too deep
+        return UNKNOWN
+    return value
 
 
 def check(notebook: Path, given: Values, known: Known | None = None) -> dict[str, JSON]:
@@ -154,7 +220,10 @@ def check(notebook: Path, given: Values, known: Known | None = None) -> dict[str
     Raises:
         InvalidInput: an unknown name, a wrong type, an impossible value.
     """
-    known = declared(notebook) if known is None else known
+    if known is None:
+        known, given = declared(notebook), given or _injected_values(notebook)
+    # Python reads names so, and a keyboard may write an ö as two letters.
+    given = {unicodedata.normalize("NFKC", name): value for name, value in given.items()}
     check_names(notebook, given, known)
     values = {name: known[name].convert(value) for name, value in given.items()}
     # With the defaults: a given number of workers may not fit the batch that the notebook has.
@@ -163,6 +232,19 @@ def check(notebook: Path, given: Values, known: Known | None = None) -> dict[str
     own = {name for name, parameter in known.items() if parameter.own or _lists_its_own(parameter)}
     check_fields({name: value for name, value in whole.items() if name not in own})
     return values
+
+
+def _injected_values(notebook: Path) -> dict[str, JSON]:
+    """The values of an earlier run, which stand in a notebook that papermill has written.
+
+    It replaces them where it is given new ones, and leaves them where not.
+    """
+    cell = next((each for each in cells.read(notebook) if "injected-parameters" in each.tags), None)
+    if cell is None:
+        return {}
+    recorded = cells.papermill_parameters(notebook)
+    written = {name: each.default for name, each in parse(cell.source).items()}
+    return known_values({n: recorded.get(n, v) if v is UNKNOWN else v for n, v in written.items()})
 
 
 def _lists_its_own(parameter: Parameter) -> bool:
@@ -284,6 +366,10 @@ def value_of(text: JSON) -> JSON:
 def _readings(text: str) -> list[tuple[JSON, bool]]:
     """What a text may mean, the likeliest first, and whether it must fit the type exactly."""
     readings: list[tuple[JSON, bool]] = [(text, False)]
+    if text.startswith("("):  # a tuple as Python writes it
+        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            readings.append((ast.literal_eval(text), True))
+            return readings
     for place, source in enumerate((text, f"[{text}]")):  # 1,2,4 is a list where one is declared
         try:
             value = read_plain(source)
@@ -291,4 +377,5 @@ def _readings(text: str) -> list[tuple[JSON, bool]]:
             continue
         if not isinstance(value, str):  # a text means itself, quotes and all
             readings.insert(2 * place, (value, True))
-    return readings
+    # An empty text means itself where the type has texts, as papermill takes it.
+    return readings if text else sorted(readings, key=lambda reading: reading[0] is None)

@@ -69,7 +69,9 @@ _Plain.yaml_implicit_resolvers = {}
 for _tag, _pattern in {
     "null": r"null|Null|NULL|None|~|",  # None: what Python users write
     "bool": r"true|True|TRUE|false|False|FALSE",
-    "int": r"[-+]?(0|[1-9][0-9]*)",
+    "int": r"[-+]?[0-9]+",
     "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan",
 }.items():
     _Plain.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)
+# YAML 1.2 and people read 010 as ten; PyYAML as eight.
+_Plain.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
@@ -17,19 +18,19 @@ FOLDER = "LABKIT_FOLDER"  # names one that an engine on another host may make, a
 
 
 def pack(modules: str) -> Luggage:
-    """The sources of the modules and packages in a folder, by their paths below it; "": none.
+    """The sources of the modules and packages in folders, by their paths below these; "": none.
 
     So a function finds on any host what it imports from beside the notebook, also inside it. Data
     do not travel: ranks look for them where LABKIT_DATA says, or fetch those that labkit knows.
     """
-    if not modules:
-        return {}
-    folder = Path(modules)
-    inits = [init for init in folder.glob("*/__init__.py") if init.parent.name != OWN]
-    inside = [file for init in inits for file in init.parent.rglob("*.py")]
-    # Not all are files that can be read: an editor's locks are links to nowhere.
-    found = [file for file in (*folder.glob("*.py"), *inside) if os.access(file, os.R_OK)]
-    return {str(file.relative_to(folder)): file.read_bytes() for file in found if file.is_file()}
+    packed: Luggage = {}
+    for folder in map(Path, reversed(imports.split(modules))):  # the first hides the others
+        inits = [init for init in folder.glob("*/__init__.py") if init.parent.name != OWN]
+        inside = [file for init in inits for file in init.parent.rglob("*.py")]
+        # Not all are files that can be read: an editor's locks are links to nowhere.
+        files = [file for file in (*folder.glob("*.py"), *inside) if os.access(file, os.R_OK)]
+        packed |= {str(f.relative_to(folder)): f.read_bytes() for f in files if f.is_file()}
+    return packed
 
 
 def enter(folder: str, modules: str, luggage: Luggage | None) -> None:
@@ -40,21 +41,27 @@ def enter(folder: str, modules: str, luggage: Luggage | None) -> None:
 
     Args:
         folder: of who has called.
-        modules: the folder that it imports from; "": none.
+        modules: the folders that it imports from; "": none.
         luggage: what has travelled; None: the caller is on this host.
     """
     here = luggage is None
-    if luggage and not _has(Path(modules), luggage):
+    if luggage and not _has(imports.split(modules), luggage):
         modules = _unpacked(modules, luggage)
     os.chdir(folder if here or os.access(folder, os.R_OK | os.X_OK) else _in_place_of(folder))
     imports.add(modules)
 
 
-def _has(folder: Path, luggage: Luggage) -> bool:
+def _has(folders: Sequence[str], luggage: Luggage) -> bool:
+    """Whether the first of the folders that has a file of this name has the same, for each."""
     try:
-        return all((folder / name).read_bytes() == text for name, text in luggage.items())
+        return all(_first(folders, name).read_bytes() == text for name, text in luggage.items())
     except OSError:
         return False
+
+
+def _first(folders: Sequence[str], name: str) -> Path:
+    found = [file for folder in folders if (file := Path(folder, name)).exists()]
+    return found[0] if found else Path(folders[0], name)
 
 
 def _unpacked(folder: str, luggage: Luggage) -> str:

@@ -103,6 +103,15 @@ def test_ranks_import_from_the_current_folder_where_their_caller_does(
     assert imports.folder() == "/of/the/notebook"
 
 
+@pytest.mark.usefixtures("_path")
+def test_a_notebook_imports_from_its_folder_and_then_from_its_callers(tmp_path: Path) -> None:
+    (tmp_path / "a: b").mkdir()  # a colon, which would part folders in PYTHONPATH
+    imports.add(imports.of_notebook(Path("a: b/n.ipynb")))
+    assert sys.path[2:] == [str(tmp_path / "a: b"), str(tmp_path)]
+    imports.add(imports.of_notebook(Path("n.ipynb")))
+    assert sys.path[2:] == [str(tmp_path)]
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from labkit.common.errors import InvalidInput
-from labkit.jobs.job import Record, cause
+from labkit.jobs.execution import Record
+from labkit.jobs.job import cause
 from labkit.jobs.notebook import JobResult, execute
 from labkit.records import store
 
@@ -102,7 +103,7 @@ def test_the_rank_that_an_exception_names_is_recorded(tmp_path: Path) -> None:
 def test_a_kernel_that_dies_has_not_completed(tmp_path: Path) -> None:
     job = execute(NOTEBOOKS / "its_kernel_dies.ipynb", {}, tmp_path)
     assert job.state == "failed"
-    assert "Kernel died" in (job.cause or "")
+    assert job.cause == "the kernel ended with code 3"
 
 
 @pytest.mark.slow

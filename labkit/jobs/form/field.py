@@ -72,7 +72,7 @@ def _input(parameter: Parameter) -> ipywidgets.DOMWidget:
     """The widget that fits a parameter's type; of any other type text, as on a command line."""
     import ipywidgets
 
-    default, kind = parameter.default, parameter.type.core_schema
+    default = parameter.default
     look: dict[str, str | bool | dict[str, str]] = {
         "description": parameter.name,
         "tooltip": parameter.help or parameter.name,
@@ -80,6 +80,7 @@ def _input(parameter: Parameter) -> ipywidgets.DOMWidget:
     }
     if isinstance(default, Unknown):
         return ipywidgets.Text(placeholder="the notebook computes it", **look)
+    kind = parameter.type.core_schema
     if kind["type"] == "literal" and default in kind["expected"]:
         return ipywidgets.Dropdown(options=kind["expected"], value=default, **look)
     makers = {

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from labkit.common import imports
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import make_folder, read_file
@@ -118,9 +119,9 @@ class Array:
         make_folder(self.folder / SAID, self.folder)
         limit = f"%{self.jobs}" if self.jobs else ""
         element = [sys.executable, "-P", "-m", "labkit.jobs.sweep.element"]
-        beside = self.plan.notebook.resolve().parent
+        modules = imports.of_notebook(self.plan.notebook)
         number = self.queue.submit(
-            [*element, str(self.folder.resolve()), str(beside)],
+            [*element, str(self.folder.resolve()), modules],
             f"--array=0-{len(members) - 1}{limit}",
             f"--job-name={self.folder.name}",
             f"--output={str(self.folder.resolve() / SAID).replace('%', '%%')}/%A_%a.log",

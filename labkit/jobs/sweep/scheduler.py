@@ -113,7 +113,7 @@ class Scheduler:
         # The lowest free place: its cluster is the likeliest to be up.
         place = min(set(range(len(taken) + 1)) - taken)
         held = self._warm.environment(place, member.shape)
-        held |= {imports.VARIABLE: str(self.plan.notebook.resolve().parent)}
+        held |= {imports.VARIABLE: imports.of_notebook(self.plan.notebook)}
         process = forked(self._notebook, folder, held, self.limit)
         self._running.append(Running(member, place, Job(folder, process), time.monotonic()))
         self._most = max(self._most, len(self._running))

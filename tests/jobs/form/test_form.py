@@ -125,7 +125,7 @@ def test_what_is_no_notebook_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no notebook"):
         form(tmp_path / "none.ipynb")
     with pytest.raises(InvalidInput, match="is not a type made of"):
-        form(notebook(tmp_path, "x: Path = 1"))
+        form(notebook(tmp_path, "x: Tensor = 1"))
 
 
 @pytest.mark.heavy

@@ -1,0 +1,107 @@
+"""The type of a parameter that has no annotation, read from the syntax of its default."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+UNTYPED = ""  # the annotation of a default whose type only the kernel knows
+
+_DISPLAYS = {
+    ast.JoinedStr: "str", ast.List: "list", ast.ListComp: "list", ast.Tuple: "tuple",
+    ast.Dict: "dict", ast.DictComp: "dict", ast.Set: "set", ast.SetComp: "set",
+    ast.Compare: "bool",
+}  # fmt: skip
+_TYPES = {
+    *("bool", "complex", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple"),
+    *("date", "datetime", "time", "timedelta", "Decimal", "Fraction", "Path", "UUID"),
+}
+# What functions return, and what constants are, by the last part of their name.
+_RETURNS = {
+    "sorted": "list", "len": "int", "cpu_count": "int", "uuid4": "UUID",
+    **dict.fromkeys(("capitalize", "format", "getenv", "isoformat", "join", "lower"), "str"),
+    **dict.fromkeys(("replace", "strftime", "strip", "title", "upper", "zfill"), "str"),
+}  # fmt: skip
+_DOMINANT = ("Path", "str", "list", "tuple", "datetime", "date", "timedelta", "Decimal")
+_CONSTANTS = {"inf": "float", "nan": "float", "pi": "float", "e": "float", "parent": "Path"}
+
+
+def infer(node: ast.expr, known: Mapping[str, str]) -> str:
+    """Return the annotation that a default would have, or UNTYPED.
+
+    Args:
+        node: the default.
+        known: annotations of the parameters before it.
+
+    >>> infer(ast.parse("float('inf')", mode="eval").body, {})
+    'float'
+    """
+    match node:
+        case ast.Constant(value=None):
+            return "Any"
+        case ast.Constant(value=value):
+            return type(value).__name__
+        case ast.Name(id=name):
+            return known.get(name, UNTYPED)
+        case ast.Attribute(attr=name):
+            return _CONSTANTS.get(name, UNTYPED)
+        case ast.Subscript(value=ast.Attribute(attr="environ")):
+            return "str"
+        case ast.Call(func=function, args=arguments):
+            return _infer_call(function, arguments, known)
+        case ast.UnaryOp() | ast.BoolOp() | ast.IfExp() | ast.BinOp():
+            return _infer_operator(node, known)
+    return _DISPLAYS.get(type(node), UNTYPED)
+
+
+def _infer_operator(node: ast.expr, known: Mapping[str, str]) -> str:
+    match node:
+        case ast.UnaryOp(op=ast.Not()):
+            return "bool"
+        case ast.UnaryOp(operand=operand):
+            return infer(operand, known)
+        case ast.BoolOp(values=values):
+            return _common(*(infer(value, known) for value in values))
+        case ast.IfExp(body=body, orelse=other):
+            return _common(infer(body, known), infer(other, known))
+        case ast.BinOp(op=ast.Pow(), right=ast.UnaryOp(op=ast.USub())):
+            return "float"  # 10 ** -3
+        case ast.BinOp(left=left, op=op, right=right):
+            return _arithmetic(infer(left, known), op, infer(right, known))
+    return UNTYPED
+
+
+def _common(first: str, *others: str) -> str:
+    return first if all(other == first for other in others) else UNTYPED
+
+
+def _arithmetic(left: str, op: ast.operator, right: str) -> str:
+    if {left, right} <= {"int", "float", "bool"}:
+        whole = {left, right} <= {"int", "bool"} and not isinstance(op, ast.Div)
+        return "int" if whole else "float"
+    if left == right:
+        return "timedelta" if left in ("date", "datetime") else left
+    # With anything: `"%d" % n`, `folder / name`, `[0] * 3`, `today - days`.
+    return next((kind for kind in _DOMINANT if kind in (left, right)), UNTYPED)
+
+
+def _infer_call(function: ast.expr, arguments: list[ast.expr], known: Mapping[str, str]) -> str:
+    """The type that a call returns: `Path("a")`, `Path.home()`, `datetime.date.today()`."""
+    name = _last_name(function)
+    owner = _last_name(function.value) if isinstance(function, ast.Attribute) else ""
+    if owner == "environ" and name == "get":
+        return "str"
+    if owner == "time" and name not in _RETURNS:  # `time.time()`, of the module
+        return "float"
+    if name in _TYPES or name in _RETURNS:
+        return _RETURNS.get(name, name)
+    if name in ("abs", "max", "min") and arguments:
+        kind = _common(*(infer(each, known) for each in arguments))
+        return kind if kind in ("int", "float") else UNTYPED
+    if isinstance(function, ast.Attribute) and infer(function.value, known) == "Path":
+        return "Path"  # `Path("a").resolve()`
+    return owner if owner in _TYPES else UNTYPED
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")

@@ -1,0 +1,47 @@
+"""Values as Python source that needs no import of the notebook's."""
+
+from __future__ import annotations
+
+import math
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import PurePath
+from uuid import UUID
+
+# How a value is form again of its text; a datetime is a date, too, and stands before it.
+_CONSTRUCTORS = {
+    datetime: "__import__('datetime').datetime.fromisoformat({!r})",
+    date: "__import__('datetime').date.fromisoformat({!r})",
+    time: "__import__('datetime').time.fromisoformat({!r})",
+    Decimal: "__import__('decimal').Decimal({!r})",
+    Fraction: "__import__('fractions').Fraction({!r})",
+    PurePath: "__import__('pathlib').Path({!r})",
+    UUID: "__import__('uuid').UUID({!r})",
+}
+
+
+def python_source(value: object) -> str:
+    """Return an expression for a value.
+
+    >>> python_source({"sizes": (3, 4), "limit": math.inf})
+    "{'sizes': (3, 4), 'limit': float('inf')}"
+    """
+    match value:
+        case dict():
+            pairs = (f"{python_source(k)}: {python_source(v)}" for k, v in value.items())
+            return f"{{{', '.join(pairs)}}}"
+        case list():
+            return f"[{', '.join(map(python_source, value))}]"
+        case tuple():
+            items = ", ".join(map(python_source, value))
+            return f"({items},)" if len(value) == 1 else f"({items})"
+        case set() | frozenset():
+            items = ", ".join(sorted(map(python_source, value)))
+            return f"{type(value).__name__}([{items}])"
+        case float() if not math.isfinite(value):
+            return f"float('{value}')"
+        case timedelta():
+            return f"__import__('datetime').{repr(value).removeprefix('datetime.')}"
+    form = next((text for kind, text in _CONSTRUCTORS.items() if isinstance(value, kind)), None)
+    return repr(value) if form is None else form.format(str(value))
