@@ -78,12 +78,7 @@ from .runs.serving import serving, serving_reading
 from .runs.shards import shard_labels
 from .runs.stale import race, race_reading, staleness_cost, staleness_cost_reading
 from .runs.stale_clocks import staleness_by_clock, staleness_by_clock_reading
-from .runs.stale_published import (
-    batch_reading,
-    downpour_reading,
-    rate_reading,
-    softsync_published,
-)
+from .runs.stale_published import batch_reading, downpour_reading, rate_reading, softsync_published
 from .runs.two_numbers import scatter
 from .schedules.cost_curves import cost_curves, cost_reading
 from .schedules.link_use import link_reading, link_utilisation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.figures.kit.naming import LONGEST, names
+from labkit.figures.kit.entries import LONGEST, names
 from labkit.records.questions.columns import Value
 
 VALUES = {

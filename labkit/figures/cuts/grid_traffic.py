@@ -10,11 +10,9 @@ from numpy.typing import NDArray
 
 from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_text
-from labkit.figures.kit.cells import cells, towards
 from labkit.figures.kit.entries import INK, PALETTE, clock_and_network, entries
-from labkit.figures.kit.marks import rule
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.marks import cells, rule, towards
+from labkit.figures.kit.sheet import Panel, Trace, sheet
 from labkit.schedules.grid import Crossing, Grid, Layer, check_fit, crossing, held
 from labkit.schedules.round import Integers
 

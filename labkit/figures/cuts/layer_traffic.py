@@ -8,8 +8,7 @@ from labkit.common.errors import LabkitError
 from labkit.common.units import bytes_text
 from labkit.figures.kit.entries import clock_and_network, entries, lines, safe_text
 from labkit.figures.kit.marks import bars
-from labkit.figures.kit.panels import PLOT, Panel, lanes_axis
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import PLOT, Panel, lanes_axis, sheet
 from labkit.records.run import Run
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import numpy as np
 from labkit.figures.cuts.stage_tables import pipeline_table
 from labkit.figures.kit.entries import INK, Line, clock_and_network, entries, lines
 from labkit.figures.kit.marks import points, rule
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, Trace, sheet
 from labkit.records.run import Run
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from labkit.figures.dataflow.step_nodes import CLOCK, UPDATE, short
 from labkit.figures.kit.entries import INK
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.lanes import Kind, Lanes, lanes
-from labkit.figures.kit.panels import Trace
+from labkit.figures.kit.sheet import Trace
 from labkit.records.step_graph import Operation, StepGraph
 
 if TYPE_CHECKING:

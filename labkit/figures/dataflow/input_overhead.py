@@ -9,8 +9,7 @@ from labkit.common.units import bytes_text
 from labkit.figures.kit.entries import INK, Line, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import points, rule
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, Trace, sheet
 from labkit.records.input_wait import SYNTHETIC, InputTrace, input_costs
 
 if TYPE_CHECKING:

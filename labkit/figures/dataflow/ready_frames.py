@@ -11,7 +11,7 @@ from labkit.figures.graphs.layered import Edge, Layout, Node
 from labkit.figures.kit.canvas import axis
 from labkit.figures.kit.entries import INK, safe_text
 from labkit.figures.kit.frames import BARE, legend, words
-from labkit.figures.kit.panels import Trace
+from labkit.figures.kit.sheet import Trace
 from labkit.records.ready_queue import Moment
 
 

@@ -8,8 +8,7 @@ from labkit.common.units import plural
 from labkit.figures.kit.entries import Line, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import crosses, line_with_band
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, Trace, sheet
 from labkit.records.thread_counts import KINDS, ThreadSweep, more_is_less, thread_costs
 
 if TYPE_CHECKING:

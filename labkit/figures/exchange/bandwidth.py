@@ -10,11 +10,9 @@ import numpy as np
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import bits_text, plural, seconds_axis, seconds_text
-from labkit.figures.kit.entries import Entry, Line, clock_and_network, entries, labels, lines
+from labkit.figures.kit.entries import Entry, Line, clock_and_network, entries, labels, lines, names
 from labkit.figures.kit.marks import crosses, curve, points
-from labkit.figures.kit.naming import names
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import busy, sheet
+from labkit.figures.kit.sheet import Panel, Trace, busy, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records import bandwidths
 from labkit.records.bandwidths import LATENCY, RANGE, Method, emulated, in_turn, winners

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from labkit.common.errors import InvalidInput
 from labkit.figures.kit.entries import INK, Entry, clock_and_network, entries
 from labkit.figures.kit.lanes import Kind, Lanes, lanes
-from labkit.figures.kit.panels import Trace
+from labkit.figures.kit.sheet import Trace
 from labkit.figures.runs.speed import refused
 from labkit.records.overlap import overlaps
 from labkit.records.run import Run

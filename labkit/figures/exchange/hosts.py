@@ -11,8 +11,7 @@ from labkit.common.units import bits_text, bytes_axis, bytes_text, seconds_text
 from labkit.figures.kit.entries import lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import line_with_band, rule
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, sheet
 from labkit.network import Network
 from labkit.records.run import Run, gate_failed
 from labkit.simulate import simulate

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.common.errors import LabkitError
-from labkit.figures.kit.entries import Line, clock_and_network, entries, lines
+from labkit.figures.kit.entries import Line, clock_and_network, entries, lines, spoken
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import line_with_band
-from labkit.figures.kit.naming import spoken
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, sheet
 from labkit.figures.runs.learning import POINTS
 from labkit.records.compressors import method
 from labkit.records.run import Run

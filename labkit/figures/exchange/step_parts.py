@@ -18,8 +18,7 @@ from labkit.figures.kit.entries import (
     safe_text,
 )
 from labkit.figures.kit.marks import points
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import busy, sheet
+from labkit.figures.kit.sheet import Panel, Trace, busy, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.run import Run
 from labkit.records.step_costs import PARTS, StepCosts, step_costs

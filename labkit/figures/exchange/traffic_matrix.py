@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from labkit.common.units import bytes_text, seconds_text
-from labkit.figures.kit.cells import cells, towards
 from labkit.figures.kit.entries import Entry, clock_and_network, completed
 from labkit.figures.kit.findings import Finding, Markdown, sentences
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import busy, sheet
+from labkit.figures.kit.marks import cells, towards
+from labkit.figures.kit.sheet import Panel, busy, sheet
 from labkit.records.questions.frameworks import Beside, beside, sent
 from labkit.records.run import Run
 

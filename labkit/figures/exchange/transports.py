@@ -9,8 +9,7 @@ from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_te
 from labkit.figures.kit.entries import lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import bars, line_with_band
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, sheet
 
 if TYPE_CHECKING:
     import pandas as pd

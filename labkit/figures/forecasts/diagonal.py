@@ -9,8 +9,7 @@ from labkit.common.units import seconds_axis, seconds_text
 from labkit.figures.kit.entries import lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import points_with_bars, rule
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, sheet
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,7 +11,7 @@ from labkit.common.errors import InvalidInput
 from labkit.common.units import bits_text, seconds_text
 from labkit.figures.kit.entries import PALETTE, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
-from labkit.figures.kit.panels import Trace
+from labkit.figures.kit.sheet import Trace
 from labkit.forecast.study import Place
 
 if TYPE_CHECKING:

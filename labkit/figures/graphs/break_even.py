@@ -9,8 +9,7 @@ from labkit.common.units import plural
 from labkit.figures.kit.entries import lines
 from labkit.figures.kit.findings import Finding, Markdown
 from labkit.figures.kit.marks import line_with_band
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, sheet
 from labkit.records.placed import WAY, Row
 
 if TYPE_CHECKING:

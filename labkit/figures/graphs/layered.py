@@ -11,8 +11,7 @@ from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_text, plural
 from labkit.figures.kit.entries import INK, Line, lines, safe_text
 from labkit.figures.kit.marks import QUIET
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, Trace, sheet
 
 if TYPE_CHECKING:
     from labkit.figures.kit.canvas import Figure

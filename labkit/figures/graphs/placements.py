@@ -11,8 +11,7 @@ from labkit.common.units import bits_text, seconds_text
 from labkit.figures.kit.entries import INK, Line, lines
 from labkit.figures.kit.lanes import Kind, Lanes, lanes
 from labkit.figures.kit.marks import bars, rule
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, sheet
 from labkit.records.placed import Measured
 from labkit.simulate.placement import Machine, Plan
 

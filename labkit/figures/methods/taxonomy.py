@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.common.units import plural
-from labkit.figures.kit.cells import Scale, cells
 from labkit.figures.kit.entries import safe_text
-from labkit.figures.kit.marks import words
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import Sheet
+from labkit.figures.kit.marks import Scale, cells, words
+from labkit.figures.kit.sheet import Panel, Sheet, Trace
 from labkit.figures.methods.standings import COLUMNS, ROWS, Row, Standing, empty, grid
 
 if TYPE_CHECKING:

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.common.units import bytes_text, plural
-from labkit.figures.kit.cells import cells, towards
 from labkit.figures.kit.entries import clock_and_network, entries
 from labkit.figures.kit.findings import Finding, Markdown, sentences
-from labkit.figures.kit.marks import line_over_band
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import busy, sheet
+from labkit.figures.kit.marks import cells, line_over_band, towards
+from labkit.figures.kit.sheet import Panel, busy, sheet
 from labkit.figures.runs.servers import it_came
 from labkit.records.questions.losses import loss_curve
 from labkit.records.run import Run

@@ -10,8 +10,7 @@ from labkit.common.units import bytes_text, seconds_text
 from labkit.figures.kit.entries import clock_and_network, entries
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import line_over_band
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import busy, sheet
+from labkit.figures.kit.sheet import Panel, busy, sheet
 from labkit.figures.runs.servers import it_came
 from labkit.records.questions.columns import spread
 from labkit.records.questions.losses import epoch_results, loss_curve

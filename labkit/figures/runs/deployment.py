@@ -9,8 +9,7 @@ from labkit.figures.kit.axes import SHARES
 from labkit.figures.kit.entries import PALETTE, SYMBOLS, Line
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import points_with_bars
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, sheet
 
 if TYPE_CHECKING:
     import pandas

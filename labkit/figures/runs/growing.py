@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from labkit.figures.kit.entries import DASHES, PALETTE
-from labkit.figures.kit.panels import Trace
+from labkit.figures.kit.sheet import Trace
 
 MOST = 400  # points of a curve; of more, neighbours are averaged
 # As in `timeline`, and told apart by their pattern, too.

@@ -9,11 +9,9 @@ import numpy as np
 
 from labkit.common.units import plural
 from labkit.figures.kit.axes import text_of, title_of, word
-from labkit.figures.kit.cells import cells
 from labkit.figures.kit.entries import Entry, clock_and_network, safe_text, settings
-from labkit.figures.kit.marks import QUIET, words
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import Sheet, busy
+from labkit.figures.kit.marks import QUIET, cells, words
+from labkit.figures.kit.sheet import Panel, Sheet, Trace, busy
 from labkit.records.questions.columns import Value, is_timed, ordered, parameters
 from labkit.records.questions.crossed import axes_of, crossed, has_grid
 from labkit.records.run import Run

@@ -12,8 +12,7 @@ from labkit.common.units import seconds_text
 from labkit.figures.kit.entries import INK, Entry, Line, clock_and_network, entries
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import bars
-from labkit.figures.kit.panels import Panel, Trace, lanes_axis
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, Trace, lanes_axis, sheet
 from labkit.records.run import Run
 
 if TYPE_CHECKING:

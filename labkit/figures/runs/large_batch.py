@@ -10,8 +10,7 @@ from labkit.common.units import plural, seconds_text
 from labkit.figures.kit.entries import Line, clock_and_network, entries, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import line_with_band, points
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import busy, sheet
+from labkit.figures.kit.sheet import Panel, busy, sheet
 from labkit.figures.runs.servers import it_came
 from labkit.records.questions.spending import to_target
 from labkit.records.run import Run

@@ -9,8 +9,7 @@ from labkit.common.units import seconds_text
 from labkit.figures.kit.entries import lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import bars, rule
-from labkit.figures.kit.panels import Panel, lanes_axis
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, lanes_axis, sheet
 from labkit.records.questions.disturbed import disturbed
 from labkit.records.run import Run
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from labkit.figures.kit.axes import Scale, scale, text_of, title_of, word
 from labkit.figures.kit.entries import MANY, Entry, clock_and_network, safe_text, settings
 from labkit.figures.kit.marks import rule, words
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import Sheet, busy
+from labkit.figures.kit.sheet import Panel, Sheet, Trace, busy
 from labkit.figures.runs.speed import refusals
 from labkit.records.questions.columns import RESULTS, Value, measured, parameters, values_of
 from labkit.records.run import Run

@@ -9,8 +9,7 @@ from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_te
 from labkit.figures.kit.axes import shares
 from labkit.figures.kit.entries import Entry, clock_and_network, settings
 from labkit.figures.kit.marks import Looks, points_with_bars, rule
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import Sheet, busy
+from labkit.figures.kit.sheet import Panel, Sheet, Trace, busy
 from labkit.figures.runs.speed import refusals
 from labkit.records.questions.spending import MEASURES, front, spending
 from labkit.records.run import Run

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from labkit.figures.kit.entries import INK, PALETTE, safe_text
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, Trace, sheet
 from labkit.records.questions.searched import Searched
 
 if TYPE_CHECKING:

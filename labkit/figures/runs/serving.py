@@ -9,8 +9,7 @@ from labkit.common.units import bytes_text, plural
 from labkit.figures.kit.entries import OVERSUBSCRIBED, lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import Looks, line_with_band
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, sheet
 from labkit.records.questions.served import ALONE, Served
 
 if TYPE_CHECKING:

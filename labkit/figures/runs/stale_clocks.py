@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from labkit.figures.kit.entries import Line, entries, lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import bars
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, sheet
 from labkit.figures.runs.interleaving import staleness_of
 from labkit.figures.runs.stale import way_of
 from labkit.records.run import Run

@@ -9,8 +9,7 @@ from labkit.common.content import is_number
 from labkit.figures.kit.axes import SHARES, text_of, title_of, word
 from labkit.figures.kit.entries import Entry, clock_and_network, safe_text, settings
 from labkit.figures.kit.marks import points_with_bars
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import busy, sheet
+from labkit.figures.kit.sheet import Panel, Trace, busy, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.questions.columns import (
     Value,

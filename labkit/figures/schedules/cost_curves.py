@@ -12,8 +12,7 @@ from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_te
 from labkit.figures.kit.entries import Line, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import crosses, curve, points
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.sheet import Panel, Trace, sheet
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import closed_form

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.common.units import bytes_text, seconds_text
-from labkit.figures.kit.cells import cells, towards
 from labkit.figures.kit.findings import Finding, Markdown, sentences
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.marks import cells, towards
+from labkit.figures.kit.sheet import Panel, Trace, sheet
 from labkit.network import Network
 from labkit.simulate import Simulation, simulate
 
@@ -36,7 +35,7 @@ def link_utilisation(
     buffer; network: a name, or a `Network`; gamma: s to add one byte.
     Raises: InvalidInput, for names or numbers that cannot be.
     """
-    from labkit.figures.kit.panels import PLOT
+    from labkit.figures.kit.sheet import PLOT
 
     found = simulations(algorithms, size, nbytes, network, gamma)
     end = max(each.seconds for each in found.values())

@@ -11,7 +11,7 @@ from labkit.common.errors import InvalidInput
 from labkit.common.units import seconds_text
 from labkit.figures.kit.entries import INK, entries, safe_text
 from labkit.figures.kit.lanes import Kind, Lanes, lanes
-from labkit.figures.kit.panels import Trace
+from labkit.figures.kit.sheet import Trace
 from labkit.figures.runs.speed import refused
 from labkit.records.run import Run
 from labkit.records.staged_steps import measured_pipeline

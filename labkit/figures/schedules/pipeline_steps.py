@@ -11,7 +11,7 @@ from labkit.common.units import plural
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import INK
 from labkit.figures.kit.frames import BARE, arrows, legend, played, table, words
-from labkit.figures.kit.panels import Trace
+from labkit.figures.kit.sheet import Trace
 from labkit.figures.schedules.pipeline_gantt import ACTIONS
 from labkit.schedules.pipeline import Table
 from labkit.schedules.pipeline.held import Tick, ticks

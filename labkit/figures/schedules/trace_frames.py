@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from labkit.figures.kit.canvas import CLEAR, GRID, axis
-from labkit.figures.kit.cells import cells, in_steps
 from labkit.figures.kit.entries import INK
 from labkit.figures.kit.frames import BARE, Points, arrows, legend, words
-from labkit.figures.kit.panels import Trace
+from labkit.figures.kit.marks import cells, in_steps
+from labkit.figures.kit.sheet import Trace
 from labkit.schedules.holdings import Holdings, chunk_name, span_name, sum_name
 from labkit.schedules.round import Integers, Round
 
