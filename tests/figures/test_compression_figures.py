@@ -18,8 +18,8 @@ from sample_runs import FAILED_GATE, write_run
 from labkit.common.errors import LabkitError
 from labkit.common.units import bits_text
 from labkit.figures import bandwidth, microscope, microscope_reading, pareto, step_parts
-from labkit.figures.exchange.bandwidth import by_method, methods
-from labkit.figures.exchange.layer_errors import observations
+from labkit.figures.exchange.compression import by_method, methods
+from labkit.figures.exchange.compression_stats import observations
 from labkit.figures.kit.entries import entries
 from labkit.network import Network
 from labkit.records import store

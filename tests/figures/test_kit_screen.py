@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 from labkit.figures.kit.screen import Scale, picture
-from labkit.figures.runs.growing import LiveFigure
+from labkit.figures.runs.interactive import LiveFigure
 
 LIMIT = 100_000  # bytes of a module that comes up at once: anywidget gives it two seconds
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from labkit.figures.runs.growing import MOST, PARTS, Curve, LiveFigure
+from labkit.figures.runs.interactive import MOST, PARTS, Curve, LiveFigure
 
 
 def row(rank: int, step: int, loss: float = 1.0) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from labkit.common.errors import InvalidInput
-from labkit.figures.schedules.pipeline_gantt import ACTIONS, MESSAGE, pipeline_gantt
+from labkit.figures.schedules.pipeline import ACTIONS, MESSAGE, pipeline_gantt
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline import interleaved
 from labkit.simulate.pipeline import simulate_pipeline

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from labkit.common.errors import InvalidInput
-from labkit.figures.schedules.pipeline_steps import pipeline_steps
+from labkit.figures.schedules.pipeline import pipeline_steps
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline import Table, interleaved
 from labkit.schedules.pipeline.held import in_flight, ticks

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from labkit.figures.cuts import stage_reading
-from labkit.figures.cuts.stage_reading import cut_reading, pipeline_reading
+from labkit.figures.schedules import stages
+from labkit.figures.schedules.stages import cut_reading, pipeline_reading
 
 NAN = math.nan
 
@@ -48,7 +48,7 @@ def test_more_micro_batches_are_judged_by_their_speed_up(
     monkeypatch: pytest.MonkeyPatch, speedups: list[float], said: str
 ) -> None:
     table = pipelines(microbatches=[1, 8], speedup=speedups)
-    monkeypatch.setattr(stage_reading, "pipeline_table", lambda runs, baseline: table)
+    monkeypatch.setattr(stages, "pipeline_table", lambda runs, baseline: table)
     text = str(pipeline_reading([]))
     assert "**run 0**: ranks wait 50% of a step (40% to 60%)" in text
     assert said in text
@@ -56,7 +56,7 @@ def test_more_micro_batches_are_judged_by_their_speed_up(
 
 def test_without_a_baseline_no_speed_up_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     table = pipelines(microbatches=[1, 8], speedup=[NAN, NAN], bubble_measured=[NAN, NAN])
-    monkeypatch.setattr(stage_reading, "pipeline_table", lambda runs, baseline: table)
+    monkeypatch.setattr(stages, "pipeline_table", lambda runs, baseline: table)
     text = str(pipeline_reading([]))
     assert "speed-up" not in text
     assert "ranks wait" not in text
@@ -76,7 +76,7 @@ def test_cuts_are_compared_with_one_process(monkeypatch: pytest.MonkeyPatch) -> 
         },
         index=index,
     )
-    monkeypatch.setattr(stage_reading, "rank_table", lambda runs: table)
+    monkeypatch.setattr(stages, "rank_table", lambda runs: table)
     runs: list[Any] = [OneOf(1), OneOf(2), OneOf(2)]
     text = str(cut_reading(runs))
     assert (

@@ -21,7 +21,7 @@ from labkit.figures import (
     predicted_pipeline,
     rank_table,
 )
-from labkit.figures.schedules.pipeline_gantt import ACTIONS, MESSAGE
+from labkit.figures.schedules.pipeline import ACTIONS, MESSAGE
 from labkit.network import Network
 from labkit.records.run import Run
 from labkit.records.staged_steps import predicted_rows

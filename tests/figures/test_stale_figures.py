@@ -215,7 +215,9 @@ def test_the_race_says_who_is_first_and_whether_stale_ones_are_between(
         for n, s in enumerate(seconds)
     ]
     rows.append(rows[0] | {"run": "3", "reached": 1})
-    monkeypatch.setattr("labkit.figures.runs.stale.to_target", lambda *_: pd.DataFrame(rows))
+    monkeypatch.setattr(
+        "labkit.figures.runs.stale_accuracy.to_target", lambda *_: pd.DataFrame(rows)
+    )
     table = race(runs, 0.8)
     ways_shown = ["synchronous", "stale synchronous, s = 2", "asynchronous", "downpour, every 4"]
     assert list(table.index) == ways_shown

@@ -13,7 +13,7 @@ from sample_runs import FAILED_GATE, write_run
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.figures import exchange_reading, hidden, timeline
-from labkit.figures.exchange.gantt import KINDS
+from labkit.figures.exchange.step_time import KINDS
 from labkit.figures.kit.entries import PALETTE
 from labkit.records.run import Run
 from labkit.records.store import write_table

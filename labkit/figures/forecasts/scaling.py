@@ -1,25 +1,22 @@
-"""Efficiency and speed over the number of workers: forecasts with bands, and what was measured."""
+"""Forecasts of efficiency over workers, and forecasts against measured runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from labkit.common.errors import InvalidInput
-from labkit.common.units import number_text, plural, seconds_text
+from labkit.common.units import number_text, plural, seconds_axis, seconds_text
+from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import line_with_band, points_with_bars, rule
 from labkit.figures.kit.sheet import Panel, Trace, sheet
 from labkit.forecast import Forecast
 from labkit.records.run import Run
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from labkit.figures.kit.canvas import Figure
 
 Foreseen = Mapping[str, Sequence[Forecast]]  # by name, over the number of workers
 # By the same names, runs with what was forecast for each as it ran; one has a single worker.
@@ -36,8 +33,6 @@ def scaling_table(
 
     Raises: InvalidInput, where runs are given without one of one worker.
     """
-    import pandas as pd
-
     rows = [
         {"name": name, "kind": "forecast", "workers": each.workers}
         | _with_band("efficiency", each.weak if weak else each.strong, each)
@@ -110,7 +105,7 @@ def forecast_scaling(
     first = next(each for own in foreseen.values() for each in own)
     title = f"Scaling · forecast · {first.where}"
     remark = f"calibration {first.calibration}"
-    words = [str(finding.sentence) for finding in _findings(table)]
+    words = [str(finding.sentence) for finding in _scaling_findings(table)]
     return sheet([[panel]], looks.values(), title, [remark], words, plot=320)
 
 
@@ -118,10 +113,10 @@ def scaling_reading(
     foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
 ) -> Markdown:
     """Where each falls below a half, how it ends, and how far measured ones are from forecasts."""
-    return sentences(_findings(scaling_table(foreseen, measured, weak)))
+    return sentences(_scaling_findings(scaling_table(foreseen, measured, weak)))
 
 
-def _findings(table: pd.DataFrame) -> list[Finding]:
+def _scaling_findings(table: pd.DataFrame) -> list[Finding]:
     found = []
     for name, own in table.groupby("name", sort=False):
         ahead = own[own["kind"] == "forecast"].sort_values("workers")
@@ -142,3 +137,77 @@ def _with_band(name: str, value: float, each: Forecast) -> dict[str, float]:
     low, high = each.interval
     band = {f"{name}_low": value * each.seconds / high, f"{name}_high": value * each.seconds / low}
     return {name: value} | band
+
+
+WORST = 5
+# A row a setting, as `labkit.bench.forecasts.held.compared` makes them: case, network,
+# predicted_ms, low_ms, high_ms, measured_ms, least_ms, most_ms, error, group.
+Compared = Sequence[Mapping[str, Any]]
+
+
+def forecast_diagonal(rows: Compared, calibration: str = "") -> Figure:
+    """A marker a setting: measured to the right, predicted upwards, whiskers over both spreads.
+
+    Args:
+        rows: predicted and measured.
+        calibration: from which forecasts were made, by its name.
+    """
+    table = _error_table(rows)
+    looks = lines(table["group"])
+    ends = [float(table[["least", "low"]].min().min()), float(table[["most", "high"]].max().max())]
+    panel = Panel(
+        title="Time of a global batch\ndashed: predicted as measured",
+        x="measured",
+        y="predicted",
+        traces=[
+            rule(ends, ends, "dash"),
+            *points_with_bars(table, "measured", "predicted", looks, by="group", size=7),
+        ],
+        x_axis=seconds_axis(*ends),
+        y_axis=seconds_axis(*ends),
+    )
+    title = "Forecasts against runs · wall clock · emulated networks"
+    words = [each.sentence for each in _error_findings(table)]
+    remarks = [f"calibration {calibration}" * bool(calibration)]
+    return sheet([[panel]], looks.values(), title, remarks, words, plot=420)
+
+
+def diagonal_reading(rows: Compared) -> Markdown:
+    """How far forecasts are off, group by group, and the five that are furthest off."""
+    return sentences(_error_findings(_error_table(rows)))
+
+
+def _error_table(rows: Compared) -> pd.DataFrame:
+    """Times in s; the whiskers of what is measured are its runs, of what is predicted its band."""
+    table = pd.DataFrame(rows)
+    columns = {"predicted": ("predicted", "low", "high"), "measured": ("measured", "least", "most")}
+    for name, (middle, low, high) in columns.items():
+        for end, column in (("", middle), ("_low", low), ("_high", high)):
+            table[name + end] = table[f"{column}_ms"] / 1e3
+            table[column] = table[f"{column}_ms"] / 1e3
+    table["hover"] = [
+        f"{row['case']} on {row['network'] or 'no network'}: predicted "
+        f"{seconds_text(row['predicted'])}, measured {seconds_text(row['measured'])}, "
+        f"{row['error']:+.0%}"
+        for row in table.to_dict("records")
+    ]
+    return table
+
+
+def _error_findings(table: pd.DataFrame) -> list[Finding]:
+    found = []
+    for group, own in table.groupby("group", sort=False):
+        error = own["error"].abs()
+        ninth = f"nine in ten within {error.quantile(0.9):.1%}"
+        found.append(
+            Finding(
+                f"**{group}**, off by in the median of {len(own)} settings",
+                value=float(error.median()),
+                text="{:.1%}".format,
+                said=(ninth,),
+            )
+        )
+    calm = table[table["group"] == "calm"]
+    for row in calm.loc[calm["error"].abs().sort_values().index[::-1]][:WORST].to_dict("records"):
+        found.append(Finding("Furthest off", said=(str(row["hover"]),)))
+    return found

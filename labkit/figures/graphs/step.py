@@ -1,17 +1,121 @@
-"""A step of TensorFlow as it ran: its operations, drawn where they were placed."""
+"""Executed training steps: operations by device, sends and receives, and control dependencies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
-from labkit.common.units import seconds_text
-from labkit.figures.graphs.collapse import collapsed
-from labkit.figures.graphs.layered import Edge, Node, layered
-from labkit.records.step_graph import Flow, StepGraph
+import pandas as pd
 
-if TYPE_CHECKING:
-    from labkit.figures.kit.canvas import Figure
+from labkit.common.errors import InvalidInput
+from labkit.common.units import bytes_text, plural, seconds_text
+from labkit.figures.graphs.layered import Edge, Node, collapsed, layered
+from labkit.figures.kit.canvas import Figure
+from labkit.figures.kit.entries import INK
+from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.lanes import Kind, Lanes, lanes
+from labkit.figures.kit.sheet import Trace
+from labkit.records.step_graph import Flow, Operation, StepGraph, Transfer
+
+# Operations by the words that a reader knows them by; the others keep TensorFlow's.
+SHORT = {
+    "_Arg": "argument",
+    "_Retval": "result",
+    "_FusedMatMul": "FusedMatMul",
+    "ReadVariableOp": "read",
+    "ResourceApplyKerasMomentum": "update",
+    "SparseSoftmaxCrossEntropyWithLogits": "cross-entropy",
+}
+UPDATE = "ResourceApplyKerasMomentum"
+CLOCK = "wall clock · network not used"
+
+
+def drawn_step(graph: StepGraph, what: str) -> Figure:
+    """The graph that ran, from above to below; of many operations the cheap ones are joined.
+
+    Args:
+        graph: of `labkit.bench.step_graphs.measure`.
+        what: which step it is, for the title.
+    """
+    nodes, edges = nodes_of(graph)
+    found = collapsed(nodes, edges)
+    remark = f"{_counted(graph, nodes)}; the step took {seconds_text(graph.seconds)}"
+    return layered(*found, title=f"{what} · {CLOCK}", remark=remark)
+
+
+def partitioned_step(graph: StepGraph, what: str) -> Figure:
+    """The same with a node for each send and each receive that TensorFlow has put in."""
+    nodes, edges = nodes_of(graph)
+    remark = _counted(graph, nodes)
+    nodes, edges = _with_ends(graph, nodes, edges)
+    found = collapsed(nodes, edges)
+    return layered(*found, title=f"{what} · {CLOCK}", remark=remark)
+
+
+def nodes_of(graph: StepGraph) -> tuple[list[Node], list[Edge]]:
+    """Each operation with its type, device and time, and who waits for whom.
+
+    Arguments and constants are left out, but those that are sent to another device: they are there
+    before the step begins, and as many as all the rest.
+    """
+    reads, sent = {each.target for each in graph.flows}, {t.source for t in graph.transfers}
+    shown = [
+        each for each in graph.operations if each.name in reads | sent or not math.isnan(each.start)
+    ]
+    kept = {each.name for each in shown}
+    nodes = [
+        Node(each.name, short(each.op), each.device, _timing(each), each.seconds) for each in shown
+    ]
+    edges = [
+        Edge(each.source, each.target, each.bytes, each.control)
+        for each in graph.flows
+        if each.source in kept
+    ]
+    return nodes, edges
+
+
+def _counted(graph: StepGraph, nodes: list[Node]) -> str:
+    left = len(graph.operations) - len(nodes)
+    return f"{len(nodes)} operations, and {left} arguments and constants that are not drawn"
+
+
+def short(op: str) -> str:
+    """The type of an operation, as it is written into figures."""
+    return SHORT.get(op, op)
+
+
+def _timing(each: Operation) -> str:
+    if math.isnan(each.start):
+        return "computes nothing"
+    return f"{seconds_text(each.start)} after the step began, for {seconds_text(each.seconds)}"
+
+
+def _with_ends(
+    graph: StepGraph, nodes: list[Node], edges: list[Edge]
+) -> tuple[list[Node], list[Edge]]:
+    """In place of an edge between devices: to a send, from there to its receive, and on."""
+    on = {node.name: node.device for node in nodes}
+    ways = {(each.source, each.receiver): each for each in graph.transfers}
+    found: dict[Edge, None] = {}
+    for edge in edges:
+        leaves = on[edge.source] != on[edge.target]
+        way = ways.get((edge.source, on[edge.target])) if leaves else None
+        if way is None:
+            found[edge] = None
+        else:
+            found[Edge(edge.source, way.send, way.bytes)] = None
+            found[Edge(way.send, way.receive, way.bytes)] = None
+            found[Edge(way.receive, edge.target, way.bytes, edge.control)] = None
+    return [*nodes, *_ends(graph)], list(found)
+
+
+def _ends(graph: StepGraph) -> Iterator[Node]:
+    for each in graph.transfers:
+        said = each.tensor_name
+        # Weights without end: what is light may be drawn inside its neighbour.
+        yield Node(each.send, "send", each.sender, said, math.inf)
+        yield Node(each.receive, "receive", each.receiver, said, math.inf)
+
 
 # What only holds a value for another one; its device is that of a handle, a constant, a result.
 HOLDS = ("Const", "_Retval", "NoOp")
@@ -50,7 +154,7 @@ def step_picture(
             each.name,
             _short(each.op),
             each.device,
-            f"{each.op}, {_said(each.seconds)}{_logged(each.name, log)}",
+            f"{each.op}, {_duration(each.seconds)}{_logged(each.name, log)}",
             each.seconds,
         )
         for each in shown
@@ -85,5 +189,209 @@ def _logged(name: str, log: Mapping[str, str] | None) -> str:
     return f", placed on {log[name]} by the log" if name in log else ", not in the log"
 
 
-def _said(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return seconds_text(seconds) if seconds else "no time known"
+
+
+def transfers_table(graph: StepGraph) -> pd.DataFrame:
+    """A row a pair, in the order in which what they carry was made.
+
+    `made_ms` and `used_ms` are when its source ended and when the first operation that reads it on
+    the other device began, `between_ms` what lies between: copying, and waiting in the queue there.
+    They are missing where TensorFlow's profiler has no event, as of arguments.
+    """
+    at = {each.name: each for each in graph.operations}
+    rows = [_transfer_row(each, graph, at) for each in graph.transfers]
+    table = pd.DataFrame(rows, columns=_COLUMNS)
+    return table.sort_values("made_ms", na_position="first", ignore_index=True)
+
+
+_COLUMNS = [
+    *("tensor", "from", "to", "send", "receive"),
+    *("bytes", "made_ms", "used_ms", "between_ms"),
+]
+
+
+def _transfer_row(
+    each: Transfer, graph: StepGraph, at: dict[str, Operation]
+) -> dict[str, str | float]:
+    readers = [
+        at[flow.target].start
+        for flow in graph.flows
+        if flow.source == each.source and at[flow.target].device == each.receiver
+    ]
+    made = 1e3 * at[each.source].stop
+    used = 1e3 * min(readers, default=float("nan"))
+    names = (each.tensor_name, each.sender, each.receiver, each.send, each.receive)
+    values = (*names, each.bytes, made, used, used - made)
+    return dict(zip(_COLUMNS, values, strict=True))
+
+
+def transfers_reading(graph: StepGraph) -> Markdown:
+    """How many pairs there are, what they carry, and how long that took."""
+    table = transfers_table(graph)
+    if table.empty:
+        return sentences([Finding("No edge leaves its device: there is no send and no receive")])
+    large = table.loc[table["bytes"].idxmax()]
+    ends = int((table["bytes"] == 0).sum())
+    found = [
+        Finding(
+            f"{plural(len(table), 'pair')} of send and receive stand where an edge leaves its "
+            "device, and find each other by the name of the tensor"
+        ),
+        Finding(
+            f"The largest is **{large['tensor']}**, {bytes_text(large['bytes'])} from "
+            f"{large['from']} to {large['to']}"
+        ),
+    ]
+    if ends:
+        said = "carries nothing" if ends == 1 else "carry nothing"
+        found.append(Finding(f"{ends} of {len(table)} {said}: a control dependency crosses"))
+    timed = table.dropna(subset="between_ms")
+    if len(timed):
+        longest = timed.loc[timed["between_ms"].idxmax()]
+        found.append(
+            Finding(
+                f"From its source's end to its first reader's start **{longest['tensor']}** took "
+                f"longest, {longest['between_ms']:.3g} ms of copying and queueing"
+            )
+        )
+    return sentences(found)
+
+
+LANE = 26  # pixels a lane
+LANES = ("other operations", "gradients", "updates")
+SAID = "%{customdata[0]}"
+# Okabe and Ito (2008), as in `entries`: told apart with any colour vision.
+KINDS = dict(
+    zip(
+        LANES,
+        (
+            Kind("other operations", "#56B4E9", SAID),
+            Kind("makes a gradient", "#009E73", SAID),
+            Kind("changes a variable", "#D55E00", SAID),
+        ),
+        strict=True,
+    )
+)
+
+
+def control_timeline(graphs: Mapping[str, StepGraph]) -> Figure:
+    """A Gantt a graph on one scale of time, with a line where the last gradient was there.
+
+    Args:
+        graphs: by what is said of each; the same training step with other control dependencies.
+
+    Raises:
+        InvalidInput: a step changes no variable, so that there is no order to see.
+    """
+    table = control_order(graphs)
+    drawn = {what: _bars(graph) for what, graph in graphs.items()}
+    end = max(float((rows["start"] + rows["length"]).max()) for rows in drawn.values())
+    panels, words = [], []
+    for what, rows in drawn.items():
+        own = table.loc[what]
+        said = (
+            f"{own['early']} of {own['updates']} updates begin before the last gradient is there; "
+            f"{plural(int(own['control_edges']), 'control edge')}"
+        )
+        mark = _mark(own["last_gradient_ms"])
+        panels.append(Lanes(f"{what}\n{said}", LANES, rows, ("said",), [mark]))
+        words.append(f"{what}: {said}")
+    title = f"Control dependencies in one step · {CLOCK}"
+    return lanes(panels, KINDS, title, "line: the last gradient is there", words, LANE, end)
+
+
+def control_order(graphs: Mapping[str, StepGraph]) -> pd.DataFrame:
+    """A row a graph: its control edges, its updates and how many of them began `early`.
+
+    Early is an update that starts before the last operation that makes a gradient has ended.
+    `last_gradient_ms`, `first_update_ms` and `step_ms` are from the same traced step.
+    """
+    rows = {what: _order_row(graph) for what, graph in graphs.items()}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("step")
+
+
+def control_reading(graphs: Mapping[str, StepGraph]) -> Markdown:
+    """For each graph: whether an update may begin before all gradients are there, and did."""
+    found = []
+    for what, row in control_order(graphs).iterrows():
+        found.append(
+            Finding(
+                f"**{what}**",
+                said=(
+                    f"{row['early']:.0f} of {row['updates']:.0f} updates began before the last "
+                    f"gradient was there, at {row['last_gradient_ms']:.4g} ms",
+                    f"the first update began at {row['first_update_ms']:.4g} ms",
+                ),
+                verdict=_verdict(row),
+            )
+        )
+    return sentences(found)
+
+
+def _verdict(row: pd.Series) -> str:
+    """Whether updates had to wait, and did."""
+    if not row["gated"]:
+        return "some may, as not every update waits for every gradient"
+    return f"none may, yet {row['early']:.0f} did" if row["early"] else "none may, and none did"
+
+
+def _parts(graph: StepGraph) -> dict[str, list[Operation]]:
+    """Operations with an event, by the lane in which they are drawn."""
+    timed = {each.name: each for each in graph.operations if not math.isnan(each.start)}
+    updates = {name for name, each in timed.items() if each.op == UPDATE}
+    if not updates:
+        raise InvalidInput("this step changes no variable: give one that trains")
+    # What an update reads, and was computed.
+    made = {f.source for f in graph.flows if f.target in updates and not f.control} & timed.keys()
+    found: dict[str, list[Operation]] = {lane: [] for lane in LANES}
+    for name, each in timed.items():
+        lane = LANES[2] if name in updates else LANES[1] if name in made else LANES[0]
+        found[lane].append(each)
+    return found
+
+
+def _order_row(graph: StepGraph) -> dict[str, float]:
+    parts = _parts(graph)
+    _, gradients, updates = (parts[lane] for lane in LANES)
+    last = max(each.stop for each in gradients)
+    held = {(f.source, f.target) for f in graph.flows}
+    gated = all((g.name, u.name) in held for g in gradients for u in updates)
+    return {
+        "control_edges": sum(flow.control for flow in graph.flows),
+        "gated": gated,
+        "updates": len(updates),
+        "early": sum(each.start < last for each in updates),
+        "last_gradient_ms": 1e3 * last,
+        "first_update_ms": 1e3 * min(each.start for each in updates),
+        "step_ms": 1e3 * graph.seconds,
+    }
+
+
+def _bars(graph: StepGraph) -> pd.DataFrame:
+    rows = [
+        {
+            "lane": lane,
+            "kind": lane,
+            "start": 1e3 * each.start,
+            "length": 1e3 * (each.stop - each.start),
+            "text": "",
+            "said": f"{short(each.op)} {each.name}",
+        }
+        for lane, operations in _parts(graph).items()
+        for each in operations
+    ]
+    return pd.DataFrame(rows)
+
+
+def _mark(time: float) -> Trace:
+    """A line through all lanes."""
+    return {
+        "x": [time] * len(LANES),
+        "y": list(LANES),
+        "mode": "lines",
+        "line": {"color": INK, "dash": "dot", "width": 2},
+        "hovertemplate": "the last gradient is there<extra></extra>",
+        "showlegend": False,
+    }

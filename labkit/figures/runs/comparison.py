@@ -1,13 +1,16 @@
-"""The public figures and the table: panels from learning and speed, laid out on one canvas."""
+"""Comparison of runs: learning curves and speeds on one canvas, and a table of all runs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
-from labkit.common.units import plural
+from labkit.common.units import bytes_text, number_text, plural
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import Entry, clock_and_network
 from labkit.figures.kit.sheet import Sheet, busy
@@ -17,9 +20,47 @@ from labkit.records.questions.columns import Value, differences
 from labkit.records.run import KEY_METRICS, Run, key_metrics, logged, verdict
 
 if TYPE_CHECKING:
-    import pandas
-
     from labkit.figures.kit.canvas import Figure
+
+
+class Table(pd.DataFrame):
+    """A DataFrame that a notebook shows as people read it; its values stay what they are.
+
+    Numbers have four digits, whole ones from a thousand on; columns whose names have the word
+    bytes have units. What is selected or computed of it is such a table, too.
+    """
+
+    @property
+    def _constructor(self) -> type[Table]:
+        return Table
+
+    def _repr_html_(self) -> str | None:
+        # By its values: a column of mixed things holds numbers, too.
+        texts = [self.iloc[:, place].map(_reader(name)) for place, name in enumerate(self.columns)]
+        plain = pd.DataFrame(dict(enumerate(texts)), index=self.index)
+        html: str | None = plain.set_axis(self.columns, axis=1)._repr_html_()
+        return html
+
+
+def readable(table: pd.DataFrame) -> Table:
+    """The same table, which shows itself as people read it."""
+    return Table(table)
+
+
+def _reader(column: Any) -> Any:
+    """What makes a text of a cell of a column."""
+    of_bytes = "bytes" in re.split("[^a-z]", str(column))
+
+    def read(value: Any) -> Any:
+        if pd.api.types.is_bool(value) or not pd.api.types.is_number(value):
+            return value
+        if pd.isna(value):
+            return ""
+        if of_bytes:
+            return bytes_text(value)
+        return number_text(value) if pd.api.types.is_float(value) else f"{value:,}"
+
+    return read
 
 
 def compare(runs: Iterable[Run] | Run) -> Figure:
@@ -64,15 +105,11 @@ def speedup(runs: Iterable[Run] | Run) -> Figure:
     return Sheet(rows, shown, _title(shown), _remarks(shown), words).figure()
 
 
-def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
+def table(runs: Iterable[Run] | Run) -> pd.DataFrame:
     """One row a run: the differing parameters, state, the gate's verdict, key metrics.
 
     Raises: LabkitError where there are no runs.
     """
-    import pandas as pd
-
-    from labkit.figures.kit.readable import Table
-
     found = [runs] if isinstance(runs, Run) else list(runs)
     if not found:
         raise LabkitError(naming.NO_RUNS)

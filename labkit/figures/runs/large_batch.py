@@ -1,12 +1,14 @@
-"""How large batches may grow with the workers: samples and seconds to a target, by rule."""
+"""Large batches: samples and seconds to a target over workers, by learning rate rule."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from labkit.common.units import plural, seconds_text
+from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Line, clock_and_network, entries, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import line_with_band, points
@@ -15,11 +17,6 @@ from labkit.figures.runs.servers import it_came
 from labkit.records.questions.spending import to_target
 from labkit.records.run import Run
 from labkit.records.verdict import seeds_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from labkit.figures.kit.canvas import Figure
 
 _RATES = {"none": "fixed rate", "sqrt": "square root", "linear": "linear"}
 _LINEAR, _WARM = "linear", "linear, warm-up"
@@ -111,8 +108,6 @@ def _order(run: Run) -> tuple[bool, str, int, bool]:
 
 def _with_one_worker(table: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
     """The rows of each rule in turn, with those of one worker that count for it."""
-    import pandas as pd
-
     alone = table[table["workers"] == 1].drop_duplicates("optimizer").set_index("optimizer")
     more = [
         alone.loc[[optimizer]].reset_index().assign(rule=rule)

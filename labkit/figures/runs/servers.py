@@ -1,12 +1,14 @@
-"""Parameter servers and an allreduce over the number of workers: where each stops to pay."""
+"""Throughput of parameter servers and of an allreduce over the number of workers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Entry, clock_and_network, entries, lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import line_with_band
@@ -14,11 +16,6 @@ from labkit.figures.kit.sheet import Panel, busy, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.questions.columns import spread
 from labkit.records.run import Run, gate_failed
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from labkit.figures.kit.canvas import Figure
 
 _CLIFF = 1.5  # twice the workers bring less than this
 
@@ -59,8 +56,6 @@ def server_prediction(predicted: Sequence[Run], measured: Sequence[Run]) -> pd.D
 
     A step of a run whose equivalence gate failed is missing.
     """
-    import pandas as pd
-
     rows = [
         {"way": _way(virtual), "workers": virtual.experiment["workers"]}
         | {"virtual_ms": _step(virtual), "wall_ms": _step(wall)}
@@ -168,8 +163,6 @@ def _most(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
 
 def _table(shown: Sequence[Entry]) -> pd.DataFrame:
     """A row a run: way, workers, rate with rate_low and rate_high over seeds."""
-    import pandas as pd
-
     rows = []
     for entry in shown:
         if not entry.gate_failed and entry.metrics.get("samples_per_second"):

@@ -1,13 +1,15 @@
-"""Predicted beside measured: one table, one figure, and what they say."""
+"""Predicted and measured collectives: a table, a figure, and errors in sentences."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import pandas as pd
 
 from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
+from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Line, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import curve, points, rule
@@ -17,11 +19,6 @@ from labkit.schedules import ALLREDUCE
 from labkit.simulate import Fit, simulate
 from labkit.simulate.predict import Rows, measurements, model_of, prediction_table
 
-if TYPE_CHECKING:
-    import pandas
-
-    from labkit.figures.kit.canvas import Figure
-
 __all__ = ["measurements", "predicted_and_measured", "prediction_reading"]
 
 Curve: TypeAlias = tuple[list[float], list[float]]  # bytes, s
@@ -30,7 +27,7 @@ POINTS = 33
 
 def predicted_and_measured(
     rows: Rows, network: str | Network | Fit | None = None, gamma: float = 0.0
-) -> tuple[pandas.DataFrame, Figure]:
+) -> tuple[pd.DataFrame, Figure]:
     """Simulate what was measured; a table with the error, and a figure with the spread.
 
     The error is predicted / measured - 1. What has no schedule ("mpi", "shared_memory") is shown
@@ -52,7 +49,7 @@ def predicted_and_measured(
 
 
 def _curve(
-    name: str, count: int, nbytes: pandas.Series[float], network: Network, gamma: float
+    name: str, count: int, nbytes: pd.Series[float], network: Network, gamma: float
 ) -> Curve:
     """The prediction between the measured sizes too: on logarithmic axes it is no straight line."""
     grid = np.geomspace(nbytes.min(), nbytes.max(), POINTS) if len(set(nbytes)) > 1 else nbytes
@@ -61,7 +58,7 @@ def _curve(
 
 
 def _figure(
-    table: pandas.DataFrame, curves: dict[tuple[str, int], Curve], rows: Rows, source: str
+    table: pd.DataFrame, curves: dict[tuple[str, int], Curve], rows: Rows, source: str
 ) -> Figure:
     looks = lines(table["algorithm"])
     groups = [(looks[name], group) for name, group in table.groupby("algorithm", sort=False)]
@@ -104,7 +101,7 @@ def _figure(
     return sheet([panels], looks.values(), title, [remark], words, plot=250)
 
 
-def _measured(look: Line, group: pandas.DataFrame) -> Trace:
+def _measured(look: Line, group: pd.DataFrame) -> Trace:
     """Times in s, from the least to the 90th percentile."""
     times = group[["measured_ms", "min_ms", "p90_ms"]] / 1e3
     times.columns = ["time", "time_low", "time_high"]
@@ -116,7 +113,7 @@ def _measured(look: Line, group: pandas.DataFrame) -> Trace:
     return points(times.assign(bytes=group["bytes"], hover=said), "bytes", "time", look)
 
 
-def _errors(look: Line, group: pandas.DataFrame) -> Trace:
+def _errors(look: Line, group: pd.DataFrame) -> Trace:
     """100 · error; the whiskers: had the least or the 90th percentile been the measured time."""
     errors = group[["bytes"]].assign(
         error=100 * group["error"],
@@ -128,14 +125,14 @@ def _errors(look: Line, group: pandas.DataFrame) -> Trace:
     return points(errors, "bytes", "error", look) | through
 
 
-def prediction_reading(table: pandas.DataFrame) -> Markdown:
+def prediction_reading(table: pd.DataFrame) -> Markdown:
     """How far each algorithm's prediction was off, and what the slowest cost beside the rest."""
     groups = table.groupby("algorithm", sort=False)
     found = [Finding(f"**{name}**", said=(_of_errors(group),)) for name, group in groups]
     return sentences([*found, *map(Finding, _of_slowest(table))])
 
 
-def _of_errors(group: pandas.DataFrame) -> str:
+def _of_errors(group: pd.DataFrame) -> str:
     wrong = int((~group["correct"]).sum())
     if wrong:
         return f"{wrong} of {len(group)} rows have wrong results, so no time is given"
@@ -153,7 +150,7 @@ def _of_errors(group: pandas.DataFrame) -> str:
     )
 
 
-def _of_slowest(table: pandas.DataFrame) -> list[str]:
+def _of_slowest(table: pd.DataFrame) -> list[str]:
     """How long the slowest takes at the largest buffer, beside each other algorithm."""
     largest = table[table["bytes"] == table["bytes"].max()].set_index("algorithm")
     # Those with wrong results have no time.

@@ -1,0 +1,345 @@
+"""Compression of gradients: speed-up, bytes, accuracy, and the fastest method by bandwidth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import pandas as pd
+
+from labkit.common.errors import LabkitError
+from labkit.common.units import bits_text, bytes_text, plural, seconds_axis, seconds_text
+from labkit.figures.kit.canvas import Figure
+from labkit.figures.kit.entries import Entry, Line, clock_and_network, entries, labels, lines, names
+from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.marks import crosses, curve, points
+from labkit.figures.kit.sheet import Panel, Trace, busy, sheet
+from labkit.figures.runs.speed import refusals, refused
+from labkit.records import bandwidths
+from labkit.records.bandwidths import LATENCY, RANGE, Method, emulated, in_turn, winners
+from labkit.records.compressors import baseline_of, fields_of, method, task
+from labkit.records.run import Run
+from labkit.records.step_costs import step_costs
+from labkit.records.verdict import accuracies, arrivals, judge_runs
+
+_ROOM = 0.7  # of the least time: below it the figure writes where the winner changes
+
+
+def bandwidth(
+    runs: Iterable[Run] | Run, latency: float = LATENCY, over: tuple[float, float] = RANGE
+) -> Figure:
+    """Predicted step time over bandwidth, a line a method; where the winner changes.
+
+    Work and bytes are measured, the link is simulated by the closed forms; markers are the steps
+    that were measured on emulated networks, median with p10 to p90. Runs whose equivalence gate
+    failed are left out.
+
+    Args: runs: to compare; latency: s of the simulated links; over: least and greatest bytes/s.
+    Raises: LabkitError, where no run has a history of several ranks.
+    """
+    shown = entries(runs)
+    found = methods(shown)
+    wins = winners(found, latency, over)
+    looks = lines(each.name for each in found)
+    traces = [t for each in found for t in _traces(each, looks[each.name], latency, over)]
+    times = [each.seconds(edge, latency) for each in found for edge in over]
+    times += [seconds for each in found for _, _, steps in emulated(each) for seconds in steps]
+    panel = Panel(
+        title=f"Step time by bandwidth of the links\nfastest: {in_turn(wins)}",
+        x="bandwidth of a link",
+        y="time of a step",
+        traces=[
+            *traces,
+            crosses(
+                [8 * win.last for win in wins[:-1]],
+                [win.method.seconds(win.last, latency) for win in wins[:-1]],
+                [bits_text(win.last) for win in wins[:-1]],
+                "bottom left",
+            ),
+        ],
+        note=refusals(shown),
+        always_note=bool(refusals(shown)),
+        x_axis=_bandwidth_axis(*over),
+        y_axis=seconds_axis(_ROOM * min(times), max(times)),
+    )
+    measured = clock_and_network(entries(run for each in found for run in each.runs))
+    title = f"Who wins at which bandwidth · simulation · measured: {measured}"
+    remarks = [
+        f"lines: measured compute and codec + simulated links of {seconds_text(latency)}, "
+        "no overlap; markers: measured; ✕: the winner changes"
+    ]
+    words = [f"fastest: {in_turn(wins)}", *(_in_words(each, over) for each in found)]
+    said = [*words, refusals(shown)]
+    return sheet([[panel]], looks.values(), title, [*remarks, *busy(shown)], said, plot=340)
+
+
+def held_against(found: Iterable[Method]) -> str:
+    """How far the simulation is off where steps were measured, as the end of a sentence."""
+    sizes = [abs(error) for error in bandwidths.prediction_errors(found).values()]
+    if not sizes:
+        return "; none of these runs was on an emulated network to hold this against"
+    off = " to ".join(dict.fromkeys(f"{size:.0%}" for size in (min(sizes), max(sizes))))
+    return f"; in {plural(len(sizes), 'run')} on emulated networks it is off by {off}"
+
+
+def methods(shown: Sequence[Entry]) -> list[Method]:
+    """What the runs have measured, by method; medians over runs on several networks.
+
+    Raises: LabkitError, where no run has a history of several ranks.
+    """
+    # One worker has no link whose bandwidth could matter.
+    usable = [e for e in shown if not e.gate_failed and (e.metrics.get("workers") or 1) > 1]
+    groups = {name: [e.run for e in group] for name, group in by_method(usable).items()}
+    found = bandwidths.methods(groups)
+    if not found:
+        raise LabkitError(
+            "no run to predict from: it takes a completed run on two or more workers whose "
+            "equivalence gate did not fail"
+        )
+    return found
+
+
+def by_method(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Runs that differ in network and seeds only, under the name of what they do."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in shown:
+        groups.setdefault(json.dumps(fields_of(entry.run), sort_keys=True), []).append(entry)
+    firsts = [group[0].run for group in groups.values()]
+    called = [method(run) for run in firsts]
+    # Methods that differ in more than the compressor are called by what they differ in.
+    is_told = len(set(called)) == len(called)
+    short = names([{"compressor": each} for each in called], called) if is_told else labels(firsts)
+    return dict(zip(short, groups.values(), strict=True))
+
+
+def _traces(each: Method, look: Line, latency: float, over: tuple[float, float]) -> list[Trace]:
+    # Evenly over orders of magnitude, as the axis shows them.
+    grid = np.geomspace(*over, 60)
+    seconds = [each.seconds(one, latency) for one in grid.tolist()]
+    said = [f"{bits_text(one)}: {seconds_text(t)}" for one, t in zip(grid, seconds, strict=True)]
+    shown = {"text": said, "hoverinfo": "text", "hovertemplate": "%{text}, simulated"}
+    errors = bandwidths.prediction_errors([each])
+    measured = [
+        (
+            *(8 * link.bandwidth, *steps),
+            f"{each.name} on {link}: {seconds_text(steps[0])}, measured; the simulation is off by "
+            f"{abs(errors[run]):.0%}",
+        )
+        for run, link, steps in emulated(each)
+    ]
+    columns = ["bits", "seconds", "seconds_low", "seconds_high", "hover"]
+    table = pd.DataFrame(measured, columns=columns)
+    drawn = curve((8 * grid).tolist(), seconds, look, 2, **shown)
+    return [drawn, points(table, "bits", "seconds", look, size=10)] if measured else [drawn]
+
+
+def _bandwidth_axis(low: float, high: float) -> Trace:
+    first, last = (int(np.round(np.log10(8 * edge))) for edge in (low, high))
+    ticks = [10.0**power for power in range(first, last + 1)]
+    return {
+        "type": "log",
+        "range": [np.log10(8 * low) - 0.1, np.log10(8 * high) + 0.1],
+        "tickvals": ticks,
+        "ticktext": [bits_text(tick / 8) for tick in ticks],
+    }
+
+
+def _in_words(each: Method, over: tuple[float, float]) -> str:
+    slow, fast = (seconds_text(each.seconds(edge)) for edge in over)
+    return f"{each.name}: {slow} at {bits_text(over[0])}, {fast} at {bits_text(over[1])}"
+
+
+@dataclass(frozen=True)
+class Gain:
+    r"""Speed of a run against its baseline, \(s = T_b / T_c\), of median steps.
+
+    low, high: the baseline's p10 over the run's p90, its p90 over the run's p10.
+    """
+
+    entry: Entry
+    baseline: Entry
+    speed: float
+    low: float
+    high: float
+
+    @property
+    def judged(self) -> str:
+        """What the spreads allow to say."""
+        if self.low > 1:
+            return "it pays"
+        if self.high < 1:
+            return "it does not pay"
+        return "no difference beyond the spread of the steps, it does not pay"
+
+
+def compression_reading(
+    runs: Iterable[Run] | Run, baseline: Run | None = None, target: float | None = None
+) -> Markdown:
+    """Say who wins on each network and by how much, what each method saved and cost, whether
+    accuracy was lost, what did not pay, and who would win at which bandwidth.
+
+    Args:
+        runs: with and without compression.
+        baseline: against which to hold all others; default: for each compressed run the one
+            without compression that is equal otherwise.
+        target: accuracy to which time and bytes are counted; default: the least of the
+            baseline's seeds.
+
+    Raises: LabkitError, where there are no runs.
+    """
+    shown = entries(runs)
+    pairs = _pairs(shown, baseline)
+    gains = {entry.key: gain for entry, base in pairs if (gain := _gain(entry, base))}
+    lines = _networks(shown, gains, baseline)
+    for entry, base in pairs:
+        said = [*_costs(entry, base, gains.get(entry.key)), *_accuracy(entry, base, target)]
+        lines.append(f"**{entry.label}** against {base.label}: {'; '.join(said)}")
+    held = {entry.key for pair in pairs for entry in pair}
+    alone = [entry.label for entry in shown if entry.key not in held]
+    if alone:
+        lines.append(f"Not held against a run without compression: {', '.join(alone)}")
+    lines += [*_did_not_pay(pairs, gains), *_bandwidths(shown, baseline)]
+    return sentences(map(Finding, lines))
+
+
+def _pairs(shown: Sequence[Entry], baseline: Run | None) -> list[tuple[Entry, Entry]]:
+    """Each run with results beside its baseline."""
+    usable = [entry for entry in shown if entry.metrics]
+    by_path = {entry.run.path: entry for entry in usable}
+    if baseline is not None and baseline.path not in by_path:
+        raise LabkitError(f"the baseline {baseline.name} has to be among the runs, with results")
+    found = []
+    for entry in usable:
+        base = baseline or baseline_of(entry.run, [other.run for other in usable])
+        if base is not None and base.path != entry.run.path:
+            found.append((entry, by_path[base.path]))
+    return found
+
+
+def _gain(entry: Entry, base: Entry) -> Gain | None:
+    """None where one of the two may show no speed, or where their networks differ."""
+    # On another network a ratio of times would be that of the networks.
+    same = entry.run.experiment.get("network") == base.run.experiment.get("network")
+    if not same or entry.gate_failed or base.gate_failed:
+        return None
+    own, other = entry.metrics["step_ms"], base.metrics["step_ms"]
+    # The worst and the best that the spreads allow: between them no difference is claimed.
+    low, high = other["p10"] / own["p90"], other["p90"] / own["p10"]
+    return Gain(entry, base, other["median"] / own["median"], low, high)
+
+
+def _together(entry: Entry, baseline: Run | None) -> str:
+    """Runs of which this is equal are compared: of the same task, or all with one baseline."""
+    return "" if baseline else json.dumps(task(entry.run), sort_keys=True)
+
+
+def _networks(shown: Sequence[Entry], gains: dict[str, Gain], baseline: Run | None) -> list[str]:
+    """Who has the shortest step on the same network."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in shown:
+        if entry.metrics and not entry.gate_failed:
+            network = json.dumps(entry.run.experiment.get("network"), sort_keys=True)
+            groups.setdefault((network, _together(entry, baseline)), []).append(entry)
+    said = []
+    for group in groups.values():
+        if len(group) < 2:
+            continue
+        best = min(group, key=lambda entry: float(entry.metrics["step_ms"]["median"]))
+        others = [entry.metrics["step_ms"]["median"] for entry in group if entry is not best]
+        step = best.metrics["step_ms"]
+        second = f"the next {seconds_text(min(others) / 1e3)}"
+        gain = gains.get(best.key)
+        by = f"; {gain.speed:.2f}x the speed of {gain.baseline.label}" if gain else ""
+        said.append(
+            f"{clock_and_network(group)}: the shortest step is that of **{best.label}**, "
+            f"{seconds_text(step['median'] / 1e3)} (p10 to p90 {seconds_text(step['p10'] / 1e3)} "
+            f"to {seconds_text(step['p90'] / 1e3)}), {second}{by}"
+        )
+    return said
+
+
+def _costs(entry: Entry, base: Entry, gain: Gain | None) -> list[str]:
+    """Bytes saved, codec seconds spent, speed."""
+    said = []
+    raw, payload = (each.metrics.get("payload_bytes_per_step") for each in (base, entry))
+    if raw and payload:
+        said.append(
+            f"{bytes_text(payload)} of payload a step for {bytes_text(raw)}, "
+            f"compression ratio {raw / payload:.3g}"
+        )
+    if entry.gate_failed or base.gate_failed:
+        failed = entry if entry.gate_failed else base
+        return [*said, f"{failed.label}: {refused(failed)}"]
+    costs = step_costs(entry.run)
+    if costs is not None:
+        parts = ("codec", "wire", "wait")
+        spent = ", ".join(f"{part} {seconds_text(getattr(costs, part))}" for part in parts)
+        said.append(f"{spent} a step")
+    # As a null result, said like any other.
+    if gain is None:
+        return [*said, "no run without compression on this network, so no speed to compare"]
+    spread = f"spread {gain.low:.2f} to {gain.high:.2f}"
+    return [*said, f"{gain.speed:.2f}x the speed ({spread}): {gain.judged}"]
+
+
+def _accuracy(entry: Entry, base: Entry, target: float | None) -> list[str]:
+    """The verdict of the seeds; what it took to come to the target."""
+    said = [judge_runs(entry.run, base.run).sentence]
+    found = accuracies(base.run)
+    if target is None and found:
+        # The least of the baseline's seeds: a target that every one of them reaches.
+        target = min(found.values())
+    if target is not None:
+        mine, yours = (_arrival(each, target) for each in (entry, base))
+        said.append(f"{target:.2%}: {mine}, the baseline {yours}")
+    return said
+
+
+def _arrival(entry: Entry, target: float) -> str:
+    """Medians over seeds; without seconds where the gate failed."""
+    found = arrivals(entry.run, target)
+    # Seeds that did not reach it have no time; how many did is said beside.
+    reached = [each for each in found.values() if each is not None]
+    if not reached:
+        return "not reached"
+    said = [f"{median(each.step for each in reached):.0f} steps"]
+    if not entry.gate_failed:
+        codec = median(each.codec_seconds for each in reached)
+        within = f" ({seconds_text(codec)} of them codec)" if codec else ""
+        said.append(seconds_text(median(each.seconds for each in reached)) + within)
+    said.append(bytes_text(median(each.wire_bytes for each in reached)))
+    many = f" ({len(reached)} of {len(found)} seeds)" if len(found) > 1 else ""
+    return f"reached after {', '.join(said)} on the wire{many}"
+
+
+def _did_not_pay(pairs: Sequence[tuple[Entry, Entry]], gains: dict[str, Gain]) -> list[str]:
+    judged = [gains[entry.key] for entry, _ in pairs if entry.key in gains]
+    if not judged:
+        return []
+    without = [gain.entry.label for gain in judged if gain.low <= 1]
+    if not without:
+        return [f"All {len(judged)} comparisons pay in speed"]
+    return [f"In speed {len(without)} of {len(judged)} did not pay: {', '.join(without)}"]
+
+
+def _bandwidths(shown: Sequence[Entry], baseline: Run | None) -> list[str]:
+    """Who wins at which bandwidth, and how good the prediction is where measured."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in shown:
+        if entry.metrics.get("workers", 1) > 1 and not entry.gate_failed:
+            groups.setdefault(_together(entry, baseline), []).append(entry)
+    said = []
+    for group in groups.values():
+        found = methods(group)
+        if len(found) < 2:
+            continue
+        wins = winners(found, LATENCY, RANGE)
+        said.append(
+            f"Simulation, from measured compute, codec and bytes on links of "
+            f"{bits_text(RANGE[0])} to {bits_text(RANGE[1])}, the fastest is {in_turn(wins)}"
+            f"{held_against(found)}"
+        )
+    return said
