@@ -17,7 +17,7 @@ from .exchange.links import (
     transport_times,
     transport_training,
 )
-from .exchange.step_time import exchange_reading, hidden, step_parts, timeline
+from .exchange.step_time import exchange_reading, overlap, step_parts, timeline
 from .forecasts.scaling import (
     diagonal_reading,
     forecast_diagonal,
@@ -73,11 +73,11 @@ from .runs.baseline import (
     seed_reading,
 )
 from .runs.block_coordinate import blocks_reading, dependencies, optimality_gap
-from .runs.comparison import compare, curves, readable, show, speedup, table, throughput
+from .runs.comparison import compare, curves, format_table, show, speedup, table, throughput
 from .runs.data_partition import shard_labels
 from .runs.fault_comparison import fault_costs, fault_league, fault_reading, fault_table
 from .runs.inference import deployment, deployment_reading, serving, serving_reading
-from .runs.interactive import linked
+from .runs.interactive import linked_selection
 from .runs.large_batch import large_batch, large_batch_reading, large_batch_table
 from .runs.parameters import has_grid, heat_map, parallel_coordinates, search_history
 from .runs.replicas import (
@@ -95,12 +95,12 @@ from .runs.servers import server_prediction, server_reading, server_scaling
 from .runs.stale_accuracy import (
     batch_reading,
     downpour_reading,
-    race,
-    race_reading,
     rate_reading,
     softsync_published,
     staleness_cost,
     staleness_cost_reading,
+    time_to_target,
+    time_to_target_reading,
 )
 from .runs.staleness import (
     interleaving,
@@ -171,13 +171,13 @@ __all__ = [
     "fault_table",
     "forecast_diagonal",
     "forecast_scaling",
+    "format_table",
     "framework_reading",
     "framework_table",
     "gossip_table",
     "grid_traffic",
     "has_grid",
     "heat_map",
-    "hidden",
     "hosts_gains",
     "hosts_reading",
     "hosts_speedup",
@@ -195,7 +195,7 @@ __all__ = [
     "layered",
     "link_reading",
     "link_utilisation",
-    "linked",
+    "linked_selection",
     "loss_scale_reading",
     "loss_scales",
     "makespans",
@@ -206,6 +206,7 @@ __all__ = [
     "microscope",
     "microscope_reading",
     "optimality_gap",
+    "overlap",
     "parallel_coordinates",
     "pareto",
     "partitioned_step",
@@ -226,11 +227,8 @@ __all__ = [
     "prediction_reading",
     "queue_reading",
     "queue_table",
-    "race",
-    "race_reading",
     "rank_table",
     "rate_reading",
-    "readable",
     "reading",
     "ready_animation",
     "scaling_reading",
@@ -266,6 +264,8 @@ __all__ = [
     "thread_reading",
     "thread_sweep",
     "throughput",
+    "time_to_target",
+    "time_to_target_reading",
     "timeline",
     "traffic_matrix",
     "transfers_reading",

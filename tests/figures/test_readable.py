@@ -7,7 +7,7 @@ import re
 import pandas as pd
 import pytest
 
-from labkit.figures import readable
+from labkit.figures import format_table
 
 ROWS = {
     "way": ["ring", "tree"],
@@ -24,14 +24,14 @@ def cells(table: pd.DataFrame) -> list[str]:
 
 
 def test_numbers_have_four_digits_and_bytes_units() -> None:
-    shown = cells(readable(pd.DataFrame(ROWS)))
+    shown = cells(format_table(pd.DataFrame(ROWS)))
     assert shown[:6] == ["ring", "0.1235", "15 MiB", "24,000", "True", "1"]
     assert shown[6:] == ["tree", "12,346", "", "3", "False", ""]
 
 
 def test_values_stay_and_what_is_made_of_it_is_shown_alike() -> None:
     given = pd.DataFrame(ROWS)
-    table = readable(given)
+    table = format_table(given)
     pd.testing.assert_frame_equal(pd.DataFrame(table), given)
     assert table["step_ms"].iloc[0] == pytest.approx(0.123456789, abs=0)
     assert type(table.query("messages > 5")[["way", "step_ms"]]) is type(table)
@@ -39,5 +39,5 @@ def test_values_stay_and_what_is_made_of_it_is_shown_alike() -> None:
 
 
 def test_two_columns_of_one_name_are_both_shown() -> None:
-    table = readable(pd.DataFrame([[1.23456, 2.34567]], columns=["ms", "ms"]))
+    table = format_table(pd.DataFrame([[1.23456, 2.34567]], columns=["ms", "ms"]))
     assert cells(table) == ["1.235", "2.346"]

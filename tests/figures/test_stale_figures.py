@@ -14,8 +14,6 @@ from labkit.common.errors import InvalidInput
 from labkit.figures import (
     batch_reading,
     downpour_reading,
-    race,
-    race_reading,
     rate_reading,
     shard_labels,
     softsync_published,
@@ -23,6 +21,8 @@ from labkit.figures import (
     staleness_by_clock_reading,
     staleness_cost,
     staleness_cost_reading,
+    time_to_target,
+    time_to_target_reading,
 )
 from labkit.records import store
 from labkit.records.run import Run
@@ -218,11 +218,11 @@ def test_the_race_says_who_is_first_and_whether_stale_ones_are_between(
     monkeypatch.setattr(
         "labkit.figures.runs.stale_accuracy.to_target", lambda *_: pd.DataFrame(rows)
     )
-    table = race(runs, 0.8)
+    table = time_to_target(runs, 0.8)
     ways_shown = ["synchronous", "stale synchronous, s = 2", "asynchronous", "downpour, every 4"]
     assert list(table.index) == ways_shown
     assert list(table["slow"]) == [True] * 3 + [False]
-    said = race_reading(runs, 0.8)
+    said = time_to_target_reading(runs, 0.8)
     assert said.startswith("- With equal workers 80% was not reached in all seeds by downpour")
     assert "With one slow worker: **asynchronous**, 2 s (3 seeds, 1.5 s to 2.5 s)" in said
     assert told in said

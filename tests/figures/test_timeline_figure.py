@@ -12,7 +12,7 @@ from sample_runs import FAILED_GATE, write_run
 
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.figures import exchange_reading, hidden, timeline
+from labkit.figures import exchange_reading, overlap, timeline
 from labkit.figures.exchange.step_time import KINDS
 from labkit.figures.kit.entries import PALETTE
 from labkit.records.run import Run
@@ -153,7 +153,7 @@ def test_a_run_that_failed_its_gate_has_no_speed(tmp_path: Path) -> None:
     figure = timeline(failed)
     assert not [trace for trace in figure.data if trace.type == "bar"]
     assert "no speed figure: equivalence gate failed" in figure.alt
-    assert hidden(failed)["step_ms"].isna().all()
+    assert overlap(failed)["step_ms"].isna().all()
     assert "no speed figure" in exchange_reading(failed)
 
 
@@ -161,7 +161,7 @@ def test_a_run_that_failed_its_gate_has_no_speed(tmp_path: Path) -> None:
 
 
 def test_an_ideal_schedule_reaches_all_of_the_saving(tmp_path: Path) -> None:
-    row = hidden(run(tmp_path, OVERLAP, "overlap")).iloc[0]
+    row = overlap(run(tmp_path, OVERLAP, "overlap")).iloc[0]
     assert row["communication_ms"] == pytest.approx(8)
     assert row["exposed_ms"] == pytest.approx(4)
     assert row["hidden_ms"] == pytest.approx(4)
@@ -171,7 +171,7 @@ def test_an_ideal_schedule_reaches_all_of_the_saving(tmp_path: Path) -> None:
 
 
 def test_buckets_that_are_served_late_reach_half_of_it(tmp_path: Path) -> None:
-    row = hidden(run(tmp_path, LATE, "overlap")).iloc[0]
+    row = overlap(run(tmp_path, LATE, "overlap")).iloc[0]
     assert row["exposed_ms"] == pytest.approx(6)
     assert row["hidden_ms"] == pytest.approx(2)
     assert row["reached"] == pytest.approx(0.5)
@@ -179,7 +179,7 @@ def test_buckets_that_are_served_late_reach_half_of_it(tmp_path: Path) -> None:
 
 def test_one_bucket_after_backpropagation_has_nothing_to_hide(tmp_path: Path) -> None:
     found = run(tmp_path, SEQUENTIAL, "sequential")
-    row = hidden(found).iloc[0]
+    row = overlap(found).iloc[0]
     assert row["exposed_ms"] == pytest.approx(8)
     assert row["ideal_ms"] == pytest.approx(0)
     assert row["reached"] != row["reached"]
@@ -198,7 +198,7 @@ def test_waiting_for_a_slower_rank_is_no_communication(tmp_path: Path) -> None:
         if row["rank"] == 0 and row["kind"] in ("communicate", "wait"):
             row["stop"] += 0.003
     write_table(found.path / "timeline.parquet", late)
-    row = hidden(Run(found.path)).iloc[0]
+    row = overlap(Run(found.path)).iloc[0]
     assert row["communication_ms"] == pytest.approx(8)
     assert row["exposed_ms"] == pytest.approx(8)
 
@@ -221,7 +221,7 @@ def test_a_wait_of_the_next_step_counts_for_the_buckets_that_it_waits_for(tmp_pa
         if row["step"] < 12 + (row["kind"] == "wait") and (row["step"], row["kind"]) != (0, "wait")
     ]
     write_table(found.path / "timeline.parquet", table)
-    row = hidden(Run(found.path)).iloc[0]
+    row = overlap(Run(found.path)).iloc[0]
     assert row["communication_ms"] == pytest.approx(8)
     assert row["exposed_ms"] == pytest.approx(5)
     # Bucket 0, ready at 16, could go first: served 16–20, 20–24; then 4 and 0 ms are waited for.
@@ -230,17 +230,17 @@ def test_a_wait_of_the_next_step_counts_for_the_buckets_that_it_waits_for(tmp_pa
 
 def test_two_waits_at_a_time_count_once(tmp_path: Path) -> None:
     both = [("wait", 0, 10, 14) if event[:2] == ("wait", 0) else event for event in OVERLAP]
-    row = hidden(run(tmp_path, both, "overlap")).iloc[0]
+    row = overlap(run(tmp_path, both, "overlap")).iloc[0]
     assert row["exposed_ms"] == pytest.approx(4)
 
 
 def test_the_sequential_run_is_what_a_saving_is_held_against(tmp_path: Path) -> None:
     runs = [run(tmp_path, SEQUENTIAL, "sequential"), run(tmp_path, OVERLAP, "overlap")]
-    table = hidden(runs)
+    table = overlap(runs)
     assert table["against_sequential_ms"].isna().tolist() == [True, False]
     assert table["against_sequential_ms"].iloc[1] == pytest.approx(4)  # 19 - 15
     other = run(tmp_path, OVERLAP, "overlap", batch_size=512)
-    assert hidden([runs[0], other])["against_sequential_ms"].isna().all()
+    assert overlap([runs[0], other])["against_sequential_ms"].isna().all()
 
 
 def test_the_reading_says_what_was_hidden_and_whether_it_paid(tmp_path: Path) -> None:

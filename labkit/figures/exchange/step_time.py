@@ -141,7 +141,7 @@ def _waits(entry: Entry, rows: pd.DataFrame) -> str:
 _FREE = ("name", "strategy.schedule", "strategy.bucket_bytes")  # may differ from the baseline's
 
 
-def hidden(runs: Iterable[Run] | Run) -> pd.DataFrame:
+def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
     r"""What overlap hid of the communication beside what an ideal order of the same buckets could.
 
     A row a run, medians over its steps, without the first 10: `step_ms` (the slowest rank's),
@@ -169,7 +169,7 @@ def hidden(runs: Iterable[Run] | Run) -> pd.DataFrame:
 def exchange_reading(runs: Iterable[Run] | Run) -> Markdown:
     """For each run: what its exchange cost, what was hidden of it, and whether that paid."""
     shown = entries(runs)
-    table = hidden([entry.run for entry in shown])
+    table = overlap([entry.run for entry in shown])
     found = [
         Finding(f"**{entry.label}**", said=(refused(entry),) if entry.gate_failed else _words(row))
         for entry, row in zip(shown, table.to_dict("records"), strict=True)

@@ -42,7 +42,7 @@ class Table(pd.DataFrame):
         return html
 
 
-def readable(table: pd.DataFrame) -> Table:
+def format_table(table: pd.DataFrame) -> Table:
     """The same table, which shows itself as people read it."""
     return Table(table)
 

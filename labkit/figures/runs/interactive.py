@@ -221,12 +221,14 @@ def _layout(label: str, clock: str) -> Trace:
 _NOBODY = "no run"
 
 
-class Linked:
-    """What `linked` returns: in JupyterLab widgets, elsewhere the figures themselves."""
+class LinkedFigures:
+    """What `linked_selection` returns: in JupyterLab widgets, elsewhere the figures themselves."""
 
     def __init__(self, *figures: Figure) -> None:
         if not figures:
-            raise InvalidInput("linked() without figures: give those of lk.compare, figures.pareto")
+            raise InvalidInput(
+                "linked_selection() without figures: give those of lk.compare, figures.pareto"
+            )
         self.figures = figures
         self.labels = {key: label for figure in figures for key, label in _runs(figure)}
 
@@ -260,7 +262,7 @@ class Linked:
             display(each)
 
 
-def linked(*figures: Figure) -> Linked:
+def linked_selection(*figures: Figure) -> LinkedFigures:
     """Show figures whose runs select together: choose one in any of them, and all highlight it.
 
     A click on its line, its marker or its name in a legend chooses a run, and so does the list
@@ -269,7 +271,7 @@ def linked(*figures: Figure) -> Linked:
 
     Raises: InvalidInput, no figures.
     """
-    return Linked(*figures)
+    return LinkedFigures(*figures)
 
 
 def _runs(figure: Figure) -> Iterator[tuple[str, str]]:

@@ -99,7 +99,7 @@ def _published(table: pd.DataFrame, waits: pd.Series, guess: float) -> Iterator[
         )
 
 
-def race(runs: Sequence[Run], target: float) -> pd.DataFrame:
+def time_to_target(runs: Sequence[Run], target: float) -> pd.DataFrame:
     """A row a run: its way, whether a worker is slow, and seconds, samples and MiB to a target.
 
     Args:
@@ -114,14 +114,14 @@ def race(runs: Sequence[Run], target: float) -> pd.DataFrame:
     return table[[*kept, "samples", "MiB"]].set_index("way")
 
 
-def race_reading(runs: Sequence[Run], target: float) -> Markdown:
+def time_to_target_reading(runs: Sequence[Run], target: float) -> Markdown:
     """Who is first at the target, with a slow worker and without.
 
     Published: with one slow worker a stale synchronous server is between one that waits for all and
     one that waits for nobody, in time to a given loss (Ho 2013). It came where the means are in
     that order; where bands of seeds overlap, it is said.
     """
-    table = race(runs, target).reset_index()
+    table = time_to_target(runs, target).reset_index()
     found: list[Finding] = []
     first: list[str] = []
     for slow, own in table.groupby("slow"):
