@@ -13,10 +13,9 @@ import pandas as pd
 from labkit.common.units import bytes_text, plural
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import clock_and_network, entries
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.findings import Finding, Markdown, published, sentences
 from labkit.figures.kit.marks import cells, line_over_band, towards
 from labkit.figures.kit.sheet import Panel, busy, sheet
-from labkit.figures.runs.servers import it_came
 from labkit.records.questions.losses import loss_curve
 from labkit.records.run import Run
 from labkit.records.verdict import seeds_of
@@ -31,11 +30,11 @@ _HALF = 0.5  # of the rounds that chance needs
 
 
 def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:
-    r"""How far each run is above an optimum by rounds, \((F - F^*) / F^*\); a band of seeds.
+    r"""Draw the optimality gap \((F - F^*) / F^*\) of each run by rounds, in a band of seeds.
 
     Args:
-        runs: whose loss is the whole of what is minimized.
-        optimum: F*, from a solver of its own.
+        runs: whose loss is the whole objective.
+        optimum: F*, from an independent solver.
     """
     shown, traces, words = entries(runs), [], []
     for entry in shown:
@@ -56,7 +55,7 @@ def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:
 
 
 def dependencies(couplings: NDArray[np.float64], dependency: float) -> Figure:
-    """Who depends on whom: the coupling of each two blocks, as far as it keeps them apart.
+    """Draw the coupling of each pair of blocks that never change in one round.
 
     Args:
         couplings: shape (blocks, blocks), see `labkit.schedules.blocks.couplings`; of many blocks
@@ -83,15 +82,15 @@ def dependencies(couplings: NDArray[np.float64], dependency: float) -> Figure:
 
 
 def blocks_reading(runs: Sequence[Run], optimum: float) -> Markdown:
-    """After how many rounds each was within a millionth of the optimum, and what it had said.
+    """Say after how many rounds each run was within a millionth of the optimum, and its bytes.
 
     Published: blocks chosen by priority are there sooner than those chosen by chance (Lee 2014).
     """
-    needed = {_way(run): _rounds_until(run, optimum) for run in runs}
-    return sentences([*_said(runs, needed, optimum), *_published(needed)])
+    needed = {_selection(run): _rounds_until(run, optimum) for run in runs}
+    return sentences([*_rounds_findings(runs, needed, optimum), *_published(needed)])
 
 
-def _said(
+def _rounds_findings(
     runs: Sequence[Run], needed: dict[str, list[int | None]], optimum: float
 ) -> Iterator[Finding]:
     for run, (way, counts) in zip(runs, needed.items(), strict=True):
@@ -110,7 +109,7 @@ def _said(
 
 
 def _published(needed: dict[str, list[int | None]]) -> Iterator[Finding]:
-    """Whether the slowest seed of priority is before the quickest one of chance, and how far."""
+    """Judge whether the slowest seed of priority is before the quickest one of chance."""
     ours, chance = (
         [_NEVER if count is None else count for count in needed.get(select, [])]
         for select in ("priority", "random")
@@ -121,30 +120,28 @@ def _published(needed: dict[str, list[int | None]]) -> Iterator[Finding]:
     half = "no more than half" if share <= _HALF else "more than half"
     factor = f"{share:.2f} of chance's rounds in the median, {half}"
     unknown = "chance was not there with every seed, so that no factor is known"
-    yield Finding(
-        f"**Priority needs fewer rounds than chance, with all seeds** (Lee 2014): {it_came(came)}",
-        said=(unknown if _NEVER in {*ours, *chance} else factor,),
-    )
+    claim = "Priority needs fewer rounds than chance, with all seeds"
+    yield published(claim, "Lee 2014", came, unknown if _NEVER in {*ours, *chance} else factor)
 
 
-def _way(run: Run) -> str:
-    """How its blocks are chosen; whose blocks are all of them, has another strategy."""
+def _selection(run: Run) -> str:
+    """Return how blocks are selected; other strategies change all of them at once."""
     strategy = run.experiment["strategy"]
     return str(strategy.get("select", "all at once"))
 
 
 def _rounds_until(run: Run, optimum: float) -> list[int | None]:
-    """After how many rounds each seed was close; None: never."""
+    """Return after how many rounds each seed was close to the optimum; None: never."""
     found: list[int | None] = []
     for each in seeds_of(run):
         close = _gaps(each, optimum)["gap"].to_numpy() <= _CLOSE
-        # What is written down is the loss before a round's change.
+        # A row holds the loss before the change of its round.
         found.append(int(close.argmax()) if close.any() else None)
     return found
 
 
 def _gaps(run: Run, optimum: float) -> pd.DataFrame:
-    """Rounds, and the gap by then with its ends over the seeds."""
+    """Return rounds, and the gap with its ends over the seeds."""
     own = loss_curve(run.history)
     ends = [end for end in ("", "_low", "_high") if f"loss{end}" in own]
     # The first row is the loss before any change.

@@ -6,43 +6,53 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pandas as pd
 
+from labkit.common.content import JSON
 from labkit.common.units import bytes_text, seconds_text
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import clock_and_network, entries, lines
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.findings import Finding, Markdown, published, sentences
 from labkit.figures.kit.marks import line_over_band, line_with_band
 from labkit.figures.kit.sheet import Panel, busy, sheet
-from labkit.figures.runs.servers import it_came
+from labkit.figures.runs.accuracy import (
+    PERCENT,
+    accuracy_finding,
+    accuracy_table,
+    is_better,
+    is_near,
+    list_accuracies,
+)
 from labkit.records.compressors import called, compressor_of
-from labkit.records.questions.columns import spread
 from labkit.records.questions.ensemble import ensemble_accuracy
 from labkit.records.questions.losses import epoch_results, loss_curve
 from labkit.records.run import Run
 from labkit.records.verdict import arrivals
 from labkit.strategies import Gossip
 
-if TYPE_CHECKING:
-    from labkit.common.content import JSON
+EACH_STEP, MEAN, ELASTIC = "each step", "the mean", "springs to a centre"
+DELAYED, IMMEDIATE = "asynchronous, delayed Nesterov", "asynchronous, Nesterov at once"
+NEARLY = 0.98  # of the final accuracy with delayed momentum
+SHORT = range(8, 33)  # periods in steps that cost nothing, as published
 
-_EACH, _MEAN = "each step", "the mean"
-_SPRINGS = "springs to a centre"
-_LATE, _AT_ONCE = "asynchronous, delayed Nesterov", "asynchronous, Nesterov at once"
-_NEARLY = 0.98  # of what the delayed momentum has learned at the end
-_SHORT = range(8, 33)  # steps between meetings that cost nothing, as published
+DISTANCE = "consensus_distance"
+TOLERANCE = 1.02  # ratio below which two distances count as equal
+PUBLISHED_SPEED = 4.0  # ratio of epochs, synchronous to asynchronous
+COMPLETE, FREE = "all together", ", asynchronous"
+
+ONE, ENSEMBLE, SINGLE = "one model", "an ensemble", "a model alone"
 
 
 def period_cost(runs: Iterable[Run]) -> Figure:
-    """Test accuracy over the steps between meetings: a line a rule of meeting, a band of seeds.
+    """Draw test accuracy over the synchronization period: a line a rule, a band of seeds.
 
     Args:
         runs: of strategies with a period; synchronous ones, which have none, stand at 1.
     """
     shown = entries(runs)
-    table = _table([entry.run for entry in shown])
+    table = period_table([entry.run for entry in shown])
     looks = lines(dict.fromkeys(table["rule"]))
     panel = Panel(
         title="What rare meetings cost\nmean over seeds; band: their spread",
@@ -58,192 +68,153 @@ def period_cost(runs: Iterable[Run]) -> Figure:
 
 
 def period_reading(runs: Sequence[Run]) -> Markdown:
-    """What each period costs in accuracy, and spares in bytes and time.
+    """Say what each period costs in accuracy, and saves in bytes and time.
 
     Published: periods of 8 to 32 steps cost nothing beyond the seeds, longer ones do (Lin 2020,
-    arXiv 1808.07217); at long ones an outer Nesterov is better than the plain mean (Douillard 2023,
-    arXiv 2311.08105), also where pseudo-gradients are said in 4 bits (Douillard 2025, arXiv
-    2501.18512); elastic averaging stands long periods (Zhang 2015, arXiv 1412.6651); asynchronous
-    workers need more steps where Nesterov's momentum is not delayed (Liu 2024, arXiv 2401.09135).
+    arXiv 1808.07217). At long periods an outer Nesterov is better than the plain mean (Douillard
+    2023, arXiv 2311.08105), also with pseudo-gradients of 4 bits (Douillard 2025, arXiv
+    2501.18512). Elastic averaging tolerates long periods (Zhang 2015, arXiv 1412.6651).
+    Asynchronous workers need more steps without delayed Nesterov momentum (Liu 2024, arXiv
+    2401.09135).
 
-    Within the seeds are those whose range over the seeds meets that of what they are held against,
-    beyond them those of which all seeds are on one side. Periods that training never had are held
-    against nothing.
+    A run is within the seeds of another if their ranges meet, and beyond them if all seeds are on
+    one side. Periods longer than the training are not judged.
     """
-    table = _table(runs)
-    had = table[table["period"] <= table["steps"]]
-    return sentences(
-        [*_period_findings(table), *_means(had), *_springs(had), *_few_bits(had), *_delayed(had)]
-    )
+    table = period_table(runs)
+    reached = table[table["period"] <= table["steps"]]
+    findings = [*_periods(table), *_averaging(reached), *_elastic(reached)]
+    return sentences([*findings, *_compressed(reached), *_delayed(reached)])
 
 
-def _period_findings(table: pd.DataFrame) -> Iterator[Finding]:
-    for row in table.itertuples():
-        band, percent = (row.accuracy_low, row.accuracy_high), "{:.1%}".format
-        spent = f"{bytes_text(row.nbytes)} on the wire a step, {seconds_text(row.seconds)} long"
-        never = f"training has {row.steps:.0f} steps: they met once, at its end"
-        said = (spent, never) if row.period > row.steps else (spent,)
-        yield Finding("", row.way, row.accuracy, band, row.seeds, percent, said=said)
+def period_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return a row a run: way, rule, codec, period, steps, run, and the columns of accuracies."""
+    return accuracy_table(runs, _rule).sort_values(["rule", "period"], kind="stable")
 
 
-def _means(table: pd.DataFrame) -> Iterator[Finding]:
-    each, means = (table[table["rule"] == rule] for rule in (_EACH, _MEAN))
-    short = means[means["period"].isin(_SHORT)]
-    later = means[means["period"] > max(_SHORT)]
-    if len(each) and len(short):
-        what = "Periods of 8 to 32 steps cost nothing beyond the seeds, whose ranges meet"
-        yield _shape(what, "Lin 2020", _near(short, each), short, each)
-    if len(each) and len(later):
-        what = "Longer ones do, beyond the seeds"
-        yield _shape(what, "Lin 2020", _better(each, later), later, each)
-    outer = table[table["rule"] == "outer Nesterov"]
-    ours, plain = _at_the_longest(outer, means)
-    if len(ours) and not ours["period"].isin(_SHORT).any():
-        what = "At the longest period an outer Nesterov is better than the mean, beyond the seeds"
-        yield _shape(what, "Douillard 2023", _better(ours, plain), ours, plain)
+def _rule(run: Run) -> dict[str, Any]:
+    """Return how replicas synchronize, after how many steps, and with which codec."""
+    strategy, epochs = run.experiment["strategy"], run.metrics.get("epochs") or [{}]
+    rule, codec, period = EACH_STEP, "", strategy.get("period", 1)
+    if "period" in strategy:
+        known = {None: MEAN, "sgd": "outer SGD", "nesterov": "outer Nesterov"}
+        momentum = DELAYED if strategy.get("delayed", 1) > 1 else IMMEDIATE
+        others = {"ElasticAveraging": ELASTIC, "AsynchronousDiLoCo": momentum}
+        codec = _codec(compressor_of(run))
+        rule = others.get(strategy["name"]) or known[strategy.get("outer")]
+        rule += f", {codec}" if codec else ""
+        period = int((epochs[0].get("step") if period == "epoch" else period) or 1)
+    way = rule if rule == EACH_STEP else f"{rule}, every {period}"
+    steps = epochs[-1].get("step", math.inf)
+    names = {"way": way, "rule": rule, "codec": codec}
+    return names | {"period": period, "steps": steps, "run": run}
 
 
-def _springs(table: pd.DataFrame) -> Iterator[Finding]:
-    springs = table[table["rule"] == _SPRINGS].sort_values("period")
-    if springs["period"].nunique() > 1:
-        what, came = (
-            "Springs stand long periods, within the seeds",
-            _near(springs[-1:], springs[:1]),
-        )
-        yield _shape(what, "Zhang 2015", came, springs)
-    ours, plain = _at_the_longest(springs, table[table["rule"] == _MEAN])
-    if len(ours) and not ours["period"].isin(_SHORT).any():
-        what = "At the longest period springs are better than the mean, beyond the seeds"
-        yield _shape(what, "Zhang 2015", _better(ours, plain), ours, plain)
-
-
-def _few_bits(table: pd.DataFrame) -> Iterator[Finding]:
-    for (said, period), ours in table[table["said"] != ""].groupby(["said", "period"], sort=False):
-        whole = ours["rule"].iloc[0].removesuffix(f", {said}")
-        full = table[(table["rule"] == whole) & (table["period"] == period)]
-        if len(full):
-            what = f"Outer gradients {said} lie within the seeds of full precision"
-            yield _shape(what, "Douillard 2025", _near(ours, full), ours, full)
-
-
-def _at_the_longest(ours: pd.DataFrame, theirs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Both at the longest period that both have; without rows, where they have none."""
-    longest = max({*ours["period"]} & {*theirs["period"]}, default=None)
-    return ours[ours["period"] == longest], theirs[theirs["period"] == longest]
-
-
-def _near(ours: pd.DataFrame, theirs: pd.DataFrame) -> bool:
-    """Whether the range of each of ours reaches theirs from below, or lies higher."""
-    return bool((ours["accuracy_high"] >= theirs["accuracy_low"].min()).all())
-
-
-def _better(ours: pd.DataFrame, theirs: pd.DataFrame) -> bool:
-    """Whether all seeds of ours are above all of theirs."""
-    return bool(ours["accuracy_low"].min() > theirs["accuracy_high"].max())
-
-
-def _shape(what: str, source: str, came: bool, *tables: pd.DataFrame) -> Finding:
-    """Whether what was published came, and the rows that say so."""
-    said = "; ".join(map(_listed, tables))
-    return Finding(f"**{what}** ({source}): {it_came(came)}", said=(said,))
-
-
-def _delayed(table: pd.DataFrame) -> Iterator[Finding]:
-    """Steps to what delayed momentum nearly ends at, where both are known of a period."""
-    late, at_once = (table[table["rule"] == rule].set_index("period") for rule in (_LATE, _AT_ONCE))
-    for period in sorted({*late.index} & {*at_once.index}):
-        target = _NEARLY * float(late["accuracy"][period])
-        ours, theirs = (_steps(own["run"][period], target) for own in (late, at_once))
-        if not ours:
-            continue
-        never = len(theirs) < at_once["seeds"][period]
-        came = never or min(theirs) > max(ours)
-        yield Finding(
-            f"**Every {period} steps, asynchronous workers need more of them without delayed "
-            f"Nesterov, beyond the seeds** (Liu 2024): {it_came(came)}",
-            said=(
-                f"nearly its end is reached after {mean(ours):.0f} steps with it, "
-                + ("not by all seeds without" if never else f"{mean(theirs):.0f} without"),
-            ),
-        )
-
-
-def _steps(run: Run, target: float) -> list[int]:
-    """After how many steps of each worker the seeds reached it, those that did."""
-    return [found.step for found in arrivals(run, target).values() if found is not None]
-
-
-def _rule(run: Run) -> tuple[str, str, int]:
-    """How replicas meet, how that is said in fewer bytes (or not), and after how many steps."""
-    strategy = run.experiment["strategy"]
-    if "period" not in strategy:
-        return _EACH, "", 1
-    known = {None: _MEAN, "sgd": "outer SGD", "nesterov": "outer Nesterov"}
-    free = _LATE if strategy.get("delayed", 1) > 1 else _AT_ONCE
-    others = {"ElasticAveraging": _SPRINGS, "AsynchronousDiLoCo": free}
-    rule = others.get(strategy["name"]) or known[strategy.get("outer")]
-    period = strategy["period"]
-    epochs = run.metrics.get("epochs") or [{}]
-    steps = epochs[0].get("step") if period == "epoch" else period
-    said = _in_bytes(compressor_of(run))
-    return f"{rule}, {said}" if said else rule, said, int(steps or 1)
-
-
-def _in_bytes(compressor: Mapping[str, JSON] | None) -> str:
-    """`in 4 bits`, or the name of what says it."""
+def _codec(compressor: Mapping[str, JSON] | None) -> str:
+    """Return `in 4 bits`, or the name of the compressor."""
     if compressor is None:
         return ""
     inner = compressor.get("inner")
     levels = (inner if isinstance(inner, Mapping) else compressor).get("levels")
-    # Levels on both sides of zero, and zero.
+    # Levels lie on both sides of zero, and zero is one more.
+    is_quantized = isinstance(levels, int)
     return (
-        f"in {(2 * levels).bit_length()} bits"
-        if isinstance(levels, int)
-        else f"by {called(dict(compressor))}"
+        f"in {(2 * levels).bit_length()} bits" if is_quantized else f"by {called(dict(compressor))}"
     )
 
 
-def _table(runs: Sequence[Run]) -> pd.DataFrame:
-    """A row a run, last: way, rule, period, accuracy, its ends, seeds, bytes a step, seconds."""
-    rows = []
-    for run in runs:
-        (rule, said, period), accuracy = _rule(run), float(run.metrics["test_accuracy"])
-        low, high = spread(run, "test_accuracy") or (accuracy, accuracy)
-        way = rule if rule == _EACH else f"{rule}, every {period}"
-        spent = float(run.metrics["wire_bytes_per_step"]), float(run.metrics["train_seconds"])
-        seeds, last = run.metrics.get("repeats", 1), (run.metrics.get("epochs") or [{}])[-1]
-        steps = last.get("step", math.inf)
-        known = way, rule, said, period, steps, accuracy, low, high
-        rows.append((*known, seeds, *spent, run))
-    columns = ["way", "rule", "said", "period", "steps", "accuracy", "accuracy_low"]
-    columns += ["accuracy_high", "seeds", "nbytes", "seconds", "run"]
-    return pd.DataFrame(rows, columns=columns).sort_values(["rule", "period"], kind="stable")
+def _periods(table: pd.DataFrame) -> Iterator[Finding]:
+    for row in table.itertuples():
+        spent = f"{bytes_text(row.wire_bytes)} on the wire a step, {seconds_text(row.seconds)} long"
+        never = f"training has {row.steps:.0f} steps: they met once, at its end"
+        details = (spent, never) if row.period > row.steps else (spent,)
+        yield accuracy_finding(row, "", row.way, *details)
 
 
-def _listed(table: pd.DataFrame) -> str:
-    return ", ".join(f"{row.way} {row.accuracy:.1%}" for row in table.itertuples())
+def _claim(claim: str, source: str, holds: bool, *tables: pd.DataFrame) -> Finding:
+    return published(claim, source, holds, "; ".join(map(list_accuracies, tables)))
 
 
-_DISTANCE = "consensus_distance"
-_AS_FAR = 1.02  # distances that are told apart
-_PUBLISHED = 4.0  # times as fast
-_COLUMNS = "way gap distance accuracy low high seeds wire_bytes seconds epoch_seconds"
-_TOGETHER, _FREE = "all together", ", asynchronous"
+def _averaging(table: pd.DataFrame) -> Iterator[Finding]:
+    """Judge short and long periods of averaging, and the outer optimizer at the longest one."""
+    each, means = (table[table["rule"] == rule] for rule in (EACH_STEP, MEAN))
+    short, later = means[means["period"].isin(SHORT)], means[means["period"] > max(SHORT)]
+    if len(each) and len(short):
+        claim = "Periods of 8 to 32 steps cost nothing beyond the seeds, whose ranges meet"
+        yield _claim(claim, "Lin 2020", is_near(short, each), short, each)
+    if len(each) and len(later):
+        claim = "Longer ones do, beyond the seeds"
+        yield _claim(claim, "Lin 2020", is_better(each, later), later, each)
+    outer = table[table["rule"] == "outer Nesterov"]
+    yield from _at_the_longest("an outer Nesterov is", "Douillard 2023", outer, means)
+
+
+def _elastic(table: pd.DataFrame) -> Iterator[Finding]:
+    """Judge whether elastic averaging tolerates long periods."""
+    elastic = table[table["rule"] == ELASTIC].sort_values("period")
+    if elastic["period"].nunique() > 1:
+        claim = "Springs stand long periods, within the seeds"
+        yield _claim(claim, "Zhang 2015", is_near(elastic[-1:], elastic[:1]), elastic)
+    means = table[table["rule"] == MEAN]
+    yield from _at_the_longest("springs are", "Zhang 2015", elastic, means)
+
+
+def _at_the_longest(
+    rule: str, source: str, ours: pd.DataFrame, theirs: pd.DataFrame
+) -> Iterator[Finding]:
+    """Judge a rule against the mean at the longest period that both have, unless it is short."""
+    longest = max({*ours["period"]} & {*theirs["period"]}, default=None)
+    ours, theirs = ours[ours["period"] == longest], theirs[theirs["period"] == longest]
+    if len(ours) and not ours["period"].isin(SHORT).any():
+        claim = f"At the longest period {rule} better than the mean, beyond the seeds"
+        yield _claim(claim, source, is_better(ours, theirs), ours, theirs)
+
+
+def _compressed(table: pd.DataFrame) -> Iterator[Finding]:
+    """Judge compressed outer gradients against those of full precision at the same period."""
+    coded = table[table["codec"] != ""]
+    for (codec, period), ours in coded.groupby(["codec", "period"], sort=False):
+        rule = ours["rule"].iloc[0].removesuffix(f", {codec}")
+        full = table[(table["rule"] == rule) & (table["period"] == period)]
+        if len(full):
+            claim = f"Outer gradients {codec} lie within the seeds of full precision"
+            yield _claim(claim, "Douillard 2025", is_near(ours, full), ours, full)
+
+
+def _delayed(table: pd.DataFrame) -> Iterator[Finding]:
+    """Compare steps until nearly the final accuracy of delayed momentum, period by period."""
+    late, soon = (table[table["rule"] == rule].set_index("period") for rule in (DELAYED, IMMEDIATE))
+    for period in sorted({*late.index} & {*soon.index}):
+        target = NEARLY * float(late["accuracy"][period])
+        ours, theirs = (
+            [found.step for found in arrivals(own["run"][period], target).values() if found]
+            for own in (late, soon)
+        )
+        if not ours:
+            continue
+        missed = len(theirs) < soon["seeds"][period]
+        without = "not by all seeds without" if missed else f"{mean(theirs):.0f} without"
+        yield published(
+            f"Every {period} steps, asynchronous workers need more of them without delayed "
+            "Nesterov, beyond the seeds",
+            "Liu 2024",
+            missed or min(theirs) > max(ours),
+            f"nearly its end is reached after {mean(ours):.0f} steps with it, {without}",
+        )
 
 
 def consensus(runs: Iterable[Run]) -> Figure:
-    """How far the weights of replicas are from their mean after each epoch, root mean square.
+    """Draw the distance of replicas from their mean after each epoch, as root mean square.
 
     Args:
-        runs: whose workers have weights of their own; others have no distance to draw.
+        runs: with weights of their own on each worker; others have no distance.
     """
     shown = entries(runs)
     traces, words = [], []
     for entry in shown:
         own = epoch_results(entry.run, loss_curve(entry.run.history))
-        if _DISTANCE in own:
-            traces += line_over_band(own, "step", _DISTANCE, entry, marks=True)
-            words.append(f"{entry.label}: {own[_DISTANCE].iloc[-1]:.3g} at the end")
+        if DISTANCE in own:
+            traces += line_over_band(own, "step", DISTANCE, entry, marks=True)
+            words.append(f"{entry.label}: {own[DISTANCE].iloc[-1]:.3g} at the end")
     panel = Panel(
         title="How far apart replicas are\ndistance of their weights from the mean",
         x="step",
@@ -257,173 +228,151 @@ def consensus(runs: Iterable[Run]) -> Figure:
 
 
 def gossip_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """A row a run: who mixes with whom, how near that keeps replicas, what was learned and spent.
+    """Return a row a run: topology, consensus, accuracy, and cost.
 
-    Columns: way; spectral gap; distance of weights at the end; accuracy and its ends over so
-    many seeds; bytes on the wire a step; seconds of the training and of an epoch of it.
+    Columns: way; spectral gap; distance of weights at the end; accuracy with its ends over the
+    seeds; bytes on the wire a step; seconds of the training and of an epoch.
     """
-    rows = []
-    for run in runs:
-        accuracy = float(run.metrics["test_accuracy"])
-        low, high = spread(run, "test_accuracy") or (accuracy, accuracy)
-        way, gap = _topology(run)
-        last = (run.metrics.get("epochs") or [{}])[-1]
-        spent = float(run.metrics["wire_bytes_per_step"]), float(run.metrics["train_seconds"])
-        seeds = run.metrics.get("repeats", 1)
-        epoch = spent[1] / int(run.experiment["epochs"])
-        rows.append((way, gap, last.get(_DISTANCE, 0.0), accuracy, low, high, seeds, *spent, epoch))
-    return pd.DataFrame(rows, columns=_COLUMNS.split())
+    table = accuracy_table(runs, _topology)
+    return table.assign(
+        epoch_seconds=table["seconds"] / [int(r.experiment["epochs"]) for r in runs]
+    )
+
+
+def _topology(run: Run) -> dict[str, Any]:
+    """Return the topology, its spectral gap (NaN for all workers together), and the distance."""
+    fields = dict(run.experiment["strategy"])
+    distance = (run.metrics.get("epochs") or [{}])[-1].get(DISTANCE, 0.0)
+    if fields.pop("name") != "Gossip":
+        return {"way": COMPLETE, "gap": math.nan, "distance": distance}
+    strategy = Gossip.model_validate(fields)
+    topology = strategy.topology if isinstance(strategy.topology, str) else "a matrix"
+    way = topology.replace("_", " ") + (FREE if strategy.asynchronous else "")
+    gap = strategy.spectral_gap(int(run.experiment["workers"]))
+    return {"way": way, "gap": gap, "distance": distance}
 
 
 def consensus_reading(runs: Sequence[Run]) -> Markdown:
-    """Which graph keeps replicas how near to each other, and what it costs in accuracy and time.
+    """Say how near each topology keeps replicas, and its cost in accuracy and time.
 
     Published: neighbours alone learn what all together do, and on a slow network in less time
     (Lian 2017, arXiv 1705.09056); a graph of a larger gap keeps replicas nearer (Assran 2019).
     """
     table = gossip_table(runs)
-    return sentences([*_graph_findings(table), *_published(table)])
+    return sentences([*_topologies(table), *_gossip_claims(table)])
 
 
 def slow_worker_reading(runs: Sequence[Run]) -> Markdown:
-    """How long an epoch lasts where one worker is slow, by who waits for whom.
+    """Say how long an epoch lasts with one slow worker, for each topology.
 
     Published: asynchronous gossip takes it at least 4 times as fast as an allreduce with one worker
     10 times slower (Lian 2018, arXiv 1710.06952).
     """
     table = gossip_table(runs)
-    told = [
+    findings = [
         Finding(
             "", row.way, row.epoch_seconds, text=seconds_text, said=(f"{row.accuracy:.1%} right",)
         )
         for row in table.itertuples()
     ]
-    alone = table[table["way"].str.endswith(_FREE)]["epoch_seconds"]
-    together = table[table["way"] == _TOGETHER]["epoch_seconds"]
-    if len(alone) and len(together):
-        factor = float(together.min() / alone.max())
-        told.append(
-            Finding(
-                "**An asynchronous epoch is at least 4 times as fast** (Lian 2018): "
-                f"{it_came(factor >= _PUBLISHED)}",
-                said=(f"{factor:.2g} times",),
-            )
-        )
-    return sentences(told)
+    free = table[table["way"].str.endswith(FREE)]["epoch_seconds"]
+    together = table[table["way"] == COMPLETE]["epoch_seconds"]
+    if len(free) and len(together):
+        factor = float(together.min() / free.max())
+        claim = "An asynchronous epoch is at least 4 times as fast"
+        holds = factor >= PUBLISHED_SPEED
+        findings.append(published(claim, "Lian 2018", holds, f"{factor:.2g} times"))
+    return sentences(findings)
 
 
-def _graph_findings(table: pd.DataFrame) -> Iterator[Finding]:
+def _topologies(table: pd.DataFrame) -> Iterator[Finding]:
     for row in table.itertuples():
-        band, percent = (row.low, row.high), "{:.1%}".format
         spent = f"{seconds_text(row.seconds)} long, {bytes_text(row.wire_bytes)} on the wire a step"
         far = "all have the same weights"
-        if row.gap == row.gap:
+        if not math.isnan(row.gap):
             far = f"spectral gap {row.gap:.3g}, replicas are {row.distance:.3g} apart at the end"
-        yield Finding("", row.way, row.accuracy, band, row.seeds, percent, said=(spent, far))
+        yield accuracy_finding(row, "", row.way, spent, far)
 
 
-def _published(table: pd.DataFrame) -> Iterator[Finding]:
+def _gossip_claims(table: pd.DataFrame) -> Iterator[Finding]:
     graphs = table[table["gap"].notna()].sort_values("gap")
     together = table[table["gap"].isna()]
     if len(graphs) and len(together):
-        learned = bool((graphs["high"] >= together["low"].min()).all())
-        yield Finding(
-            f"**Neighbours alone learn what all together do** (Lian 2017): {it_came(learned)}",
-            said=("; ".join(f"{row.way} {row.accuracy:.1%}" for row in table.itertuples()),),
-        )
+        accuracies = "; ".join(f"{row.way} {row.accuracy:.1%}" for row in table.itertuples())
+        claim = "Neighbours alone learn what all together do"
+        yield published(claim, "Lian 2017", is_near(graphs, together), accuracies)
         sooner = bool(graphs["seconds"].max() < together["seconds"].min())
-        yield Finding(
-            f"**And in less time on this network** (Lian 2017): {it_came(sooner)}",
-            said=("; ".join(f"{r.way} {seconds_text(r.seconds)}" for r in table.itertuples()),),
-        )
+        times = "; ".join(f"{row.way} {seconds_text(row.seconds)}" for row in table.itertuples())
+        yield published("And in less time on this network", "Lian 2017", sooner, times)
     if len(graphs) > 1:
-        near = all(b <= a * _AS_FAR for a, b in pairwise(graphs["distance"]))
-        yield Finding(
-            f"**A larger spectral gap keeps replicas nearer** (Assran 2019): {it_came(near)}",
-            said=(
-                "; ".join(f"{r.way} {r.gap:.3g}, {r.distance:.3g}" for r in graphs.itertuples()),
-            ),
-        )
-
-
-def _topology(run: Run) -> tuple[str, float]:
-    """Who mixes with whom, and the spectral gap of that; not a number where all meet."""
-    fields = dict(run.experiment["strategy"])
-    if fields.pop("name") != "Gossip":
-        return _TOGETHER, float("nan")
-    strategy = Gossip.model_validate(fields)
-    topology = strategy.topology if isinstance(strategy.topology, str) else "a matrix"
-    way = topology.replace("_", " ") + (_FREE if strategy.asynchronous else "")
-    return way, strategy.spectral_gap(int(run.experiment["workers"]))
-
-
-_PERCENT = "{:.1%}".format
-_ONE, _ENSEMBLE, _ALONE = "one model", "an ensemble", "a model alone"
+        near = all(b <= a * TOLERANCE for a, b in pairwise(graphs["distance"]))
+        pairs = "; ".join(f"{r.way} {r.gap:.3g}, {r.distance:.3g}" for r in graphs.itertuples())
+        yield published("A larger spectral gap keeps replicas nearer", "Assran 2019", near, pairs)
 
 
 def codistillation_table(
     one: Run, taught: Sequence[Run], ensembles: Sequence[Sequence[Run]]
 ) -> pd.DataFrame:
-    """A row a way: accuracy, its ends, seeds, and bytes on the wire a step and seconds of a run.
+    """Return a row a way: accuracy with its ends, seeds, bytes on the wire a step, and seconds.
 
     Args:
-        one: model, which all workers train in step.
-        taught: by codistillation of as many workers.
-        ensembles: of as many models that are trained alone, one a seed; the mean of their
+        one: a model that all workers train synchronously.
+        taught: codistilled models of as many workers.
+        ensembles: of as many models trained alone, one ensemble a seed; the mean of their
             predictions counts.
     """
-    rows = {}
-    for run in (one, *taught):
-        accuracy = float(run.metrics["test_accuracy"])
-        ends = spread(run, "test_accuracy") or (accuracy, accuracy)
-        spent = float(run.metrics["wire_bytes_per_step"]), float(run.metrics["train_seconds"])
-        rows[_exchange(run)] = (accuracy, *ends, int(run.metrics.get("repeats", 1)), *spent)
-    together = [ensemble_accuracy(members) for members in ensembles]
-    alone = [float(run.metrics["test_accuracy"]) for members in ensembles for run in members]
-    lasted = mean(float(run.metrics["train_seconds"]) for each in ensembles for run in each)
-    for way, found in ((_ENSEMBLE, together), (_ALONE, alone)):
-        rows[way] = (mean(found), min(found), max(found), len(found), 0.0, lasted)
-    columns = ["accuracy", "low", "high", "seeds", "bytes", "seconds"]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("way")
+    table = accuracy_table((one, *taught), _exchange)
+    members = [run for models in ensembles for run in models]
+    together = [ensemble_accuracy(models) for models in ensembles]
+    single = [float(run.metrics["test_accuracy"]) for run in members]
+    seconds = mean(float(run.metrics["train_seconds"]) for run in members)
+    rows = [
+        (way, mean(values), min(values), max(values), len(values), 0.0, seconds)
+        for way, values in ((ENSEMBLE, together), (SINGLE, single))
+    ]
+    more = pd.DataFrame(rows, columns=table.columns)
+    return pd.concat([table, more], ignore_index=True).set_index("way")
 
 
 def codistillation_reading(table: pd.DataFrame) -> Markdown:
-    """What as many gradients teach one model, models that learn from each other, and an ensemble.
+    """Compare one model, codistilled models, and an ensemble, of as many gradients each.
 
-    Published: a model that learns from another one's predictions is better than one that is
-    trained alone, with more workers in step (Anil 2018, arXiv 1804.03235).
+    Published: a codistilled model is better than one that is trained alone, with more workers in
+    step (Anil 2018, arXiv 1804.03235).
 
     Args:
         table: see `codistillation_table`.
     """
-    return sentences([*_way_findings(table), *_concluded(table)])
+    return sentences([*_ways(table), *_codistillation_claims(table)])
 
 
-def _way_findings(table: pd.DataFrame) -> Iterator[Finding]:
-    for row in table.drop(index=_ALONE).itertuples():
-        said = f"{bytes_text(row.bytes)} on the wire a step, {seconds_text(row.seconds)} long"
-        if row.Index == _ENSEMBLE:
-            alone = _PERCENT(table["accuracy"][_ALONE])
-            said = f"one of its models {alone}; each row is predicted by all of them"
-        band = row.low, row.high
-        yield Finding("", str(row.Index), row.accuracy, band, row.seeds, _PERCENT, said=(said,))
+def _ways(table: pd.DataFrame) -> Iterator[Finding]:
+    for row in table.drop(index=SINGLE).itertuples():
+        spent = f"{bytes_text(row.wire_bytes)} on the wire a step, {seconds_text(row.seconds)} long"
+        single = PERCENT(table["accuracy"][SINGLE])
+        models = f"one of its models {single}; each row is predicted by all of them"
+        yield accuracy_finding(row, "", str(row.Index), models if row.Index == ENSEMBLE else spent)
 
 
-def _concluded(table: pd.DataFrame) -> Iterator[Finding]:
-    one, together = table.loc[_ONE], table.loc[_ENSEMBLE]
-    taught = table.drop(index=[_ONE, _ENSEMBLE, _ALONE])
-    ours = ", ".join(f"{row.Index} {_PERCENT(row.accuracy)}" for row in taught.itertuples())
-    came = it_came(bool(taught["low"].min() > one["high"]))
-    yield Finding(
-        "**Models that learn from each other are better than one of as many gradients, beyond the "
-        f"seeds** (Anil 2018): {came}",
-        said=(f"{ours}; one model {_PERCENT(one['accuracy'])}",),
+def _codistillation_claims(table: pd.DataFrame) -> Iterator[Finding]:
+    one, together = table.loc[[ONE]], table.loc[[ENSEMBLE]]
+    taught = table.drop(index=[ONE, ENSEMBLE, SINGLE])
+    ours = ", ".join(f"{row.Index} {PERCENT(row.accuracy)}" for row in taught.itertuples())
+    yield published(
+        "Models that learn from each other are better than one of as many gradients, beyond the "
+        "seeds",
+        "Anil 2018",
+        is_better(taught, one),
+        f"{ours}; one model {PERCENT(one['accuracy'].iloc[0])}",
     )
-    better, worse = together["low"] > taught["high"].max(), together["high"] < taught["low"].min()
-    words = "better" if better else "worse" if worse else "no different beyond the seeds"
-    yield Finding(f"An ensemble of as many gradients, beside a model that was taught: **{words}**")
+    worse = bool(together["accuracy_high"].iloc[0] < taught["accuracy_low"].min())
+    verdict = "better" if is_better(together, taught) else "no different beyond the seeds"
+    verdict = "worse" if worse else verdict
+    yield Finding(
+        f"An ensemble of as many gradients, beside a model that was taught: **{verdict}**"
+    )
 
 
-def _exchange(run: Run) -> str:
+def _exchange(run: Run) -> dict[str, str]:
     exchange = run.experiment["strategy"].get("exchange")
-    return f"codistilled by {exchange}" if exchange else _ONE
+    return {"way": f"codistilled by {exchange}" if exchange else ONE}

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from statistics import mean
+from typing import Any
 
 import pandas as pd
 
 from labkit.common.units import seconds_text
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import clock_and_network, entries, lines
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.findings import Finding, Markdown, published, sentences
 from labkit.figures.kit.marks import line_with_band
 from labkit.figures.kit.sheet import Panel, busy, sheet
-from labkit.figures.runs.servers import it_came
+from labkit.figures.runs.accuracy import (
+    accuracy_finding,
+    accuracy_table,
+    is_better,
+    list_accuracies,
+)
 from labkit.figures.runs.staleness import PLAIN, correction_text, staleness_of, way_of
-from labkit.records.questions.columns import spread
 from labkit.records.questions.spending import to_target
 from labkit.records.run import Run
 from labkit.simulate import SOFTSYNC, SOFTSYNC_LATER
 
-_CHANCE = 2.0  # times the accuracy of a guess is near it
-_WAITS = "synchronous"
+CHANCE = 2.0  # times the accuracy of a guess; less is near chance
+SYNCHRONOUS, ASYNCHRONOUS = "synchronous", "asynchronous"
+OLD = 10  # updates; gradients of so many are old
 
 
 def staleness_cost(runs: Iterable[Run]) -> Figure:
-    """Test accuracy over the mean staleness of gradients: a line a remedy, in a band of seeds."""
+    """Draw test accuracy over mean staleness: a line a correction, in a band of seeds."""
     shown = entries(runs)
     table = stale_table([entry.run for entry in shown])
     looks = lines(table["remedy"])
@@ -45,157 +50,144 @@ def staleness_cost(runs: Iterable[Run]) -> Figure:
 
 
 def staleness_cost_reading(runs: Sequence[Run], classes: int = 10) -> Markdown:
-    """Whether stale gradients at the plain rate learn nothing, and which remedy mends it.
+    """Say whether stale gradients learn at the plain rate, and which correction helps.
 
     Published: 15- and 30-softsync of 30 learners stay near chance at α₀, and reach what synchronous
-    training reaches at α₀/τ (Zhang 2016, arXiv 1511.05950). It came where none of their best seeds
-    is below the worst one of synchronous training, which itself has learned something with each.
+    training reaches at α₀/τ (Zhang 2016, arXiv 1511.05950). The claim holds if no best seed of
+    theirs is below the worst seed of synchronous training, and each of its seeds has learned.
 
     Args:
-        runs: synchronous ones, by which the others are judged, and softsync ones.
+        runs: synchronous ones as the reference, and softsync ones.
         classes: of the data: one guess in so many is right.
     """
     table, guess = stale_table(runs), 1 / classes
-    waits = table[table["remedy"] == _WAITS]
-    if waits.empty:
+    synchronous = table[table["remedy"] == SYNCHRONOUS]
+    if synchronous.empty:
         return sentences([Finding("No run is synchronous, so none can be judged by it")])
-    learned = waits.loc[waits["accuracy_low"].idxmax()]
-    if learned["accuracy_low"] < _CHANCE * guess:
-        where = "" if learned["accuracy"] < _CHANCE * guess else " with some seeds"
+    ages = [
+        accuracy_finding(
+            row, "", row.way, f"gradients are {row.staleness:.3g} updates old on average"
+        )
+        for row in table.itertuples()
+    ]
+    best = synchronous.loc[synchronous["accuracy_low"].idxmax()]
+    if best["accuracy_low"] < CHANCE * guess:
+        where = "" if best["accuracy"] < CHANCE * guess else " with some seeds"
         nothing = Finding(
             f"Synchronous training itself stays near chance{where}, so none can be judged by it",
             said=(f"try a learning rate below {runs[0].experiment['learning_rate']:g}",),
         )
-        return sentences([*_said(table), nothing])
-    return sentences([*_said(table), *_published(table, learned, guess)])
+        return sentences([*ages, nothing])
+    return sentences([*ages, *_correction_claims(table, best, guess)])
 
 
-def _said(table: pd.DataFrame) -> Iterator[Finding]:
-    for row in table.itertuples():
-        band, percent = (row.accuracy_low, row.accuracy_high), "{:.1%}".format
-        said = f"gradients are {row.staleness:.3g} updates old on average"
-        yield Finding("", row.way, row.accuracy, band, row.seeds, percent, said=(said,))
-
-
-def _published(table: pd.DataFrame, waits: pd.Series, guess: float) -> Iterator[Finding]:
-    old = table[table["staleness"] >= 10]
+def _correction_claims(table: pd.DataFrame, best: pd.Series, guess: float) -> Iterator[Finding]:
+    old = table[table["staleness"] >= OLD]
     plain = old[old["remedy"] == PLAIN]
     if not plain.empty:
-        came = bool((plain["accuracy"] < _CHANCE * guess).all())
-        yield Finding(
-            f"**Old gradients at the plain rate stay near chance** (Zhang 2016): {it_came(came)}",
-            said=(_listed(plain), f"a guess is right in {guess:.0%}"),
+        claim = "Old gradients at the plain rate stay near chance"
+        holds = bool((plain["accuracy"] < CHANCE * guess).all())
+        chance = f"a guess is right in {guess:.0%}"
+        yield published(claim, "Zhang 2016", holds, list_accuracies(plain), chance)
+    corrected = old[old["remedy"] == correction_text("per_gradient")]
+    if not corrected.empty:
+        yield published(
+            "At α₀/τ they learn what synchronous ones do",
+            "Zhang 2016",
+            bool((corrected["accuracy_high"] >= best["accuracy_low"]).all()),
+            list_accuracies(corrected),
+            f"synchronous training reaches {best['accuracy']:.1%}, {best['accuracy_low']:.1%} "
+            "in its worst seed",
         )
-    mended = old[old["remedy"] == correction_text("per_gradient")]
-    if not mended.empty:
-        enough = bool((mended["accuracy_high"] >= waits["accuracy_low"]).all())
-        yield Finding(
-            f"**At α₀/τ they learn what synchronous ones do** (Zhang 2016): {it_came(enough)}",
-            said=(
-                _listed(mended),
-                f"synchronous training reaches {waits['accuracy']:.1%}, "
-                f"{waits['accuracy_low']:.1%} in its worst seed",
-            ),
-        )
+
+
+def stale_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return a row a run: way, correction, mean staleness, and the columns of accuracies."""
+    return accuracy_table(runs, _correction).sort_values("staleness", kind="stable")
+
+
+def _correction(run: Run) -> dict[str, Any]:
+    strategy, way = run.experiment["strategy"], way_of(run)
+    # Softsync has a line a correction; any other strategy is a point with its own name.
+    remedy = correction_text(strategy.get("remedy")) if strategy.get("splits") else way
+    return {"way": way, "remedy": remedy, "staleness": float(staleness_of(run).mean())}
 
 
 def time_to_target(runs: Sequence[Run], target: float) -> pd.DataFrame:
-    """A row a run: its way, whether a worker is slow, and seconds, samples and MiB to a target.
+    """Return a row a run: way, whether a worker is slow, and seconds, samples, MiB to a target.
 
     Args:
         runs: of any strategies.
-        target: share of held-out rows that are told right.
+        target: accuracy on held-out rows.
     """
     table = to_target({str(number): run for number, run in enumerate(runs)}, target)
     table.insert(0, "way", [way_of(run) for run in runs])
     table.insert(1, "slow", [bool(run.experiment.get("slow")) for run in runs])
     table["MiB"] = table["bytes"] / 2**20
-    kept = ["way", "slow", "seeds", "reached", "seconds", "seconds_low", "seconds_high"]
-    return table[[*kept, "samples", "MiB"]].set_index("way")
+    columns = ["way", "slow", "seeds", "reached", "seconds", "seconds_low", "seconds_high"]
+    return table[[*columns, "samples", "MiB"]].set_index("way")
 
 
 def time_to_target_reading(runs: Sequence[Run], target: float) -> Markdown:
-    """Who is first at the target, with a slow worker and without.
+    """Say which way reaches the target first, with a slow worker and without.
 
     Published: with one slow worker a stale synchronous server is between one that waits for all and
-    one that waits for nobody, in time to a given loss (Ho 2013). It came where the means are in
-    that order; where bands of seeds overlap, it is said.
+    one that waits for nobody, in time to a given loss (Ho 2013). The claim holds if the means are
+    in that order; overlaps of the ranges over seeds are named.
     """
     table = time_to_target(runs, target).reset_index()
-    found: list[Finding] = []
+    findings: list[Finding] = []
     first: list[str] = []
-    for slow, own in table.groupby("slow"):
-        there = own[own["reached"] == own["seeds"]].sort_values("seconds")
+    for slow, group in table.groupby("slow"):
+        done = group[group["reached"] == group["seeds"]].sort_values("seconds")
         where = "With one slow worker" if slow else "With equal workers"
-        for row in there.itertuples():
+        for row in done.itertuples():
             band = row.seconds_low, row.seconds_high
-            found.append(Finding(where, row.way, row.seconds, band, row.seeds, seconds_text))
-        if missing := [row.way for row in own.itertuples() if row.reached < row.seeds]:
-            told = ", ".join(dict.fromkeys(missing))
-            found.append(Finding(f"{where} {target:.0%} was not reached in all seeds by {told}"))
+            findings.append(Finding(where, row.way, row.seconds, band, row.seeds, seconds_text))
+        if missing := [row.way for row in group.itertuples() if row.reached < row.seeds]:
+            ways = ", ".join(dict.fromkeys(missing))
+            findings.append(Finding(f"{where} {target:.0%} was not reached in all seeds by {ways}"))
         if slow:
-            found += _between(own)
-        if len(there):
-            first.append(f"{where.lower()} **{there['way'].iloc[0]}**")
+            findings += _stale_synchronous(group)
+        if len(done):
+            first.append(f"{where.lower()} **{done['way'].iloc[0]}**")
     if first:
-        found.append(Finding("First at the goal, by means over seeds", said=tuple(first)))
-    return sentences(found)
+        findings.append(Finding("First at the goal, by means over seeds", said=tuple(first)))
+    return sentences(findings)
 
 
-def _between(own: pd.DataFrame) -> Iterator[Finding]:
-    rows = {row.way: row for row in own.itertuples()}
+def _stale_synchronous(group: pd.DataFrame) -> Iterator[Finding]:
+    """Judge whether stale synchronous servers are between the two extremes."""
+    rows = {row.way: row for row in group.itertuples()}
     bound = [way for way in rows if way.startswith("stale synchronous")]
-    if not bound or not {_WAITS, "asynchronous"} <= set(rows):
+    if not bound or not {SYNCHRONOUS, ASYNCHRONOUS} <= set(rows):
         return
-    held = [rows[way] for way in (_WAITS, *bound, "asynchronous")]
-    head = (
-        "**Stale synchronous servers are between those that wait for all and those that wait for "
-        "nobody** (Ho 2013)"
+    ordered = [rows[way] for way in (SYNCHRONOUS, *bound, ASYNCHRONOUS)]
+    claim = (
+        "Stale synchronous servers are between those that wait for all and those that wait for "
+        "nobody"
     )
-    if missing := [row.way for row in held if row.reached < row.seeds]:
-        yield Finding(head, said=(f"cannot be judged, as {', '.join(missing)} did not arrive",))
+    if missing := [row.way for row in ordered if row.reached < row.seeds]:
+        reason = f"cannot be judged, as {', '.join(missing)} did not arrive"
+        yield Finding(f"**{claim}** (Ho 2013)", said=(reason,))
         return
-    slowest, *between, quickest = held
-    came = all(quickest.seconds <= row.seconds <= slowest.seconds for row in between)
+    slowest, *between, quickest = ordered
+    holds = all(quickest.seconds <= row.seconds <= slowest.seconds for row in between)
     apart = all(
         quickest.seconds_high < row.seconds_low and row.seconds_high < slowest.seconds_low
         for row in between
     )
-    told = tuple(f"{seconds_text(row.seconds)} with {row.way}" for row in held)
-    overlap = () if apart or not came else ("the seeds' bands overlap",)
-    yield Finding(f"{head}: {it_came(came)}", said=told + overlap)
-
-
-def stale_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """A row a run: way, remedy, splits (0: no softsync), staleness, accuracy, its ends, seeds."""
-    rows = []
-    for run in runs:
-        accuracy = float(run.metrics["test_accuracy"])
-        low, high = spread(run, "test_accuracy") or (accuracy, accuracy)
-        strategy, splits = run.experiment["strategy"], run.experiment["strategy"].get("splits", 0)
-        # Only softsync has a line with its remedy; the others are points of their own.
-        remedy = correction_text(strategy.get("remedy")) if splits else way_of(run)
-        old = float(mean(staleness_of(run)))
-        seeds = run.metrics.get("repeats", 1)
-        rows.append((way_of(run), remedy, splits, old, accuracy, low, high, seeds))
-    columns = ["way", "remedy", "splits", "staleness"]
-    columns += ["accuracy", "accuracy_low", "accuracy_high", "seeds"]
-    return pd.DataFrame(rows, columns=columns).sort_values("staleness", kind="stable")
-
-
-def _listed(table: pd.DataFrame) -> str:
-    return ", ".join(f"{row.way} {row.accuracy:.1%}" for row in table.itertuples())
-
-
-_OPEN = "not found"
+    times = [f"{seconds_text(row.seconds)} with {row.way}" for row in ordered]
+    overlap = [] if apart or not holds else ["the seeds' bands overlap"]
+    yield published(claim, "Ho 2013", holds, *times, *overlap)
 
 
 def softsync_published(runs: Sequence[Run]) -> pd.DataFrame:
-    """A row a softsync run: ages of its gradients and its test error, each beside the published.
+    """Return a row a softsync run: ages of gradients and test error, beside published values.
 
     Columns: staleness, the mean, published as n; later, the share of gradients more than 2n updates
-    old; error, the mean over seeds, with its ends; of what, where and by which mark the error was
-    published, see `labkit.simulate.published`.
+    old; error, the mean over seeds, with its ends; of, source: what was published, where, and the
+    mark of the source in `labkit.simulate.published`.
     """
     table = stale_table(runs).set_index("way")
     rows = {}
@@ -203,23 +195,21 @@ def softsync_published(runs: Sequence[Run]) -> pd.DataFrame:
         strategy, way = run.experiment["strategy"], way_of(run)
         if strategy["name"] != "SoftSync":
             continue
-        splits, own = strategy["splits"], table.loc[way]
-        known = next(
-            (
-                each
-                for each in SOFTSYNC
-                if each.remedy == strategy["remedy"] and splits in (each.splits or (splits,))
-            ),
-            None,
+        splits, row = strategy["splits"], table.loc[way]
+        matches = (
+            result
+            for result in SOFTSYNC
+            if result.remedy == strategy["remedy"] and splits in (result.splits or (splits,))
         )
+        known = next(matches, None)
         rows[way] = {
-            "staleness": round(own["staleness"], 2),
+            "staleness": round(row["staleness"], 2),
             "published staleness": splits,
             "later than 2n": f"{(staleness_of(run) > 2 * splits).mean():.2g}",
             "published later": f"< {SOFTSYNC_LATER:g}",
-            "error": f"{1 - own['accuracy']:.1%}",
-            "of seeds": f"{1 - own['accuracy_high']:.1%} to {1 - own['accuracy_low']:.1%}",
-            "published error": f"{known.error:.0%}" if known else _OPEN,
+            "error": f"{1 - row['accuracy']:.1%}",
+            "of seeds": f"{1 - row['accuracy_high']:.1%} to {1 - row['accuracy_low']:.1%}",
+            "published error": f"{known.error:.0%}" if known else "not found",
             "of": known.what if known else "",
             "source": f"{known.source} [{known.mark}]" if known else "",
         }
@@ -227,121 +217,104 @@ def softsync_published(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def batch_reading(runs: Sequence[Run]) -> Markdown:
-    """Whether smaller batches make up for staleness, at α₀ over the mean staleness.
+    """Say whether smaller batches make up for staleness, at α₀ over the mean staleness.
 
     Published: at these rates the mini-batch of a learner is what costs accuracy, so that with more
-    learners, whose gradients are older, it has to shrink (Gupta 2015, arXiv 1509.04210).
-
-    It came where the seeds' bands are apart.
+    learners, whose gradients are older, it has to shrink (Gupta 2015, arXiv 1509.04210). The claim
+    holds if the ranges over seeds are apart.
 
     Args:
         runs: of softsync, with several batches and several n.
     """
-    rows = [
-        {"batch": run.experiment["batch_size"], "splits": run.experiment["strategy"]["splits"]}
-        | {"accuracy": float(run.metrics["test_accuracy"]), "run": run}
-        for run in runs
-    ]
-    table = pd.DataFrame(rows).sort_values(["batch", "splits"])
-    small, large = table["batch"].min(), table["batch"].max()
-    young, old = table["splits"].min(), table["splits"].max()
-    found = [
-        _accuracy(row.run, f"Batch {row.batch}, gradients {row.splits} updates old")
+    table = _settings_table(runs, batch="batch_size").sort_values(["batch", "splits"])
+    findings = [
+        accuracy_finding(row, f"Batch {row.batch}, gradients {row.splits} updates old")
         for row in table.itertuples()
     ]
+    small, large = table["batch"].min(), table["batch"].max()
+    young, old = table["splits"].min(), table["splits"].max()
     if small < large and young < old:
         cells = table.set_index(["batch", "splits"])
-        mended, plain = cells.loc[(small, old)], cells.loc[(large, young)]
-        # As many samples in all are more updates: what is due to these alone stands beside.
-        said = (
-            f"batch {small} with gradients {old} updates old {mended.accuracy:.1%}, batch {large} "
-            f"with gradients {young} updates old {plain.accuracy:.1%}; batch {small} with such "
-            f"young ones {cells.loc[(small, young)].accuracy:.1%}"
+        corrected, plain = cells.loc[[(small, old)]], cells.loc[[(large, young)]]
+        # As many samples in all are more updates; their own effect stands beside the result.
+        findings.append(
+            published(
+                "Smaller batches make up for staleness",
+                "Gupta 2015",
+                is_better(corrected, plain),
+                f"batch {small} with gradients {old} updates old "
+                f"{cells.accuracy[small, old]:.1%}, batch {large} with gradients {young} updates "
+                f"old {cells.accuracy[large, young]:.1%}; batch {small} with such young ones "
+                f"{cells.accuracy[small, young]:.1%}",
+            )
         )
-        came = it_came(_apart(mended.run, plain.run))
-        head = f"**Smaller batches make up for staleness** (Gupta 2015): {came}"
-        found.append(Finding(head, said=(said,)))
-    return sentences(found)
+    return sentences(findings)
 
 
 def rate_reading(runs: Sequence[Run]) -> Markdown:
-    """At which learning rates old gradients learn as much as young ones, within the seeds' bands.
+    """Say at which learning rates old gradients learn as much as young ones, within the seeds.
 
     Args:
-        runs: of softsync, without a remedy, with several rates and several n.
+        runs: of softsync, without a correction, with several rates and several n.
     """
-    by_rate: dict[float, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: int(run.experiment["strategy"]["splits"])):
-        by_rate.setdefault(float(run.experiment["learning_rate"]), []).append(run)
-    found, free = [], []
-    for rate, own in sorted(by_rate.items()):
-        young, old = own[0], own[-1]
-        for run in dict.fromkeys((young, old)):
-            splits = run.experiment["strategy"]["splits"]
-            found.append(_accuracy(run, f"At {rate:g}, gradients {splits} updates old"))
-        free += [f"{rate:g}"] if young is not old and not _apart(young, old) else []
-    told = f"at {', '.join(free)}" if free else "at none of these rates"
-    return sentences(
-        [*found, Finding("**Old gradients learn as much as young ones**", said=(told,))]
-    )
+    table = _settings_table(runs, rate="learning_rate").sort_values("splits", kind="stable")
+    findings, free = [], []
+    for rate, group in table.groupby("rate"):
+        young, old = group[:1], group[-1:]
+        # A rate with one run has it once.
+        ends = group.iloc[[0, -1] if len(group) > 1 else [0]]
+        for row in ends.itertuples():
+            what = f"At {rate:g}, gradients {row.splits} updates old"
+            findings.append(accuracy_finding(row, what))
+        free += [f"{rate:g}"] if len(group) > 1 and not is_better(young, old) else []
+    where = f"at {', '.join(free)}" if free else "at none of these rates"
+    claim = Finding("**Old gradients learn as much as young ones**", said=(where,))
+    return sentences([*findings, claim])
 
 
 def downpour_reading(runs: Sequence[Run]) -> Markdown:
-    """Whether Downpour with Adagrad stands an exchange every few batches that plain SGD does not.
+    """Say whether Downpour with Adagrad tolerates rarer exchanges than with plain SGD.
 
-    Each has the rate that is best for it where exchanges are most frequent; that which is best
-    where they are seldom is told, too. Published: Downpour SGD with Adagrad is fastest with 200
-    replicas, and stable (Dean 2012). It came where the seeds' bands are apart.
+    Each optimizer has the rate that is best for it with the most frequent exchanges; the best rate
+    with the rarest ones is named, too. Published: Downpour SGD with Adagrad is fastest with 200
+    replicas, and stable (Dean 2012). The claim holds if the ranges over seeds are apart.
 
     Args:
         runs: of Downpour, with both optimizers, several rates, and several batches to an exchange.
     """
-    rows = []
-    for run in runs:
-        strategy, rate = run.experiment["strategy"], run.experiment["learning_rate"]
-        accuracy = float(run.metrics["test_accuracy"])
-        rows.append((strategy["optimizer"], rate, strategy["fetch_every"], accuracy, run))
-    columns = ["optimizer", "rate", "every", "accuracy", "run"]
-    table = pd.DataFrame(rows, columns=columns).sort_values(["optimizer", "every", "rate"])
-    found = [
-        _accuracy(row.run, f"{row.optimizer} at {row.rate:g}, every {row.every} batches")
+    table = _settings_table(runs, rate="learning_rate")
+    table = table.sort_values(["optimizer", "fetch_every", "rate"])
+    findings = [
+        accuracy_finding(row, f"{row.optimizer} at {row.rate:g}, every {row.fetch_every} batches")
         for row in table.itertuples()
     ]
-    return sentences([*found, *_tolerance(table)])
+    return sentences([*findings, *_adagrad_claim(table)])
 
 
-def _tolerance(table: pd.DataFrame) -> Iterator[Finding]:
-    often, seldom = table["every"].min(), table["every"].max()
-    kept, said = {}, []
-    for optimizer, own in table.groupby("optimizer"):
-        by_rate = own.set_index(["every", "rate"])
+def _adagrad_claim(table: pd.DataFrame) -> Iterator[Finding]:
+    often, rarely = table["fetch_every"].min(), table["fetch_every"].max()
+    rare, texts = {}, []
+    for optimizer, group in table.groupby("optimizer"):
+        by_rate = group.set_index(["fetch_every", "rate"])
         cells = by_rate["accuracy"]
-        rate, best = cells[often].idxmax(), cells[seldom].idxmax()
-        kept[optimizer] = by_rate["run"][seldom, rate]
-        said.append(
+        rate, best = cells[often].idxmax(), cells[rarely].idxmax()
+        rare[optimizer] = by_rate.loc[[(rarely, rate)]]
+        texts.append(
             f"{optimizer} at {rate:g} has {cells[often, rate]:.1%} every {often} and "
-            f"{cells[seldom, rate]:.1%} every {seldom} batches, at {best:g} there "
-            f"{cells[seldom, best]:.1%}"
+            f"{cells[rarely, rate]:.1%} every {rarely} batches, at {best:g} there "
+            f"{cells[rarely, best]:.1%}"
         )
-    if often < seldom and {"adagrad", "sgd"} <= set(kept):
-        came = it_came(_apart(kept["adagrad"], kept["sgd"]))
-        head = f"**Adagrad tolerates staleness that plain SGD does not** (Dean 2012): {came}"
-        yield Finding(head, said=tuple(said))
+    if often < rarely and {"adagrad", "sgd"} <= set(rare):
+        claim = "Adagrad tolerates staleness that plain SGD does not"
+        yield published(claim, "Dean 2012", is_better(rare["adagrad"], rare["sgd"]), *texts)
 
 
-def _apart(better: Run, worse: Run) -> bool:
-    """Whether each seed of the one is above all of the other."""
-    least, _ = _band(better)
-    _, greatest = _band(worse)
-    return least > greatest
-
-
-def _band(run: Run) -> tuple[float, float]:
-    accuracy = float(run.metrics["test_accuracy"])
-    return spread(run, "test_accuracy") or (accuracy, accuracy)
-
-
-def _accuracy(run: Run, what: str) -> Finding:
-    accuracy = float(run.metrics["test_accuracy"])
-    band, seeds = spread(run, "test_accuracy"), run.metrics.get("repeats", 1)
-    return Finding(what, value=accuracy, band=band, seeds=seeds, text="{:.1%}".format)
+def _settings_table(runs: Sequence[Run], **columns: str) -> pd.DataFrame:
+    """Return accuracies with the fields of the strategy and these fields of the experiment."""
+    return accuracy_table(
+        runs,
+        lambda run: (
+            {**run.experiment["strategy"]}
+            | {column: run.experiment[field] for column, field in columns.items()}
+        ),
+    )
